@@ -1,0 +1,317 @@
+"""The SDK for backend services, straight over Redis; the HTTP routes use the same class.
+
+    async with Client.from_url("redis://...") as client:
+        job_id = await client.enqueue("Why is the sky blue?", model="tiny", max_tokens=64)
+        async for event in client.stream(job_id):
+            ...
+
+A job belongs to a tenant, and is not found by any other.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Self
+
+from pydantic import JsonValue, ValidationError
+from redis.asyncio import Redis
+
+from gateway.inbox import Inbox, Reader
+from schemas.delivery import JobStatus, Outcome, Page, Submission
+from schemas.errors import (
+    IdempotencyMismatch,
+    InvalidJob,
+    JobNotFound,
+    ModelNotFound,
+    NoWorker,
+    QueueFull,
+    QueueUnreachable,
+)
+from schemas.event import Delta, Done, Failed, Result
+from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
+from schemas.keys import lane_label
+from schemas.model import ModelCard
+from schemas.queue import Queue, Registry, connect
+from schemas.result import after
+from schemas.sampling import SamplingParams
+
+SILENCE_S = 5.0  # then the log is asked: a lost end message costs no more than this
+PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
+RETRY_S = 0.25
+CARDS_S = 1.0  # how old the list of models may be
+
+
+class Client:
+    """Puts jobs in, reads what comes back, cancels. One per process; any number of tasks."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        tenant: str = DEFAULT_TENANT,
+        max_queued: int = 10_000,
+        result_ttl_s: int = 3600,
+    ) -> None:
+        self.redis = redis
+        self.tenant = tenant
+        self.max_queued = max_queued
+        self.result_ttl_s = result_ttl_s
+        self.name = secrets.token_hex(8)
+        self._registry = Registry(redis)
+        self._inbox = Inbox(redis)
+        self._cards: dict[str, ModelCard] = {}
+        self._cards_until = 0.0
+        self._queues: dict[str, Queue] = {}
+
+    @classmethod
+    def from_url(cls, url: str, tenant: str = DEFAULT_TENANT, max_queued: int = 10_000) -> Self:
+        return cls(connect(url), tenant, max_queued)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._inbox.aclose()
+        await self.redis.aclose()
+
+    async def enqueue(
+        self,
+        /,
+        prompt: str | list[int] | list[str] | list[list[int]] | None = None,
+        *,
+        messages: list[Message] | None = None,
+        model: str | None = None,
+        params: SamplingParams | None = None,
+        idempotency_key: str | None = None,
+        background: bool = False,
+        timeout_ms: int | None = None,
+        priority_class: PriorityClass = "normal",
+        tools: list[dict[str, JsonValue]] | None = None,
+        cache_salt: str | None = None,
+        metadata: dict[str, str] | None = None,
+        traceparent: str | None = None,
+        tenant: str | None = None,
+        **sampling: JsonValue,
+    ) -> str:
+        """Submit a job and return its id: `prompt`, or `messages`, and how to draw.
+
+        `model` may be left out where one is served. Sampling is given as `params` or by its
+        fields' names. With an idempotency key a second call is the same job, never a second one.
+        Raises InvalidJob, ModelNotFound, IdempotencyMismatch, QueueFull, NoWorker.
+        """
+        tenant = tenant or self.tenant
+        model = model or await self._only_model()
+        job_id = await self.name_job(model, idempotency_key, tenant)
+        try:
+            drawn = SamplingParams.model_validate(sampling) if sampling else SamplingParams()
+            chat = Chat(messages=messages, tools=tools or []) if messages is not None else None
+            job = Job(
+                job_id=job_id,
+                model=model,
+                prompts=_prompts(prompt),
+                chat=chat,
+                params=params or drawn,
+                tenant=tenant,
+                priority_class=priority_class,
+                background=background,
+                timeout_ms=timeout_ms,
+                cache_salt=cache_salt,
+                metadata=metadata or {},
+                traceparent=traceparent,
+            )
+        except ValidationError as error:
+            raise _invalid(error) from None
+        if params is not None and sampling:
+            raise InvalidJob(f"params: given twice, also as {', '.join(sampling)}", "params")
+        await self.submit(job)
+        return job_id
+
+    async def name_job(
+        self, model: str, idempotency_key: str | None = None, tenant: str | None = None
+    ) -> str:
+        """An id for a new job, in one of the model's lanes; the same for the same key."""
+        card = (await self.models()).get(model)
+        if card is None:
+            raise ModelNotFound(model, list(self._cards))
+        if idempotency_key is None:
+            return card.lane(secrets.randbelow(card.lanes)).new_job_id()
+        digest = hashlib.blake2b(idempotency_key.encode(), digest_size=8).digest()
+        lane = card.lane(int.from_bytes(digest) % card.lanes)
+        return lane.idempotent_job_id(tenant or self.tenant, idempotency_key)
+
+    async def submit(self, job: Job) -> Submission:
+        """Put in a job that was named by `name_job`. A repeat of the same is no second job."""
+        queue = await self._queue(job.job_id)
+        reply_to = None
+        if not job.background:
+            reply_to = queue.lane.inbox(self.name)
+            await self._inbox.subscribe(reply_to)
+        answer = await queue.enqueue(
+            job, reply_to, _digest(job), self.max_queued, self.result_ttl_s
+        )
+        if answer.outcome is Outcome.MISMATCH:
+            raise IdempotencyMismatch
+        if answer.outcome is Outcome.NO_WORKER:
+            sentence = f"model: no worker serves {job.model!r} at present"
+            raise NoWorker(sentence, "model", retry_after_ms=1000)
+        if answer.outcome is Outcome.FULL:
+            sentence = (
+                f"the queue is full: {answer.num_queued} jobs wait, the most is {self.max_queued}"
+            )
+            raise QueueFull(sentence, retry_after_ms=answer.retry_after_ms)
+        return answer
+
+    async def stream(
+        self, job_id: str, starting_after: int = 0, tenant: str | None = None
+    ) -> AsyncGenerator[Delta | Done | Failed, None]:
+        """Every event after a cursor, once and in order, to the one end event.
+
+        `starting_after` counts tokens delivered. Any number of readers, at any time, from any
+        process; a lost connection shows as a pause. Where the cursor lies inside an event, the
+        tokens left of it come with its whole text: text belongs to its event's last token. A
+        foreground job that nobody reads any more is cancelled after a grace.
+        Raises JobNotFound, JobGone, QueueUnreachable.
+        """
+        if starting_after < 0:
+            raise InvalidJob(f"starting_after: {starting_after} is below 0", "starting_after")
+        tenant, queue = tenant or self.tenant, await self._queue(job_id)
+        channel, is_ended = queue.lane.inbox(self.name), False
+        try:
+            with self._inbox.reader(job_id) as reader:
+                async with contextlib.aclosing(
+                    self._follow(queue, tenant, job_id, starting_after, reader)
+                ) as events:
+                    async for event in events:
+                        is_ended = not isinstance(event, Delta)
+                        yield event
+        finally:
+            if not is_ended and not self._inbox.is_read(job_id):
+                with contextlib.suppress(QueueUnreachable):
+                    await queue.detach(job_id, channel)
+
+    async def result(
+        self, job_id: str, wait: bool = True, tenant: str | None = None
+    ) -> Result | None:
+        """The whole answer; none only where it is not there yet and `wait` is false."""
+        tenant, queue = tenant or self.tenant, await self._queue(job_id)
+        result = await queue.result(tenant, job_id)
+        if result is None and wait:
+            async with contextlib.aclosing(self.stream(job_id, 0, tenant)) as events:
+                async for _ in events:
+                    pass
+            result = await queue.result(tenant, job_id)
+        return result
+
+    async def cancel(self, job_id: str, tenant: str | None = None) -> JobStatus:
+        """Ask for the end of a job; readers get it as Failed(state="cancelled")."""
+        return await (await self._queue(job_id)).cancel(tenant or self.tenant, job_id)
+
+    async def status(self, job_id: str, tenant: str | None = None) -> JobStatus:
+        return await (await self._queue(job_id)).status(tenant or self.tenant, job_id)
+
+    async def delete(self, job_id: str, tenant: str | None = None) -> None:
+        """Erase prompt, log and result; a running job is cancelled first."""
+        await (await self._queue(job_id)).delete(tenant or self.tenant, job_id)
+
+    async def models(self) -> dict[str, ModelCard]:
+        """What is served, by name."""
+        if time.monotonic() >= self._cards_until:
+            await self._refresh()
+        return self._cards
+
+    async def queues(self) -> list[Queue]:
+        """Every lane of every model: for their counts and workers."""
+        cards = (await self.models()).values()
+        lanes = [card.lane(number) for card in cards for number in range(card.lanes)]
+        return [self._queues[lane.label] for lane in lanes]
+
+    async def _follow(
+        self, queue: Queue, tenant: str, job_id: str, cursor: int, reader: Reader
+    ) -> AsyncGenerator[Delta | Done | Failed, None]:
+        """The log, then what is published; the log again after each gap, miss and long silence."""
+        channel = queue.lane.inbox(self.name)
+        while True:
+            page = await self._attach(queue, tenant, job_id, channel, cursor, reader)
+            for event in page.events:
+                if (rest := after(event, cursor)) is not None:
+                    yield rest
+                    if not isinstance(rest, Delta):
+                        return
+                    cursor = rest.end
+            while not page.more and (live := await reader.next(SILENCE_S)) is not None:
+                if live.position > cursor:
+                    break
+                if (rest := after(live, cursor)) is not None:
+                    yield rest
+                    if not isinstance(rest, Delta):
+                        return
+                    cursor = rest.end
+
+    async def _attach(
+        self, queue: Queue, tenant: str, job_id: str, channel: str, cursor: int, reader: Reader
+    ) -> Page:
+        give_up = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                await self._inbox.subscribe(channel)
+                reader.begin()
+                return await queue.attach(tenant, job_id, channel, cursor)
+            except QueueUnreachable:
+                if time.monotonic() > give_up:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+    async def _queue(self, job_id: str) -> Queue:
+        label = lane_label(job_id)
+        if label is not None and label not in self._queues:
+            await self._refresh()
+        if label is None or label not in self._queues:
+            raise JobNotFound(job_id)
+        return self._queues[label]
+
+    async def _refresh(self) -> None:
+        self._cards = await self._registry.cards()
+        self._cards_until = time.monotonic() + CARDS_S
+        for card in self._cards.values():
+            for number in range(card.lanes):
+                lane = card.lane(number)
+                self._queues.setdefault(lane.label, Queue(self.redis, lane))
+
+    async def _only_model(self) -> str:
+        names = sorted(await self.models())
+        if len(names) != 1:
+            raise InvalidJob(f"model: name one of {', '.join(names) or 'none served'}", "model")
+        return names[0]
+
+
+def _prompts(prompt: str | list[int] | list[str] | list[list[int]] | None) -> list[Prompt]:
+    """One text, one list of ids, or a list of either, as a list of prompts."""
+    if prompt is None:
+        return []
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    return [ids] if ids or not prompt else [item for item in prompt if not isinstance(item, int)]
+
+
+def _digest(job: Job) -> str:
+    """Of what was asked: not of the id, nor of the trace that asked it."""
+    asked = job.model_dump_json(exclude={"job_id", "traceparent"}, exclude_defaults=True)
+    return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+
+
+def _invalid(error: ValidationError) -> InvalidJob:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return InvalidJob(f"{field}: {first['msg']}" if field else first["msg"], field or None)

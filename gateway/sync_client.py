@@ -1,0 +1,89 @@
+"""The client for code without an event loop: the same one, on a loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from gateway.client import Client
+from schemas.job import DEFAULT_TENANT
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _waits(
+    method: Callable[Concatenate[Client, P], Coroutine[None, None, R]],
+) -> Callable[Concatenate["SyncClient", P], R]:
+    def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.wait(method(self.client, *args, **kwargs))
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+def _iterates(
+    method: Callable[Concatenate[Client, P], AsyncGenerator[R, None]],
+) -> Callable[Concatenate["SyncClient", P], Iterator[R]]:
+    def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        events = method(self.client, *args, **kwargs)
+        try:
+            while True:
+                try:
+                    yield self.wait(_next(events))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self.wait(events.aclose())
+
+    call.__name__, call.__doc__ = method.__name__, method.__doc__
+    return call
+
+
+class SyncClient:
+    """`Client`, waited for. Safe to share between threads."""
+
+    def __init__(self, url: str, tenant: str = DEFAULT_TENANT) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.client = Client.from_url(url, tenant)
+
+    @classmethod
+    def from_url(cls, url: str, tenant: str = DEFAULT_TENANT) -> Self:
+        return cls(url, tenant)
+
+    enqueue = _waits(Client.enqueue)
+    submit = _waits(Client.submit)
+    name_job = _waits(Client.name_job)
+    stream = _iterates(Client.stream)
+    result = _waits(Client.result)
+    cancel = _waits(Client.cancel)
+    status = _waits(Client.status)
+    delete = _waits(Client.delete)
+    models = _waits(Client.models)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.wait(self.client.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wait(self, work: Coroutine[None, None, R]) -> R:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _next(events: AsyncGenerator[R, None]) -> R:
+    return await anext(events)

@@ -1,0 +1,120 @@
+"""The values that pass between the queue and those who put jobs in, run them and read them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import Field, JsonValue
+
+from schemas.event import Delta, Done, Failed, State
+from schemas.job import Job
+from schemas.model import WorkerCard
+from schemas.wire import Report
+
+
+class Letter(StrEnum):
+    """What a worker is told of one job: keep on, or stop and why."""
+
+    KEPT = "K"  # shown to the readers, go on
+    CANCEL = "C"  # shown; somebody cancelled: finish with Failed(state="cancelled")
+    DEADLINE = "X"  # shown; time is up: finish with Failed(state="expired")
+    FENCED = "F"  # not shown: the job is no longer yours; forget it and write nothing more
+    DUPLICATE = "D"  # every event was there already, from an earlier try; go on
+
+
+class Outcome(StrEnum):
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"  # the same job is here already; nothing was changed
+    MISMATCH = "mismatch"  # the id is taken by a job with another body
+    FULL = "full"
+    NO_WORKER = "no_worker"  # a foreground job, and no worker's lease runs
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The answer to `enqueue`; `retry_after_ms` is for FULL alone, from the measured drain rate."""
+
+    outcome: Outcome
+    num_queued: int = 0
+    retry_after_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A claim on a job that is not started yet: its place in one ready stream."""
+
+    ready: str
+    entry_id: str
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job to run, or to continue after `log`. The next delta's position is `position`."""
+
+    job: Job
+    epoch: int
+    log: list[Delta]
+    left_ms: int | None  # until the deadline, by Redis's clock; none without one
+    waited_ms: int  # since submission
+
+    @property
+    def position(self) -> int:
+        return self.log[-1].end if self.log else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """New deltas of one job, in order. After an ambiguous failure send the very same again."""
+
+    job_id: str
+    epoch: int
+    deltas: Sequence[Delta]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ends: all its deltas, of which the first `num_committed` are logged."""
+
+    job: Job
+    epoch: int
+    deltas: Sequence[Delta]
+    num_committed: int
+    end: Done | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events after a cursor. The first may begin below it. With `more`, attach again at the end."""
+
+    state: State
+    events: list[Delta | Done | Failed]
+    more: bool
+
+
+class JobStatus(Report):
+    job_id: str
+    model: str
+    state: State
+    num_tokens: int = Field(0, description="made so far, over all choices")
+    background: bool = False
+    cancelling: bool = Field(False, description="cancelled, and its worker was not heard yet")
+    created_ms: int = 0
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    deadline_ms: int | None = Field(None, description="Redis's clock, as all of these")
+    worker: str | None = Field(None, description="the incarnation that has it, or had it last")
+
+
+class WorkerStatus(Report):
+    worker: str
+    card: WorkerCard
+    stats: dict[str, JsonValue] = Field({}, description="the engine's, as of the last beat")
+    lease_left_ms: int = Field(description="negative: lapsed, and its jobs go to others")
+
+
+class LaneStatus(Report):
+    num_queued: int
+    num_running: int = Field(description="read by a worker and not ended")
+    num_ended: int
+    interval_ms: float = Field(description="moving average of the time between two ends")

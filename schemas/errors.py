@@ -1,0 +1,142 @@
+"""Every error that a caller can meet.
+
+PenstockError
++-- InvalidJob 400              the job can never run as it is
+|   +-- PromptTooLong
+|   +-- ModelNotFound 404
++-- Unauthorized 401
++-- JobNotFound 404
++-- JobGone 410                 it ended, and its result was kept no longer
++-- BodyTooLarge 413
++-- IdempotencyMismatch 422
++-- Cancelled 499
++-- Unavailable                 nothing is wrong with the job: try again
+|   +-- QueueFull 429
+|   +-- NoWorker 503
+|   +-- QueueUnreachable 503
++-- DeadlineExceeded 504
++-- WorkerFailed 500            ours
+"""
+
+from schemas.event import ErrorBody
+
+
+class PenstockError(Exception):
+    code = "internal_error"
+    status = 500
+    retryable = False
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> ErrorBody:
+        return ErrorBody(
+            code=self.code,
+            message=self.message,
+            status=self.status,
+            retryable=self.retryable,
+            param=self.param,
+        )
+
+
+class InvalidJob(PenstockError):
+    code = "invalid_value"
+    status = 400
+
+
+class PromptTooLong(InvalidJob):
+    code = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, limit: int, param: str = "prompt") -> None:
+        super().__init__(
+            f"{param}: {num_tokens} tokens; this model takes at most {limit}, less what is to come",
+            param,
+        )
+
+
+class ModelNotFound(InvalidJob):
+    code = "model_not_found"
+    status = 404
+
+    def __init__(self, model: str, served: list[str]) -> None:
+        names = ", ".join(sorted(served)) or "none at present"
+        super().__init__(f"model: {model!r} is not served here; served: {names}", "model")
+
+
+class Unauthorized(PenstockError):
+    code = "invalid_api_key"
+    status = 401
+
+
+class JobNotFound(PenstockError):
+    code = "job_not_found"
+    status = 404
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id!r} is not known here", "job_id")
+
+
+class JobGone(PenstockError):
+    code = "job_gone"
+    status = 410
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id!r} ended, and its result was kept no longer", "job_id")
+
+
+class BodyTooLarge(PenstockError):
+    code = "body_too_large"
+    status = 413
+
+
+class IdempotencyMismatch(PenstockError):
+    code = "idempotency_mismatch"
+    status = 422
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this idempotency key was used with another body; use a new key", "Idempotency-Key"
+        )
+
+
+class Cancelled(PenstockError):
+    code = "cancelled"
+    status = 499
+
+
+class Unavailable(PenstockError):
+    retryable = True
+
+    def __init__(
+        self, message: str, param: str | None = None, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(message, param)
+        self.retry_after_ms = retry_after_ms
+
+
+class QueueFull(Unavailable):
+    code = "queue_full"
+    status = 429
+
+
+class NoWorker(Unavailable):
+    code = "no_worker"
+    status = 503
+
+
+class QueueUnreachable(Unavailable):
+    code = "queue_unreachable"
+    status = 503
+
+
+class DeadlineExceeded(PenstockError):
+    code = "deadline_exceeded"
+    status = 504
+
+
+class WorkerFailed(PenstockError):
+    code = "worker_failed"
+    status = 500
+    retryable = True

@@ -1,0 +1,71 @@
+"""Every name in Redis, and the ids that lead to them.
+
+Keys of one lane share a hash tag, so each script touches one slot. A job's id holds its lane's
+label, so whoever has the id and the list of models finds the keys.
+"""
+
+import base64
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+
+NAMESPACE = "penstock"
+MODELS = f"{NAMESPACE}:models"  # hash: served name -> JSON ModelCard; configuration, never expires
+GROUP = "workers"
+READY = ("resume", "high", "normal", "batch")  # in the order that workers read them
+JOB_ID = re.compile(r"job_([a-z2-7]{6}[0-9]+)_([a-z2-7]{26})")
+
+
+def _base32(digest: bytes, length: int) -> str:
+    return base64.b32encode(digest).decode().lower()[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One hash slot's worth of a model's queue."""
+
+    model: str
+    number: int = 0
+
+    @property
+    def label(self) -> str:
+        """Short and URL-safe; models differ in its first six letters."""
+        return _base32(hashlib.blake2b(self.model.encode(), digest_size=5).digest(), 6) + str(
+            self.number
+        )
+
+    @property
+    def prefix(self) -> str:
+        return f"{NAMESPACE}:{{{self.model}:{self.number}}}:"
+
+    def ready(self, name: str) -> str:
+        return f"{self.prefix}ready:{name}"
+
+    def job(self, job_id: str) -> str:
+        return f"{self.prefix}job:{job_id}"
+
+    def channel(self, job_id: str) -> str:
+        """The job's own reply channel, for whoever named none."""
+        return f"{self.prefix}job:{job_id}:events"
+
+    def inbox(self, reader: str) -> str:
+        """The reply channel of one gateway or client process."""
+        return f"{self.prefix}inbox:{reader}"
+
+    def control(self, worker: str) -> str:
+        """Tells a worker early what the next commit would tell it."""
+        return f"{self.prefix}worker:{worker}:control"
+
+    def new_job_id(self) -> str:
+        return f"job_{self.label}_{_base32(secrets.token_bytes(17), 26)}"
+
+    def idempotent_job_id(self, tenant: str, key: str) -> str:
+        digest = hashlib.blake2b(f"{len(tenant)}:{tenant}{key}".encode(), digest_size=17).digest()
+        return f"job_{self.label}_{_base32(digest, 26)}"
+
+
+def lane_label(job_id: str) -> str | None:
+    """The label inside an id; none when it is no id of ours."""
+    match = JOB_ID.fullmatch(job_id)
+    return match[1] if match else None

@@ -1,0 +1,31 @@
+"""What is known of a served model before any worker is asked."""
+
+from pydantic import Field, JsonValue
+
+from schemas.keys import Lane
+from schemas.wire import Report
+
+
+class ModelCard(Report):
+    """Configuration under a served name; it outlives its workers, so jobs can wait for them."""
+
+    name: str = Field(min_length=1, max_length=256)
+    lanes: int = Field(1, ge=1, le=64, description="hash slots that the model's queue spreads over")
+    max_model_len: int | None = Field(None, ge=1, description="tokens of prompt and completion")
+    created_s: int = 0
+    fingerprint: str = Field("", description="digest of weights and numerics: equal, equal tokens")
+    features: dict[str, JsonValue] = Field(default_factory=dict)
+
+    def lane(self, number: int) -> Lane:
+        return Lane(self.name, number)
+
+
+class WorkerCard(Report):
+    """What a worker says of itself when it registers, and again when it starts to drain."""
+
+    host: str = ""
+    pid: int = 0
+    max_num_seqs: int = 0
+    fingerprint: str = ""
+    version: str = ""
+    draining: bool = False

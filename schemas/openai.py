@@ -1,0 +1,152 @@
+"""The shapes of OpenAI's HTTP interface: what is asked.
+
+Only the fields that the gateway itself reads are declared here. Those of `SamplingParams` and `Job`
+go through to them under their own names, so ranges and defaults are written once; every other field
+is ignored, since clients send new ones every month.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from schemas.job import MAX_MESSAGES
+from schemas.sampling import MAX_LOGPROBS
+from schemas.wire import Report
+
+JsonObject = dict[str, JsonValue]
+OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
+
+
+class StreamOptions(Report):
+    include_usage: bool = False
+    continuous_usage_stats: bool = Field(False, description="running totals in every chunk")
+
+
+class TextFormat(Report):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Report):
+    type: Literal["json_object"]
+
+
+class NamedSchema(Report):
+    name: str = "answer"
+    schema_: JsonObject | bool = Field(alias="schema")
+
+
+class JsonSchemaFormat(Report):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
+
+
+class Asked(Report):
+    """What chat and completions share."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat | None = None
+    priority: int = Field(0, description="below 0 before the others, above 0 after them")
+    service_tier: str = "auto"
+
+
+class TextPart(Report):
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Report):
+    name: str
+    arguments: str = ""
+
+    def parsed(self) -> JsonObject:
+        """As an object, which is what chat templates render; OpenAI carries the text of one."""
+        return OBJECT.validate_json(self.arguments or "{}")
+
+
+class ToolCall(Report):
+    """A call that an assistant made in an earlier turn."""
+
+    id: str | None = None
+    function: FunctionCall
+
+    @field_validator("function")
+    @classmethod
+    def has_arguments_that_parse(cls, call: FunctionCall) -> FunctionCall:
+        try:
+            call.parsed()
+        except ValidationError:
+            raise ValueError("arguments: not the text of a JSON object") from None
+        return call
+
+
+class ChatMessage(Report):
+    """Fields beyond these go to the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def says_something(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError(f"content: a message of role {self.role} needs one")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("tool_call_id: a message of role tool needs one")
+        return self
+
+
+class Function(Report):
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: JsonObject = Field({"type": "object"})
+
+
+class Tool(Report):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Report):
+    name: str
+
+
+class NamedTool(Report):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(Asked):
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens")
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    chat_template_kwargs: JsonObject = Field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class CompletionRequest(Asked):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    echo: bool = Field(False, description="the prompt's text before the completion's")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

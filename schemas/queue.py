@@ -1,0 +1,462 @@
+"""The queue of one lane: the only place that runs the Lua scripts or speaks to Redis for them.
+
+Every transition of a job is one script, atomic and idempotent, so each call here may be repeated
+after an ambiguous failure (the connection does so by itself). A lost race is an answer, never an
+exception. What raises: QueueUnreachable when Redis cannot be asked, QueueFull when it is out of
+memory, and the errors that each method names.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import (
+    ConnectionError,
+    NoScriptError,
+    OutOfMemoryError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
+
+from schemas.delivery import (
+    Commit,
+    Ending,
+    Entry,
+    JobStatus,
+    LaneStatus,
+    Letter,
+    Outcome,
+    Page,
+    Started,
+    Submission,
+    WorkerStatus,
+)
+from schemas.errors import InvalidJob, JobGone, JobNotFound, QueueFull, QueueUnreachable
+from schemas.event import EVENT, Delta, Failed, Result, State, dump_event
+from schemas.job import Job
+from schemas.keys import MODELS, READY, Lane
+from schemas.model import ModelCard, WorkerCard
+from schemas.result import KeptResult, fold
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STANDALONE = {"enqueue"}  # the others are read after lane.lua
+MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
+PAGE = 512  # events that one attach returns
+MAX_BLOCK_MS = 2000  # below the socket's time-out
+STATE: TypeAdapter[State] = TypeAdapter(State)
+STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
+
+T = TypeVar("T")
+Reply = bytes | int | None | list["Reply"]
+
+
+def connect(url: str) -> Redis:
+    """A pool of connections that fail rather than hang, and retry what failed ambiguously."""
+    pool = BlockingConnectionPool.from_url(
+        url,
+        max_connections=64,
+        timeout=20,
+        socket_timeout=5,
+        socket_connect_timeout=5,
+        socket_keepalive=True,
+        health_check_interval=15,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
+        retry_on_error=[ConnectionError, TimeoutError],
+    )
+    return Redis.from_pool(pool)
+
+
+async def heeding(work: Awaitable[T]) -> T:
+    """Await a call of redis-py, and be cancelled even where it loses the cancellation.
+
+    It writes under `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that meets the
+    end of the write; the task would then run on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    try:
+        return await work
+    finally:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
+
+
+class Connection:
+    """Runs commands and scripts, and speaks of failures as this project does."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+
+    async def call(self, *command: str | bytes | int) -> Reply:
+        try:
+            work = self.redis.execute_command(*command)  # type: ignore[no-untyped-call]
+            reply: Reply = await heeding(work)
+            return reply
+        except NoScriptError:
+            raise
+        except OutOfMemoryError as error:
+            raise QueueFull("the queue's memory is full", retry_after_ms=5000) from error
+        except ResponseError as error:
+            raise QueueUnreachable(f"Redis refused {command[0]!r}: {error}") from error
+        except (RedisError, OSError) as error:
+            raise QueueUnreachable(f"Redis could not be reached: {error}") from error
+
+    async def run(self, script: str, prefix: str, *args: str | bytes | int) -> list[bytes]:
+        """Run a script of `schemas/scripts`. Each returns a flat list of strings."""
+        text, digest = script_text(script)
+        try:
+            reply = await self.call("EVALSHA", digest, 1, prefix, *args)
+        except NoScriptError:  # a new server, a restarted one, or its cache was flushed
+            reply = await self.call("EVAL", text, 1, prefix, *args)
+        return _texts(reply)
+
+
+@cache
+def script_text(name: str) -> tuple[str, str]:
+    """A script as Redis gets it, and the digest that Redis gives it."""
+    own = (SCRIPTS / f"{name}.lua").read_text()
+    text = own if name in STANDALONE else (SCRIPTS / "lane.lua").read_text() + own
+    return text, hashlib.sha1(text.encode()).hexdigest()
+
+
+class Registry:
+    """The models that are served, by name. Configuration: it outlives every worker."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._connection = Connection(redis)
+
+    async def register(self, card: ModelCard) -> None:
+        await self._connection.call("HSET", MODELS, card.name, card.dump())
+
+    async def forget(self, name: str) -> None:
+        await self._connection.call("HDEL", MODELS, name)
+
+    async def cards(self) -> dict[str, ModelCard]:
+        pairs = _texts(await self._connection.call("HVALS", MODELS))
+        cards = [ModelCard.model_validate_json(text) for text in pairs]
+        return {card.name: card for card in cards}
+
+
+class Queue:
+    """One lane. Workers read, start, commit, beat, finish, release; readers attach; all may sweep.
+
+    `worker` is an incarnation: a name that is never used again once its lease was lost.
+    """
+
+    def __init__(
+        self, redis: Redis, lane: Lane, lease_ms: int = 5000, orphan_grace_ms: int = 10_000
+    ) -> None:
+        self.lane = lane
+        self.lease_ms = lease_ms
+        self.orphan_grace_ms = orphan_grace_ms
+        self._connection = Connection(redis)
+        self._ticket = secrets.token_hex(8)
+
+    # For those who put jobs in.
+
+    async def enqueue(
+        self,
+        job: Job,
+        reply_to: str | None,
+        digest: str,
+        max_queued: int = 10_000,
+        result_ttl_s: int = 3600,
+    ) -> Submission:
+        """Accept a job, or say why not. `reply_to` is a pub/sub channel; none: the job's own.
+
+        `digest` stands for the body: the same id with the same digest is the same job, submitted
+        again. A foreground job is refused where no worker's lease runs. The result is kept for
+        `result_ttl_s` after the end. Raises InvalidJob.
+        """
+        reply = await self._run(
+            "enqueue",
+            job.job_id,
+            job.priority_class,
+            digest,
+            job.dump(),
+            job.tenant,
+            reply_to or self.lane.channel(job.job_id),
+            int(job.background),
+            job.timeout_ms or 0,
+            max_queued,
+            result_ttl_s,
+        )
+        if reply[0] == b"invalid":
+            raise InvalidJob(f"job {job.job_id!r}: {reply[1].decode()}", "job_id")
+        return Submission(Outcome(reply[0].decode()), int(reply[1]), int(reply[2]))
+
+    # For workers.
+
+    async def register(self, worker: str, card: WorkerCard) -> None:
+        """Begin a lease, or change the card of a running one."""
+        await self._run("register", worker, self.lease_ms, card.dump())
+
+    async def unregister(self, worker: str) -> None:
+        """End a lease at once; what the worker still held goes to others."""
+        await self._run("unregister", worker)
+        while await self.reap():
+            pass
+
+    async def read(self, worker: str, count: int, block_ms: int = 0) -> list[Entry] | None:
+        """Claim at most `count` jobs: handed-back ones first, then high, normal, batch.
+
+        Waits up to `block_ms` for the first. None: the lease was lost, come back under a new
+        incarnation. Every entry must be started, or released, by this worker. One call at a time.
+        """
+        reply = await self._run("read", worker, self._ticket, count)
+        if reply[0] == b"idle" and block_ms > 0:
+            await self._wait(reply[1:], block_ms)
+            reply = await self._run("read", worker, self._ticket, count)
+        self._ticket = secrets.token_hex(
+            8
+        )  # a repeat under the old one would have had the same answer
+        if reply[0] == b"lost":
+            return None
+        texts = [text.decode() for text in reply[1:]] if reply[0] == b"entries" else []
+        return [Entry(*texts[at : at + 3]) for at in range(0, len(texts), 3)]
+
+    async def start(self, worker: str, entry: Entry) -> Started | None:
+        """Take a claimed job up under a new epoch. None: nothing is left to do for it.
+
+        Jobs that ended, were cancelled or are out of time end inside; so do those whose payload
+        cannot be read, as Failed. The job is the worker's until it finishes or releases it.
+        """
+        reply = await self._run("start", worker, entry.ready, entry.entry_id, entry.job_id)
+        if reply[0] != b"started":
+            return None
+        epoch, left_ms, waited_ms, request = int(reply[1]), int(reply[2]), int(reply[3]), reply[4]
+        events = [EVENT.validate_json(text) for text in reply[5:]]
+        log = [event for event in events if isinstance(event, Delta)]
+        try:
+            job = Job.model_validate_json(request)
+        except ValidationError as error:
+            await self._refuse(worker, entry.job_id, epoch, log, _complaint(error))
+            return None
+        if (job.job_id, job.model) != (entry.job_id, self.lane.model):
+            sentence = (
+                f"job: {job.job_id!r} for {job.model!r} lies in the place of {entry.job_id!r}"
+            )
+            await self._refuse(worker, entry.job_id, epoch, log, sentence)
+            return None
+        return Started(job, epoch, log, left_ms if left_ms >= 0 else None, waited_ms)
+
+    async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
+        """Log and publish the deltas of a step; renew the lease; one letter for each job."""
+        letters: dict[str, Letter] = {}
+        for at in range(0, len(commits), MAX_JOBS_A_CALL):
+            some = commits[at : at + MAX_JOBS_A_CALL]
+            args = [arg for commit in some for arg in _commit_args(commit)]
+            reply = await self._run("commit", worker, self.lease_ms, len(some), *args)
+            for commit, letter in zip(some, reply, strict=True):
+                letters[commit.job_id] = Letter(letter.decode())
+        return letters
+
+    async def beat(
+        self, worker: str, stats: dict[str, JsonValue] | None = None
+    ) -> dict[str, Letter] | None:
+        """Renew the lease; letters of held jobs that must stop. None: the lease was lost."""
+        reply = await self._run("beat", worker, self.lease_ms, json.dumps(stats) if stats else "")
+        if reply[0] == b"lost":
+            return None
+        texts = [text.decode() for text in reply[1:]]
+        return {
+            job_id: Letter(letter) for job_id, letter in zip(texts[::2], texts[1::2], strict=True)
+        }
+
+    async def finish(self, worker: str, ending: Ending) -> bool:
+        """End a job: its last deltas, its end event, its result. False: it was not the worker's.
+
+        Repeated, it is true again. The log goes a minute later, the result after its time.
+        """
+        job = ending.job
+        kept = fold(job.job_id, job.model, job.num_choices, ending.deltas, ending.end)
+        tail = ending.deltas[ending.num_committed :]
+        reply = await self._run(
+            "finish",
+            worker,
+            self.lease_ms,
+            job.job_id,
+            ending.epoch,
+            ending.end.state,
+            dump_event(ending.end),
+            ending.end.position,
+            kept.dump(),
+            len(tail),
+            *_event_args(tail),
+        )
+        return Letter(reply[0].decode()) is not Letter.FENCED
+
+    async def release(self, worker: str, job_ids: Iterable[str]) -> int:
+        """Hand claimed or started jobs back, to be continued by another first of all."""
+        ids, count = list(job_ids), 0
+        for at in range(0, len(ids), MAX_JOBS_A_CALL):
+            some = ids[at : at + MAX_JOBS_A_CALL]
+            count += int((await self._run("release", worker, *some))[0])
+        return count
+
+    async def workers(self) -> list[WorkerStatus]:
+        """Every worker that registered and was not reaped."""
+        reply = await self._run("workers")
+        return [
+            WorkerStatus(
+                worker=reply[at].decode(),
+                lease_left_ms=int(reply[at + 1]),
+                card=WorkerCard.model_validate_json(reply[at + 2] or b"{}"),
+                stats=STATS.validate_json(reply[at + 3] or b"{}"),
+            )
+            for at in range(0, len(reply), 4)
+        ]
+
+    # For whoever keeps the house: workers each second, and the sweeps behind them.
+
+    async def reap(self) -> int:
+        """Hand on what workers with a lapsed lease hold, at most 64 entries; how many it was."""
+        return int((await self._run("reap", MAX_JOBS_A_CALL))[0])
+
+    async def sweep(self) -> int:
+        """End queued jobs that are out of time, and foreground jobs that nobody listens to."""
+        total, count = 0, MAX_JOBS_A_CALL
+        while count >= MAX_JOBS_A_CALL:
+            reply = await self._run("sweep", self.orphan_grace_ms, MAX_JOBS_A_CALL)
+            count = int(reply[0])
+            total += count
+        return total
+
+    async def counts(self) -> LaneStatus:
+        queued, running, ended, interval_ms = await self._run("counts")
+        return LaneStatus(
+            num_queued=int(queued),
+            num_running=int(running),
+            num_ended=int(ended),
+            interval_ms=float(interval_ms),
+        )
+
+    # For readers. A job of another tenant is not found.
+
+    async def attach(self, tenant: str, job_id: str, channel: str, cursor: int) -> Page:
+        """Add a reply channel to a job; the log after the cursor, with no gap to what is published.
+
+        Raises JobNotFound, and JobGone when the result was kept no longer.
+        """
+        reply = await self._run("attach", tenant, job_id, channel, cursor, PAGE)
+        state = _known(reply, job_id)
+        if reply[1] == b"result":
+            kept = KeptResult.model_validate_json(reply[2])
+            return Page(state, list(kept.events()), more=False)
+        events = [EVENT.validate_json(text) for text in reply[2:]]
+        return Page(state, events, more=len(events) >= PAGE)
+
+    async def detach(self, job_id: str, channel: str) -> None:
+        await self._run("detach", job_id, channel)
+
+    async def cancel(self, tenant: str, job_id: str) -> JobStatus:
+        """Queued: ended here. Running: its worker is told. Ended: nothing; the status says how."""
+        _known(await self._run("cancel", tenant, job_id, 0), job_id)
+        return await self.status(tenant, job_id)
+
+    async def delete(self, tenant: str, job_id: str) -> None:
+        """Erase prompt, log and result; a running job is cancelled and erased as it stops."""
+        _known(await self._run("cancel", tenant, job_id, 1), job_id)
+
+    async def status(self, tenant: str, job_id: str) -> JobStatus:
+        reply = await self._run("status", tenant, job_id)
+        state = _known(reply, job_id)
+        tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:]
+        return JobStatus(
+            job_id=job_id,
+            model=self.lane.model,
+            state=state,
+            num_tokens=int(tokens),
+            background=background == b"1",
+            cancelling=bool(cancelling) and not ended,
+            created_ms=int(created),
+            started_ms=_int(started),
+            ended_ms=_int(ended),
+            deadline_ms=_int(deadline),
+            worker=owner.decode() or None,
+        )
+
+    async def result(self, tenant: str, job_id: str) -> Result | None:
+        """The whole answer; none while the job runs. Raises JobNotFound and JobGone.
+
+        Of a job that no worker ended, choices without a token are left out.
+        """
+        reply = await self._run("result", tenant, job_id)
+        _known(reply, job_id)
+        if reply[1] == b"running":
+            return None
+        if reply[1] == b"result":
+            return Result.model_validate_json(reply[2])
+        *deltas, end = [EVENT.validate_json(text) for text in reply[2:]]
+        assert not isinstance(end, Delta)
+        made = [event for event in deltas if isinstance(event, Delta)]
+        num_choices = max((delta.index + 1 for delta in made), default=0)
+        kept = fold(job_id, self.lane.model, num_choices, made, end)
+        return Result.model_validate_json(kept.dump())
+
+    # Private.
+
+    async def _run(self, script: str, *args: str | bytes | int) -> list[bytes]:
+        return await self._connection.run(script, self.lane.prefix, *args)
+
+    async def _wait(self, last_ids: list[bytes], block_ms: int) -> None:
+        """Return once a ready stream has a newer entry. It claims nothing: others wait as well."""
+        keys = [self.lane.ready(name) for name in READY]
+        block = min(block_ms, MAX_BLOCK_MS)
+        await self._connection.call(
+            "XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *keys, *last_ids
+        )
+
+    async def _refuse(
+        self, worker: str, job_id: str, epoch: int, log: list[Delta], sentence: str
+    ) -> None:
+        """End a job whose payload no worker could run."""
+        position = log[-1].end if log else 0
+        end = Failed(position=position, state="failed", error=InvalidJob(sentence).body())
+        empty = Job.model_construct(job_id=job_id, model=self.lane.model, prompts=[])
+        await self.finish(worker, Ending(empty, epoch, log, len(log), end))
+
+
+def _texts(reply: Reply) -> list[bytes]:
+    assert isinstance(reply, list)
+    return [item if isinstance(item, bytes) else str(item).encode() for item in reply]
+
+
+def _int(text: bytes) -> int | None:
+    return int(text) if text else None
+
+
+def _known(reply: list[bytes], job_id: str) -> State:
+    """The state that a reply begins with."""
+    if reply[0] == b"missing":
+        raise JobNotFound(job_id)
+    if reply[0] == b"gone":
+        raise JobGone(job_id)
+    return STATE.validate_python(reply[0].decode())
+
+
+def _event_args(deltas: Sequence[Delta]) -> Iterator[str | int]:
+    for delta in deltas:
+        yield from (delta.position, len(delta.token_ids), dump_event(delta))
+
+
+def _commit_args(commit: Commit) -> Iterator[str | int]:
+    yield from (commit.job_id, commit.epoch, len(commit.deltas))
+    yield from _event_args(commit.deltas)
+
+
+def _complaint(error: ValidationError) -> str:
+    """The first thing wrong with a payload: field and limit, and nothing of what it held."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "job"
+    return f"{place}: {first['msg']}"

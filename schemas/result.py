@@ -1,0 +1,95 @@
+"""The end of a log: the result that outlives it, with what a late reader needs to resume in it."""
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import Field
+
+from schemas.event import Choice, Delta, Done, EndState, Failed, Result, TokenLogprob
+
+
+class KeptResult(Result):
+    """A result that still knows how its log was cut: one mark for each delta.
+
+    A mark is (choice, tokens, characters of text). Old readers skip the marks.
+    """
+
+    marks: list[tuple[int, int, int]] = Field(default_factory=list)
+
+    def events(self) -> Iterator[Delta | Done | Failed]:
+        """The very events of the log, cut as they were."""
+        position, token_at, text_at = 0, [0] * len(self.choices), [0] * len(self.choices)
+        for index, num_tokens, num_chars in self.marks:
+            choice, begin, shown = self.choices[index], token_at[index], text_at[index]
+            token_at[index], text_at[index] = begin + num_tokens, shown + num_chars
+            is_last = token_at[index] == len(choice.token_ids)
+            yield Delta(
+                position=position,
+                index=index,
+                token_ids=choice.token_ids[begin : begin + num_tokens],
+                text=choice.text[shown : shown + num_chars],
+                logprobs=choice.logprobs and choice.logprobs[begin : begin + num_tokens],
+                finish_reason=choice.finish_reason if is_last else None,
+                stop_reason=choice.stop_reason if is_last else None,
+            )
+            position += num_tokens
+        yield self._end(position)
+
+    def _end(self, position: int) -> Done | Failed:
+        if self.state == "succeeded" or self.error is None:
+            return Done(position=position, usage=self.usage)
+        return Failed(position=position, state=self.state, error=self.error, usage=self.usage)
+
+
+def fold(
+    job_id: str, model: str, num_choices: int, deltas: Sequence[Delta], end: Done | Failed
+) -> KeptResult:
+    """The result of a whole log. A choice that never had a token is there, and empty."""
+    state: EndState = end.state
+    return KeptResult(
+        job_id=job_id,
+        model=model,
+        state=state,
+        choices=[
+            _choice(index, [delta for delta in deltas if delta.index == index])
+            for index in range(num_choices)
+        ],
+        usage=end.usage,
+        error=end.error if isinstance(end, Failed) else None,
+        marks=[(delta.index, len(delta.token_ids), len(delta.text)) for delta in deltas],
+    )
+
+
+def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
+    logprobs: list[TokenLogprob] = [token for delta in deltas for token in delta.logprobs or []]
+    last = deltas[-1] if deltas else None
+    return Choice(
+        index=index,
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=logprobs or None,
+        finish_reason=last.finish_reason if last else None,
+        stop_reason=last.stop_reason if last else None,
+    )
+
+
+def after(event: Delta | Done | Failed, cursor: int) -> Delta | Done | Failed | None:
+    """What a reader who has `cursor` tokens still lacks of an event.
+
+    The text of a delta belongs to its last token: a reader whose cursor lies inside has none of
+    it, and gets all of it with the tokens that are left. So at every cursor the tokens before and
+    after, and the texts before and after, join without a gap or a repeat.
+    """
+    if not isinstance(event, Delta):
+        return event
+    if event.end <= cursor:
+        return None
+    if event.position >= cursor:  # the way of every live event: nothing to cut, nothing to copy
+        return event
+    had = cursor - event.position
+    return event.model_copy(
+        update={
+            "position": event.position + had,
+            "token_ids": event.token_ids[had:],
+            "logprobs": event.logprobs and event.logprobs[had:],
+        }
+    )

@@ -1,0 +1,112 @@
+"""How a completion is drawn, and when it ends."""
+
+import json
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    JsonValue,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from schemas.wire import Wire
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 16
+MAX_CONSTRAINT_BYTES = 64 * 1024
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+ConstraintKind = Literal["json", "regex", "choice", "grammar"]
+
+
+class StructuredOutputs(Wire):
+    """What the completion must match: exactly one of these, spelled as vLLM spells them."""
+
+    json_schema: dict[str, JsonValue] | str | bool | None = Field(None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    @model_validator(mode="after")
+    def asks_for_one_thing(self) -> Self:
+        given = [
+            name for name in type(self).model_fields if getattr(self, name) not in (None, False)
+        ]
+        if len(given) != 1:
+            raise ValueError(
+                f"give exactly one of json, json_object, regex, choice, grammar; got {len(given)}"
+            )
+        if self.choice is not None and not (self.choice and all(self.choice)):
+            raise ValueError("choice: give at least one, and none of them empty")
+        if len(self.constraint[1].encode()) > MAX_CONSTRAINT_BYTES:
+            raise ValueError(f"{given[0]}: at most {MAX_CONSTRAINT_BYTES} bytes")
+        return self
+
+    @property
+    def constraint(self) -> tuple[ConstraintKind, str]:
+        """The kind, and its text: a schema or a list of choices as JSON, or the pattern itself."""
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.choice is not None:
+            return "choice", json.dumps(self.choice)
+        if self.grammar is not None:
+            return "grammar", self.grammar
+        if self.json_object:
+            return "json", '{"type":"object"}'
+        schema = self.json_schema
+        return "json", schema if isinstance(schema, str) else json.dumps(schema)
+
+
+class SamplingParams(Wire):
+    """Names and defaults are vLLM's."""
+
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, description="0 or -1 keeps every token")
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=10)
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] = Field(
+        default_factory=dict, max_length=1024
+    )
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    max_tokens: int | None = Field(16, ge=1, description="none: as many as the context allows")
+    min_tokens: int = Field(0, ge=0)
+    stop: list[StopString] = Field(default_factory=list, max_length=8)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="alternatives a token; 0 gives the drawn one's alone",
+    )
+    structured_outputs: StructuredOutputs | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def one_stop_is_a_list(cls, stop: object) -> object:
+        if stop is None:
+            return []
+        return [stop] if isinstance(stop, str) else stop
+
+    @model_validator(mode="after")
+    def agrees_with_itself(self) -> Self:
+        if self.temperature == 0 and self.n > 1:
+            raise ValueError("n: temperature 0 gives the same answer n times; ask for n=1")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens: {self.min_tokens} is above max_tokens, {self.max_tokens}"
+            )
+        return self

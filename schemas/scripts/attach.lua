@@ -1,0 +1,31 @@
+-- Add a reader's channel to a job and give the log after its cursor, with nothing between the two.
+-- ARGV: tenant, job, channel, cursor, most events
+-- Returns: state, log, events; or state, result, its JSON, once the log is gone; or missing; or gone
+
+local tenant, id, channel, cursor, most = unpack(ARGV)
+write_when_full()
+local job = load(id)
+if not job or job.tenant ~= tenant then return {'missing'} end
+local log = job.key .. ':log'
+if job.ended and redis.call('EXISTS', log) == 0 then
+  local result = redis.call('GET', job.key .. ':result')
+  return result and {job.state, 'result', result} or {'gone'}
+end
+if not job.ended and not string.find('\n' .. job.channels .. '\n', '\n' .. channel .. '\n', 1, true) then
+  redis.call('HSET', job.key, 'channels', job.channels .. '\n' .. channel)
+end
+
+-- The last event that begins at the cursor or below; ids are epoch-position, and epochs are few.
+local first = '-'
+for epoch = job.epoch, 1, -1 do
+  local line = redis.call('XREVRANGE', log, epoch .. '-' .. cursor, epoch .. '-0', 'COUNT', 1)[1]
+  if line then
+    first = line[1]
+    break
+  end
+end
+local reply = {job.state, 'log'}
+for _, line in ipairs(redis.call('XRANGE', log, first, '+', 'COUNT', most)) do
+  reply[#reply + 1] = line[2][2]
+end
+return reply

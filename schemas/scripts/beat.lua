@@ -1,0 +1,21 @@
+-- Renew a lease with nothing to show. ARGV: worker, lease_ms, statistics as JSON (empty: as before)
+-- Returns: ok, then (job, letter) for each held job that must stop; or lost
+
+local worker, lease_ms, stats = unpack(ARGV)
+write_when_full()
+if not renew(worker, lease_ms) then return {'lost'} end
+local worker_key = PREFIX .. 'worker:' .. worker
+if stats ~= '' then redis.call('HSET', worker_key, 'stats', stats) end
+redis.call('EXPIRE', worker_key, WORKER_TTL_S)
+local reply = {'ok'}
+for _, id in ipairs(redis.call('SMEMBERS', attention_key(worker))) do
+  local job = load(id)
+  reply[#reply + 1] = id
+  if not job or job.owner ~= worker or not job.running then
+    redis.call('SREM', attention_key(worker), id)
+    reply[#reply + 1] = 'F'
+  else
+    reply[#reply + 1] = job.cancel and 'C' or 'X'
+  end
+end
+return reply

@@ -1,0 +1,19 @@
+-- Cancel a job, or erase all that is kept of it. ARGV: tenant, job, erase (0 | 1)
+-- Returns: the state before, or missing. A running job stops when its worker hears of it.
+
+local tenant, id, erases = ARGV[1], ARGV[2], ARGV[3] == '1'
+write_when_full()
+local job = load(id)
+if not job or job.tenant ~= tenant then return {'missing'} end
+if job.ended then
+  if erases then erase(id) end
+  return {job.state}
+end
+if erases then
+  redis.call('HSET', job.key, 'erase', 1)
+  redis.call('DEL', job.key .. ':request')
+  job.erase = '1'
+end
+cancel(job)
+publish()
+return {job.state}

@@ -1,0 +1,27 @@
+-- Log and show what a step made. ARGV: worker, lease_ms, number of jobs, then for each: job, epoch,
+-- number of events, and for each of these: position, tokens, JSON
+-- Returns: a letter for each job: K kept, C cancel, X deadline, F fenced, D duplicate
+
+local worker, lease_ms, jobs = ARGV[1], ARGV[2], tonumber(ARGV[3])
+write_when_full()
+local is_live = renew(worker, lease_ms)
+local letters, at = {}, 4
+for number = 1, jobs do
+  local id, epoch, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local job = is_live and load(id)
+  local letter = 'F'
+  if not is_fenced(job, worker, epoch) then
+    letter = append(job, count, at + 3)
+    if letter ~= 'F' then
+      if job.cancel then
+        letter = 'C'
+      elseif job.deadline and NOW >= tonumber(job.deadline) then
+        letter = 'X'
+      end
+    end
+  end
+  letters[number] = letter
+  at = at + 3 + 3 * count
+end
+publish()
+return letters

@@ -1,0 +1,171 @@
+-- What the scripts of a lane share. KEYS[1] is the lane's prefix, and every key begins with it, so
+-- a script touches one hash slot. Time is Redis's. Each script returns a flat list of strings.
+
+local PREFIX = KEYS[1]
+local READY = {'resume', 'high', 'normal', 'batch'}
+local GROUP = 'workers'
+local LOG_TTL_S = 60
+local WORKER_TTL_S = 3600
+local CANCELLED = '"state":"cancelled","error":{"code":"cancelled","message":"the job was cancelled","status":499}'
+local EXPIRED = '"state":"expired","error":{"code":"deadline_exceeded",'
+  .. '"message":"timeout_ms: the job waited in the queue until its time was up","status":504}'
+local FIELDS = {
+  'state', 'epoch', 'owner', 'position', 'ready', 'entry', 'channels', 'cancel', 'erase',
+  'deadline', 'orphaned', 'tenant', 'ttl',
+}
+
+local time = redis.call('TIME')
+local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- Over maxmemory Redis refuses a script whose first write could grow memory, and lets one that has
+-- written run to its end. What ends or frees jobs must run to its end: it calls this first.
+local function write_when_full()
+  redis.call('ZREM', PREFIX .. 'deadlines', '')
+end
+
+local function ready_key(name)
+  return PREFIX .. 'ready:' .. name
+end
+
+local function attention_key(worker)
+  return PREFIX .. 'worker:' .. worker .. ':attention'
+end
+
+local function load(id)
+  local values = redis.call('HMGET', PREFIX .. 'job:' .. id, unpack(FIELDS))
+  if not values[1] then return nil end
+  local job = {id = id, key = PREFIX .. 'job:' .. id}
+  for at, field in ipairs(FIELDS) do job[field] = values[at] end
+  job.epoch, job.position = tonumber(job.epoch), tonumber(job.position)
+  job.running = job.state == 'admitting' or job.state == 'decoding'
+  job.ended = not job.running and job.state ~= 'ready'
+  return job
+end
+
+-- What is to be published, by channel: one message a channel and call.
+local channels, lines = {}, {}
+
+local function say(job, event)
+  local line = '{"job_id":"' .. job.id .. '","event":' .. event .. '}'
+  for channel in string.gmatch(job.channels, '[^\n]+') do
+    if not lines[channel] then
+      channels[#channels + 1] = channel
+      lines[channel] = {}
+    end
+    table.insert(lines[channel], line)
+  end
+end
+
+local function publish()
+  for _, channel in ipairs(channels) do
+    redis.call('PUBLISH', channel, table.concat(lines[channel], '\n'))
+  end
+end
+
+-- Acknowledged entries are deleted with it: a stream holds what waits or runs, nothing else.
+local function unclaim(ready, entry)
+  redis.call('XACK', ready_key(ready), GROUP, entry)
+  redis.call('XDEL', ready_key(ready), entry)
+end
+
+-- Two streams may give one id in the same millisecond.
+local function is_entry_of(job, ready, entry)
+  return job.ready == ready and job.entry == entry
+end
+
+local function renew(worker, lease_ms)
+  if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return false end
+  redis.call('ZADD', PREFIX .. 'workers', NOW + lease_ms, worker)
+  return true
+end
+
+-- Epoch and owner for equality, and the state for the time between two owners.
+local function is_fenced(job, worker, epoch)
+  return not job or not job.running or job.owner ~= worker or job.epoch ~= epoch
+end
+
+local function erase(id)
+  local key = PREFIX .. 'job:' .. id
+  redis.call('DEL', key, key .. ':request', key .. ':log', key .. ':result')
+end
+
+local function note_end()
+  local last, interval = unpack(redis.call('HMGET', PREFIX .. 'counts', 'last_end_ms', 'interval_ms'))
+  local gap = last and math.min(NOW - last, 60000) or 1000
+  local average = interval and interval * 0.9 + gap * 0.1 or gap
+  redis.call('HSET', PREFIX .. 'counts', 'last_end_ms', NOW, 'interval_ms', average)
+  redis.call('HINCRBY', PREFIX .. 'counts', 'ended', 1)
+end
+
+-- The one place where jobs end. Without a result of its own the log is kept as long as one.
+local function settle(job, epoch, state, event, result)
+  redis.call('XADD', job.key .. ':log', epoch .. '-' .. job.position, 'e', event)
+  say(job, event)
+  unclaim(job.ready, job.entry)
+  redis.call('ZREM', PREFIX .. 'deadlines', job.id)
+  redis.call('ZREM', PREFIX .. 'orphans', job.id)
+  if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
+  note_end()
+  if job.erase then return erase(job.id) end
+  redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
+  redis.call('DEL', job.key .. ':request')
+  if result then redis.call('SET', job.key .. ':result', result, 'EX', job.ttl) end
+  redis.call('EXPIRE', job.key .. ':log', result and LOG_TTL_S or job.ttl)
+  redis.call('EXPIRE', job.key, job.ttl * 2) -- remembers that there was a result
+end
+
+-- Ends a job that no worker answers for; a new epoch, so that none can add to it.
+local function settle_failed(job, state, tail)
+  local usage = job.position > 0 and ',"usage":{"completion_tokens":' .. job.position .. '}' or ''
+  local event = '{"type":"failed","position":' .. job.position .. ',' .. tail .. usage .. '}'
+  settle(job, job.epoch + 1, state, event, nil)
+end
+
+local function ask_attention(job, letter)
+  redis.call('SADD', attention_key(job.owner), job.id)
+  redis.call('EXPIRE', attention_key(job.owner), WORKER_TTL_S)
+  redis.call('PUBLISH', PREFIX .. 'worker:' .. job.owner .. ':control', letter .. ' ' .. job.id)
+end
+
+local function cancel(job)
+  if job.running then
+    redis.call('HSET', job.key, 'cancel', 1)
+    ask_attention(job, 'C')
+  else
+    settle_failed(job, 'cancelled', CANCELLED)
+  end
+end
+
+-- Back to the queue, before everything that waits; a cancelled job has nothing to wait for.
+local function requeue(job)
+  if job.cancel then return settle_failed(job, 'cancelled', CANCELLED) end
+  if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
+  unclaim(job.ready, job.entry)
+  local entry = redis.call('XADD', ready_key('resume'), '*', 'job', job.id)
+  redis.call('HSET', job.key, 'state', 'ready', 'ready', 'resume', 'entry', entry)
+  redis.call('HDEL', job.key, 'owner')
+end
+
+-- Appends `count` events from ARGV[at] on, three arguments each: position, tokens, JSON. Those that
+-- the log has are skipped. A worker that does not continue the log cannot go on with the job, so
+-- another gets it. Returns K, D or F.
+local function append(job, count, at)
+  local letter = count > 0 and 'D' or 'K'
+  for _ = 1, count do
+    local position, tokens, event = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2]
+    at = at + 3
+    if position == job.position then
+      redis.call('XADD', job.key .. ':log', job.epoch .. '-' .. position, 'e', event)
+      say(job, event)
+      job.position = position + tokens
+      letter = 'K'
+    elseif position + tokens > job.position then
+      redis.call('HSET', job.key, 'position', job.position)
+      requeue(job)
+      return 'F'
+    end
+  end
+  if letter == 'K' then redis.call('HSET', job.key, 'position', job.position, 'state', 'decoding') end
+  return letter
+end
+

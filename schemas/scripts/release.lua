@@ -1,0 +1,20 @@
+-- Hand jobs back, started or only claimed. ARGV: worker, jobs. Returns: how many it was
+
+local worker, count = ARGV[1], 0
+write_when_full()
+
+local function is_claimed(job)
+  if job.running then return job.owner == worker end
+  local range = {ready_key(job.ready), GROUP, job.entry, job.entry, 1, worker}
+  return job.state == 'ready' and #redis.call('XPENDING', unpack(range)) == 1
+end
+
+for at = 2, #ARGV do
+  local job = load(ARGV[at])
+  if job and is_claimed(job) then
+    requeue(job)
+    count = count + 1
+  end
+end
+publish()
+return {count}

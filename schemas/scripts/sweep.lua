@@ -1,0 +1,61 @@
+-- End queued jobs out of time, and foreground jobs that nobody listened to for a grace; ask the
+-- workers of running ones. ARGV: grace_ms, most jobs of either kind
+-- Returns: how many jobs were looked at
+-- Subscribers are counted on this server alone: on a cluster readers subscribe where the lane lives.
+
+local grace_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
+local AGAIN_MS = 1000
+local look_ms = math.ceil(grace_ms / 5)
+write_when_full()
+
+local function due(name)
+  return redis.call('ZRANGEBYSCORE', PREFIX .. name, '-inf', NOW, 'LIMIT', 0, most)
+end
+
+local function is_heard(job)
+  local names = {}
+  for channel in string.gmatch(job.channels, '[^\n]+') do names[#names + 1] = channel end
+  if #names == 0 then return false end
+  local counts = redis.call('PUBSUB', 'NUMSUB', unpack(names))
+  for at = 2, #counts, 2 do
+    if tonumber(counts[at]) > 0 then return true end
+  end
+  return false
+end
+
+local function look(job)
+  if is_heard(job) then
+    if job.orphaned then redis.call('HDEL', job.key, 'orphaned') end
+  elseif not job.orphaned then
+    redis.call('HSET', job.key, 'orphaned', NOW)
+  elseif NOW - job.orphaned >= grace_ms then
+    cancel(job)
+    return job.running
+  end
+  return true
+end
+
+local expired = due('deadlines')
+for _, id in ipairs(expired) do
+  local job = load(id)
+  if job and job.state == 'ready' then
+    settle_failed(job, 'expired', EXPIRED)
+  elseif job and job.running then
+    ask_attention(job, 'X')
+    redis.call('ZADD', PREFIX .. 'deadlines', NOW + AGAIN_MS, id)
+  else
+    redis.call('ZREM', PREFIX .. 'deadlines', id)
+  end
+end
+
+local lonely = due('orphans')
+for _, id in ipairs(lonely) do
+  local job = load(id)
+  if job and not job.ended and look(job) then
+    redis.call('ZADD', PREFIX .. 'orphans', NOW + look_ms, id)
+  else
+    redis.call('ZREM', PREFIX .. 'orphans', id)
+  end
+end
+publish()
+return {math.max(#expired, #lonely)}

@@ -1,0 +1,23 @@
+"""The base of every shape that crosses a process."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Wire(BaseModel):
+    """A value, checked on arrival and never changed.
+
+    Unknown fields are refused: a worker that does not know a field would answer another question
+    than the one asked. What is default is not written (`dump`), so a newer gateway and an older
+    worker disagree only about jobs that use what the worker lacks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def dump(self) -> str:
+        return self.model_dump_json(exclude_defaults=True, by_alias=True)
+
+
+class Report(Wire):
+    """A value that flows back to readers, who skip what they do not know."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)

@@ -1,0 +1,31 @@
+"""What every test may ask for: a Redis of its own. The environment comes before any import."""
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # triton reads it when it is imported
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from compose.server import Server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Server]:
+    """One server for the session, on a private port. Tests that kill a server start their own."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: Server) -> str:
+    """An empty database."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        client.config_set("maxmemory", 0)
+    return redis_server.url

@@ -1,0 +1,134 @@
+"""A queue for a test, and a worker without an engine: its tokens follow from the job's id alone."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from schemas.delivery import Commit, Ending, Letter, Started
+from schemas.errors import Cancelled, DeadlineExceeded
+from schemas.event import Delta, Done, Failed, Usage
+from schemas.job import Job
+from schemas.keys import Lane
+from schemas.model import ModelCard, WorkerCard
+from schemas.queue import Queue, Registry, connect
+
+MODEL = "tiny"
+LANE = Lane(MODEL)
+PIECES = ("a", "é", "", "日本", "\n", '"', " the", "🙂")
+
+
+@asynccontextmanager
+async def queue_at(url: str, **settings: int) -> AsyncIterator[Queue]:
+    redis = connect(url)
+    try:
+        await Registry(redis).register(ModelCard(name=MODEL))
+        yield Queue(redis, LANE, **settings)
+    finally:
+        await redis.aclose()
+
+
+def on_a_lane(test: Callable[[Queue], Awaitable[None]]) -> Callable[[str], None]:
+    """A test of one queue on an empty database, with the worker `w` registered."""
+
+    def run(redis_url: str) -> None:
+        async def main() -> None:
+            async with queue_at(redis_url) as queue:
+                await queue.register("w", WorkerCard())
+                await test(queue)
+
+        asyncio.run(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def a_job(**fields: object) -> Job:
+    return Job.model_validate(
+        {"job_id": LANE.new_job_id(), "model": MODEL, "prompts": ["x"], **fields}
+    )
+
+
+def delta(job_id: str, position: int, num_tokens: int = 1, index: int = 0) -> Delta:
+    """The tokens of a job at a position, the same for every worker that makes them."""
+    ids, text = [], ""
+    for at in range(position, position + num_tokens):
+        token = hashlib.blake2b(f"{job_id}{at}".encode(), digest_size=1).digest()[0]
+        ids.append(token)
+        text += PIECES[token % len(PIECES)]
+    return Delta(position=position, index=index, token_ids=ids, text=text)
+
+
+def deltas(job_id: str, *counts: int) -> list[Delta]:
+    made: list[Delta] = []
+    for count in counts:
+        made.append(delta(job_id, made[-1].end if made else 0, count))
+    return made
+
+
+def done(made: list[Delta]) -> Done:
+    end = made[-1].end if made else 0
+    return Done(position=end, usage=Usage(prompt_tokens=1, completion_tokens=end))
+
+
+async def started(queue: Queue, worker: str = "w") -> Started:
+    """The next job, taken up."""
+    entries = await queue.read(worker, 1)
+    assert entries, "nothing to read"
+    taken = await queue.start(worker, entries[0])
+    assert taken is not None
+    return taken
+
+
+async def finish(queue: Queue, taken: Started, made: list[Delta], worker: str = "w") -> bool:
+    ending = Ending(taken.job, taken.epoch, made, len(taken.log), done(made))
+    return await queue.finish(worker, ending)
+
+
+@dataclass(slots=True)
+class ScriptedWorker:
+    """Runs every job that it reads, `num_tokens` tokens each, a step for all of them at once."""
+
+    queue: Queue
+    name: str = "w"
+    num_tokens: int = 12
+    step_s: float = 0.0
+    running: dict[str, tuple[Started, list[Delta]]] = field(default_factory=dict)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self.queue.register(self.name, WorkerCard(max_num_seqs=64))
+        while True:
+            room = 64 - len(self.running)
+            for entry in await self.queue.read(self.name, room, 0 if self.running else 500) or []:
+                if (taken := await self.queue.start(self.name, entry)) is not None:
+                    self.running[taken.job.job_id] = (taken, list(taken.log))
+            await self.step()
+            await asyncio.sleep(self.step_s)
+
+    async def step(self) -> None:
+        commits = []
+        for job_id, (taken, made) in self.running.items():
+            new = delta(job_id, made[-1].end if made else 0)
+            made.append(new)
+            commits.append(Commit(job_id, taken.epoch, [new]))
+        letters = await self.queue.commit(self.name, commits)
+        for job_id, letter in letters.items():
+            taken, made = self.running[job_id]
+            if end := self._end(letter, made):
+                await self.queue.finish(
+                    self.name, Ending(taken.job, taken.epoch, made, len(made), end)
+                )
+            if end or letter is Letter.FENCED:
+                del self.running[job_id]
+
+    def _end(self, letter: Letter, made: list[Delta]) -> Done | Failed | None:
+        position = made[-1].end
+        if letter is Letter.CANCEL:
+            error = Cancelled("the job was cancelled").body()
+            return Failed(position=position, state="cancelled", error=error)
+        if letter is Letter.DEADLINE:
+            error = DeadlineExceeded("out of time").body()
+            return Failed(position=position, state="expired", error=error)
+        return done(made) if position >= self.num_tokens and letter is not Letter.FENCED else None

@@ -1,0 +1,466 @@
+"""The SDK against a scripted worker: what readers get, whatever happens on the way."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+
+import pytest
+
+import gateway.client
+from compose.server import Server
+from gateway.client import Client
+from gateway.sync_client import SyncClient
+from schemas.delivery import Commit
+from schemas.errors import (
+    IdempotencyMismatch,
+    InvalidJob,
+    JobNotFound,
+    ModelNotFound,
+    NoWorker,
+    PenstockError,
+    QueueFull,
+)
+from schemas.event import Delta, Done, Event, Failed
+from schemas.model import ModelCard, WorkerCard
+from schemas.queue import Queue, Registry
+from scripted import LANE, MODEL, ScriptedWorker, a_job, delta, deltas, finish, queue_at, started
+
+
+@asynccontextmanager
+async def service(
+    url: str, num_tokens: int = 12, step_s: float = 0.0
+) -> AsyncIterator[tuple[Client, Queue]]:
+    """A client, and a worker that runs its jobs."""
+    async with queue_at(url) as queue, queue_at(url) as own, Client.from_url(url) as client:
+        await queue.register("w", WorkerCard())
+        async with asyncio.TaskGroup() as parts:
+            worker = parts.create_task(ScriptedWorker(own, "w", num_tokens, step_s).run())
+            yield client, queue
+            worker.cancel()
+
+
+def on_a_service(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[[str], None]:
+    def run(redis_url: str) -> None:
+        async def main() -> None:
+            async with service(redis_url) as (client, queue):
+                await test(client, queue)
+
+        asyncio.run(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+def with_no_worker(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[[str], None]:
+    """The test drives the worker `w` itself."""
+
+    def run(redis_url: str) -> None:
+        async def main() -> None:
+            async with queue_at(redis_url) as queue, Client.from_url(redis_url) as client:
+                await queue.register("w", WorkerCard())
+                await test(client, queue)
+
+        asyncio.run(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def read(client: Client, job_id: str, cursor: int = 0, most: int = 10**9) -> list[Event]:
+    """At most so many events, then the reader leaves."""
+    got: list[Event] = []
+    async with aclosing(client.stream(job_id, cursor)) as events:
+        async for event in events:
+            got.append(event)
+            if len(got) >= most:
+                break
+    return got
+
+
+@contextmanager
+def silence(seconds: float) -> Iterator[None]:
+    """How long a reader hears nothing before it asks the log; long: something else must wake it."""
+    before, gateway.client.SILENCE_S = gateway.client.SILENCE_S, seconds
+    try:
+        yield
+    finally:
+        gateway.client.SILENCE_S = before
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Delta))
+
+
+def tokens_of(events: list[Event]) -> list[int]:
+    return [token for event in events if isinstance(event, Delta) for token in event.token_ids]
+
+
+@on_a_service
+async def test_a_job_streams_to_its_end_and_leaves_a_result(client: Client, queue: Queue) -> None:
+    job_id = await client.enqueue("x", temperature=0.5, max_tokens=12)
+    events = await read(client, job_id)
+    whole = delta(job_id, 0, 12)
+    assert (tokens_of(events), text_of(events)) == (whole.token_ids, whole.text)
+    assert isinstance(events[-1], Done) and events[-1].position == 12
+    result = await client.result(job_id)
+    assert result is not None and result.choices[0].text == whole.text
+    assert (await client.status(job_id)).num_tokens == 12
+
+
+@on_a_service
+async def test_a_hundred_streams_at_once_each_get_their_own(client: Client, queue: Queue) -> None:
+    job_ids = [await client.enqueue("x", messages=None) for _ in range(100)]
+    for job_id, events in zip(
+        job_ids, await asyncio.gather(*(read(client, job_id) for job_id in job_ids)), strict=True
+    ):
+        assert text_of(events) == delta(job_id, 0, 12).text
+        assert tokens_of(events) == delta(job_id, 0, 12).token_ids
+
+
+@on_a_service
+async def test_a_late_reader_gets_the_same_from_the_log_and_from_the_result(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x")
+    live = await read(client, job_id)
+    assert await read(client, job_id) == live
+    await client.redis.delete(f"{LANE.job(job_id)}:log")
+    assert await read(client, job_id) == live
+    assert await read(client, job_id, 12) == live[-1:]
+    assert await read(client, job_id, 99) == live[-1:]
+
+
+def test_a_stream_cut_200_times_and_resumed_elsewhere_is_whole(redis_url: str) -> None:
+    async def main() -> None:
+        rng = random.Random(5)
+        async with (
+            service(redis_url, num_tokens=600, step_s=0.002) as (client, _),
+            Client.from_url(redis_url) as other,
+        ):
+            job_id = await client.enqueue("x", max_tokens=600)
+            got: list[Event] = []
+            for _ in range(200):
+                cursor = sum(len(one.token_ids) for one in got if isinstance(one, Delta))
+                got += await read(rng.choice((client, other)), job_id, cursor, rng.randint(1, 3))
+                if not isinstance(got[-1], Delta):
+                    break
+            cursor = sum(len(one.token_ids) for one in got if isinstance(one, Delta))
+            got += await read(other, job_id, cursor)
+        whole = delta(job_id, 0, 600)
+        assert tokens_of(got) == whole.token_ids
+        assert text_of(got).encode() == whole.text.encode()
+        assert sum(not isinstance(one, Delta) for one in got) == 1
+
+    asyncio.run(main())
+
+
+@with_no_worker
+async def test_a_cursor_inside_an_event_gets_the_tokens_left_and_the_whole_text(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    made = deltas(job_id, 3, 4)
+    await queue.commit("w", [Commit(job_id, taken.epoch, made[:1])])
+    first = asyncio.create_task(read(client, job_id, 1))
+    ahead = asyncio.create_task(read(client, job_id, 5))
+    await asyncio.sleep(0.05)
+    await queue.commit("w", [Commit(job_id, taken.epoch, made[1:])])
+    await finish(queue, taken, made)
+    events = await first
+    assert (tokens_of(events), text_of(events)) == (
+        delta(job_id, 1, 6).token_ids,
+        made[0].text + made[1].text,
+    )
+    late = await ahead
+    assert (tokens_of(late), text_of(late)) == (delta(job_id, 5, 2).token_ids, made[1].text)
+    assert [late[0].position, late[-1].position] == [5, 7]
+
+
+@with_no_worker
+async def test_a_reader_who_missed_messages_gets_them_from_the_log(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    made = deltas(job_id, *[1] * 6)
+    with silence(60):
+        reading = asyncio.create_task(read(client, job_id))
+        await asyncio.sleep(0.05)
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[:1])])
+        channels = await client.redis.hget(LANE.job(job_id), "channels")
+        await client.redis.hset(LANE.job(job_id), "channels", "elsewhere")
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[1:4])])
+        await client.redis.hset(LANE.job(job_id), "channels", channels)
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[4:])])
+        await finish(queue, taken, made)
+        async with asyncio.timeout(30):
+            assert (await reading)[:-1] == made
+
+
+@with_no_worker
+async def test_an_end_that_fell_into_a_lost_connection_is_found_at_once(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    with silence(60):
+        reading = asyncio.create_task(read(client, job_id))
+        await asyncio.sleep(0.05)
+        await client.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        await finish(queue, taken, deltas(job_id, 2))
+        async with asyncio.timeout(30):
+            assert text_of(await reading) == deltas(job_id, 2)[0].text
+
+
+@with_no_worker
+async def test_a_long_log_is_read_without_waiting_between_its_pages(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    made = deltas(job_id, *[1] * 1100)
+    await queue.commit("w", [Commit(job_id, taken.epoch, made)])
+    with silence(60):
+        async with asyncio.timeout(30):
+            assert await read(client, job_id, 0, 1100) == made
+
+
+@with_no_worker
+async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: Queue) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    with silence(0.2):
+        reading = asyncio.create_task(read(client, job_id))
+        await asyncio.sleep(0.05)
+        await client.redis.hset(LANE.job(job_id), "channels", "elsewhere")
+        await finish(queue, taken, deltas(job_id, 2))
+        async with asyncio.timeout(30):
+            assert text_of(await reading) == deltas(job_id, 2)[0].text
+
+
+@with_no_worker
+async def test_a_slow_reader_pages_from_the_log_and_holds_up_nobody(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    made = deltas(job_id, *[1] * 1500)
+    async with aclosing(client.stream(job_id)) as events:
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[:1])])
+        slow = [await anext(events)]
+        quick = asyncio.create_task(read(client, job_id))
+        for at in range(1, 1500, 50):
+            await queue.commit("w", [Commit(job_id, taken.epoch, made[at : at + 50])])
+        await finish(queue, taken, made)
+        assert (await quick)[:-1] == made
+        (readers,) = client._inbox._readers.values()
+        assert max(len(reader._events) for reader in readers) <= 256
+        slow += [event async for event in events]
+    assert slow[:-1] == made
+
+
+def test_streams_outlive_a_server_that_is_killed_and_comes_back(redis_url: str) -> None:
+    async def main(server: Server) -> None:
+        async with queue_at(server.url) as queue, Client.from_url(server.url) as client:
+            await queue.register("w", WorkerCard())
+            job_id = await client.enqueue("x")
+            taken = await started(queue)
+            made = deltas(job_id, *[1] * 5)
+            reading = asyncio.create_task(read(client, job_id))
+            await queue.commit("w", [Commit(job_id, taken.epoch, made[:2])])
+            server.kill()
+            await asyncio.to_thread(server.start)
+            await queue.register("w", WorkerCard())
+            await queue.commit("w", [Commit(job_id, taken.epoch, made[2:])])
+            assert await finish(queue, taken, made)
+            async with asyncio.timeout(60):
+                assert (await reading)[:-1] == made
+
+    with Server() as server:
+        asyncio.run(main(server))
+
+
+@with_no_worker
+async def test_a_lost_subscriber_connection_is_a_pause_and_no_more(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    made = deltas(job_id, *[1] * 40)
+    reading = asyncio.create_task(read(client, job_id))
+    for at in range(40):
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[at : at + 1])])
+        if at % 8 == 3:
+            await client.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        await asyncio.sleep(0.01)
+    await finish(queue, taken, made)
+    async with asyncio.timeout(30):
+        assert (await reading)[:-1] == made
+
+
+@with_no_worker
+async def test_a_reader_that_leaves_is_taken_from_the_job(client: Client, queue: Queue) -> None:
+    job_id = await client.enqueue("x", background=True)
+    taken = await started(queue)
+    await queue.commit("w", [Commit(job_id, taken.epoch, deltas(job_id, 1, 1))])
+    inbox = LANE.inbox(client.name).encode()
+    async with aclosing(client.stream(job_id)) as events:
+        await anext(events)
+        assert inbox in (await client.redis.hget(LANE.job(job_id), "channels")).split(b"\n")
+    assert inbox not in (await client.redis.hget(LANE.job(job_id), "channels")).split(b"\n")
+    assert client._inbox._readers == {}
+
+
+@with_no_worker
+async def test_a_cancelled_job_tells_its_readers(client: Client, queue: Queue) -> None:
+    job_id = await client.enqueue("x")
+    reading = asyncio.create_task(read(client, job_id))
+    await asyncio.sleep(0.05)
+    assert (await client.cancel(job_id)).state == "cancelled"
+    (end,) = await reading
+    assert isinstance(end, Failed) and (end.state, end.error.status) == ("cancelled", 499)
+    result = await client.result(job_id)
+    assert result is not None and result.state == "cancelled"
+
+
+@on_a_service
+async def test_fifty_identical_submissions_are_one_job(client: Client, queue: Queue) -> None:
+    calls = (client.enqueue("x", idempotency_key="k", seed=4) for _ in range(50))
+    job_ids = await asyncio.gather(*calls)
+    assert len(set(job_ids)) == 1
+    streams = await asyncio.gather(*(read(client, job_ids[0]) for _ in range(50)))
+    assert all(events == streams[0] for events in streams)
+    assert (await queue.counts()).num_ended == 1
+    with pytest.raises(IdempotencyMismatch):
+        await client.enqueue("y", idempotency_key="k", seed=4)
+    other = await client.enqueue("y", idempotency_key="k", tenant="another")
+    assert other != job_ids[0]
+
+
+@with_no_worker
+async def test_what_cannot_be_taken_is_refused_with_its_reason(
+    client: Client, queue: Queue
+) -> None:
+    async def refusal(**asked: object) -> PenstockError:
+        with pytest.raises(PenstockError) as caught:
+            await client.enqueue(**asked)
+        return caught.value
+
+    assert isinstance(await refusal(prompt="x", model="huge"), ModelNotFound)
+    for field, asked in {
+        "temperature": {"prompt": "x", "temperature": 3.0},
+        "max_tokens": {"prompt": "x", "max_tokens": "many"},
+        "warmth": {"prompt": "x", "warmth": 1},
+        "prompts": {"prompt": ""},
+        "timeout_ms": {"prompt": "x", "timeout_ms": 0},
+    }.items():
+        error = await refusal(**asked)
+        assert isinstance(error, InvalidJob) and field in error.message
+    assert isinstance(await refusal(), InvalidJob)
+    client.max_queued = 1
+    await client.enqueue("x")
+    full = await refusal(prompt="x")
+    assert isinstance(full, QueueFull) and full.retry_after_ms
+    await queue.unregister("w")
+    assert isinstance(await refusal(prompt="x"), NoWorker)
+    client.max_queued = 2
+    await client.enqueue("x", background=True)
+    with pytest.raises(InvalidJob):
+        await read(client, LANE.new_job_id(), -1)
+
+
+@with_no_worker
+async def test_unknown_and_foreign_jobs_are_not_found(client: Client, queue: Queue) -> None:
+    job_id = await client.enqueue("x", tenant="mine")
+    for unknown in (job_id, "job_zzzzzz0_" + "a" * 26, "nonsense", LANE.new_job_id()):
+        for ask in (client.status, client.result, client.cancel, client.delete):
+            with pytest.raises(JobNotFound):
+                await ask(unknown)
+        with pytest.raises(JobNotFound):
+            await read(client, unknown)
+    assert (await client.status(job_id, tenant="mine")).state == "ready"
+    await client.delete(job_id, tenant="mine")
+    with pytest.raises(JobNotFound):
+        await client.status(job_id, tenant="mine")
+
+
+@with_no_worker
+async def test_jobs_of_a_model_with_many_lanes_are_found_by_their_ids(
+    client: Client, queue: Queue
+) -> None:
+    await Registry(client.redis).register(ModelCard(name="wide", lanes=4))
+    client._cards_until = 0
+    for wide in [one for one in await client.queues() if one.lane.model == "wide"]:
+        await wide.register("w", WorkerCard())
+    job_ids = [await client.enqueue("x", model="wide") for _ in range(32)]
+    assert len({job_id.split("_")[1] for job_id in job_ids}) > 1
+    for job_id in job_ids:
+        assert (await client.status(job_id)).model == "wide"
+    keys = [await client.enqueue("x", model="wide", idempotency_key="k") for _ in range(2)]
+    assert keys[0] == keys[1]
+
+
+def test_the_same_without_an_event_loop(redis_url: str) -> None:
+    async def work(ready: asyncio.Event) -> None:
+        async with service(redis_url):
+            ready.set()
+            await asyncio.to_thread(ask)
+
+    def ask() -> None:
+        with SyncClient.from_url(redis_url) as client:
+            job_id = client.enqueue("x", model=MODEL, max_tokens=12)
+            assert text_of(list(client.stream(job_id))) == delta(job_id, 0, 12).text
+            for event in client.stream(job_id, 3):
+                assert event.position == 3
+                break
+            result = client.result(job_id)
+            assert result is not None and result.choices[0].text == delta(job_id, 0, 12).text
+            assert client.models()[MODEL].name == MODEL
+            with pytest.raises(JobNotFound):
+                client.status("nothing")
+
+    asyncio.run(work(asyncio.Event()))
+
+
+def test_a_job_submitted_by_hand_is_the_same_job(redis_url: str) -> None:
+    async def main() -> None:
+        async with service(redis_url) as (client, _):
+            job = a_job(job_id=await client.name_job(MODEL, "key"))
+            await client.submit(job)
+            await client.submit(job.model_copy(update={"traceparent": "00-1"}))
+            assert len(await read(client, job.job_id)) == 13
+
+    asyncio.run(main())
+
+
+@with_no_worker
+async def test_a_stranger_on_the_channel_disturbs_nobody(client: Client, queue: Queue) -> None:
+    job_id = await client.enqueue("x")
+    taken = await started(queue)
+    made = deltas(job_id, 1, 1)
+    with silence(60):
+        reading = asyncio.create_task(read(client, job_id))
+        await asyncio.sleep(0.05)
+        for noise in (b"", b"\xff\n{", b'{"job_id":"%s","event":{"type":"?"}}' % job_id.encode()):
+            await client.redis.publish(LANE.inbox(client.name), noise)
+        await queue.commit("w", [Commit(job_id, taken.epoch, made)])
+        await finish(queue, taken, made)
+        async with asyncio.timeout(30):
+            assert (await reading)[:-1] == made
+
+
+@with_no_worker
+async def test_a_cancelled_call_stays_cancelled(client: Client, queue: Queue) -> None:
+    async def ask_for_ever() -> None:
+        while True:
+            await queue.counts()
+
+    for turns in range(200):
+        task = asyncio.create_task(ask_for_ever())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=30)
+        assert task.cancelled()

@@ -1,0 +1,151 @@
+"""The queue from a service that has redis-py and the Lua files of this project, nothing more."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import secrets
+import threading
+from pathlib import Path
+
+import pytest
+import redis
+
+from schemas.model import WorkerCard
+from scripted import MODEL, ScriptedWorker, delta, queue_at
+
+SCRIPTS = Path(__file__).parent.parent / "schemas" / "scripts"
+
+
+class Plain:
+    """What the README says, in code."""
+
+    def __init__(self, url: str, model: str, lane: int = 0) -> None:
+        self.redis = redis.Redis.from_url(url, decode_responses=True)
+        self.model = model
+        self.prefix = f"penstock:{{{model}:{lane}}}:"
+        digest = hashlib.blake2b(model.encode(), digest_size=5).digest()
+        self.label = base64.b32encode(digest).decode().lower()[:6] + str(lane)
+        self.script = self.redis.register_script((SCRIPTS / "enqueue.lua").read_text())
+
+    def new_id(self) -> str:
+        unique = base64.b32encode(secrets.token_bytes(17)).decode().lower()[:26]
+        return f"job_{self.label}_{unique}"
+
+    def enqueue(self, job_id: str, reply_to: str, **fields: object) -> list[str]:
+        job = json.dumps({"job_id": job_id, "model": self.model, **fields})
+        digest = hashlib.sha256(job.encode()).hexdigest()
+        arguments = [job_id, "normal", digest, job, "default", reply_to, 0, 60_000, 10_000, 3600]
+        reply: list[str] = self.script(keys=[self.prefix], args=arguments)
+        return reply
+
+    def events(self, pubsub: redis.client.PubSub, job_id: str) -> list[dict[str, object]]:
+        """What arrives for a job, to its end."""
+        events: list[dict[str, object]] = []
+        while not events or events[-1]["type"] == "delta":
+            message = pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+            assert message is not None, "nothing came for 5 seconds"
+            lines = [json.loads(line) for line in message["data"].split("\n")]
+            events += [line["event"] for line in lines if line["job_id"] == job_id]
+        return events
+
+
+@pytest.fixture
+def plain(redis_url: str) -> Plain:
+    return Plain(redis_url, MODEL)
+
+
+@pytest.fixture
+def worker(redis_url: str) -> object:
+    """A scripted worker in a thread, for as long as the test runs."""
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with queue_at(redis_url) as queue, asyncio.TaskGroup() as parts:
+            await queue.register("w", WorkerCard())
+            running = parts.create_task(ScriptedWorker(queue).run())
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+            running.cancel()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    ready.wait(10)
+    yield thread
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.usefixtures("worker")
+@pytest.mark.parametrize("own_channel", [True, False])
+def test_a_job_goes_in_and_its_events_come_out(plain: Plain, own_channel: bool) -> None:
+    job_id = plain.new_id()
+    channel = f"{plain.prefix}job:{job_id}:events" if own_channel else "replies-of-my-service"
+    with plain.redis.pubsub() as pubsub:
+        pubsub.subscribe(channel)
+        pubsub.get_message(timeout=5)
+        assert plain.enqueue(job_id, channel, prompts=["Hello"])[0] == "accepted"
+        events = plain.events(pubsub, job_id)
+    whole = delta(job_id, 0, 12)
+    assert "".join(str(event.get("text", "")) for event in events[:-1]) == whole.text
+    assert [event["position"] for event in events] == list(range(13))
+    assert events[-1]["type"] == "done"
+    log = plain.redis.xrange(f"{plain.prefix}job:{job_id}:log")
+    assert [json.loads(fields["e"]) for _, fields in log] == events
+    result = json.loads(plain.redis.get(f"{plain.prefix}job:{job_id}:result") or "")
+    assert result["choices"][0]["text"] == whole.text
+    assert plain.redis.hget(f"{plain.prefix}job:{job_id}", "state") == "succeeded"
+
+
+@pytest.mark.usefixtures("worker")
+def test_a_job_that_is_not_one_comes_back_as_an_error_that_names_the_field(plain: Plain) -> None:
+    job_id = plain.new_id()
+    with plain.redis.pubsub() as pubsub:
+        pubsub.subscribe("mine")
+        pubsub.get_message(timeout=5)
+        plain.enqueue(job_id, "mine", prompts=["Hello"], params={"temperature": 9})
+        (event,) = plain.events(pubsub, job_id)
+    assert event["type"] == "failed"
+    assert "params.temperature" in json.dumps(event["error"])
+
+
+@pytest.mark.usefixtures("worker")
+def test_wrong_arguments_are_answered_with_a_sentence(plain: Plain) -> None:
+    job_id = plain.new_id()
+    good = [job_id, "normal", "d", "{}", "default", "mine", 0, 0, 10, 60]
+    for at, wrong in {
+        0: "17",
+        1: "urgent",
+        2: "",
+        4: "",
+        5: "a\nb",
+        6: "no",
+        7: "-1",
+        9: 0,
+    }.items():
+        arguments = [wrong if place == at else value for place, value in enumerate(good)]
+        outcome, sentence, _ = plain.script(keys=[plain.prefix], args=arguments)
+        assert outcome == "invalid" and len(sentence) > 10
+    assert plain.script(keys=[plain.prefix], args=good[:5])[0] == "invalid"
+    assert plain.redis.keys("*:job:*") == []
+
+
+def test_cancel_and_a_late_join_by_script(plain: Plain) -> None:
+    scripts = {
+        name: plain.redis.register_script(
+            (SCRIPTS / "lane.lua").read_text() + (SCRIPTS / f"{name}.lua").read_text()
+        )
+        for name in ("register", "attach", "cancel")
+    }
+    scripts["register"](keys=[plain.prefix], args=["w", 5000, "{}"])
+    job_id = plain.new_id()
+    assert plain.enqueue(job_id, "mine", prompts=["Hello"])[0] == "accepted"
+    assert scripts["attach"](keys=[plain.prefix], args=["default", job_id, "too", 0, 100]) == [
+        "ready",
+        "log",
+    ]
+    assert scripts["cancel"](keys=[plain.prefix], args=["default", job_id, 0]) == ["ready"]
+    state, kind, event = scripts["attach"](
+        keys=[plain.prefix], args=["default", job_id, "too", 0, 100]
+    )
+    assert (state, kind, json.loads(event)["type"]) == ("cancelled", "log", "failed")
