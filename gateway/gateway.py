@@ -1,0 +1,51 @@
+"""What all routes share: settings, the queue's client, metrics, and how a request meets a job."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from gateway.client import Client
+from gateway.gate import tenant_of
+from gateway.metrics import Metrics
+from gateway.settings import Settings
+from schemas.errors import JobGone, JobNotFound
+from schemas.job import Job
+
+IDEMPOTENCY_KEY = "idempotency-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    settings: Settings
+    client: Client
+    metrics: Metrics
+    version: str
+
+    async def name_job(self, request: Request, model: str) -> str:
+        """An id for what this request asks; the same one under the same idempotency key."""
+        key = request.headers.get(IDEMPOTENCY_KEY)
+        return await self.client.name_job(model, key, tenant_of(request))
+
+    def leaving(self, request: Request, job: Job) -> Callable[[], Awaitable[None]]:
+        """What to do when the caller hangs up: nobody else waits for a foreground job.
+
+        Under an idempotency key others may wait for the same one; if none does, the queue ends it.
+        """
+
+        async def leave() -> None:
+            if not job.background and IDEMPOTENCY_KEY not in request.headers:
+                with suppress(JobNotFound, JobGone):
+                    await self.client.cancel(job.job_id, job.tenant)
+
+        return leave
+
+
+def gateway_of(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+Open = Annotated[Gateway, Depends(gateway_of)]

@@ -1,0 +1,99 @@
+"""The jobs API: put a job in, look at it, follow it from any point, cancel it, erase it."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic_core import to_json
+
+from gateway.body import checked, read_object
+from gateway.gate import caller_of, tenant_of
+from gateway.gateway import Open
+from gateway.intake import any_job, flattened
+from gateway.sse import OpenedStream
+from schemas.delivery import JobStatus
+from schemas.errors import InvalidJob
+from schemas.event import Delta, Event, Result
+from schemas.openai import Asked, JsonObject
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+@router.post("")
+async def submit(request: Request, gateway: Open) -> Response:
+    """The body is a chat's or a completion's; `params` may hold SamplingParams as they are."""
+    body = flattened(await read_object(request, gateway.settings.max_body_bytes))
+    job_id = await gateway.name_job(request, checked(Asked, body).model)
+    job = any_job(job_id, caller_of(request), body)
+    await gateway.client.submit(job)
+    return _json(_shape(await gateway.client.status(job_id, job.tenant)), 202)
+
+
+@router.get("/{job_id}")
+async def status(job_id: str, request: Request, gateway: Open) -> Response:
+    tenant = tenant_of(request)
+    shown = await gateway.client.status(job_id, tenant)
+    result = None
+    if shown.ended_ms is not None:
+        result = await gateway.client.result(job_id, wait=False, tenant=tenant)
+    return _json(_shape(shown, result))
+
+
+@router.get("/{job_id}/events")
+async def events(
+    job_id: str,
+    request: Request,
+    gateway: Open,
+    starting_after: Annotated[int, Query(ge=0, lt=10**15)] = 0,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Server-sent events after a cursor. An event's id is the cursor behind it."""
+    tenant = tenant_of(request)
+    # A browser that reconnects repeats the query it began with: what it saw since counts.
+    cursor = starting_after if last_event_id is None else _cursor(last_event_id)
+    await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
+    following = gateway.client.stream(job_id, cursor, tenant)
+    return OpenedStream(following, _nothing, _render, gateway.settings.ping_s)
+
+
+@router.post("/{job_id}/cancel")
+async def cancel(job_id: str, request: Request, gateway: Open) -> Response:
+    return _json(_shape(await gateway.client.cancel(job_id, tenant_of(request))))
+
+
+@router.delete("/{job_id}")
+async def delete(job_id: str, request: Request, gateway: Open) -> Response:
+    await gateway.client.delete(job_id, tenant_of(request))
+    return _json({"id": job_id, "object": "job", "deleted": True})
+
+
+def _cursor(last_event_id: str) -> int:
+    if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 15:
+        raise InvalidJob(
+            "Last-Event-ID: must be the id of one of this job's events", "Last-Event-ID"
+        )
+    return int(last_event_id)
+
+
+def _render(event: Event) -> bytes:
+    cursor = event.end if isinstance(event, Delta) else event.position
+    # ASCII, because some readers of SSE break lines at every Unicode line end.
+    shown = event.model_dump_json(exclude_none=True, ensure_ascii=True)
+    return f"id: {cursor}\ndata: {shown}\n\n".encode()
+
+
+async def _nothing() -> None:
+    """A follower who leaves ends nothing: the job is another's, or its reader comes back."""
+
+
+def _shape(status: JobStatus, result: Result | None = None) -> JsonObject:
+    shown: JsonObject = {"id": status.job_id, "object": "job"}
+    shown |= status.model_dump(exclude={"job_id"})
+    usage: JsonObject = {"completion_tokens": status.num_tokens}
+    if result is not None:
+        usage = result.usage.model_dump()
+        shown["result"] = result.model_dump()
+    return shown | {"usage": usage}
+
+
+def _json(shape: JsonObject, status: int = 200) -> Response:
+    return Response(to_json(shape), status, media_type="application/json")

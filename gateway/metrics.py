@@ -1,0 +1,168 @@
+"""What the gateway measures, and the text in which it and the workers' statistics are published."""
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from schemas import names
+from schemas.delivery import LaneStatus, WorkerStatus
+from schemas.event import Delta, Done, Failed
+
+Events = AsyncGenerator[Delta | Done | Failed, None]
+
+ENGINE_LABELS = ["model_name", "engine"]
+QUEUE = "queue"  # stands where an engine's name would, for what no engine has yet
+
+
+class Metrics:
+    """The gateway's own numbers. Labels are served models, outcomes and status codes: few."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        model = ["model_name"]
+        self.ttft = Histogram(
+            names.TTFT_SECONDS,
+            "From a request to its first token",
+            model,
+            buckets=names.TTFT_BUCKETS,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            names.INTER_TOKEN_SECONDS,
+            "Between two events of a choice",
+            model,
+            buckets=names.INTER_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.e2e = Histogram(
+            names.E2E_SECONDS,
+            "From a request to its end",
+            model,
+            buckets=names.E2E_BUCKETS,
+            registry=registry,
+        )
+        self.success = Counter(
+            names.REQUEST_SUCCESS,
+            "Choices that ended well",
+            [*model, "finished_reason"],
+            registry=registry,
+        )
+        self.ended = Counter(
+            names.JOBS_ENDED,
+            "Ends of jobs that were shown to a caller",
+            [*model, "outcome"],
+            registry=registry,
+        )
+        self.responses = Counter(
+            names.HTTP_RESPONSES, "HTTP responses", ["status"], registry=registry
+        )
+        self.followed = Gauge(
+            names.JOBS_FOLLOWED, "Jobs whose end a caller waits for", registry=registry
+        )
+
+    def text(self, lanes: Sequence["LaneReport"]) -> bytes:
+        """In prometheus' form: the gateway's numbers, then the queue's and the workers'."""
+        others = CollectorRegistry()
+        others.register(_Lanes(lanes))
+        return generate_latest(self._registry) + generate_latest(others)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Measures one request, from its arrival to its job's end."""
+
+    metrics: Metrics
+    _began_s: float = field(default_factory=time.monotonic)
+    _last_s: dict[int, float] = field(default_factory=dict)
+
+    async def follow(self, model: str, events: Events) -> Events:
+        """The events, unchanged. `model` must be a served one, so that labels stay few."""
+        inter_token = self.metrics.inter_token.labels(model)  # looked up once, not every token
+        with self.metrics.followed.track_inprogress():
+            async with aclosing(events):
+                async for event in events:
+                    if isinstance(event, Delta):
+                        self._saw(model, event, inter_token)
+                    else:
+                        self._saw_end(model, event)
+                    yield event
+
+    def _saw(self, model: str, delta: Delta, inter_token: Histogram) -> None:
+        now_s = time.monotonic()
+        if not self._last_s:
+            self.metrics.ttft.labels(model).observe(now_s - self._began_s)
+        if (last_s := self._last_s.get(delta.index)) is not None:
+            inter_token.observe(now_s - last_s)
+        self._last_s[delta.index] = now_s
+        if delta.finish_reason:
+            self.metrics.success.labels(model, delta.finish_reason).inc()
+
+    def _saw_end(self, model: str, end: Done | Failed) -> None:
+        self.metrics.e2e.labels(model).observe(time.monotonic() - self._began_s)
+        self.metrics.ended.labels(model, end.state).inc()
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReport:
+    """One lane as it is now."""
+
+    model: str
+    number: str
+    status: LaneStatus
+    workers: Sequence[WorkerStatus]
+
+    @property
+    def living(self) -> list[WorkerStatus]:
+        return [worker for worker in self.workers if worker.lease_left_ms > 0]
+
+
+class _Lanes(Collector):
+    """Queue depths, and the engines' own statistics as of their last beat."""
+
+    def __init__(self, lanes: Sequence[LaneReport]) -> None:
+        self._lanes = lanes
+
+    def collect(self) -> Iterable[Metric]:
+        lane_labels = ["model_name", "lane"]
+        queued = GaugeMetricFamily(names.JOBS_QUEUED, "Jobs no worker has", labels=lane_labels)
+        running = GaugeMetricFamily(names.JOBS_RUNNING, "Jobs with a worker", labels=lane_labels)
+        alive = GaugeMetricFamily(names.WORKERS_ALIVE, "Workers alive", labels=lane_labels)
+        for lane in self._lanes:
+            labels = [lane.model, lane.number]
+            queued.add_metric(labels, lane.status.num_queued)
+            running.add_metric(labels, lane.status.num_running)
+            alive.add_metric(labels, len(lane.living))
+        return [queued, running, alive, *self._engines()]
+
+    def _engines(self) -> Iterable[Metric]:
+        families = {metric.name: _family(metric) for metric in names.ENGINE_METRICS}
+        usage = GaugeMetricFamily(names.KV_USAGE, "Share of KV blocks held", labels=ENGINE_LABELS)
+        # A worker that serves several lanes of a model is in each of them: it counts once.
+        engines = {
+            (lane.model, worker.worker): worker for lane in self._lanes for worker in lane.living
+        }
+        for labels, worker in engines.items():
+            for metric in names.ENGINE_METRICS:
+                families[metric.name].add_metric(labels, _number(worker, metric.stat))
+            held = _number(worker, "num_held_blocks")
+            usage.add_metric(labels, held / (_number(worker, "num_blocks") or 1.0))
+        for lane in self._lanes:
+            labels = (lane.model, f"{QUEUE}:{lane.number}")
+            families[names.REQUESTS_WAITING].add_metric(labels, lane.status.num_queued)
+        return [*families.values(), usage]
+
+
+def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFamily:
+    if metric.kind == "counter":
+        return CounterMetricFamily(metric.name, metric.text, labels=ENGINE_LABELS)
+    return GaugeMetricFamily(metric.name, metric.text, labels=ENGINE_LABELS)
+
+
+def _number(worker: WorkerStatus, stat: str) -> float:
+    value = worker.stats.get(stat, 0)
+    return float(value) if isinstance(value, int | float) else 0.0

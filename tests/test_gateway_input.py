@@ -1,0 +1,364 @@
+"""Bad input gets a clear 4xx in OpenAI's form, and what is merely unknown is ignored."""
+
+import json
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from compose.server import Server
+from stage import MODEL, Actor, GatewayProcess
+
+LIMIT = 4 * 1024 * 1024
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": MODEL, "prompt": "hi"}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.fixture(scope="module")
+def actor() -> Iterator[Actor]:
+    with Server() as server, Actor(server.url) as actor:
+        yield actor
+
+
+@pytest.fixture(scope="module")
+def http(actor: Actor) -> Iterator[httpx.Client]:
+    with (
+        GatewayProcess(actor.redis_url) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=20) as client,
+    ):
+        yield client
+
+
+def error_of(response: httpx.Response) -> dict[str, str | None]:
+    """The error, after a look at its form."""
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, str | None] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+# (field, value, param that the error names); the other fields are right.
+WRONG_IN_BOTH: list[tuple[str, object, str]] = [
+    ("model", None, "model"),
+    ("model", 7, "model"),
+    ("temperature", "hot", "temperature"),
+    ("temperature", "0.5", "temperature"),
+    ("temperature", -0.1, "temperature"),
+    ("temperature", 2.1, "temperature"),
+    ("temperature", True, "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.5, "top_p"),
+    ("top_k", -2, "top_k"),
+    ("top_k", 1.5, "top_k"),
+    ("min_p", -0.1, "min_p"),
+    ("min_p", 1.1, "min_p"),
+    ("presence_penalty", -2.5, "presence_penalty"),
+    ("frequency_penalty", 2.5, "frequency_penalty"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("n", 0, "n"),
+    ("n", 17, "n"),
+    ("n", 10**9, "n"),
+    ("n", "2", "n"),
+    ("seed", 2**63, "seed"),
+    ("seed", 10**40, "seed"),
+    ("seed", 1.5, "seed"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", -5, "max_tokens"),
+    ("max_tokens", "many", "max_tokens"),
+    ("max_tokens", 5.0, "max_tokens"),
+    ("min_tokens", -1, "min_tokens"),
+    ("stop", 5, "stop"),
+    ("stop", "", "stop"),
+    ("stop", ["a", 3], "stop[1]"),
+    ("stop", ["x"] * 9, "stop"),
+    ("stop", ["y" * 257], "stop[0]"),
+    ("stop_token_ids", [-1], "stop_token_ids[0]"),
+    ("logit_bias", {"5": 101}, "logit_bias.5"),
+    ("logit_bias", {"foo": 1}, "logit_bias.foo"),
+    ("logit_bias", {"-5": 1}, "logit_bias.-5"),
+    ("logit_bias", [1], "logit_bias"),
+    ("stream", "yes", "stream"),
+    ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage"),
+    ("ignore_eos", "no", "ignore_eos"),
+    ("response_format", {"type": "xml"}, "response_format"),
+    ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
+    ("response_format", "json", "response_format"),
+    ("structured_outputs", {"json": 3}, "structured_outputs.json"),
+    ("structured_outputs", {}, "structured_outputs"),
+    ("structured_outputs", {"regex": "a", "choice": ["b"]}, "structured_outputs"),
+    ("structured_outputs", {"choice": []}, "structured_outputs.choice"),
+    ("structured_outputs", {"choice": ["a", ""]}, "structured_outputs.choice"),
+    ("structured_outputs", {"regex": "a" * 70_000}, "structured_outputs.regex"),
+    ("guided_regex", 5, "structured_outputs.regex"),
+    ("guided_choice", "yes", "structured_outputs.choice"),
+    ("timeout_ms", 0, "timeout_ms"),
+    ("timeout_ms", "soon", "timeout_ms"),
+    ("background", 1, "background"),
+    ("cache_salt", "", "cache_salt"),
+    ("cache_salt", "s" * 1025, "cache_salt"),
+    ("metadata", {"a": 1}, "metadata.a"),
+    ("metadata", {str(number): "" for number in range(17)}, "metadata"),
+    ("priority", "high", "priority"),
+]
+WRONG_IN_CHAT: list[tuple[str, object, str]] = [
+    ("messages", None, "messages"),
+    ("messages", [], "messages"),
+    ("messages", "hi", "messages"),
+    ("messages", [{"content": "x"}], "messages[0].role"),
+    ("messages", [USER, {"role": "king", "content": "x"}], "messages[1].role"),
+    ("messages", [{"role": "user"}], "messages[0].content"),
+    ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
+    ("messages", [{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+    (
+        "messages",
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        "messages[0].content[0].type",
+    ),
+    (
+        "messages",
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+        "messages[0].tool_calls[0].function.arguments",
+    ),
+    ("messages", [USER] * 2049, "messages"),
+    ("logprobs", 3, "logprobs"),
+    ("top_logprobs", 21, "top_logprobs"),
+    ("top_logprobs", 2, "top_logprobs"),  # without logprobs
+    ("max_completion_tokens", 0, "max_completion_tokens"),
+    ("tools", [{"type": "function"}], "tools[0].function"),
+    ("tools", [{"type": "function", "function": {"name": ""}}], "tools[0].function.name"),
+    ("tools", [TOOL] * 129, "tools"),
+    ("tool_choice", "always", "tool_choice"),
+    ("tool_choice", "required", "tool_choice"),  # without tools
+    ("tool_choice", {"type": "function", "function": {"name": "f"}}, "tool_choice"),
+    ("chat_template_kwargs", [1], "chat_template_kwargs"),
+]
+WRONG_IN_TEXT: list[tuple[str, object, str]] = [
+    ("prompt", None, "prompt"),
+    ("prompt", "", "prompt"),
+    ("prompt", [], "prompt"),
+    ("prompt", [[]], "prompt"),
+    ("prompt", ["a", ""], "prompt"),
+    ("prompt", {"text": "a"}, "prompt"),
+    ("prompt", [1, "a"], "prompt[1]"),
+    ("prompt", [-1], "prompt[0][0]"),
+    ("prompt", [2**31], "prompt[0][0]"),
+    ("prompt", ["a"] * 65, "prompt"),
+    ("logprobs", 21, "logprobs"),
+    ("logprobs", True, "logprobs"),
+    ("echo", "yes", "echo"),
+]
+
+
+@pytest.mark.parametrize("field, value, param", WRONG_IN_BOTH + WRONG_IN_CHAT)
+def test_a_wrong_field_of_a_chat_is_named(
+    http: httpx.Client, field: str, value: object, param: str
+) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | {field: value})
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert error["message"] and error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("field, value, param", WRONG_IN_BOTH + WRONG_IN_TEXT)
+def test_a_wrong_field_of_a_completion_is_named(
+    http: httpx.Client, field: str, value: object, param: str
+) -> None:
+    response = http.post("/v1/completions", json=TEXT | {field: value})
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, param), error
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"temperature": 0, "n": 2}, "n"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "prompt": [1, 2]}, "echo"),
+    ],
+)
+def test_fields_that_disagree_are_named(
+    http: httpx.Client, fields: dict[str, object], param: str
+) -> None:
+    response = http.post("/v1/completions", json=TEXT | fields)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+BODIES = {
+    "nothing": b"",
+    "no JSON": b"hello",
+    "cut off": b'{"model": "a"',
+    "two values": b"{} {}",
+    "no object": b"[1]",
+    "not a number": json.dumps(CHAT)[:-1].encode() + b', "temperature": NaN}',
+    "infinite": json.dumps(CHAT)[:-1].encode() + b', "temperature": Infinity}',
+    "past a float": json.dumps(CHAT)[:-1].encode() + b', "x": {"y": [1e999]}}',
+    "invalid UTF-8": b'{"model": "\xff\xfe"}',
+    "half a surrogate pair": b'{"model": "\\ud800"}',
+    "deep lists": b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep objects": b'{"x": ' + b'{"a":' * 150 + b"1" + b"}" * 150 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/jobs"])
+def test_a_body_that_cannot_be_read_is_400(http: httpx.Client, path: str, body: bytes) -> None:
+    response = http.post(path, content=body)
+    assert (response.status_code, error_of(response)["param"]) == (400, None)
+
+
+def test_a_nest_as_deep_as_is_let_in_reaches_the_worker(http: httpx.Client, actor: Actor) -> None:
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(28):
+        schema = {"properties": {"a": schema}}
+    fields = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    assert http.post("/v1/chat/completions", json=CHAT | fields).status_code == 200
+    assert actor.jobs[-1].params.structured_outputs is not None
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_past_the_limit_is_413(http: httpx.Client, chunked: bool) -> None:
+    body = json.dumps(TEXT | {"prompt": "x" * LIMIT}).encode()
+    pieces = (body[at : at + 65536] for at in range(0, len(body), 65536))
+    response = http.post("/v1/completions", content=pieces if chunked else body)
+    assert (response.status_code, error_of(response)["code"]) == (413, "body_too_large")
+
+
+def test_a_body_of_the_limit_is_read(http: httpx.Client, actor: Actor) -> None:
+    frame = len(json.dumps(TEXT | {"prompt": ""}))
+    body = json.dumps(TEXT | {"prompt": "x" * (LIMIT - frame)}).encode()
+    assert len(body) == LIMIT
+    assert http.post("/v1/completions", content=body).status_code == 200
+    assert actor.jobs[-1].prompts == ["x" * (LIMIT - frame)]
+
+
+def test_an_unknown_model_is_404(http: httpx.Client) -> None:
+    response = http.post("/v1/completions", json=TEXT | {"model": "nobody/knows"})
+    error = error_of(response)
+    assert (response.status_code, error["code"], error["param"]) == (
+        404,
+        "model_not_found",
+        "model",
+    )
+    assert error["message"] and MODEL in error["message"]
+
+
+@pytest.mark.parametrize(
+    "method, path, status",
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1", 404),
+        ("GET", "/v2/chat", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("POST", "/health", 405),
+        ("PUT", "/v1/jobs", 405),
+        ("OPTIONS", "/v1/completions", 405),
+        ("POST", "/v1/embeddings", 501),
+        ("POST", "/v1/audio/transcriptions", 501),
+        ("GET", "/v1/files/file-1/content", 501),
+        ("GET", "/v1/jobs/nonsense", 404),
+        ("GET", "/v1/jobs/job_aaaaaa0_aaaaaaaaaaaaaaaaaaaaaaaaaa", 404),
+        ("GET", "/v1/jobs/%00/events", 404),
+        ("POST", "/v1/jobs/nonsense/cancel", 404),
+        ("DELETE", "/v1/jobs/nonsense", 404),
+        ("GET", "/v1/models/no/such", 404),
+    ],
+)
+def test_every_other_path_answers_in_json(
+    http: httpx.Client, method: str, path: str, status: int
+) -> None:
+    response = http.request(method, path)
+    assert response.status_code == status
+    assert error_of(response)["message"]
+
+
+@pytest.mark.parametrize(
+    "query, headers",
+    [
+        ("?starting_after=-1", {}),
+        ("?starting_after=x", {}),
+        ("?starting_after=99999999999999999999999", {}),
+        ("", {"last-event-id": "abc"}),
+        ("", {"last-event-id": "-4"}),
+        ("", {"last-event-id": "9" * 40}),
+    ],
+)
+def test_a_cursor_that_is_none_is_400(
+    http: httpx.Client, query: str, headers: dict[str, str]
+) -> None:
+    job_id = http.post("/v1/jobs", json=TEXT).json()["id"]
+    response = http.get(f"/v1/jobs/{job_id}/events{query}", headers=headers)
+    assert response.status_code == 400
+    assert error_of(response)["param"] in ("starting_after", "Last-Event-ID", "last-event-id")
+
+
+IGNORED = {
+    "user": "someone",
+    "store": True,
+    "metadata": {"a": "b"},
+    "service_tier": "auto",
+    "parallel_tool_calls": True,
+    "modalities": ["text"],
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "low",
+    "verbosity": "low",
+    "web_search_options": {"search_context_size": "low"},
+    "safety_identifier": "s",
+    "prompt_cache_key": "k",
+    "functions": [{"name": "old"}],
+    "function_call": "none",
+    "stream_options": {"include_obfuscation": True},
+    "best_of": 1,
+    "suffix": "x",
+    "a_field_of_next_year": {"deep": [1, 2, {"x": None}]},
+    "structured_outputs": None,
+    "logit_bias": None,
+    "stop": None,
+    "seed": None,
+}
+
+
+def test_what_is_unknown_or_null_is_ignored(http: httpx.Client, actor: Actor) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)):
+        response = http.post(path, json=IGNORED | body)
+        assert response.status_code == 200, response.text
+        assert actor.jobs[-1].metadata == {"a": "b"}
+
+
+def test_no_bad_request_reached_the_queue(http: httpx.Client, actor: Actor) -> None:
+    before = len(actor.jobs)
+    for field, value, _ in WRONG_IN_BOTH:
+        http.post("/v1/completions", json=TEXT | {field: value})
+    assert http.post("/v1/completions", json=TEXT).status_code == 200
+    assert len(actor.jobs) == before + 1
+
+
+def test_a_slow_writer_does_not_delay_others(http: httpx.Client) -> None:
+    with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as slow:
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        assert http.post("/v1/completions", json=TEXT).status_code == 200
+        slow.sendall(b"}" * 99)
+        assert slow.recv(12) == b"HTTP/1.1 400"
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"params": 5}, "params"),
+        ({"params": {"temperature": 9}}, "temperature"),
+        ({"params": {"logprobs": 21}}, "logprobs"),
+        ({"messages": [USER]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"background": "yes"}, "background"),
+    ],
+)
+def test_a_wrong_field_of_a_job_is_named(
+    http: httpx.Client, fields: dict[str, object], param: str
+) -> None:
+    response = http.post("/v1/jobs", json=TEXT | fields)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)

@@ -1,0 +1,149 @@
+"""The whole way on the bundled model, asked by the official client."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
+from pydantic import BaseModel
+
+from compose.server import Server
+from stage import GatewayProcess, eventually
+from worker.bundled.paths import BUNDLED_MODEL
+
+MODEL = "penstock"
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello! Who are you?"}]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[OpenAI]:
+    with Server() as server, GatewayProcess(server.url) as gateway:
+        argv = ["--model", str(BUNDLED_MODEL), "--served-model-name", MODEL]
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "worker.cli", *argv, "--redis-url", server.url],
+            env=os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "2"},
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            ready = f"{gateway.url}/health/ready"
+            eventually(lambda: httpx.get(ready).status_code == 200, within_s=90)
+            yield OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
+        finally:
+            worker.terminate()
+            worker.wait()
+
+
+def test_a_seeded_chat_streams_what_it_answers_whole(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=40, seed=5)
+    with client.chat.completions.stream(
+        model=MODEL, messages=HI, max_tokens=40, seed=5, stream_options={"include_usage": True}
+    ) as stream:
+        streamed = stream.get_final_completion()
+    assert whole.choices[0].message.content == streamed.choices[0].message.content
+    assert whole.choices[0].finish_reason == streamed.choices[0].finish_reason
+    assert whole.usage is not None and streamed.usage is not None
+    assert whole.usage.total_tokens == streamed.usage.total_tokens
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_a_schema_is_kept(client: OpenAI) -> None:
+    question: ChatCompletionMessageParam = {
+        "role": "user",
+        "content": "Anna is 31 years old. Extract name and age.",
+    }
+    answer = client.chat.completions.parse(
+        model=MODEL, messages=[question], response_format=Person, max_tokens=200, temperature=0
+    )
+    assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def test_a_forced_tool_is_called(client: OpenAI) -> None:
+    tool: ChatCompletionFunctionToolParam = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Current weather in a city",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 20}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    question: ChatCompletionMessageParam = {
+        "role": "user",
+        "content": "What is the weather in Rome?",
+    }
+    with client.chat.completions.stream(
+        model=MODEL,
+        messages=[question],
+        tools=[tool],
+        tool_choice="required",
+        max_tokens=200,
+        temperature=0,
+    ) as events:
+        streamed = events.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls" and streamed.message.tool_calls
+    function = streamed.message.tool_calls[0].function
+    assert function.name == "get_weather"
+    assert set(json.loads(function.arguments)) == {"city"}
+
+
+def test_log_probabilities_have_the_drawn_token_and_the_likeliest(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=8, temperature=0, logprobs=True, top_logprobs=3
+    ).choices[0]
+    assert answer.logprobs is not None and answer.logprobs.content
+    for token in answer.logprobs.content:
+        assert [top.logprob for top in token.top_logprobs] == sorted(
+            (top.logprob for top in token.top_logprobs), reverse=True
+        )
+        assert token.logprob == token.top_logprobs[0].logprob <= 0  # greedy draws the likeliest
+        assert token.bytes is not None and bytes(token.bytes).decode() == token.token
+    text = answer.message.content
+    assert text and "".join(token.token for token in answer.logprobs.content).startswith(text)
+
+
+def test_prompts_of_every_form_are_answered_as_asked(client: OpenAI) -> None:
+    fields = {"max_tokens": 6, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    for prompt, num_choices in (("Once", 1), (["Once", "The"], 2), ([5, 6], 1), ([[5], [6, 7]], 2)):
+        answer = client.completions.create(model=MODEL, prompt=prompt, **fields)  # type: ignore[call-overload]
+        assert len(answer.choices) == num_choices
+        assert answer.usage.completion_tokens == 6 * num_choices
+    both = client.completions.create(model=MODEL, prompt="Once", n=2, seed=1, max_tokens=12)
+    assert [choice.index for choice in both.choices] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "fields, param",
+    [
+        ({"prompt": "word " * 50_000}, "prompt"),
+        ({"prompt": [10**6]}, "prompt"),
+        ({"prompt": "a", "max_tokens": 10**6}, "max_tokens"),
+        ({"prompt": "a", "logit_bias": {"1000000": 1}}, "logit_bias"),
+        ({"prompt": "a", "structured_outputs": {"regex": "(("}}, "structured_outputs"),
+        ({"prompt": "a", "structured_outputs": {"json": {"type": "odd"}}}, "structured_outputs"),
+    ],
+)
+def test_what_only_the_worker_can_refuse_is_400_also_for_a_stream(
+    client: OpenAI, fields: dict[str, object], param: str
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.post(
+                "/completions",
+                cast_to=object,
+                body={"model": MODEL, "stream": stream, **fields},
+            )
+        assert raised.value.param == param

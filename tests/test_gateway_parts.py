@@ -1,0 +1,224 @@
+"""What can be said of the gateway's parts for any input: whole and streamed answers agree."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Message
+
+from gateway.answers import Form, chat_answer, text_answer
+from gateway.chunks import ChatChunks, TextChunks
+from gateway.sse import MAX_UNSENT, EventStream
+from gateway.tool_calls import PlainText, Reader, TaggedCalls
+from schemas.errors import QueueUnreachable
+from schemas.event import Delta, Done, Event, Usage
+from schemas.job import Job
+from schemas.openai import StreamOptions
+from schemas.result import fold
+
+CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
+BITS = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", " ", "a", "🙂", '"', "}",
+     '{"name":"f","arguments":{"x":1}}', '\n{"name": "g", "arguments": "{}"}\n', '{"name":5}']
+)  # fmt: skip
+TEXTS = st.lists(BITS, max_size=12).map("".join)
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    found = [*(reader.feed(piece) for piece in pieces), reader.finish()]
+    calls = [(call.name, call.arguments) for each in found for call in each.calls]
+    return "".join(each.content for each in found), calls
+
+
+def is_call(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text)["name"], str)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+@given(TEXTS, st.lists(st.integers(0, 400), max_size=12))
+def test_tool_calls_do_not_depend_on_where_the_text_was_cut(text: str, cuts: list[int]) -> None:
+    assert read(TaggedCalls(), pieces_of(text, cuts)) == read(TaggedCalls(), [text])
+
+
+@given(TEXTS)
+def test_every_call_is_found_and_all_else_is_shown(text: str) -> None:
+    content, calls = read(TaggedCalls(), list(text))
+    tagged = [inner for inner in CALL.findall(text) if is_call(inner)]
+    assert [name for name, _ in calls] == [json.loads(inner)["name"] for inner in tagged]
+    rest = CALL.sub(lambda match: "" if is_call(match[1]) else match[0], text)
+    assert "".join(content.split()) == "".join(rest.split())  # white space around calls may go
+    if not calls and "<tool_call>" not in text:
+        assert content == text
+
+
+@given(st.text(st.sampled_from("ab <>\n"), max_size=40))
+def test_what_cannot_begin_a_tag_is_shown_at_once(text: str) -> None:
+    reader = TaggedCalls()
+    shown = reader.feed(text + "end").content
+    assert shown == text + "end"
+
+
+def answer_of(num_choices: int, texts: list[tuple[int, str]]) -> list[Delta]:
+    """Deltas of all choices in turn; each choice's last one ends it."""
+    indexes = [index % num_choices for index, _ in texts]
+    last = {index: at for at, index in enumerate(indexes)}
+    return [
+        Delta(
+            position=at,
+            index=index,
+            token_ids=[at],
+            text=text,
+            finish_reason="stop" if last[index] == at else None,
+        )
+        for at, (index, (_, text)) in enumerate(zip(indexes, texts, strict=True))
+    ]
+
+
+def job_of(num_choices: int) -> Job:
+    return Job.model_validate(
+        {"job_id": "job_x", "model": "m", "prompts": ["p"], "params": {"n": num_choices}}
+    )
+
+
+ANSWERS = st.tuples(
+    st.integers(1, 3), st.lists(st.tuples(st.integers(0, 2), BITS), min_size=3, max_size=15)
+)
+DONE = Done(position=9, usage=Usage(prompt_tokens=1, completion_tokens=9))
+
+
+def streamed(chunks: ChatChunks | TextChunks, events: list[Event]) -> list[dict[str, object]]:
+    """The choices of every chunk, in order."""
+    raw = b"".join(chunks.render(event) for event in events).decode("ascii").split("\n\n")
+    assert raw[-2:] == ["data: [DONE]", ""]
+    parsed = [json.loads(line.removeprefix("data: ")) for line in raw[:-2]]
+    return [choice for chunk in parsed for choice in chunk["choices"]]
+
+
+@given(ANSWERS)
+def test_a_streamed_chat_is_the_whole_chat(answer: tuple[int, list[tuple[int, str]]]) -> None:
+    deltas = answer_of(*answer)
+    job = job_of(answer[0])
+    form = Form(job, StreamOptions(), TaggedCalls)
+    whole = json.loads(
+        json.dumps(chat_answer(form, fold(job.job_id, job.model, job.num_choices, deltas, DONE)))
+    )
+    choices = streamed(ChatChunks(form), [*deltas, DONE])
+    for choice in whole["choices"]:
+        own = [each for each in choices if each["index"] == choice["index"]]
+        if not own:
+            continue  # a choice that never had a token
+        said = [each["delta"] for each in own]
+        content = "".join(delta.get("content") or "" for delta in said)  # type: ignore[attr-defined]
+        calls = [call for delta in said for call in delta.get("tool_calls", [])]  # type: ignore[attr-defined]
+        assert said[0] == {"role": "assistant", "content": ""} and said[-1] == {}
+        assert content == (choice["message"]["content"] or "")
+        numbered = enumerate(choice["message"].get("tool_calls", []))
+        assert calls == [{"index": number, **call} for number, call in numbered]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+@given(ANSWERS)
+def test_a_streamed_completion_is_the_whole_one(answer: tuple[int, list[tuple[int, str]]]) -> None:
+    deltas = answer_of(*answer)
+    job = job_of(answer[0])
+    form = Form(job, StreamOptions(), PlainText, ["echo: "])
+    whole = text_answer(form, fold(job.job_id, job.model, job.num_choices, deltas, DONE))
+    choices = streamed(TextChunks(form), [*deltas, DONE])
+    for index in {delta.index for delta in deltas}:
+        text = "".join(str(each["text"]) for each in choices if each["index"] == index)
+        assert text == whole["choices"][index]["text"]  # type: ignore[index, call-overload]
+
+
+def relayed(events: AsyncGenerator[Event, None], num_sends: int) -> list[Message]:
+    """What a stream sends; each send after the head takes as long as the reader needs."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        for _ in range(num_sends):
+            await asyncio.sleep(0)
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def left() -> None:
+        raise AssertionError("nobody left")
+
+    def render(event: Event) -> bytes:
+        return event.model_dump_json().encode() + b"\n"
+
+    stream = EventStream(events, left, render, ping_s=60)
+    asyncio.run(stream({"type": "http"}, receive, send))
+    return sent
+
+
+def test_events_that_wait_are_sent_together() -> None:
+    made = [Delta(position=at, token_ids=[at], text="x") for at in range(200)]
+
+    async def ready() -> AsyncGenerator[Event, None]:
+        for delta in made:
+            yield delta
+        yield DONE
+
+    sent = relayed(ready(), num_sends=5)
+    assert len(sent) <= 2 + 200 // MAX_UNSENT + 2
+    body = b"".join(message["body"] for message in sent[1:]).decode()
+    assert [json.loads(line)["position"] for line in body.splitlines()] == [*range(200), 9]
+    assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+
+
+def test_a_job_is_read_no_faster_than_its_caller_reads() -> None:
+    num_read, ahead = 0, 0
+    sent: list[Message] = []
+
+    async def counted() -> AsyncGenerator[Event, None]:
+        nonlocal num_read, ahead
+        for at in range(1000):
+            await asyncio.sleep(0)
+            num_read += 1
+            ahead = max(ahead, num_read - sent_now(sent))
+            yield Delta(position=at, token_ids=[at], text="x")
+        yield DONE
+
+    def sent_now(messages: list[Message]) -> int:
+        return sum(message["body"].count(b"\n") for message in messages[1:])
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0.001)
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def left() -> None: ...
+
+    stream = EventStream(
+        counted(), left, lambda event: event.model_dump_json().encode() + b"\n", ping_s=60
+    )
+    asyncio.run(stream({"type": "http"}, receive, send))
+    assert sent_now(sent) == 1001
+    assert ahead <= 2 * MAX_UNSENT + 2
+
+
+def test_a_queue_lost_in_mid_stream_is_said_in_the_stream() -> None:
+    async def broken() -> AsyncGenerator[Event, None]:
+        yield Delta(position=0, token_ids=[1], text="x")
+        raise QueueUnreachable("Redis could not be reached")
+
+    sent = relayed(broken(), num_sends=1)
+    assert sent[0]["status"] == 200
+    last = json.loads(b"".join(message["body"] for message in sent[1:]).splitlines()[-1])
+    assert (last["type"], last["error"]["code"]) == ("failed", "queue_unreachable")

@@ -1,0 +1,244 @@
+"""The gateway as a service: health, keys, limits, metrics, and what it does without a queue."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from compose.server import Server
+from gateway.cli import main
+from gateway.metrics import LaneReport, Metrics
+from gateway.settings import load_settings
+from schemas import names
+from schemas.delivery import LaneStatus, WorkerStatus
+from schemas.model import WorkerCard
+from stage import MODEL, Actor, GatewayProcess, eventually, spoken
+
+TEXT = {"model": MODEL, "prompt": "hi"}
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
+KEYED_PATHS = (
+    "/version",
+    "/metrics",
+    "/v1/models",
+    "/v1/models/x",
+    "/v1/jobs/x",
+    "/v1/completions",
+    "/docs",
+    "/openapi.json",
+    "/nowhere",
+)
+
+
+@pytest.fixture(scope="module")
+def actor() -> Iterator[Actor]:
+    with Server() as server, Actor(server.url) as actor:
+        yield actor
+
+
+@pytest.fixture(scope="module")
+def http(actor: Actor) -> Iterator[httpx.Client]:
+    with (
+        GatewayProcess(actor.redis_url) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=20) as client,
+    ):
+        yield client
+
+
+def test_it_is_ready_while_a_worker_lives() -> None:
+    with Server() as server, GatewayProcess(server.url) as gateway:
+        statuses = {path: httpx.get(gateway.url + path).status_code for path in OPEN_PATHS}
+        assert statuses == {"/health": 200, "/health/live": 200, "/health/ready": 503, "/ping": 200}
+        with Actor(server.url):
+            eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 200)
+            assert httpx.get(gateway.url + "/health/ready").json()["status"] == "ready"
+        eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 503)
+
+
+def test_without_a_worker_a_caller_is_told_and_a_background_job_waits() -> None:
+    with Server() as server, GatewayProcess(server.url) as gateway:
+        with Actor(server.url):
+            pass  # its model stays known
+        refused = httpx.post(gateway.url + "/v1/completions", json=TEXT)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        assert int(refused.headers["retry-after-ms"]) > 0
+        assert refused.headers["x-should-retry"] == "true"
+        job_id = httpx.post(gateway.url + "/v1/jobs", json=TEXT).json()["id"]
+        with Actor(server.url):
+            url = f"{gateway.url}/v1/jobs/{job_id}"
+            eventually(lambda: httpx.get(url).json()["state"] == "succeeded")
+
+
+def test_a_full_queue_is_429_and_takes_again_when_there_is_room() -> None:
+    with Server() as server, GatewayProcess(server.url, "--max-num-queued-reqs", "2") as gateway:
+        with Actor(server.url):
+            pass  # its model stays known
+        submit = gateway.url + "/v1/jobs"
+        answers = [httpx.post(submit, json=TEXT) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]
+        full = answers[-1]
+        assert full.json()["error"]["type"] == "rate_limit_error"
+        waits = full.headers["retry-after-ms"], full.headers["retry-after"]
+        assert int(waits[0]) > 0 and int(waits[1]) == -(-int(waits[0]) // 1000)
+        client = openai.OpenAI(base_url=gateway.url + "/v1", api_key="x", max_retries=0)
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model=MODEL, prompt="hi", extra_body={"background": True})
+        with Actor(server.url) as actor:
+            eventually(lambda: httpx.post(submit, json=TEXT).status_code == 202)
+            eventually(lambda: len(actor.jobs) == 3)
+
+
+def test_keys_are_needed_on_every_path_but_health(actor: Actor) -> None:
+    actor.script = lambda job: spoken("in")
+    with GatewayProcess(actor.redis_url, "--api-key", "alpha", "--api-key", "beta") as gateway:
+        for path in OPEN_PATHS:
+            assert httpx.get(gateway.url + path).status_code == 200
+        for path in KEYED_PATHS:
+            for header in (None, "Bearer wrong", "alpha", "Basic alpha", "Bearer alph", "Bearer"):
+                headers = {"authorization": header} if header else {}
+                refused = httpx.get(gateway.url + path, headers=headers)
+                assert refused.status_code == 401, (path, header)
+                assert refused.json()["error"]["code"] == "invalid_api_key"
+                assert refused.headers["www-authenticate"] == "Bearer"
+        for key in ("alpha", "beta"):
+            client = openai.OpenAI(base_url=gateway.url + "/v1", api_key=key, max_retries=0)
+            assert client.completions.create(model=MODEL, prompt="hi").choices[0].text == "in"
+        stranger = openai.OpenAI(base_url=gateway.url + "/v1", api_key="no", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            stranger.models.list()
+        _, output = gateway.terminate()
+    assert "alpha" not in output and "beta" not in output
+
+
+def test_no_other_site_may_ask_from_a_browser(http: httpx.Client) -> None:
+    asked = {"origin": "https://elsewhere.example", "access-control-request-method": "POST"}
+    assert http.options("/v1/completions", headers=asked).status_code == 405
+    answer = http.get("/v1/models", headers=asked)
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("given", ["ok-1", "x" * 129, "a b", "é"])
+def test_a_request_id_comes_back_or_is_made(http: httpx.Client, given: str) -> None:
+    answer = http.get("/health", headers=[(b"x-request-id", given.encode())])
+    made = re.fullmatch(r"req_[0-9a-f]{24}", answer.headers["x-request-id"])
+    assert answer.headers["x-request-id"] == given if given == "ok-1" else made
+
+
+def test_the_version_is_the_packages(http: httpx.Client) -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", http.get("/version").json()["version"])
+
+
+def test_the_interface_documents_itself(http: httpx.Client) -> None:
+    paths = http.get("/openapi.json").json()["paths"]
+    body = paths["/v1/chat/completions"]["post"]["requestBody"]
+    fields = {
+        name
+        for part in body["content"]["application/json"]["schema"]["allOf"]
+        for name in part["properties"]
+    }
+    assert {"messages", "tools", "temperature", "logit_bias", "structured_outputs"} <= fields
+    assert http.get("/docs").status_code == 200
+
+
+def samples(http: httpx.Client) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Of every line of /metrics: its name and label values."""
+    families = text_string_to_metric_families(http.get("/metrics").text)
+    lines = [sample for family in families for sample in family.samples]
+    shown = {
+        (line.name, tuple(line.labels[key] for key in sorted(line.labels))): line.value
+        for line in lines
+    }
+    assert len(shown) == len(lines), "a line is there twice"
+    return shown
+
+
+def test_metrics_count_what_happened_under_vllms_names(http: httpx.Client, actor: Actor) -> None:
+    before = samples(http)
+    actor.script = lambda job: spoken("a", "b", "c", reason="length")
+    for stream in (False, True):
+        http.post("/v1/completions", json=TEXT | {"stream": stream})
+    http.post("/v1/completions", json=TEXT | {"model": "nobody"})
+    after = samples(http)
+
+    def gained(name: str, *labels: str) -> float:
+        return after[name, labels] - before.get((name, labels), 0)
+
+    assert gained(names.TTFT_SECONDS + "_count", MODEL) == 2
+    assert gained(names.INTER_TOKEN_SECONDS + "_count", MODEL) == 4
+    assert gained(names.E2E_SECONDS + "_count", MODEL) == 2
+    assert gained(names.REQUEST_SUCCESS + "_total", "length", MODEL) == 2
+    assert gained(names.JOBS_ENDED + "_total", MODEL, "succeeded") == 2
+    assert gained(names.HTTP_RESPONSES + "_total", "404") == 1
+    assert after[names.REQUESTS_RUNNING, ("actor", MODEL)] == 1
+    assert after[names.KV_USAGE, ("actor", MODEL)] == 0.5
+    assert after[names.JOBS_QUEUED, ("0", MODEL)] == 0
+    assert not any("nobody" in labels for _, labels in after)
+
+
+def test_labels_stay_few_whatever_callers_send(http: httpx.Client) -> None:
+    before = len(samples(http))
+    for number in range(200):
+        fields = {"model": f"m{number}", "user": f"u{number}", "metadata": {"k": f"{number}"}}
+        http.post("/v1/completions", json=TEXT | fields)
+        http.get(f"/nowhere/{number}")
+    assert len(samples(http)) <= before + 2  # one more status and when it was first seen
+
+
+def test_without_redis_callers_are_told_and_all_goes_on_when_it_is_back() -> None:
+    with Server() as server, GatewayProcess(server.url) as gateway:
+
+        def status(method: str, path: str) -> tuple[int, str | None]:
+            answer = httpx.request(method, gateway.url + path, json=TEXT, timeout=20)
+            return answer.status_code, answer.json().get("error", {}).get("code")
+
+        with Actor(server.url):
+            assert status("POST", "/v1/completions") == (200, None)
+        server.stop()
+        for method, path in (
+            ("POST", "/v1/completions"),
+            ("POST", "/v1/jobs"),
+            ("GET", "/health/ready"),
+            ("GET", "/v1/jobs/job_aaaaaa0_aaaaaaaaaaaaaaaaaaaaaaaaaa"),
+        ):
+            assert status(method, path) == (503, "queue_unreachable"), path
+        assert status("GET", "/health/live") == (200, None)
+        assert "vllm:" in httpx.get(gateway.url + "/metrics", timeout=20).text
+        server.start()
+        with Actor(server.url):
+            eventually(lambda: status("POST", "/v1/completions") == (200, None), within_s=15)
+
+
+def test_the_command_line_wins_then_the_environment_then_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("port: 1\nhost: filed\napi_key: [a, b]\nmodel: of-the-worker\n")
+    monkeypatch.setenv("PENSTOCK_PORT", "2")
+    monkeypatch.setenv("PENSTOCK_DRAIN_S", "7")
+    settings = load_settings(["--config", str(file), "--drain-s", "9"])
+    assert (settings.host, settings.port, settings.drain_s) == ("filed", 2, 9)
+    assert settings.api_key == ["a", "b"]
+    monkeypatch.setenv("PENSTOCK_API_KEY", "c,d")
+    assert load_settings([f"--config={file}"]).api_key == ["c", "d"]
+
+
+def test_a_wrong_flag_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--port", "99999"]) == 2
+    assert "--port: " in capfd.readouterr().err
+
+
+def test_a_worker_of_two_lanes_counts_once() -> None:
+    lane = LaneStatus(num_queued=3, num_running=1, num_ended=0, interval_ms=0)
+    worker = WorkerStatus(
+        worker="w", card=WorkerCard(), stats={"generation_tokens": 5}, lease_left_ms=9
+    )
+    lapsed = worker.model_copy(update={"worker": "gone", "lease_left_ms": -1})
+    reports = [LaneReport(MODEL, number, lane, [worker, lapsed]) for number in ("0", "1")]
+    text = Metrics().text(reports).decode()
+    assert text.count('vllm:generation_tokens_total{engine="w"') == 1
+    assert "gone" not in text
+    waiting = [line for line in text.splitlines() if line.startswith(names.REQUESTS_WAITING)]
+    assert sum(float(line.split()[-1]) for line in waiting) == 6

@@ -1,0 +1,399 @@
+"""Streams of OpenAI's routes: their chunks, their errors, and what a closed connection ends."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from compose.server import Server
+from schemas.errors import InvalidJob, PenstockError, PromptTooLong, WorkerFailed
+from schemas.event import Delta, Failed
+from stage import (
+    MODEL,
+    Actor,
+    GatewayProcess,
+    Wait,
+    chosen,
+    eventually,
+    failed,
+    logprob,
+    spoken,
+)
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": MODEL, "prompt": "hi"}
+
+
+@pytest.fixture(scope="module")
+def actor() -> Iterator[Actor]:
+    with Server() as server, Actor(server.url) as actor:
+        yield actor
+
+
+@pytest.fixture(scope="module")
+def gateway(actor: Actor) -> Iterator[GatewayProcess]:
+    with GatewayProcess(actor.redis_url, "--ping-s", "0.2") as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=gateway.url, timeout=20) as client:
+        yield client
+
+
+def chunks_of(text: str) -> list[dict[str, object]]:
+    """The JSON of every event but the closing one, which must be there."""
+    events = text.removesuffix("\n\n").split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events if event != ": ping"]
+
+
+def texts_in(chunk: dict[str, object]) -> list[str]:
+    """What the choices of a chunk of either kind say."""
+    choices = chunk["choices"]
+    assert isinstance(choices, list)
+    said = [
+        choice["text"] if "text" in choice else choice["delta"].get("content") for choice in choices
+    ]
+    return [text for text in said if text]
+
+
+def raw_post(gateway: GatewayProcess, path: str, body: dict[str, object]) -> socket.socket:
+    """A connection on which a request was written and nothing read."""
+    connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=20)
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode() + content)
+    return connection
+
+
+def test_a_chat_opens_with_its_role_and_closes_with_reason_usage_and_done(
+    http: httpx.Client, actor: Actor
+) -> None:
+    actor.script = lambda job: spoken("Hé\n", "", ' "q"\u2028', reason="length")
+    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+    response = http.post("/v1/chat/completions", json=body)
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache, no-transform"
+    assert response.content.isascii()  # no reader of SSE finds a line end in the text
+    chunks = chunks_of(response.text)
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert [chunk["choices"] for chunk in chunks] == [
+        [
+            {
+                "index": 0,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+        ],
+        [{"index": 0, "delta": {"content": "Hé\n"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": ' "q"\u2028'}, "logprobs": None, "finish_reason": None}],
+        [
+            {
+                "index": 0,
+                "delta": {},
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+            }
+        ],
+        [],
+    ]
+    usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
+    assert chunks[-1]["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 3}}
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+
+
+def test_a_completion_streams_text_and_closes_with_its_reason(
+    http: httpx.Client, actor: Actor
+) -> None:
+    actor.script = lambda job: [
+        *spoken("a", "b")[:1],
+        Delta(position=1, token_ids=[2], text="b", finish_reason="stop", stop_reason="END"),
+    ]
+    chunks = chunks_of(http.post("/v1/completions", json=TEXT | {"stream": True}).text)
+    assert [chunk["choices"] for chunk in chunks] == [
+        [{"index": 0, "text": "a", "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "text": "b", "logprobs": None, "finish_reason": None}],
+        [
+            {
+                "index": 0,
+                "text": "",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": "END",
+            }
+        ],
+    ]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_usage_can_run_along(http: httpx.Client, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a", "b", "c")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = TEXT | {"stream": True, "stream_options": options}
+    chunks = chunks_of(http.post("/v1/completions", json=body).text)
+    usages = [chunk["usage"] for chunk in chunks]
+    counts = [usage["completion_tokens"] for usage in usages if isinstance(usage, dict)]
+    assert counts == [1, 2, 3, 3, 3]
+
+
+def test_choices_of_several_prompts_are_numbered_and_each_has_its_echo(
+    http: httpx.Client, actor: Actor
+) -> None:
+    actor.script = lambda job: chosen("1", "2", "3", "4")
+    body = TEXT | {"prompt": ["one ", "two "], "n": 2, "echo": True}
+    whole = http.post("/v1/completions", json=body).json()["choices"]
+    texts = ["one 1", "one 2", "two 3", "two 4"]
+    assert [(choice["index"], choice["text"]) for choice in whole] == list(enumerate(texts))
+    shown = [""] * 4
+    for chunk in chunks_of(http.post("/v1/completions", json=body | {"stream": True}).text):
+        choices = chunk["choices"]
+        assert isinstance(choices, list)
+        for choice in choices:
+            shown[choice["index"]] += choice["text"]
+    assert shown == texts
+
+
+@pytest.mark.parametrize(
+    "prompt, prompts",
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2, 3], [[1, 2, 3]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+    ],
+)
+def test_the_four_forms_of_a_prompt(
+    http: httpx.Client, actor: Actor, prompt: object, prompts: object
+) -> None:
+    actor.script = lambda job: chosen(*["x" for _ in job.prompts])
+    assert http.post("/v1/completions", json=TEXT | {"prompt": prompt}).status_code == 200
+    assert actor.jobs[-1].prompts == prompts
+
+
+def test_log_probabilities_of_a_completion_are_four_lists(http: httpx.Client, actor: Actor) -> None:
+    first = logprob("Hé", -0.5, ("Hé", -0.5), ("x", -2.0))
+    second = logprob("!", -1.5, ("a", -0.1), ("b", -0.2))
+    actor.script = lambda job: [
+        Delta(position=0, token_ids=[0], text="Hé", logprobs=[first]),
+        Delta(position=1, token_ids=[0], text="!", logprobs=[second], finish_reason="stop"),
+    ]
+    body = TEXT | {"logprobs": 2}
+    whole = http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert whole == {
+        "tokens": ["Hé", "!"],
+        "token_logprobs": [-0.5, -1.5],
+        "top_logprobs": [{"Hé": -0.5, "x": -2.0}, {"a": -0.1, "b": -0.2, "!": -1.5}],
+        "text_offset": [0, 2],
+    }
+    joined: dict[str, list[object]] = {name: [] for name in whole}
+    for chunk in chunks_of(http.post("/v1/completions", json=body | {"stream": True}).text):
+        choices = chunk["choices"]
+        assert isinstance(choices, list)
+        for name, values in (choices[0]["logprobs"] or {}).items():
+            joined[name] += values
+    assert joined == whole
+
+
+REFUSALS: list[PenstockError] = [
+    PromptTooLong(5000, 2048),
+    InvalidJob("stop_token_ids[0]: 99 is not in the vocabulary", "stop_token_ids[0]"),
+    WorkerFailed("the engine broke"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.code)
+def test_a_job_that_fails_at_once_is_a_plain_error_also_for_a_stream(
+    http: httpx.Client, actor: Actor, refusal: PenstockError, stream: bool
+) -> None:
+    actor.script = lambda job: [Failed(position=0, state="failed", error=refusal.body())]
+    response = http.post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert response.status_code == refusal.status
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["x-should-retry"] == str(refusal.retryable).lower()
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == (refusal.code, refusal.param)
+    assert error["message"] == refusal.message
+
+
+@pytest.mark.parametrize("path, body", [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+def test_a_later_failure_is_said_inside_the_stream(
+    http: httpx.Client, actor: Actor, path: str, body: dict[str, object]
+) -> None:
+    actor.script = lambda job: [*spoken("a", "b", "c")[:2], failed(2)]
+    response = http.post(path, json=body | {"stream": True})
+    assert response.status_code == 200
+    *chunks, last = chunks_of(response.text)
+    assert last["error"] == {
+        "message": "the worker's disk is gone",
+        "type": "server_error",
+        "param": None,
+        "code": "worker_failed",
+    }
+    assert [text for chunk in chunks for text in texts_in(chunk)] == ["a", "b"]
+    assert http.post(path, json=body).status_code == 500
+
+
+def test_no_status_goes_out_before_the_first_event(gateway: GatewayProcess, actor: Actor) -> None:
+    held = Wait()
+    actor.script = lambda job: [held, *spoken("a", "b")]
+    with raw_post(gateway, "/v1/chat/completions", CHAT | {"stream": True}) as connection:
+        connection.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        held.set()
+        connection.settimeout(10)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_silent_stream_pings(gateway: GatewayProcess, actor: Actor) -> None:
+    held = Wait()
+    actor.script = lambda job: [*spoken("a", "b")[:1], held, *spoken("a", "b")[1:]]
+    with raw_post(gateway, "/v1/chat/completions", CHAT | {"stream": True}) as connection:
+        received = b""
+        while received.count(b": ping\n\n") < 3:
+            received += connection.recv(4096)
+        assert received.startswith(b"HTTP/1.1 200")
+        held.set()
+        while b"[DONE]" not in received:
+            received += connection.recv(4096)
+    assert b'"content":"b"' in received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("num_before", [0, 2])
+def test_a_closed_connection_cancels(
+    gateway: GatewayProcess, actor: Actor, stream: bool, num_before: int
+) -> None:
+    spoken_before = spoken(*"abc")[:num_before]
+    actor.script = lambda job: [*spoken_before, Wait(), *spoken(*"abc")[num_before:]]
+    num_jobs = len(actor.jobs)
+    connection = raw_post(gateway, "/v1/chat/completions", CHAT | {"stream": stream})
+    eventually(lambda: len(actor.jobs) > num_jobs)
+    job_id = actor.jobs[-1].job_id
+    if stream and num_before:
+        assert connection.recv(12) == b"HTTP/1.1 200"
+    connection.close()
+    eventually(lambda: job_id in actor.cancelled, within_s=3)
+
+
+def test_a_job_in_the_background_outlives_its_connection(
+    gateway: GatewayProcess, http: httpx.Client, actor: Actor
+) -> None:
+    held = Wait()
+    actor.script = lambda job: [held, *spoken("still ", "here")]
+    num_jobs = len(actor.jobs)
+    with raw_post(gateway, "/v1/chat/completions", CHAT | {"background": True}):
+        eventually(lambda: len(actor.jobs) > num_jobs)
+    time.sleep(0.3)  # long enough for a cancel to arrive, were there one
+    held.set()
+    job_id = actor.jobs[-1].job_id
+    eventually(lambda: "result" in http.get(f"/v1/jobs/{job_id}").json())
+    assert http.get(f"/v1/jobs/{job_id}").json()["state"] == "succeeded"
+
+
+def test_who_shares_an_idempotency_key_does_not_end_the_others_answer(
+    gateway: GatewayProcess, http: httpx.Client, actor: Actor
+) -> None:
+    held = Wait()
+    actor.script = lambda job: [held, *spoken("for ", "both")]
+    headers = {"idempotency-key": "shared"}
+    num_jobs = len(actor.jobs)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(lambda: http.post("/v1/chat/completions", json=CHAT, headers=headers))
+        eventually(lambda: len(actor.jobs) > num_jobs)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                gateway.url + "/v1/chat/completions", json=CHAT, headers=headers, timeout=0.3
+            )
+        time.sleep(0.3)
+        held.set()
+        answer = waiting.result()
+    assert answer.json()["choices"][0]["message"]["content"] == "for both"
+    assert len(actor.jobs) == num_jobs + 1
+
+
+def test_a_caller_who_does_not_read_delays_nobody(
+    gateway: GatewayProcess, http: httpx.Client, actor: Actor
+) -> None:
+    line = "x" * 1000
+    actor.script = lambda job: spoken(*[line] * 3000) if job.prompts == ["long"] else spoken("hi")
+    body = TEXT | {"prompt": "long", "stream": True, "max_tokens": 4000}
+    with raw_post(gateway, "/v1/completions", body) as stuck:
+        assert stuck.recv(12) == b"HTTP/1.1 200"
+        for _ in range(20):
+            assert http.post("/v1/completions", json=TEXT | {"stream": True}).status_code == 200
+        received = bytearray()
+        while b"[DONE]" not in received[-64:]:
+            received += stuck.recv(1 << 20)
+    assert received.count(line.encode()) == 3000
+
+
+def test_a_hundred_streams_at_once_keep_apart(http: httpx.Client, actor: Actor) -> None:
+    actor.script = lambda job: [0.05, *spoken(*[f"{job.prompts[0]};" for _ in range(10)])]
+
+    def text_of(number: int) -> str:
+        body = TEXT | {"prompt": f"caller-{number}", "stream": True}
+        chunks = chunks_of(http.post("/v1/completions", json=body).text)
+        return "".join(text for chunk in chunks for text in texts_in(chunk))
+
+    with ThreadPoolExecutor(25) as pool:
+        texts = list(pool.map(text_of, range(100)))
+    assert texts == [f"caller-{number};" * 10 for number in range(100)]
+
+
+def test_on_sigterm_open_streams_end_and_no_more_are_accepted(actor: Actor) -> None:
+    held = Wait()
+    actor.script = lambda job: [*spoken("a", "b")[:1], held, *spoken("a", "b")[1:]]
+    with (
+        GatewayProcess(actor.redis_url) as gateway,
+        raw_post(gateway, "/v1/chat/completions", CHAT | {"stream": True}) as connection,
+    ):
+        received = connection.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200")
+        ended: list[tuple[int, str]] = []
+        ending = threading.Thread(target=lambda: ended.append(gateway.terminate()))
+        ending.start()
+        eventually(lambda: not _accepts(gateway))
+        time.sleep(0.5)  # a stop without grace would have cut the stream by now
+        held.set()
+        while piece := connection.recv(65536):
+            received += piece
+        ending.join()
+    assert b'"content":"b"' in received and received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert ended[0][0] == 0, ended[0][1]
+    assert "Traceback" not in ended[0][1]
+
+
+def test_a_gateway_that_stops_leaves_its_jobs_to_others(actor: Actor, http: httpx.Client) -> None:
+    held = Wait()
+    actor.script = lambda job: [*spoken("a", "b")[:1], held, *spoken("a", "b")[1:]]
+    with (
+        GatewayProcess(actor.redis_url, "--drain-s", "0") as gateway,
+        raw_post(gateway, "/v1/chat/completions", CHAT | {"stream": True}) as connection,
+    ):
+        assert connection.recv(12) == b"HTTP/1.1 200"
+        assert gateway.terminate()[0] == 0
+    job_id = actor.jobs[-1].job_id
+    held.set()
+    events = http.get(f"/v1/jobs/{job_id}/events").text
+    assert job_id not in actor.cancelled
+    assert '"text":"b"' in events and '"type":"done"' in events
+
+
+def _accepts(gateway: GatewayProcess) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", gateway.port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""The gateway in front of real workers: `penstock worker` with the engine that needs no model."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+
+from compose.server import Server
+from stage import GatewayProcess, eventually
+
+HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me of the river."}]
+MODEL = "fake"
+
+
+@contextmanager
+def worker(redis_url: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    argv = ["--model", MODEL, "--load-format", "fake", "--redis-url", redis_url, *flags]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "worker.cli", *argv],
+        env=os.environ | {"PYTHONPATH": "."},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # so that a kill takes its engine with it, as a machine's death
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def is_ready(gateway: GatewayProcess) -> bool:
+    return httpx.get(gateway.url + "/health/ready").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    with Server() as server, GatewayProcess(server.url) as gateway, worker(server.url):
+        eventually(lambda: is_ready(gateway), within_s=30)
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def client(gateway: GatewayProcess) -> OpenAI:
+    return OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
+
+
+def streamed_text(client: OpenAI, max_tokens: int, seed: int) -> str:
+    chunks = client.chat.completions.create(
+        model=MODEL,
+        messages=HI,
+        max_tokens=max_tokens,
+        seed=seed,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=300, seed=4, extra_body={"ignore_eos": True}
+    )
+    assert whole.choices[0].message.content == streamed_text(client, 300, seed=4)
+    assert whole.usage is not None and whole.usage.completion_tokens == 300
+    assert whole.choices[0].finish_reason == "length"
+
+
+def test_every_choice_of_every_prompt_is_its_own(client: OpenAI) -> None:
+    both = client.completions.create(model=MODEL, prompt=["one", "two"], n=2, max_tokens=40, seed=1)
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert len({choice.text for choice in both.choices}) == 4
+    alone = client.completions.create(model=MODEL, prompt="one", n=2, max_tokens=40, seed=1)
+    assert [each.text for each in alone.choices] == [each.text for each in both.choices[:2]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_too_long_is_400_also_for_a_stream(client: OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.completions.create(model=MODEL, prompt="x" * 9000, stream=stream)
+    assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_an_id_out_of_the_vocabulary_is_400(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model=MODEL, prompt=[5, 10**6])
+
+
+def test_a_caller_who_hangs_up_frees_the_worker(gateway: GatewayProcess, client: OpenAI) -> None:
+    def running() -> float:
+        lines = httpx.get(gateway.url + "/metrics").text.splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith("penstock:jobs_running{")
+        )
+
+    stream = client.completions.create(
+        model=MODEL, prompt="x", max_tokens=8000, stream=True, extra_body={"ignore_eos": True}
+    )
+    job_id = next(iter(stream)).id.removeprefix("cmpl-")
+    stream.close()
+    url = f"{gateway.url}/v1/jobs/{job_id}"
+    eventually(lambda: httpx.get(url).json()["state"] == "cancelled", within_s=3)
+    assert httpx.get(url).json()["usage"]["completion_tokens"] < 8000
+    assert running() == 0
+
+
+def test_a_stream_goes_on_when_its_worker_is_killed() -> None:
+    flags = ("--lease-ttl-ms", "1000", "--fake-step-ms", "5")
+    with (
+        Server() as server,
+        GatewayProcess(server.url) as gateway,
+        worker(server.url, *flags) as first,
+    ):
+        eventually(lambda: is_ready(gateway), within_s=30)
+        client = OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
+        undisturbed = streamed_text(client, 400, seed=9)
+        with worker(server.url, *flags):
+            time.sleep(2)  # until the second worker holds a lease
+            texts: list[str] = []
+            reading = threading.Thread(
+                target=lambda: texts.append(streamed_text(client, 400, seed=9))
+            )
+            reading.start()
+            time.sleep(0.5)
+            assert not texts, "the stream ended before its worker was killed"
+            os.killpg(first.pid, signal.SIGKILL)
+            reading.join(30)
+    assert texts == [undisturbed]
