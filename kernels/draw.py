@@ -1,0 +1,175 @@
+"""Drawing one token from each row of logits: the likeliest, or by inverse distribution function.
+
+    logits       [rows, vocab]  float32
+    temperature  [rows]         float32, above 0
+    uniforms     [rows]         float64 in [0, 1)
+    returns      [rows]         int64
+
+A token's weight is its unnormalised probability in units of 2**-40 of the row's likeliest token,
+cut to an integer. Sums of integers do not depend on their order, so a row's token depends on
+nothing but the row: not on the batch, not on the way its candidates were found. Tokens are laid
+out in order of their ids; of equal logits either all are kept or none.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+UNIT = 2.0**40
+WIDTHS = (64, 256, 4096)  # how many of the likeliest to look at; few distributions need the last
+BLOCK = 2**22  # logits whose weights are held at once: 32 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What keeps unlikely tokens out, row by row: [rows] each.
+
+    top_k   int64    keep the k likeliest; the size of the vocabulary keeps all
+    top_p   float64  keep the likeliest while those before them are less likely than p together
+    min_p   float64  keep what is at least p times as likely as the likeliest
+
+    They apply in vLLM's order: min_p, then top_k, then top_p among what the two left.
+    """
+
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    def rows(self, index: Tensor) -> "Cut":
+        return Cut(self.top_k[index], self.top_p[index], self.min_p[index])
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's largest logit and its id, the first of equal ones. NaN counts as the largest."""
+    rows, vocab = logits.shape
+    size = chunk_size(vocab)
+    chunks = logits.view(rows, -1, size)  # a maximum without its place is ten times faster
+    tops = chunks.amax(-1)
+    top, chunk = tops.max(-1)
+    inner = chunks[torch.arange(rows, device=logits.device), chunk].argmax(-1)
+    return top, chunk * size + inner
+
+
+def draw(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw from the whole vocabulary."""
+    blocks = _blocks(logits, temperature, uniforms)
+    return torch.cat([_draw_block(*block) for block in blocks])
+
+
+def draw_cut(logits: Tensor, temperature: Tensor, cut: Cut, uniforms: Tensor) -> Tensor:
+    """Draw from what `cut` keeps. Rows that their likeliest few do not decide look at more."""
+    vocab = logits.shape[1]
+    nucleus = ((cut.top_k >= vocab) & (cut.min_p == 0)).nonzero()[:, 0]
+    masses = torch.zeros_like(cut.top_k)
+    masses[nucleus] = mass(_rows(logits, nucleus), temperature[nucleus])
+    tokens = torch.empty_like(cut.top_k)
+    left = torch.arange(len(tokens), device=logits.device)
+    for width in [*(width for width in WIDTHS if width < vocab), vocab]:
+        among = _likeliest_few(_rows(logits, left), width)
+        found, decided = _draw_among(
+            among, temperature[left], cut.rows(left), masses[left], uniforms[left]
+        )
+        tokens[left] = found
+        left = left[~decided]
+        if width == vocab or not len(left):
+            break
+    return tokens
+
+
+def mass(logits: Tensor, temperature: Tensor) -> Tensor:
+    """The sum of each row's weights [rows], int64; 2**40 is that of the likeliest token alone."""
+    if not len(logits):
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    return torch.cat([_weights(*block).sum(-1) for block in _blocks(logits, temperature)])
+
+
+def chunk_size(vocab: int, limit: int = 512) -> int:
+    """The largest divisor of the vocabulary up to the limit."""
+    return next(size for size in range(min(limit, vocab), 0, -1) if vocab % size == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Few:
+    """Each row's likeliest tokens [rows, width], likeliest first."""
+
+    logits: Tensor
+    ids: Tensor
+    is_all: bool
+
+
+def _likeliest_few(logits: Tensor, width: int) -> _Few:
+    values, ids = logits.topk(width)
+    return _Few(values, ids, width == logits.shape[1])
+
+
+def _draw_among(
+    few: _Few, temperature: Tensor, cut: Cut, masses: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The tokens [rows], and which of them are final [rows]: no token outside is kept.
+
+    masses  [rows]  of the whole vocabulary where top_p alone cuts, else 0
+    """
+    width = few.ids.shape[1]
+    weights = _weights(few.logits, temperature)
+    kth = few.logits.gather(1, (cut.top_k.clamp(max=width) - 1)[:, None])
+    least_weight = (cut.min_p * UNIT).long()[:, None]
+    weights *= (few.logits >= kth) & (weights >= least_weight)
+    total_known = (weights[:, -1] == 0) | (masses > 0)
+    total = torch.where(masses > 0, masses, weights.sum(-1))
+    likelier = weights.cumsum(-1) - weights
+    inside = likelier < (cut.top_p * total)[:, None]
+    last = few.logits.masked_fill(~inside, torch.inf).amin(-1, keepdim=True)
+    weights *= few.logits >= last
+    ids, order = few.ids.sort(-1)
+    tokens = ids.gather(1, _pick(weights.gather(1, order), uniforms)[:, None])[:, 0]
+    return tokens, (total_known & (weights[:, -1] == 0)) | few.is_all
+
+
+def _draw_block(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
+    """First the chunk that holds the place, then the token in it."""
+    rows, vocab = logits.shape
+    size = chunk_size(vocab)
+    weights = _weights(logits, temperature).view(rows, -1, size)
+    sums = weights.sum(-1)
+    ends = sums.cumsum(-1)
+    target = _target(ends[:, -1], uniforms)
+    chunk = _first_above(ends, target)
+    here = torch.arange(rows, device=logits.device)
+    target -= (ends - sums)[here, chunk]
+    return chunk * size + _first_above(weights[here, chunk].cumsum(-1), target)
+
+
+def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
+    ends = weights.cumsum(-1)
+    return _first_above(ends, _target(ends[:, -1], uniforms))
+
+
+def _target(total: Tensor, uniforms: Tensor) -> Tensor:
+    """The place of each draw: at least 0, below the total."""
+    return torch.minimum((uniforms * total).long(), total - 1)
+
+
+def _first_above(ends: Tensor, target: Tensor) -> Tensor:
+    """Where a rising row first exceeds its target; the last place if it never does (NaN)."""
+    return (ends <= target[:, None]).sum(-1).clamp(max=ends.shape[1] - 1)
+
+
+def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+    """2**40 for the likeliest token of each row, less for the others in proportion; int64."""
+    below = logits - logits.amax(-1, keepdim=True)
+    return below.div_(temperature[:, None]).exp_().mul_(UNIT).long()
+
+
+def _blocks(logits: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Groups of rows, so that memory is bounded."""
+    rows, vocab = logits.shape
+    count = max(1, BLOCK // vocab)
+    for start in range(0, rows, count):
+        yield tuple(column[start : start + count] for column in (logits, *columns))
+
+
+def _rows(logits: Tensor, index: Tensor) -> Tensor:
+    """Those rows; no copy when it is all of them, in order."""
+    return logits if len(index) == len(logits) else logits[index]

@@ -1,0 +1,54 @@
+"""Causal attention of queries over keys and values that lie in blocks of a paged cache.
+
+    query     [tokens, heads, head_dim]; the slices of several sequences, end to end
+    kv_cache  [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; holds the batch's own
+              keys and values; what was never written is finite
+    window    a query sees this many keys, its own included; None: all before it
+    returns   [tokens, heads, head_dim], contiguous
+
+`plan_attention` does what the layers of a step share, once; each layer calls what it returns.
+Deterministic: the bits of a row do not depend on the rows beside it.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from kernels.device import on_gpu
+from kernels.paged_attention_ref import attend, plan_gathers
+from kernels.paged_attention_tiled import attend_tiles, plan_tiles
+from kernels.spans import HeadShape, Spans
+
+# (query, kv_cache, scale) -> attended
+Attend = Callable[[Tensor, Tensor, float], Tensor]
+
+
+def plan_attention(
+    spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None, deterministic: bool
+) -> Attend:
+    """kv_cache: any layer's; they have one shape."""
+    if on_gpu(kv_cache):
+        return _on_gpu(spans, window, deterministic)
+    if deterministic:
+        tiles = plan_tiles(spans, shape, kv_cache, window)
+        return lambda query, kv_cache, scale: attend_tiles(query, kv_cache, tiles, scale)
+    gathers = plan_gathers(spans, shape, kv_cache, window)
+    return lambda query, kv_cache, scale: attend(query, kv_cache, gathers, scale)
+
+
+def paged_attention(
+    query: Tensor, kv_cache: Tensor, spans: Spans, scale: float, window: int | None
+) -> Tensor:
+    shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2])
+    return plan_attention(spans, shape, kv_cache, window, deterministic=False)(
+        query, kv_cache, scale
+    )
+
+
+def _on_gpu(spans: Spans, window: int | None, deterministic: bool) -> Attend:
+    # Imported here: not every platform without a GPU has triton.
+    from kernels.paged_attention_triton import paged_attention_triton
+
+    return lambda query, kv_cache, scale: paged_attention_triton(
+        query, kv_cache, spans, scale, window, deterministic=deterministic
+    )

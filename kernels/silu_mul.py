@@ -1,0 +1,27 @@
+"""The gate of a feed-forward layer: silu of the first half of each row, times the second half.
+
+gate_up   [tokens, 2 * hidden]
+returns   [tokens, hidden]       contiguous
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    return silu_mul_ref(gate_up)
+
+
+def silu_mul_ref(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def silu_mul_rowwise(gate_up: Tensor) -> Tensor:
+    """The same bits for a row whatever rows come with it.
+
+    `F.silu` rounds otherwise where a vector or a thread's share ends; `exp` and quotients do not.
+    """
+    gate, up = gate_up.chunk(2, -1)
+    wide = gate.float()
+    return (wide / wide.neg().exp_().add_(1)).to(gate_up.dtype).mul_(up)

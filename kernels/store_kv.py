@@ -1,0 +1,34 @@
+"""Writes the keys and values of new tokens into their slots of the paged cache.
+
+key, value     [tokens, kv_heads, head_dim]
+kv_cache       [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; keys, then values
+slot_mapping   [tokens]   int64; block * block_size + offset; no slot twice
+"""
+
+import torch
+from torch import Tensor
+
+
+def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    store_kv_ref(key, value, kv_cache, slot_mapping)
+
+
+def store_kv_ref(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    _, kv_heads, _, block_size, _ = kv_cache.shape
+    store_rows(key, value, kv_cache, key_rows(slot_mapping, kv_heads, block_size))
+
+
+def key_rows(slot_mapping: Tensor, kv_heads: int, block_size: int) -> Tensor:
+    """Where each key goes, in rows of head_dim: [tokens * kv_heads], the same for all layers."""
+    block = slot_mapping.div(block_size, rounding_mode="floor")
+    offset = slot_mapping - block * block_size
+    heads = torch.arange(kv_heads, device=slot_mapping.device)
+    return ((block[:, None] * kv_heads + heads) * (2 * block_size) + offset[:, None]).view(-1)
+
+
+def store_rows(key: Tensor, value: Tensor, kv_cache: Tensor, rows: Tensor) -> None:
+    """As `store_kv`, with `key_rows` computed before."""
+    block_size, head_dim = kv_cache.shape[3:]
+    flat = kv_cache.view(-1, head_dim)
+    flat.index_copy_(0, rows, key.reshape(-1, head_dim))
+    flat[block_size:].index_copy_(0, rows, value.reshape(-1, head_dim))

@@ -1,0 +1,116 @@
+"""The small operations, each against torch or transformers, in a round shape and a weird one."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rotary import rotary
+from kernels.silu_mul import silu_mul, silu_mul_rowwise
+from kernels.store_kv import store_kv
+from worker.layers.linear import Linear
+from worker.layers.rotary import rotary_table
+
+TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("tokens, hidden", [(4, 128), (5, 123), (1, 576)])
+@pytest.mark.parametrize("dtype, tolerance", TYPES)
+def test_rms_norm_equals_transformers(
+    tokens: int, hidden: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    x, weight = randn(tokens, hidden, dtype=dtype), randn(hidden, dtype=dtype)
+    theirs = LlamaRMSNorm(hidden, 1e-5).to(dtype)
+    theirs.weight.data = weight
+    assert_close(rms_norm(x, weight, 1e-5), theirs(x).detach(), atol=tolerance, rtol=tolerance)
+    normed, total = add_rms_norm(x, 2 * x, weight, 1e-5)
+    assert_close(total, x + 2 * x, atol=0, rtol=0)
+    assert_close(normed, theirs(total).detach(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("tokens, heads, head_dim", [(4, 8, 64), (3, 5, 10)])
+def test_rotary_equals_transformers(tokens: int, heads: int, head_dim: int) -> None:
+    x, positions = randn(tokens, heads, head_dim), torch.tensor([7, 0, 40, 3][:tokens])
+    inv_freq = 100.0 ** -(torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.outer(positions.float(), inv_freq).repeat(1, 2)[None]
+    wanted, _ = apply_rotary_pos_emb(
+        x.transpose(0, 1)[None], x.transpose(0, 1)[None], 1.5 * angles.cos(), 1.5 * angles.sin()
+    )
+    cos, sin = rotary_table(inv_freq, 1.5, 41, torch.float32).rows(positions)
+    assert_close(rotary(x, cos, sin), wanted[0].transpose(0, 1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens, hidden", [(4, 64), (3, 37)])
+@pytest.mark.parametrize("dtype, tolerance", TYPES)
+@pytest.mark.parametrize("gate", [silu_mul, silu_mul_rowwise])
+def test_silu_mul_equals_torch(
+    tokens: int,
+    hidden: int,
+    dtype: torch.dtype,
+    tolerance: float,
+    gate: Callable[[Tensor], Tensor],
+) -> None:
+    x = randn(tokens, 2 * hidden, dtype=dtype)
+    wanted = F.silu(x[:, :hidden].double()) * x[:, hidden:].double()
+    assert_close(gate(x).double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kv_heads, block_size, head_dim", [(2, 16, 64), (3, 5, 7)])
+def test_every_key_and_value_lands_in_its_slot_and_nothing_else_changes(
+    kv_heads: int, block_size: int, head_dim: int
+) -> None:
+    slots = torch.randperm(6 * block_size, generator=torch.Generator().manual_seed(0))[:9]
+    qkv = randn(9, 3 * kv_heads, head_dim)
+    key, value = qkv[:, :kv_heads], qkv[:, 2 * kv_heads :]
+    cache = randn(6, kv_heads, 2, block_size, head_dim)
+    wanted = cache.clone()
+    for row, slot in enumerate(slots.tolist()):
+        wanted[slot // block_size, :, 0, slot % block_size] = key[row]
+        wanted[slot // block_size, :, 1, slot % block_size] = value[row]
+    store_kv(key, value, cache, slots)
+    assert torch.equal(cache, wanted)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows, wide, out", [(1, 64, 32), (33, 100, 77), (64, 576, 960)])
+@pytest.mark.parametrize("dtype, tolerance", TYPES)
+def test_a_packed_product_equals_torch(
+    deterministic: bool,
+    biased: bool,
+    rows: int,
+    wide: int,
+    out: int,
+    dtype: torch.dtype,
+    tolerance: float,
+) -> None:
+    x, weight = randn(rows, wide, dtype=dtype), randn(out, wide, dtype=dtype) / wide**0.5
+    bias = randn(out, dtype=dtype) if biased else None
+    got = Linear(weight, bias, deterministic)(x)
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    assert_close(got.double(), wanted, atol=2 * tolerance, rtol=tolerance)
+    assert got.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rowwise_operations_give_a_row_the_same_bits_alone(dtype: torch.dtype) -> None:
+    """The ordinary ones do not in these shapes, where a thread's share ends amid a row."""
+    gate_up = randn(999, 2 * 333, dtype=dtype)
+    whole = silu_mul_rowwise(gate_up)
+    for i in range(999):
+        assert torch.equal(silu_mul_rowwise(gate_up[i : i + 1]), whole[i : i + 1])
+    x, weight = randn(70, 1536, dtype=dtype), randn(576, 1536, dtype=dtype)
+    product = Linear(weight, None, deterministic=True)
+    whole = product(x)
+    for i in range(70):
+        assert torch.equal(product(x[i : i + 1]), whole[i : i + 1])

@@ -1,0 +1,27 @@
+"""The tensors that one forward pass reads."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Slices of several sequences; sequence i's rows are query_start[i]:query_start[i+1].
+
+    token_ids     [tokens]            int64
+    positions     [tokens]            int64; of each token in its own sequence
+    slot_mapping  [tokens]            int64; where its KV goes: block * block_size + offset
+    query_start   [seqs + 1]          int32
+    context_lens  [seqs]              int32; tokens whose KV exists after this pass
+    block_tables  [seqs, max_blocks]  int32; entries past a sequence's last block are unread
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: Tensor
+    query_start: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    max_query_len: int
+    max_context_len: int

@@ -1,0 +1,205 @@
+"""What a decoder must know of a model, derived once from the configuration in its folder."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from worker.models.errors import BrokenModel, UnsupportedModel
+from worker.models.rope import Rope, rope
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How one family's checkpoints differ from Llama's.
+
+    qkv_bias        queries, keys and values always have a bias
+    attention_bias  the configuration's field of that name is obeyed, for the output too
+    mlp_bias        likewise
+    qk_norm         each head of queries and keys is normalised before it is rotated
+    sliding_window  likewise
+    layer_types     likewise: some layers have the window, some see all
+    """
+
+    qkv_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: bool = False
+    layer_types: bool = False
+
+
+FAMILIES = {
+    "llama": Family(attention_bias=True, mlp_bias=True),
+    "mistral": Family(sliding_window=True),
+    "qwen2": Family(qkv_bias=True, sliding_window=True, layer_types=True),
+    "qwen3": Family(attention_bias=True, qk_norm=True, sliding_window=True, layer_types=True),
+}
+
+_COUNTS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+# Fields of related architectures that change the numbers: a folder that sets one is another model.
+_FOREIGN_FIELDS = (
+    "attention_multiplier",
+    "attn_logit_softcapping",
+    "clip_qkv",
+    "embedding_multiplier",
+    "final_logit_softcapping",
+    "kv_lora_rank",
+    "logit_scale",
+    "logits_scaling",
+    "no_rope_layers",
+    "num_experts",
+    "num_local_experts",
+    "quantization_config",
+    "query_pre_attn_scalar",
+    "residual_multiplier",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """windows: keys that a query of each layer sees, None: all. dtype None: the file is silent."""
+
+    family: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    initializer_range: float
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+    rope: Rope
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype | None
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The configuration in a Hugging Face folder; a ModelError names what cannot be served."""
+    fields = _read_object(path / "config.json")
+    _refuse_foreign(fields)
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))
+    try:
+        hf = CONFIG_MAPPING[model_type].from_dict(fields)
+    except Exception as error:  # of many types; the sentence names the field
+        raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
+    return _derive(hf, FAMILIES[model_type], _eos_token_ids(path, hf))
+
+
+def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int]) -> ModelConfig:
+    _refuse_unknown(hf)
+    attention_bias = family.attention_bias and bool(hf.attention_bias)
+    num_heads, num_kv_heads = hf.num_attention_heads, hf.num_key_value_heads
+    if num_heads % num_kv_heads:
+        raise UnsupportedModel(
+            "num_key_value_heads", num_kv_heads, f"divisors of num_attention_heads, {num_heads}"
+        )
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // num_heads
+    if head_dim % 2:
+        raise UnsupportedModel("head_dim", head_dim, "even head sizes")
+    return ModelConfig(
+        family=hf.model_type,
+        num_layers=hf.num_hidden_layers,
+        hidden_size=hf.hidden_size,
+        intermediate_size=hf.intermediate_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        vocab_size=hf.vocab_size,
+        max_position_embeddings=hf.max_position_embeddings,
+        rms_norm_eps=hf.rms_norm_eps,
+        initializer_range=hf.initializer_range,
+        tie_word_embeddings=bool(hf.tie_word_embeddings),
+        qkv_bias=family.qkv_bias or attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=family.mlp_bias and bool(hf.mlp_bias),
+        qk_norm=family.qk_norm,
+        windows=_windows(hf, family),
+        rope=rope(hf, head_dim),
+        eos_token_ids=eos_token_ids,
+        dtype=_dtype(hf),
+    )
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BrokenModel(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise BrokenModel(f"{path}: not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise BrokenModel(f"{path}: not a JSON object")
+    return found
+
+
+def _refuse_foreign(fields: dict[str, object]) -> None:
+    for field in _FOREIGN_FIELDS:
+        if fields.get(field) is not None:
+            raise UnsupportedModel(field, fields[field], "models without it")
+
+
+def _refuse_unknown(hf: PreTrainedConfig) -> None:
+    for field in _COUNTS:
+        if getattr(hf, field) < 1:
+            raise UnsupportedModel(field, getattr(hf, field), "1 or more")
+    if hf.hidden_act not in ("silu", "swish"):
+        raise UnsupportedModel("hidden_act", hf.hidden_act, "silu")
+
+
+def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
+    window: int | None = hf.sliding_window if family.sliding_window else None
+    num_layers: int = hf.num_hidden_layers
+    layer_types: list[str] | None = getattr(hf, "layer_types", None)
+    if layer_types is None:
+        return tuple([window] * num_layers)
+    if not family.layer_types:
+        raise UnsupportedModel("layer_types", layer_types, f"{hf.model_type} layers all alike")
+    if len(layer_types) != num_layers:
+        raise UnsupportedModel("layer_types", layer_types, f"one for each of {num_layers} layers")
+    kinds = {"full_attention": None, "sliding_attention": window}
+    for kind in layer_types:
+        if kind not in kinds or (kind == "sliding_attention" and window is None):
+            raise UnsupportedModel(
+                "layer_types", kind, "full_attention, and sliding_attention with a sliding_window"
+            )
+    return tuple([kinds[kind] for kind in layer_types])
+
+
+def _eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
+    """generation_config.json is asked first: chat models end turns with ids that only it has."""
+    generation = path / "generation_config.json"
+    found = _read_object(generation).get("eos_token_id") if generation.exists() else None
+    ids = hf.eos_token_id if found is None else found
+    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    if not all(isinstance(token_id, int) for token_id in listed):
+        raise BrokenModel(f"{path}: eos_token_id is {ids!r}; it must be an id or a list of ids")
+    return frozenset(listed)
+
+
+def _dtype(hf: PreTrainedConfig) -> torch.dtype | None:
+    found = hf.dtype
+    if isinstance(found, str):
+        found = getattr(torch, found, None)
+    return found if isinstance(found, torch.dtype) else None

@@ -1,0 +1,156 @@
+"""From a Hugging Face folder to a decoder, tensor by tensor, so that the model is held once."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from worker.layers.attention import Attention
+from worker.layers.embedding import Embedding, Head
+from worker.layers.linear import Linear
+from worker.layers.mlp import GatedMLP
+from worker.layers.norm import RMSNorm
+from worker.layers.rotary import rotary_table
+from worker.models.config import ModelConfig, read_config
+from worker.models.decoder import Decoder, DecoderLayer
+from worker.models.weights import DummyWeights, SafetensorsWeights, Weights
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_decoder(
+    path: Path,
+    dtype: Dtype = "auto",
+    device: torch.device | str = "cpu",
+    deterministic: bool = False,
+    load_format: LoadFormat = "auto",
+) -> Decoder:
+    """deterministic: a row's result is bitwise the same whatever is computed beside it."""
+    config = read_config(path)
+    if load_format == "dummy":
+        loader = _Loader(
+            config,
+            DummyWeights(config.initializer_range),
+            _DTYPES.get(dtype) or config.dtype or torch.float32,
+            torch.device(device),
+            deterministic,
+        )
+    else:
+        weights = SafetensorsWeights(path)
+        loader = _Loader(
+            config,
+            weights,
+            _DTYPES.get(dtype) or config.dtype or weights.dtype(),
+            torch.device(device),
+            deterministic,
+        )
+    return loader.decoder()
+
+
+class _Loader:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        deterministic: bool,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = dtype
+        self.device = device
+        self.deterministic = deterministic
+
+    def decoder(self) -> Decoder:
+        config = self.config
+        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        layers = [self._layer(index) for index in range(config.num_layers)]
+        norm = self._norm("model.norm", config.hidden_size)
+        if config.tie_word_embeddings:
+            head = Head(embedding, self.deterministic)
+        else:
+            weight = self._tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+            head = Head(weight, self.deterministic)
+        # A file may repeat a tied head.
+        self.weights.finish({"lm_head.weight"} if config.tie_word_embeddings else set())
+        frequencies = torch.tensor(config.rope.frequencies, device=self.device)
+        table = rotary_table(
+            frequencies, config.rope.attention_factor, config.max_position_embeddings, self.dtype
+        )
+        return Decoder(
+            config, self.dtype, Embedding(embedding), layers, norm, head, table, self.deterministic
+        )
+
+    def _layer(self, index: int) -> DecoderLayer:
+        config, prefix = self.config, f"model.layers.{index}"
+        heads = config.num_heads * config.head_dim
+        kv_heads = config.num_kv_heads * config.head_dim
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        normed = config.qk_norm
+        layer = DecoderLayer(
+            self._norm(f"{prefix}.input_layernorm", config.hidden_size),
+            self._linear(
+                {
+                    f"{attention}.q_proj": heads,
+                    f"{attention}.k_proj": kv_heads,
+                    f"{attention}.v_proj": kv_heads,
+                },
+                config.hidden_size,
+                config.qkv_bias,
+            ),
+            Attention(
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.windows[index],
+                self._norm(f"{attention}.q_norm", config.head_dim) if normed else None,
+                self._norm(f"{attention}.k_norm", config.head_dim) if normed else None,
+            ),
+            self._linear({f"{attention}.o_proj": config.hidden_size}, heads, config.output_bias),
+            self._norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
+            GatedMLP(
+                self._linear(
+                    {
+                        f"{mlp}.gate_proj": config.intermediate_size,
+                        f"{mlp}.up_proj": config.intermediate_size,
+                    },
+                    config.hidden_size,
+                    config.mlp_bias,
+                ),
+                self._linear(
+                    {f"{mlp}.down_proj": config.hidden_size},
+                    config.intermediate_size,
+                    config.mlp_bias,
+                ),
+                self.deterministic,
+            ),
+        )
+        self.weights.release()
+        return layer
+
+    def _linear(self, parts: dict[str, int], in_features: int, biased: bool) -> Linear:
+        """parts: module name -> its rows; they become one product."""
+        weight = self._empty(sum(parts.values()), in_features)
+        for name, rows in zip(parts, torch.split(weight, list(parts.values())), strict=True):
+            self.weights.fill(rows, f"{name}.weight")
+        bias = self._empty(sum(parts.values())) if biased else None
+        if bias is not None:
+            for name, rows in zip(parts, torch.split(bias, list(parts.values())), strict=True):
+                self.weights.fill(rows, f"{name}.bias")
+        return Linear(weight, bias, self.deterministic)
+
+    def _norm(self, name: str, width: int) -> RMSNorm:
+        return RMSNorm(self._tensor(f"{name}.weight", width), self.config.rms_norm_eps)
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self._empty(*shape)
+        self.weights.fill(tensor, name)
+        return tensor
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)

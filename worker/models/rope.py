@@ -1,0 +1,38 @@
+"""The frequencies of a model's rotary positions, for each way of stretching them that is served."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from worker.models.errors import UnsupportedModel
+
+_STRETCHED = ("linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """frequencies: radians a position, head_dim / 2 of them, exact in float32."""
+
+    frequencies: tuple[float, ...]
+    attention_factor: float
+
+
+def rope(hf: PreTrainedConfig, head_dim: int) -> Rope:
+    """hf has unified the spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
+    parameters = hf.rope_parameters
+    kind = parameters.get("rope_type")
+    if kind is None and any(isinstance(value, dict) for value in parameters.values()):
+        raise UnsupportedModel("rope_parameters", parameters, "one set of them for all layers")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(
+            "partial_rotary_factor", parameters["partial_rotary_factor"], "heads rotated whole"
+        )
+    if kind == "default":
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        return Rope(tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()), 1.0)
+    if kind not in _STRETCHED:
+        raise UnsupportedModel("rope_type", kind, ", ".join(("default", *_STRETCHED)))
+    frequencies, attention_factor = ROPE_INIT_FUNCTIONS[kind](hf)
+    return Rope(tuple(frequencies.tolist()), float(attention_factor))

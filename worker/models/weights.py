@@ -1,0 +1,140 @@
+"""Where a model's tensors come from: safetensors files, mapped into memory, or random numbers."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from worker.models.errors import BrokenModel
+
+_INDEX = "model.safetensors.index.json"
+
+
+class Weights(Protocol):
+    """Every tensor is asked for once; `finish` complains of those that nobody wanted."""
+
+    def fill(self, target: Tensor, name: str) -> None: ...
+
+    def release(self) -> None: ...
+
+    def finish(self, unread: Iterable[str]) -> None: ...
+
+
+class _File(Protocol):
+    """What is used of `safe_open`."""
+
+    def keys(self) -> list[str]: ...
+
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+class SafetensorsWeights:
+    """The tensors of a folder, in one file or in the shards that its index names."""
+
+    def __init__(self, path: Path) -> None:
+        self._file_of = _locate(path)
+        self._open: dict[Path, _File] = {}
+        self._wanted: set[str] = set()
+
+    def fill(self, target: Tensor, name: str) -> None:
+        """Copy tensor `name` into target, which has its shape; converts its type."""
+        file = self._file_of.get(name)
+        if file is None:
+            files = ", ".join(sorted({file.name for file in self._file_of.values()}))
+            raise BrokenModel(f"tensor {name} is missing from {files}")
+        try:
+            found = self._handle(file).get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise BrokenModel(f"{file}: tensor {name}: {error}") from error
+        if found.shape != target.shape:
+            raise BrokenModel(
+                f"{file}: tensor {name} has shape {list(found.shape)}, "
+                f"and the configuration asks for {list(target.shape)}"
+            )
+        target.copy_(found)
+        self._wanted.add(name)
+
+    def release(self) -> None:
+        """Unmap the files, so that pages already copied leave this process's memory."""
+        self._open.clear()
+
+    def finish(self, unread: Iterable[str]) -> None:
+        """`unread`: names that may be there and are not used."""
+        self.release()
+        left = sorted(
+            name
+            for name in set(self._file_of) - self._wanted - set(unread)
+            if not name.endswith("rotary_emb.inv_freq")  # old checkpoints store what rope computes
+        )
+        if left:
+            raise BrokenModel(
+                f"{self._file_of[left[0]]}: unexpected tensor {left[0]}, one of {len(left)} that "
+                "the configuration does not account for"
+            )
+
+    def dtype(self) -> torch.dtype:
+        """Of the first tensor."""
+        name, file = next(iter(self._file_of.items()))
+        return self._handle(file).get_tensor(name).dtype
+
+    def _handle(self, file: Path) -> _File:
+        if file not in self._open:
+            self._open[file] = _map(file)
+        return self._open[file]
+
+
+class DummyWeights:
+    """Normal random numbers of a fixed seed; norms are ones, biases zeros."""
+
+    def __init__(self, std: float) -> None:
+        self._std = std
+        self._generator = torch.Generator().manual_seed(0)
+
+    def fill(self, target: Tensor, name: str) -> None:
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+        elif name.endswith(".bias"):
+            target.zero_()
+        else:
+            target.copy_(torch.randn(target.shape, generator=self._generator) * self._std)
+
+    def release(self) -> None:
+        pass
+
+    def finish(self, unread: Iterable[str]) -> None:
+        pass
+
+
+def _locate(path: Path) -> dict[str, Path]:
+    """Which file holds each tensor."""
+    if (path / _INDEX).exists():
+        return _shards(path)
+    file = path / "model.safetensors"
+    if not file.exists():
+        raise BrokenModel(f"{path}: neither model.safetensors nor {_INDEX} is there")
+    return dict.fromkeys(_map(file).keys(), file)
+
+
+def _shards(path: Path) -> dict[str, Path]:
+    try:
+        named = json.loads((path / _INDEX).read_text(encoding="utf-8"))["weight_map"]
+        located = {name: path / Path(shard).name for name, shard in named.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenModel(f"{path / _INDEX}: not an index of shards: {error!r}") from error
+    for file in sorted(set(located.values())):
+        held = set(_map(file).keys())
+        for name in (name for name, home in located.items() if home == file):
+            if name not in held:
+                raise BrokenModel(f"{file}: tensor {name} is missing; {_INDEX} places it there")
+    return located
+
+
+def _map(file: Path) -> _File:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise BrokenModel(f"{file}: not a whole safetensors file: {error}") from error
