@@ -1,0 +1,191 @@
+"""The whole engine against transformers: float32, eager attention, every family."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import judges
+from schemas.sampling import SamplingParams
+from worker.engine.batch import PersistentBatch
+from worker.engine.block_pool import BlockPool
+from worker.engine.build import build_engine
+from worker.engine.config import EngineConfig
+from worker.engine.engine import Engine
+from worker.engine.messages import Addition, Logprob
+from worker.layers.batch import Batch
+
+TOLERANCE = 1e-4
+NEAR_TIE = 1e-3  # below this gap of the two likeliest, either is right
+NUM_TOP = 5
+
+
+@pytest.fixture(scope="module", params=["llama_llama3", "mistral_window", "qwen2", "qwen3"])
+def judge(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, judges.save(request.param, folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp("llama")
+    return folder, judges.save("llama", folder)
+
+
+def make_engine(folder: Path, **changes: object) -> Engine:
+    """Short of everything, so that slices, cache hits and preemption all happen."""
+    settings: dict[str, object] = {
+        "dtype": "float32",
+        "num_gpu_blocks_override": 30,
+        "max_num_seqs": 24,
+        "max_num_batched_tokens": 40,
+    }
+    return build_engine(EngineConfig(folder, **(settings | changes)))
+
+
+def mixed_trace() -> list[Addition]:
+    """64 sequences of mixed lengths, around block borders; every third shares a stem."""
+    stems = [judges.prompt(48, seed) for seed in (1, 2)]
+    trace = []
+    for number in range(64):
+        prompt = judges.prompt(judges.PROMPT_LENGTHS[number % 7], seed=number)
+        if number % 3 == 0:
+            prompt = stems[number % 2] + prompt[:20]
+        params = SamplingParams(
+            temperature=0, max_tokens=5 + 3 * (number % 16), logprobs=NUM_TOP, ignore_eos=True
+        )
+        trace.append(Addition(str(number), prompt, params))
+    return trace
+
+
+def run(engine: Engine, trace: list[Addition]) -> dict[str, list[Logprob]]:
+    for addition in trace:
+        engine.add(addition)
+    drawn: dict[str, list[Logprob]] = {addition.seq_id: [] for addition in trace}
+    while engine.busy:
+        for output in engine.step():
+            assert output.error is None and output.logprobs is not None
+            drawn[output.seq_id] += output.logprobs
+    return drawn
+
+
+@torch.inference_mode()
+def assert_as_transformers_says(
+    model: PreTrainedModel, prompt: list[int], drawn: list[Logprob]
+) -> None:
+    """One pass over prompt and completion tells what each token and its alternatives should be."""
+    token_ids = prompt + [logprob.token_id for logprob in drawn]
+    logits = model(torch.tensor([token_ids])).logits[0, len(prompt) - 1 : -1]
+    expected = logits.log_softmax(-1)
+    for step, logprob in enumerate(drawn):
+        best = expected[step].topk(NUM_TOP + 1)
+        gap = float(best.values[0] - expected[step, logprob.token_id])
+        assert gap < NEAR_TIE, f"token {step} is {logprob.token_id}, not {int(best.indices[0])}"
+        assert logprob.logprob == pytest.approx(
+            float(expected[step, logprob.token_id]), abs=TOLERANCE
+        )
+        assert logprob.top_logprobs == pytest.approx(best.values[:NUM_TOP].tolist(), abs=TOLERANCE)
+        assert len(logprob.top_ids) == NUM_TOP
+
+
+def assert_equal(
+    model: PreTrainedModel, trace: list[Addition], drawn: dict[str, list[Logprob]]
+) -> None:
+    for addition in trace:
+        assert len(drawn[addition.seq_id]) == addition.params.max_tokens
+        assert_as_transformers_says(model, addition.prompt, drawn[addition.seq_id])
+
+
+def test_greedy_tokens_and_logprobs_equal_transformers(judge: tuple[Path, PreTrainedModel]) -> None:
+    folder, model = judge
+    engine, trace = make_engine(folder), mixed_trace()
+    assert_equal(model, trace, run(engine, trace))
+    stats = engine.stats()
+    assert stats.num_preemptions > 0 and stats.cached_tokens > 0  # else it proved less than it says
+
+
+def test_64_at_once_with_room_for_all_equal_transformers(
+    llama: tuple[Path, PreTrainedModel],
+) -> None:
+    folder, model = llama
+    engine = make_engine(
+        folder, num_gpu_blocks_override=600, max_num_seqs=64, max_num_batched_tokens=8192
+    )
+    trace = mixed_trace()
+    assert_equal(model, trace, run(engine, trace))
+    assert engine.stats().num_preemptions == 0
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 32])
+def test_any_block_size_gives_the_same(
+    llama: tuple[Path, PreTrainedModel], block_size: int
+) -> None:
+    folder, model = llama
+    engine = make_engine(folder, block_size=block_size, num_gpu_blocks_override=480 // block_size)
+    trace = mixed_trace()[:12]
+    assert_equal(model, trace, run(engine, trace))
+
+
+def _change(build: Callable[[Batch], Batch]) -> Callable[[pytest.MonkeyPatch], None]:
+    def mutate(patch: pytest.MonkeyPatch) -> None:
+        original = PersistentBatch.build
+        patch.setattr(PersistentBatch, "build", lambda self, plan: build(original(self, plan)))
+
+    return mutate
+
+
+def _swap_two_entries(batch: Batch) -> Batch:
+    slots = batch.slot_mapping.clone()
+    if len(slots) > 3 and batch.positions[0] == 0:
+        slots[[2, 3]] = slots[[3, 2]]
+    return replace(batch, slot_mapping=slots)
+
+
+def _shift_positions(batch: Batch) -> Batch:
+    return replace(batch, positions=batch.positions + (batch.positions >= 16))
+
+
+def _lose_a_block(batch: Batch) -> Batch:
+    tables = batch.block_tables.clone()
+    tables[:, 0] = tables[-1, -1]
+    return replace(batch, block_tables=tables)
+
+
+def _write_to_the_next_slot(batch: Batch) -> Batch:
+    slots = batch.slot_mapping.clone()
+    slots[-1] ^= 1
+    return replace(batch, slot_mapping=slots)
+
+
+def _keep_stale_prefixes(patch: pytest.MonkeyPatch) -> None:
+    def forget(pool: BlockPool, block: int) -> None:
+        pool._digest[block] = None
+
+    patch.setattr(BlockPool, "_forget", forget)
+
+
+MUTANTS = {
+    "two KV entries swapped": _change(_swap_two_entries),
+    "positions shifted": _change(_shift_positions),
+    "a block lost": _change(_lose_a_block),
+    "a stale prefix block": _keep_stale_prefixes,
+    "a wrong slot": _change(_write_to_the_next_slot),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_judge_sees(
+    llama: tuple[Path, PreTrainedModel], mutant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = llama
+    MUTANTS[mutant](monkeypatch)
+    trace = mixed_trace()
+    again = [replace(addition, seq_id=f"{addition.seq_id} again") for addition in trace[::3]]
+    drawn = run(make_engine(folder), trace + again)
+    with pytest.raises(AssertionError):
+        assert_equal(model, trace + again, drawn)

@@ -1,0 +1,214 @@
+"""The engine's core, on a model that forgets all but its slots."""
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from forgetful import VOCAB, ForgetfulRunner, expected_completion, run_to_end
+from schemas.sampling import SamplingParams
+from worker.engine.block_pool import BlockPool
+from worker.engine.constraints import Grammars
+from worker.engine.engine import Engine
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition
+from worker.engine.scheduler import Scheduler
+
+
+def make_engine(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    budget: int = 16,
+    remembers: bool = True,
+) -> tuple[Engine, ForgetfulRunner]:
+    limits = Limits(
+        num_blocks * block_size, VOCAB, num_blocks, block_size, max_num_seqs, frozenset()
+    )
+    runner = ForgetfulRunner(num_blocks, block_size)
+    scheduler = Scheduler(BlockPool(num_blocks, block_size, remembers), max_num_seqs, budget)
+    return Engine(limits, scheduler, runner, Grammars.__new__(Grammars)), runner
+
+
+def addition(seq_id: str, prompt: list[int], max_tokens: int, **more: object) -> Addition:
+    return Addition(seq_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), **more)
+
+
+def random_trace(rng: random.Random, longest: int) -> list[Addition]:
+    stems = [
+        [rng.randrange(VOCAB) for _ in range(rng.randrange(1, longest // 2))] for _ in range(3)
+    ]
+    trace = []
+    for number in range(rng.randrange(1, 12)):
+        prompt = rng.choice(stems) + [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 6))]
+        trace.append(addition(str(number), prompt, rng.randrange(1, longest - len(prompt) + 1)))
+    return trace
+
+
+def assert_idle_and_whole(engine: Engine) -> None:
+    pool = engine.scheduler.pool
+    assert pool.num_held == 0
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+    assert not pool._promised and not any(pool._holders)
+    assert sorted(pool._unheld) == list(range(pool.num_blocks))
+    assert {pool._digest[block] for block in pool._remembered.values()} == set(pool._remembered)
+
+
+@pytest.mark.parametrize("seed", range(600))
+def test_every_completion_equals_the_one_computed_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 2, 4, 7])
+    longest = rng.randrange(12, 40)
+    trace = random_trace(rng, longest)
+    num_blocks = -(-longest // block_size) + rng.randrange(
+        0, 4
+    )  # just above the largest, so all compete
+    engine, _ = make_engine(
+        num_blocks, block_size, rng.randrange(1, 9), rng.randrange(1, 30), rng.random() < 0.8
+    )
+    completions = run_to_end(engine, trace)
+    for given in trace:
+        assert completions[given.seq_id] == expected_completion(
+            given.prompt, given.params.max_tokens
+        )
+    assert_idle_and_whole(engine)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_cancelling_at_any_step_disturbs_nobody_and_frees_everything(seed: int) -> None:
+    rng = random.Random(seed)
+    engine, _ = make_engine(num_blocks=14, budget=rng.randrange(1, 20))
+    trace = random_trace(rng, 40)
+    doomed = {given.seq_id for given in trace if rng.random() < 0.4}
+    for given in trace:
+        engine.add(given)
+    completions: dict[str, list[int]] = {given.seq_id: [] for given in trace}
+    while engine.busy:
+        if doomed and rng.random() < 0.3:
+            engine.cancel(doomed.pop())
+            engine.cancel("unknown")
+        for output in engine.step():
+            completions[output.seq_id] += output.token_ids
+    for given in trace:
+        whole = expected_completion(given.prompt, given.params.max_tokens)
+        assert completions[given.seq_id] == whole[: len(completions[given.seq_id])]
+    assert_idle_and_whole(engine)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_sequence_continues_from_its_token_ids_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 20))]
+    whole, cut = expected_completion(prompt, 12), rng.randrange(1, 12)
+    engine, _ = make_engine()
+    completions = run_to_end(engine, [addition("a", prompt, 12, completion=whole[:cut])])
+    assert completions["a"] == whole[cut:]
+
+
+def test_slices_of_long_prompts_and_decodes_share_a_step_within_the_budget() -> None:
+    engine, runner = make_engine(num_blocks=100, budget=10)
+    run_to_end(engine, [addition("short", [1], 30), addition("long", [2] * 70, 2)])
+    assert max(sum(count for _, count in plan) for plan in runner.plans) <= 10
+    assert [("short", 1), ("long", 9)] in runner.plans
+
+
+def test_a_finished_sequence_is_replaced_in_the_next_step() -> None:
+    engine, runner = make_engine(max_num_seqs=1, remembers=False)
+    run_to_end(engine, [addition("a", [1], 2), addition("b", [2], 1)])
+    assert runner.plans == [[("a", 1)], [("a", 1)], [("b", 1)]]
+
+
+def test_lower_priority_values_run_first_and_equals_in_order() -> None:
+    engine, runner = make_engine(max_num_seqs=1, remembers=False)
+    trace = [addition("a", [1], 1), addition("b", [2], 1), addition("first", [3], 1, priority=-1)]
+    run_to_end(engine, trace)
+    assert [plan[0][0] for plan in runner.plans] == ["first", "a", "b"]
+
+
+def test_a_shared_prefix_is_computed_once_for_a_thousand_who_arrive_together() -> None:
+    engine, _ = make_engine(num_blocks=3000, block_size=16, max_num_seqs=64, budget=8192)
+    prefix = [number % VOCAB for number in range(2048)]
+    trace = [addition(str(n), [*prefix, n % VOCAB, n // VOCAB], 2) for n in range(1000)]
+    completions = run_to_end(engine, trace)
+    stats = engine.stats()
+    assert (
+        stats.computed_tokens == 2048 + 1000 * 2 + 1000
+    )  # the prefix, the suffixes, a decode each
+    assert stats.cached_tokens == 999 * 2048
+    assert completions["777"] == expected_completion(trace[777].prompt, 2)
+
+
+def test_different_salts_share_no_block() -> None:
+    engine, _ = make_engine()
+    prompt = list(range(16))
+    run_to_end(engine, [addition("a", prompt, 1, cache_salt=b"one")])
+    run_to_end(engine, [addition("b", prompt, 1, cache_salt=b"two")])
+    assert engine.stats().cached_tokens == 0
+    run_to_end(engine, [addition("c", prompt, 1, cache_salt=b"one")])
+    assert engine.stats().cached_tokens == 12  # not the block that holds the last token
+
+
+def test_the_least_recently_used_prefix_is_forgotten_first() -> None:
+    engine, _ = make_engine(num_blocks=9, block_size=4)
+    for name, start in (("a", 0), ("b", 20), ("a again", 0), ("c", 40)):
+        run_to_end(engine, [addition(name, list(range(start, start + 13)), 1)])
+    before = engine.stats().cached_tokens
+    run_to_end(engine, [addition("a", list(range(13)), 1)])
+    assert engine.stats().cached_tokens == before + 12
+
+
+def test_the_oldest_is_never_preempted() -> None:
+    engine, runner = make_engine(num_blocks=12, block_size=4)
+    run_to_end(engine, [addition(str(n), [n], 40) for n in range(4)])
+    assert engine.stats().num_preemptions > 0
+    steps_of_oldest = [place for place, plan in enumerate(runner.plans) if plan[0][0] == "0"]
+    assert steps_of_oldest == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "prompt, params, param",
+    [
+        ([], SamplingParams(), "prompt"),
+        ([1] * 256, SamplingParams(), "prompt"),
+        ([1] * 250, SamplingParams(max_tokens=7), "max_tokens"),
+        ([VOCAB], SamplingParams(), "prompt"),
+        ([1], SamplingParams(logit_bias={VOCAB: 1.0}), "logit_bias"),
+        ([1], SamplingParams(stop_token_ids=[VOCAB + 5]), "stop_token_ids"),
+    ],
+)
+def test_what_can_never_run_is_refused_by_name_and_disturbs_nobody(
+    prompt: list[int], params: SamplingParams, param: str
+) -> None:
+    engine, _ = make_engine()
+    engine.add(addition("good", [1, 2, 3], 5))
+    engine.add(Addition("bad", prompt, params))
+    outputs = [output for _ in range(10) for output in engine.step()]
+    (refusal,) = [output for output in outputs if output.seq_id == "bad"]
+    assert (
+        refusal.error is not None and refusal.error.param == param and refusal.error.status == 400
+    )
+    good = [
+        token_id for output in outputs if output.seq_id == "good" for token_id in output.token_ids
+    ]
+    assert good == expected_completion([1, 2, 3], 5)
+
+
+def test_a_preempted_sequence_comes_back_before_those_behind_it() -> None:
+    engine, runner = make_engine(num_blocks=10, block_size=4, max_num_seqs=2)
+    for seq_id in ("a", "b", "c"):
+        engine.add(addition(seq_id, [ord(seq_id) % VOCAB], 1 if seq_id == "c" else 32))
+    known: set[str] = set()
+    while engine.busy:
+        preemptions = engine.stats().num_preemptions
+        engine.step()
+        planned = {seq_id for seq_id, _ in runner.plans[-1]}
+        if engine.stats().num_preemptions > preemptions:
+            assert planned <= known
+        known |= planned
+    assert engine.stats().num_preemptions > 0
+    steps = {
+        name: [place for place, plan in enumerate(runner.plans) if name in dict(plan)]
+        for name in "bc"
+    }
+    away, back = next(pair for pair in pairwise(steps["b"]) if pair[1] > pair[0] + 1)
+    assert away < back <= steps["c"][0]

@@ -1,0 +1,134 @@
+"""Which KV block belongs to whom, and which hold something worth finding again."""
+
+from collections import OrderedDict
+
+from worker.engine.sequence import Sequence
+
+
+class BlockPool:
+    """Blocks are held or not, remembered or not.
+
+    A block is held while a block table names it. A computed, full block is remembered by the
+    digest of every token up to its end. What nobody holds is reused least recently used first, and
+    forgotten at that moment - so a remembered block is always true.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, remembers: bool = True) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.remembers = remembers
+        self._holders = [0] * num_blocks
+        # In order of use, the oldest first; a plain dict would walk over every entry ever popped.
+        self._unheld: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._digest: list[bytes | None] = [None] * num_blocks
+        self._remembered: dict[bytes, int] = {}
+        self._promised: dict[bytes, Sequence] = {}
+
+    @property
+    def num_unheld(self) -> int:
+        return len(self._unheld)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_blocks - len(self._unheld)
+
+    @property
+    def num_cached(self) -> int:
+        """Unheld blocks that a prefix could still find."""
+        return sum(self._digest[block] is not None for block in self._unheld)
+
+    def num_live_slots(self, running: list[Sequence]) -> int:
+        """KV slots in use, a shared one once: held blocks, less what their last ones lack."""
+        empty = sum(len(seq.block_table) * self.block_size - seq.num_computed for seq in running)
+        return self.num_held * self.block_size - empty
+
+    def num_needed(self, seq: Sequence, num_tokens: int) -> int:
+        """Blocks to add to the sequence's table so that it covers `num_tokens`."""
+        return max(0, -(-num_tokens // self.block_size) - len(seq.block_table))
+
+    def awaits(self, seq: Sequence) -> bool:
+        """Whether a running sequence is about to compute the block that this one needs next."""
+        return seq.awaited is not None and seq.awaited in self._promised
+
+    def attach(self, seq: Sequence) -> bool:
+        """Give the sequence its remembered prefix, and promise others the rest of its full blocks.
+
+        False, with nothing held, when the first missing block is promised by another: better to
+        wait for that one than to compute it twice. The last token is never taken from the cache,
+        since the next one is drawn from its logits.
+        """
+        if not self.remembers:
+            return True
+        seq.grow_digests(self.block_size)
+        usable = seq.digests[: (len(seq.token_ids) - 1) // self.block_size]
+        found = 0
+        while found < len(usable) and usable[found] in self._remembered:
+            found += 1
+        seq.awaited = usable[found] if found < len(usable) else None
+        if self.awaits(seq):
+            return False
+        for digest in usable[:found]:
+            self._hold(self._remembered[digest])
+            seq.block_table.append(self._remembered[digest])
+        seq.num_computed = found * self.block_size
+        for digest in usable[found:]:
+            self._promised.setdefault(digest, seq)
+        return True
+
+    def reserve(self, seq: Sequence, num_tokens: int) -> bool:
+        """Make the sequence's table cover its first `num_tokens` tokens; all or nothing."""
+        needed = self.num_needed(seq, num_tokens)
+        if needed > len(self._unheld):
+            return False
+        for _ in range(needed):
+            block, _ = self._unheld.popitem(last=False)
+            self._forget(block)
+            self._hold(block)
+            seq.block_table.append(block)
+        return True
+
+    def remember(self, seq: Sequence, num_before: int) -> None:
+        """Of a step that computed the tokens from `num_before` on: find its full blocks again."""
+        if not self.remembers:
+            return
+        seq.grow_digests(self.block_size)
+        for place in range(num_before // self.block_size, seq.num_computed // self.block_size):
+            digest, block = seq.digests[place], seq.block_table[place]
+            self._promised.pop(digest, None)
+            if digest not in self._remembered and self._digest[block] is None:
+                self._remembered[digest] = block
+                self._digest[block] = digest
+
+    def release(self, seq: Sequence) -> None:
+        """Take everything back; what was remembered stays findable until it is reused."""
+        for block in reversed(seq.block_table):  # tail first: the shared head is forgotten last
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._unheld[block] = None
+        for digest in seq.digests[seq.num_computed // self.block_size :]:
+            if self._promised.get(digest) is seq:
+                del self._promised[digest]
+        seq.block_table = []  # a new list: the persistent batch tells one stay from the next by it
+        seq.num_computed = 0
+
+    def forget_own(self, seq: Sequence) -> list[int]:
+        """Make the blocks that only this sequence holds unfindable, and return them."""
+        own = [block for block in seq.block_table if self._holders[block] == 1]
+        for block in own:
+            self._forget(block)
+        return own
+
+    def forget_all(self) -> None:
+        """Drop the prefix cache; blocks in use stay with their holders."""
+        for block in range(self.num_blocks):
+            self._forget(block)
+
+    def _hold(self, block: int) -> None:
+        self._unheld.pop(block, None)
+        self._holders[block] += 1
+
+    def _forget(self, block: int) -> None:
+        digest = self._digest[block]
+        if digest is not None:
+            del self._remembered[digest]
+            self._digest[block] = None

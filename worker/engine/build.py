@@ -1,0 +1,162 @@
+"""An engine from a checkpoint's folder: what fits where."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from schemas.errors import PenstockError
+from worker.engine.batch import PersistentBatch
+from worker.engine.block_pool import BlockPool
+from worker.engine.config import EngineConfig
+from worker.engine.constraints import Grammars
+from worker.engine.engine import Engine
+from worker.engine.limits import Limits
+from worker.engine.runner import ModelRunner
+from worker.engine.sampler import Sampler
+from worker.engine.scheduler import Scheduler
+from worker.layers.batch import Batch
+from worker.models.config import ModelConfig
+from worker.models.decoder import Decoder
+from worker.models.loading import load_decoder
+
+CPU_KV_CACHE_BYTES = 2**30
+
+
+class DoesNotFit(PenstockError):
+    code = "does_not_fit"
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    device = torch.device(_device(config))
+    decoder = load_decoder(
+        config.model,
+        config.dtype,
+        device,
+        deterministic=config.deterministic,
+        load_format=config.load_format,
+    )
+    model = decoder.config
+    num_blocks = _num_blocks(config, model, decoder, device)
+    limits = Limits(
+        max_model_len=_max_model_len(config, model, num_blocks),
+        vocab_size=model.vocab_size,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        eos_token_ids=model.eos_token_ids,
+    )
+    kv_caches = [
+        _zeros(
+            (num_blocks, model.num_kv_heads, 2, config.block_size, model.head_dim),
+            decoder.dtype,
+            device,
+        )
+        for _ in range(model.num_layers)
+    ]
+    pool = BlockPool(num_blocks, config.block_size, remembers=config.enable_prefix_caching)
+    batch = PersistentBatch(config.max_num_seqs, limits.max_model_len, config.block_size, device)
+    sampler = Sampler(model.vocab_size, model.eos_token_ids, device)
+    return Engine(
+        limits,
+        Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens),
+        ModelRunner(decoder, kv_caches, batch, sampler),
+        Grammars(config.model, model.vocab_size, model.eos_token_ids),
+    )
+
+
+def _device(config: EngineConfig) -> str:
+    if config.device != "auto":
+        return config.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one block in all layers: keys and values of `block_size` tokens."""
+    return (
+        2
+        * model.num_layers
+        * model.num_kv_heads
+        * model.head_dim
+        * config.block_size
+        * dtype.itemsize
+    )
+
+
+def _num_blocks(
+    config: EngineConfig, model: ModelConfig, decoder: Decoder, device: torch.device
+) -> int:
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        budget = (
+            _free_gpu_bytes(config, decoder, device)
+            if device.type == "cuda"
+            else CPU_KV_CACHE_BYTES
+        )
+    num_blocks = budget // block_bytes(config, model, decoder.dtype)
+    if num_blocks < 2:
+        needed = 2 * block_bytes(config, model, decoder.dtype)
+        raise DoesNotFit(
+            f"kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks of "
+            f"{config.block_size} tokens; give at least {needed}",
+            "kv_cache_memory_bytes",
+        )
+    return num_blocks
+
+
+def _free_gpu_bytes(config: EngineConfig, decoder: Decoder, device: torch.device) -> int:
+    """What `gpu_memory_utilization` leaves for the KV cache after weights and the largest step."""
+    torch.cuda.reset_peak_memory_stats(device)
+    _largest_step(config, decoder, device)
+    peak = torch.cuda.max_memory_reserved(device)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    elsewhere = total - free - torch.cuda.memory_reserved(device)
+    return int(total * config.gpu_memory_utilization) - peak - elsewhere
+
+
+@torch.inference_mode()
+def _largest_step(config: EngineConfig, decoder: Decoder, device: torch.device) -> None:
+    """One forward pass over as many tokens as a step may have, and as many rows of logits."""
+    model = decoder.config
+    count = min(config.max_num_batched_tokens, model.max_position_embeddings)
+    num_blocks = -(-count // config.block_size)
+    shape = (num_blocks, model.num_kv_heads, 2, config.block_size, model.head_dim)
+    positions = torch.arange(count, device=device)
+    batch = Batch(
+        token_ids=torch.zeros(count, dtype=torch.int64, device=device),
+        positions=positions,
+        slot_mapping=positions,
+        query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([count], dtype=torch.int32, device=device),
+        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
+        max_query_len=count,
+        max_context_len=count,
+    )
+    hidden = decoder(
+        batch, [torch.zeros(shape, dtype=decoder.dtype, device=device)] * model.num_layers
+    )
+    decoder.logits(hidden[: config.max_num_seqs])
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+    """What was asked, if the cache can hold it; else as much of the model's own as it can."""
+    holds = num_blocks * config.block_size
+    if config.max_model_len is None:
+        return min(model.max_position_embeddings, holds)
+    if config.max_model_len > min(model.max_position_embeddings, holds):
+        raise DoesNotFit(
+            f"max_model_len: {config.max_model_len} tokens; the model takes "
+            f"{model.max_position_embeddings}, and {num_blocks} KV blocks hold {holds}",
+            "max_model_len",
+        )
+    return config.max_model_len
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, so that no stray NaN meets a masked weight; on a CPU, pages are taken when written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)

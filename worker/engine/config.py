@@ -1,0 +1,24 @@
+"""How an engine is asked to be. Names and defaults are vLLM's."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """None means: find out. On a CPU the KV cache takes `kv_cache_memory_bytes`, or 1 GiB."""
+
+    model: Path
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_gpu_blocks_override: int | None = None
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int | None = None
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    deterministic: bool = False

@@ -1,0 +1,153 @@
+"""Grammars that hold completions to a form: compiled once, and one matcher for each sequence."""
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+
+import torch
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from torch import Tensor
+
+from schemas.sampling import StructuredOutputs
+from worker.engine.structured import LIMITS, grammar_of, refusal
+
+BITS = 32  # tokens of a mask in one word
+ALL_ALLOWED = -1
+
+
+class Constraint:
+    """One sequence's place in its grammar. It never raises: what goes wrong is in `error`."""
+
+    def __init__(self, matcher: LLMatcher, completion: list[int]) -> None:
+        """Takes the matcher over; the completion was drawn before, and is replayed."""
+        self.matcher = matcher
+        matcher.consume_tokens(completion)
+
+    @property
+    def error(self) -> str | None:
+        """Why the matcher gave up: a token that its mask forbade, or a limit. It stays so."""
+        return _reason(self.matcher) if self.matcher.is_error() else None
+
+    @property
+    def is_complete(self) -> bool:
+        """The form is fulfilled, and nothing but the end can follow."""
+        return self.matcher.is_stopped() and not self.matcher.is_error()
+
+    def advance(self, token_id: int) -> None:
+        """The token was drawn."""
+        self.matcher.consume_token(token_id)
+
+    def rollback(self, num_tokens: int) -> None:
+        """The last tokens are taken back."""
+        self.matcher.rollback(num_tokens)
+
+
+class Grammar:
+    """A compiled form; any number of sequences may follow it."""
+
+    def __init__(self, prototype: LLMatcher) -> None:
+        self._prototype = prototype
+
+    def constraint(self, completion: list[int]) -> Constraint:
+        """For a sequence that starts, or one that continues after these tokens."""
+        return Constraint(self._prototype.deep_copy(), completion)
+
+
+class Grammars:
+    """The grammars of one engine, the latest of them kept.
+
+    vocab_size is the number of the head's rows: it may exceed what the tokenizer knows, and what
+    is beyond is never allowed. Nothing is loaded before the first grammar is asked for.
+    """
+
+    def __init__(
+        self,
+        tokenizer_folder: Path,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        num_threads: int = 2,
+        max_kept: int = 64,
+    ) -> None:
+        self.tokenizer_folder = tokenizer_folder
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.max_kept = max_kept
+        self._pool = ThreadPoolExecutor(num_threads, "grammar")
+        self._kept: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
+        self._kept_lock = Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._tokenizer_lock = Lock()
+
+    def compile(self, outputs: StructuredOutputs) -> Future[Grammar]:
+        """The grammar, in time, or InvalidJob that says why there is none. One future a form."""
+        key = blake2b("\0".join(outputs.constraint).encode(errors="surrogatepass")).digest()
+        with self._kept_lock:
+            if key not in self._kept:
+                self._kept[key] = self._pool.submit(self._compile, outputs)
+            self._kept.move_to_end(key)
+            if len(self._kept) > self.max_kept:
+                self._kept.popitem(last=False)
+            return self._kept[key]
+
+    def close(self) -> None:
+        """End the threads; what was not begun is cancelled."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _compile(self, outputs: StructuredOutputs) -> Grammar:
+        grammar, tokenizer = grammar_of(outputs), self._loaded_tokenizer()
+        prototype = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+        prototype.compute_bitmask()  # finds forms that nothing matches, and warms the copies
+        if prototype.is_error():
+            raise refusal(outputs, _reason(prototype))
+        return Grammar(prototype)
+
+    def _loaded_tokenizer(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._tokenizer is None:
+                self._tokenizer = _load(self.tokenizer_folder, self.vocab_size, self.eos_token_ids)
+            return self._tokenizer
+
+
+class Masks:
+    """The bitmasks of a batch, in memory that is used again."""
+
+    def __init__(self, vocab_size: int, num_threads: int = 2) -> None:
+        self.num_threads = num_threads
+        self._masks = torch.empty(0, -(-vocab_size // BITS), dtype=torch.int32)
+        self._executor: LLExecutor | None = None
+
+    def fill(self, constraints: list[Constraint | None]) -> Tensor | None:
+        """[rows, ceil(vocab / 32)] int32: a row each, all ones where nothing constrains.
+
+        None when no row is constrained. Valid until the next call; lets other threads run.
+        """
+        todo = [(each.matcher, row) for row, each in enumerate(constraints) if each is not None]
+        if not todo:
+            return None
+        if self._executor is None:
+            self._executor = LLExecutor(self.num_threads)
+        if len(self._masks) < len(constraints):
+            self._masks = self._masks.new_empty(2 * len(constraints), self._masks.shape[1])
+        masks = self._masks[: len(constraints)].fill_(ALL_ALLOWED)
+        width = masks.shape[1] * masks.element_size()
+        self._executor.unsafe_compute_mask_ptr(todo, masks.data_ptr(), width, len(masks))
+        return masks
+
+
+def _load(folder: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
+    # Loaded here: only an engine with a constrained job needs them.
+    from llguidance.hf import from_tokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise TypeError(f"a {type(tokenizer).__name__} does not tell the bytes of its tokens")
+    return from_tokenizer(tokenizer, vocab_size, sorted(eos_token_ids) or None)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """What went wrong."""
+    error = matcher.get_error().partition("<non-verbose/>")[0].strip()
+    return "no text matches it" if error == "NoExtensionBias" else error

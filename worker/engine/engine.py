@@ -1,0 +1,214 @@
+"""The loop: schedule, run, update."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from schemas.errors import InvalidJob, PenstockError, WorkerFailed
+from schemas.event import FinishReason
+from worker.engine.constraints import Grammar, Grammars
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition, Logprob, Output, Stats
+from worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence, Slice, Status
+
+
+class Runner(Protocol):
+    def run(self, plan: list[Slice]) -> Sampled:
+        """Draw one token for each slice that reaches its sequence's end, in the plan's order."""
+
+    def scrub(self, blocks: list[int]) -> None:
+        """Make the blocks harmless to whoever gets them next."""
+
+
+class Engine:
+    """Tokens in, tokens out. It knows nothing of text, Redis or HTTP.
+
+    One thread steps it; `add` and `cancel` may be called from any, and act at the next step.
+    """
+
+    def __init__(
+        self, limits: Limits, scheduler: Scheduler, runner: Runner, grammars: Grammars
+    ) -> None:
+        self.limits = limits
+        self.scheduler = scheduler
+        self.runner = runner
+        self.grammars = grammars
+        self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
+        self._letters: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
+        self._seqs: dict[str, Sequence] = {}
+        self._stats = Stats(num_blocks=limits.num_blocks)
+
+    def add(self, addition: Addition) -> None:
+        self._inbox.put(lambda: self._add(addition))
+
+    def cancel(self, seq_id: str) -> None:
+        """The sequence ends without a word; one that ended already is no error."""
+        self._inbox.put(lambda: self._cancel(seq_id))
+
+    def step(self) -> list[Output]:
+        """Compute once; return what each sequence gained, and who was refused."""
+        outputs = self._drain_inbox()
+        begin = time.perf_counter()
+        plan = self.scheduler.schedule()
+        self._stats.scheduler_seconds += time.perf_counter() - begin
+        if plan:
+            outputs += self._update(plan, self.runner.run(plan))
+            self._stats.num_steps += 1
+            self._stats.step_seconds += time.perf_counter() - begin
+        return outputs
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would have anything to do now."""
+        waits = self.scheduler.running or self.scheduler.waiting
+        return bool(waits or self._letters or not self._inbox.empty())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Sleep until there is something to do; false when nothing came in time."""
+        if not self.busy:
+            try:
+                self._letters.append(self._inbox.get(timeout=timeout_s))
+            except Empty:
+                return False
+        return True
+
+    def stats(self) -> Stats:
+        pool = self.scheduler.pool
+        self._stats.num_running = len(self.scheduler.running)
+        self._stats.num_waiting = len(self._seqs) - len(self.scheduler.running)
+        self._stats.num_held_blocks = pool.num_held
+        self._stats.num_cached_blocks = pool.num_cached
+        self._stats.num_live_slots = pool.num_live_slots(self.scheduler.running)
+        self._stats.num_preemptions = self.scheduler.num_preemptions
+        self._stats.prompt_tokens = self.scheduler.num_admitted_tokens
+        self._stats.cached_tokens = self.scheduler.num_cached_tokens
+        return self._stats
+
+    def _drain_inbox(self) -> list[Output]:
+        while not self._inbox.empty():
+            self._letters.append(self._inbox.get())
+        outputs = []
+        while self._letters:
+            output = self._letters.popleft()()
+            if output:
+                outputs.append(output)
+        return outputs
+
+    def _add(self, addition: Addition) -> Output | None:
+        error = self.limits.check(addition)
+        if error:
+            return _refusal(addition.seq_id, error)
+        seq = self._sequence(addition)
+        self._seqs[seq.seq_id] = seq
+        if addition.params.structured_outputs is None:
+            self.scheduler.add(seq)
+            return None
+        grammar = self.grammars.compile(addition.params.structured_outputs)
+        grammar.add_done_callback(lambda _: self._inbox.put(lambda: self._constrain(seq, grammar)))
+        return None
+
+    def _sequence(self, addition: Addition) -> Sequence:
+        params, num_prompt = addition.params, len(addition.prompt)
+        token_ids = addition.prompt + addition.completion
+        ends = frozenset() if params.ignore_eos else self.limits.eos_token_ids
+        return Sequence(
+            seq_id=addition.seq_id,
+            params=params,
+            token_ids=token_ids,
+            num_prompt=num_prompt,
+            max_tokens=self.limits.max_tokens(num_prompt, params),
+            stop_ids=ends | frozenset(params.stop_token_ids),
+            cache_salt=addition.cache_salt,
+            priority=addition.priority,
+            sampling=SamplerRow(params, addition.seed, addition.choice, token_ids, num_prompt),
+        )
+
+    def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
+        """The grammar is ready: the sequence may run. Until now it held no blocks."""
+        if seq.status is Status.FINISHED:
+            return None
+        error = grammar.exception()
+        if error is not None:
+            del self._seqs[seq.seq_id]
+            return _refusal(
+                seq.seq_id, error if isinstance(error, PenstockError) else WorkerFailed(str(error))
+            )
+        seq.constraint = grammar.result().constraint(seq.token_ids[seq.num_prompt :])
+        self.scheduler.add(seq)
+        return None
+
+    def _cancel(self, seq_id: str) -> None:
+        seq = self._seqs.get(seq_id)
+        if seq is not None:
+            self._end(seq)
+
+    def _end(self, seq: Sequence) -> None:
+        del self._seqs[seq.seq_id]
+        self.scheduler.remove(seq)
+
+    def _update(self, plan: list[Slice], sampled: Sampled) -> list[Output]:
+        """Take over what the step computed; end what is complete."""
+        draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
+        outputs = []
+        for piece in plan:
+            draws_now, before = piece.draws, piece.seq.num_computed
+            piece.seq.num_computed += piece.count
+            self.scheduler.pool.remember(piece.seq, before)
+            self._stats.computed_tokens += piece.count
+            if draws_now:
+                outputs.append(self._append(piece.seq, *next(draws)))
+        return outputs
+
+    def _fail(self, seq: Sequence, error: PenstockError) -> Output:
+        self._end(seq)
+        return _refusal(seq.seq_id, error)
+
+    def _append(self, seq: Sequence, token_id: int, logprob: Logprob | None) -> Output:
+        if token_id == NO_TOKEN:
+            self.runner.scrub(self.scheduler.pool.forget_own(seq))
+            return self._fail(seq, _why_no_token(seq))
+        seq.token_ids.append(token_id)
+        if seq.constraint is not None:
+            seq.constraint.advance(token_id)
+            if seq.constraint.error is not None:
+                return self._fail(seq, _why_no_token(seq))
+        self._stats.generation_tokens += 1
+        finish_reason, stop_reason = _finish(seq, token_id)
+        if finish_reason is not None:
+            self._end(seq)
+        return Output(
+            seq_id=seq.seq_id,
+            token_ids=[token_id],
+            logprobs=None if logprob is None else [logprob],
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            num_cached=min(seq.num_cached or 0, seq.num_prompt),
+        )
+
+
+def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
+    """Why the sequence ends with this token, and the asked-for id that ended it; or neither."""
+    if token_id in seq.stop_ids:
+        return "stop", token_id if token_id in seq.params.stop_token_ids else None
+    if seq.constraint is not None and seq.constraint.is_complete:
+        return "stop", None
+    if seq.num_completion >= seq.max_tokens:
+        return "length", None
+    return None, None
+
+
+def _why_no_token(seq: Sequence) -> PenstockError:
+    if seq.constraint is not None and seq.constraint.error is not None:
+        return InvalidJob(f"structured_outputs: {seq.constraint.error}", "structured_outputs")
+    return WorkerFailed(
+        "the model's logits for the next token were no numbers (NaN), or all ruled out"
+    )
+
+
+def _refusal(seq_id: str, error: PenstockError) -> Output:
+    return Output(seq_id=seq_id, token_ids=[], error=error.body())

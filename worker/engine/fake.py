@@ -1,0 +1,145 @@
+"""An engine without a model: each token is a digest of prompt, seed, choice and its place.
+
+It costs nothing and imports no torch, so queue and recovery can be driven hard. Its vocabulary is
+the 256 bytes and two special tokens; what it says are words of eight bytes, with characters of
+several bytes among them. As with a model, whoever knows the tokens so far can go on.
+"""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from schemas.event import FinishReason
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition, Logprob, Output, Stats
+
+EOS, BOS = 256, 257
+VOCAB_SIZE = 258
+_WORDS = [
+    word.encode()
+    for word in (
+        "the sea ", "a crêpe", "🦥 up ", "waters, ", "penstock", "turbine.", "naïve, ", "日本, ",
+        "flowing ", "at dawn ", "€ 3.5\n", "gates.  ", "through ", "dams and", "🚀🚀", "(almost)",
+    )
+]  # fmt: skip
+_WORD_BYTES = 8
+_WORDS_A_COMPLETION = 64  # on average
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    addition: Addition
+    key: bytes
+    num_made: int
+    is_new: bool = True
+
+
+@dataclass(slots=True)
+class FakeEngine:
+    """Has the interface of `worker.engine.engine.Engine`, and takes `step_s` for every step."""
+
+    limits: Limits
+    step_s: float = 0.002
+    _inbox: SimpleQueue[Addition | str] = field(default_factory=SimpleQueue)
+    _seqs: dict[str, _Sequence] = field(default_factory=dict)
+    _outputs: list[Output] = field(default_factory=list)
+    _stats: Stats = field(default_factory=Stats)
+
+    def add(self, addition: Addition) -> None:
+        self._inbox.put(addition)
+
+    def cancel(self, seq_id: str) -> None:
+        self._inbox.put(seq_id)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._seqs or self._outputs or not self._inbox.empty())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        if not self.busy:
+            try:
+                self._take(self._inbox.get(timeout=timeout_s))
+            except Empty:
+                return False
+        return True
+
+    def step(self) -> list[Output]:
+        while not self._inbox.empty():
+            self._take(self._inbox.get())
+        outputs, self._outputs = self._outputs, []
+        running = list(self._seqs.values())[: self.limits.max_num_seqs]
+        if running and self.step_s:
+            time.sleep(self.step_s)  # stands for the forward pass
+        outputs += [self._next(seq) for seq in running]
+        self._stats.num_steps += bool(running)
+        self._stats.generation_tokens += len(running)
+        return outputs
+
+    def stats(self) -> Stats:
+        limit = self.limits.max_num_seqs
+        self._stats.num_blocks = self.limits.num_blocks
+        self._stats.num_running = min(len(self._seqs), limit)
+        self._stats.num_waiting = max(0, len(self._seqs) - limit)
+        self._stats.num_held_blocks = sum(
+            -(-(len(seq.addition.prompt) + seq.num_made) // self.limits.block_size)
+            for seq in list(self._seqs.values())[:limit]
+        )
+        return self._stats
+
+    def _take(self, letter: Addition | str) -> None:
+        if isinstance(letter, str):
+            self._seqs.pop(letter, None)
+        elif error := self.limits.check(letter):
+            self._outputs.append(Output(letter.seq_id, [], error=error.body()))
+        else:
+            self._seqs[letter.seq_id] = _Sequence(letter, _key(letter), len(letter.completion))
+            self._stats.prompt_tokens += len(letter.prompt)
+
+    def _next(self, seq: _Sequence) -> Output:
+        token_id = self._draw(seq)
+        seq.num_made += 1
+        finish_reason, stop_reason = self._finish(seq, token_id)
+        if finish_reason is not None:
+            del self._seqs[seq.addition.seq_id]
+        asked = seq.addition.params.logprobs
+        logprobs = None if asked is None else [_logprob(token_id, asked)]
+        return Output(seq.addition.seq_id, [token_id], logprobs, finish_reason, stop_reason)
+
+    def _draw(self, seq: _Sequence) -> int:
+        word, place = divmod(seq.num_made, _WORD_BYTES)
+        drawn = hashlib.blake2b(word.to_bytes(8, "big"), key=seq.key, digest_size=4).digest()
+        params = seq.addition.params
+        ends = drawn[0] % _WORDS_A_COMPLETION == 0 and seq.num_made >= max(params.min_tokens, 1)
+        if ends and place == 0 and not params.ignore_eos:
+            return EOS
+        return _WORDS[drawn[1] % len(_WORDS)][place]
+
+    def _finish(self, seq: _Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
+        params, num_prompt = seq.addition.params, len(seq.addition.prompt)
+        if token_id == EOS:
+            return "stop", None
+        if token_id in params.stop_token_ids and seq.num_made >= params.min_tokens:
+            return "stop", token_id
+        is_full = seq.num_made >= self.limits.max_tokens(num_prompt, params)
+        return ("length", None) if is_full else (None, None)
+
+
+def fake_engine(
+    max_model_len: int | None, max_num_seqs: int, block_size: int, step_s: float
+) -> FakeEngine:
+    length = max_model_len or 8192
+    num_blocks = max_num_seqs * -(-length // block_size)
+    limits = Limits(length, VOCAB_SIZE, num_blocks, block_size, max_num_seqs, frozenset([EOS]))
+    return FakeEngine(limits, step_s)
+
+
+def _key(addition: Addition) -> bytes:
+    asked = repr((addition.prompt, addition.seed, addition.choice))
+    return hashlib.blake2b(asked.encode(), digest_size=16).digest()
+
+
+def _logprob(token_id: int, num_top: int) -> Logprob:
+    """Falls off with the rank; the drawn token is the likeliest."""
+    top_ids = [token_id, *(other for other in range(num_top + 1) if other != token_id)][:num_top]
+    return Logprob(token_id, -0.5, top_ids, [-0.5 - rank for rank in range(len(top_ids))])

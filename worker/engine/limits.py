@@ -1,0 +1,57 @@
+"""What one engine can take, and the check of what is asked of it; the I/O side asks it too."""
+
+from dataclasses import dataclass
+
+from schemas.errors import InvalidJob, PenstockError, PromptTooLong
+from schemas.sampling import SamplingParams
+from worker.engine.messages import Addition
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """max_model_len counts prompt and completion, and never exceeds what the KV cache can hold."""
+
+    max_model_len: int
+    vocab_size: int
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    eos_token_ids: frozenset[int]
+
+    def max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
+        return params.max_tokens or self.max_model_len - num_prompt
+
+    def check(self, addition: Addition) -> PenstockError | None:
+        """None when the sequence can run to its end, alone if need be; else why it never will."""
+        return self._check_length(addition) or self._check_ids(addition)
+
+    def _check_length(self, addition: Addition) -> PenstockError | None:
+        num_prompt, asked = len(addition.prompt), addition.params.max_tokens
+        if not num_prompt:
+            return InvalidJob("prompt: it has no tokens; give at least one", "prompt")
+        if num_prompt >= self.max_model_len:
+            return PromptTooLong(num_prompt, self.max_model_len)
+        if asked is not None and num_prompt + asked > self.max_model_len:
+            return InvalidJob(
+                f"max_tokens: {num_prompt} prompt tokens and {asked} to come are more than the "
+                f"{self.max_model_len} that this model takes; ask for at most "
+                f"{self.max_model_len - num_prompt}",
+                "max_tokens",
+            )
+        return None
+
+    def _check_ids(self, addition: Addition) -> PenstockError | None:
+        params = addition.params
+        for name, ids in (
+            ("prompt", addition.prompt),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
+                worst = max(ids) if max(ids) >= self.vocab_size else min(ids)
+                return InvalidJob(
+                    f"{name}: token id {worst} is outside the vocabulary, "
+                    f"0 to {self.vocab_size - 1}",
+                    name,
+                )
+        return None

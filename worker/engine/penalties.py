@@ -1,0 +1,66 @@
+"""The three penalties on what a sequence has seen, from sparse counts that grow with it."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from schemas.sampling import SamplingParams
+
+
+class Seen:
+    """The distinct tokens of a sequence, and how often each is in the completion.
+
+    `token_ids` is the sequence's own list; what it gained since the last look is counted then.
+    """
+
+    def __init__(self, params: SamplingParams, token_ids: list[int], num_prompt: int) -> None:
+        self.params = params
+        self._token_ids = token_ids
+        self._num_counted = num_prompt
+        # Only the repetition penalty looks at the prompt.
+        prompt = token_ids[:num_prompt] if params.repetition_penalty != 1 else []
+        self._ids = np.unique(np.array(prompt, np.int64))
+        self._counts = np.zeros(len(self._ids), np.float32)
+        self._places = {token: place for place, token in enumerate(self._ids.tolist())}
+
+    def look(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The distinct ids, and how often each is in the completion."""
+        for token in self._token_ids[self._num_counted :]:
+            place = self._place(token)
+            self._counts[place] += 1
+        self._num_counted = len(self._token_ids)
+        size = len(self._places)
+        return self._ids[:size], self._counts[:size]
+
+    def _place(self, token: int) -> int:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._ids):  # twice the room each time: a token costs the same on average
+            room = max(64, place)
+            self._ids = np.concatenate([self._ids, np.zeros(room, np.int64)])
+            self._counts = np.concatenate([self._counts, np.zeros(room, np.float32)])
+        self._ids[place] = token
+        return place
+
+
+def penalise(logits: Tensor, seen: list[tuple[int, Seen]]) -> None:
+    """Change in place the logits [rows, vocab] of what each of these rows has seen.
+
+    Repetition divides a positive logit and multiplies a negative one, for prompt and completion;
+    frequency subtracts for each time in the completion, presence once.
+    """
+    looks = [each.look() for _, each in seen]
+    sizes = [len(ids) for ids, _ in looks]
+    ids = np.concatenate([ids for ids, _ in looks])
+    counts = np.concatenate([counts for _, counts in looks])
+    rows = np.repeat([row for row, _ in seen], sizes)
+    repetition = np.repeat([each.params.repetition_penalty for _, each in seen], sizes)
+    frequency = np.repeat([each.params.frequency_penalty for _, each in seen], sizes)
+    presence = np.repeat([each.params.presence_penalty for _, each in seen], sizes)
+    loss = counts * frequency + (counts > 0) * presence
+
+    place = torch.from_numpy(np.stack([rows, ids])).to(logits.device)
+    strength = torch.from_numpy(np.stack([repetition, loss])).float().to(logits.device)
+    before = logits[place[0], place[1]]
+    scaled = torch.where(before > 0, before / strength[0], before * strength[0])
+    logits[place[0], place[1]] = scaled - strength[1]

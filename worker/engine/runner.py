@@ -1,0 +1,40 @@
+"""A plan in, the drawn tokens out: the only part of the engine that touches the model."""
+
+import torch
+from torch import Tensor
+
+from worker.engine.batch import PersistentBatch
+from worker.engine.sampler import Sampled, Sampler
+from worker.engine.sequence import Slice
+from worker.models.decoder import Decoder
+
+
+class ModelRunner:
+    def __init__(
+        self, decoder: Decoder, kv_caches: list[Tensor], batch: PersistentBatch, sampler: Sampler
+    ) -> None:
+        self.decoder = decoder
+        self.kv_caches = kv_caches
+        self.batch = batch
+        self.sampler = sampler
+
+    @torch.inference_mode()
+    def run(self, plan: list[Slice]) -> Sampled:
+        """Compute every slice; draw a token for each that reaches its sequence's end, in order."""
+        batch = self.batch.build(plan)
+        hidden = self.decoder(batch, self.kv_caches)
+        drawing = [place for place, piece in enumerate(plan) if piece.draws]
+        if not drawing:
+            return Sampled([], [])
+        last_rows = batch.query_start[1:].long()[drawing] - 1
+        seqs = [plan[place].seq for place in drawing]
+        masks = self.sampler.masks([seq.constraint for seq in seqs])  # while a GPU still computes
+        return self.sampler.sample(
+            self.decoder.logits(hidden[last_rows]), [seq.sampling for seq in seqs], masks
+        )
+
+    def scrub(self, blocks: list[int]) -> None:
+        """Overwrite what is no number: a later holder's unused slots meet a weight of zero, and
+        zero times NaN is NaN."""
+        for kv_cache in self.kv_caches:
+            kv_cache[blocks] = 0

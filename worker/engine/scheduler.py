@@ -1,0 +1,103 @@
+"""Who computes what in the next step."""
+
+import itertools
+from bisect import insort
+
+from worker.engine.block_pool import BlockPool
+from worker.engine.sequence import Sequence, Slice, Status
+
+
+class Scheduler:
+    """No phases: each sequence has pending tokens, and a step shares out one token budget.
+
+    Waiting sequences hold no blocks. A victim of preemption is younger than everything planned, so
+    the oldest always moves on; it gives all its blocks back and is computed again later.
+    """
+
+    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.pool = pool
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: list[Sequence] = []  # both in order, the first in line first
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self.num_admitted_tokens = 0  # given at first admissions
+        self.num_cached_tokens = 0  # of those, found computed
+        self._arrivals = itertools.count()
+        self._rows = list(range(max_num_seqs))  # unused rows of the persistent batch
+
+    def add(self, seq: Sequence) -> None:
+        seq.arrival = next(self._arrivals)
+        insort(self.waiting, seq, key=lambda other: other.order)
+
+    def remove(self, seq: Sequence) -> None:
+        """End the sequence wherever it is, and free its blocks at once."""
+        if seq.status is Status.RUNNING:
+            self._stop(seq)
+        else:
+            self.waiting.remove(seq)
+        seq.status = Status.FINISHED
+
+    def schedule(self) -> list[Slice]:
+        """Plan one step, first in line first, under one token budget."""
+        budget, plan = self.max_num_batched_tokens, []
+        for seq in list(self.running):
+            if not budget:
+                break
+            if seq.status is not Status.RUNNING:  # preempted a moment ago, for one before it
+                continue
+            count = min(seq.num_pending, budget)
+            if self._make_room(seq, count):
+                plan.append(Slice(seq, count))
+                budget -= count
+        while budget and (admitted := self._admit()):
+            count = min(admitted.num_pending, budget)
+            plan.append(Slice(admitted, count))
+            budget -= count
+        return plan
+
+    def _make_room(self, seq: Sequence, count: int) -> bool:
+        """Reserve the sequence's next blocks, at the cost of those behind it, or of itself."""
+        while not self.pool.reserve(seq, seq.num_computed + count):
+            behind = self.running[self.running.index(seq) + 1 :]
+            victim = min(behind, key=lambda other: other.num_computed, default=seq)
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._stop(seq)
+        seq.status = Status.WAITING
+        insort(self.waiting, seq, key=lambda other: other.order)
+        self.num_preemptions += 1
+
+    def _stop(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        self._rows.append(seq.row)
+        self.pool.release(seq)
+
+    def _admit(self) -> Sequence | None:
+        """Start the first in line that computes nothing twice, if all its pending tokens have room.
+
+        Room for the whole of it, not for its first slice: what is admitted on the last free block
+        is preempted a step later. Whoever lacks room is not overtaken, so nobody starves, and a
+        victim never comes back on the blocks that it just lost.
+        """
+        if not self._rows:
+            return None
+        for place, seq in enumerate(self.waiting):
+            if self.pool.awaits(seq) or not self.pool.attach(seq):
+                continue
+            if not self.pool.reserve(seq, len(seq.token_ids)):
+                self.pool.release(seq)
+                return None
+            del self.waiting[place]
+            seq.status = Status.RUNNING
+            seq.row = self._rows.pop()
+            if seq.num_cached is None:
+                seq.num_cached = seq.num_computed
+                self.num_admitted_tokens += len(seq.token_ids)
+                self.num_cached_tokens += seq.num_computed
+            insort(self.running, seq, key=lambda other: other.order)
+            return seq
+        return None
