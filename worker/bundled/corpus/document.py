@@ -1,0 +1,73 @@
+"""What every generator makes: a plain text, or a chat with the tools it may call."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Json: TypeAlias = "str | int | float | bool | Sequence[Json] | Mapping[str, Json] | None"
+
+SPACED = (", ", ": ")
+COMPACT = (",", ":")
+
+
+def dumps(value: Json, separators: tuple[str, str] = SPACED) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=separators)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    name: str
+    kind: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str
+    parameters: tuple[Parameter, ...]
+
+    def as_json(self) -> dict[str, Json]:
+        """The function as OpenAI's clients send it."""
+        properties: dict[str, Json] = {
+            p.name: {"type": p.kind, "description": p.description} for p in self.parameters
+        }
+        parameters: dict[str, Json] = {
+            "type": "object",
+            "properties": properties,
+            "required": [p.name for p in self.parameters],
+        }
+        function: dict[str, Json] = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": parameters,
+        }
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document without a chat around it."""
+
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    turns: tuple[Turn, ...]
+    tools: tuple[Tool, ...] = ()
+
+
+Exchange: TypeAlias = tuple[Turn, ...]
+Document: TypeAlias = Text | Chat
+
+
+def exchange(question: str, answer: str) -> Exchange:
+    return Turn("user", question), Turn("assistant", answer)

@@ -1,0 +1,6 @@
+"""Where the bundled demonstration model and its draft lie."""
+
+from pathlib import Path
+
+BUNDLED_MODEL = Path(__file__).parent / "penstock-5m"
+BUNDLED_DRAFT = Path(__file__).parent / "penstock-1m-draft"
