@@ -1,0 +1,222 @@
+"""`LLM`: a model in this process, with vLLM's way of asking and answering."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+import judges
+import tokenizers_made
+from schemas.errors import InvalidJob, PenstockError, PromptTooLong
+from schemas.sampling import SamplingParams, StructuredOutputs
+from worker.llm import LLM, RequestOutput
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judge")
+    judges.save("llama", folder)
+    return tokenizers_made.save(tokenizers_made.byte_level(), folder)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), dtype="float32", max_model_len=400, max_num_seqs=16)
+
+
+@pytest.fixture(scope="module")
+def greedy(folder: Path):
+    """What transformers' own model and tokenizer complete a text or ids with."""
+    model = LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def complete(prompt: str | list[int], count: int = 24) -> tuple[list[int], str]:
+        import torch
+
+        ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        made = model.generate(
+            torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0
+        )
+        completion = made[0, len(ids) :].tolist()
+        return completion, tokenizer.decode(completion, skip_special_tokens=True)
+
+    return complete
+
+
+PROMPTS = ["The quick brown", "Grüße aus Köln, 日本", "x"]
+
+
+def answers(outputs: Sequence[RequestOutput]) -> list[tuple[list[int], str]]:
+    return [(each.outputs[0].token_ids, each.outputs[0].text) for each in outputs]
+
+
+def test_it_completes_as_transformers_does_in_the_order_asked(llm, greedy):
+    outputs = llm.generate(PROMPTS, GREEDY)
+    assert answers(outputs) == [greedy(prompt) for prompt in PROMPTS]
+    assert [each.prompt for each in outputs] == PROMPTS
+
+
+def test_long_and_short_prompts_keep_their_order(llm, greedy):
+    """More than the engine takes at once, the longest first."""
+    prompts = [judges.prompt(length, 3) for length in range(100, 10, -3)]
+    params = [SamplingParams(temperature=0, max_tokens=1 + n % 7) for n in range(len(prompts))]
+    outputs = llm.generate(prompts, params)
+    assert [each.prompt_token_ids for each in outputs] == prompts
+    for number, output in enumerate(outputs):
+        expected, text = greedy(prompts[number], 1 + number % 7)
+        assert answers([output]) == [(expected, text)]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "The quick brown",
+        ["The quick brown"],
+        {"prompt": "The quick brown"},
+        [{"prompt": "The quick brown"}],
+    ],
+    ids=str,
+)
+def test_a_prompt_may_be_given_in_any_form(llm, greedy, form):
+    [output] = llm.generate(form, GREEDY)
+    assert answers([output]) == [greedy("The quick brown")]
+
+
+@pytest.mark.parametrize("wrap", [list, lambda ids: [ids], lambda ids: {"prompt_token_ids": ids}])
+def test_ids_may_be_given_in_any_form(llm, greedy, wrap):
+    ids = judges.prompt(17)
+    [output] = llm.generate(wrap(ids), GREEDY)
+    assert answers([output]) == [greedy(ids)]
+    assert output.prompt is None and output.prompt_token_ids == ids
+
+
+def test_a_conversation_is_written_by_the_models_template(llm, greedy, folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    conversations = [
+        [{"role": "user", "content": "Hello"}],
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Bye"}],
+    ]
+    written = [
+        tokenizer.apply_chat_template(each, add_generation_prompt=True, return_dict=False)
+        for each in conversations
+    ]
+    assert answers(llm.chat(conversations, GREEDY)) == [greedy(ids) for ids in written]
+    assert answers(llm.chat(conversations[0], GREEDY)) == [greedy(written[0])]
+
+
+def test_a_stop_string_over_tokens_cuts_exactly(llm, greedy):
+    """And it frees the engine for what comes after."""
+    ids, text = greedy("x", 60)
+    stop = text[20:24]
+    place = text.index(stop)
+    [output] = llm.generate("x", SamplingParams(temperature=0, max_tokens=60, stop=stop))
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason) == (text[:place], "stop")
+    assert completion.stop_reason == stop
+    assert completion.token_ids == ids[: len(completion.token_ids)] != ids
+    [after] = llm.generate("x", GREEDY)
+    assert answers([after]) == [greedy("x")]
+
+
+def test_choices_differ_and_a_seed_repeats_them(llm):
+    params = SamplingParams(n=3, seed=4, max_tokens=12, temperature=1)
+    [first], [second] = llm.generate("x", params), llm.generate("x", params)
+    assert first == second
+    assert len({each.text for each in first.outputs}) == 3
+    assert [each.index for each in first.outputs] == [0, 1, 2]
+    unseeded = SamplingParams(n=1, max_tokens=12, temperature=1)
+    assert len({llm.generate("x", unseeded)[0].outputs[0].text for _ in range(4)}) > 1
+
+
+def test_log_probabilities_come_with_the_tokens(llm):
+    [output] = llm.generate("x", SamplingParams(temperature=0, max_tokens=8, logprobs=2))
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    assert [each.token_id for each in completion.logprobs] == completion.token_ids
+    for each in completion.logprobs:
+        assert len(each.top) == 2 and each.top[0].logprob == each.logprob  # greedy takes the first
+    spelled = b"".join(bytes(each.bytes) for each in completion.logprobs)
+    assert spelled.decode(errors="replace") == completion.text
+
+
+def test_a_form_that_was_asked_for_is_kept(llm):
+    forms = StructuredOutputs(choice=["alpha", "beta"])
+    params = SamplingParams(temperature=1, max_tokens=20, n=4, structured_outputs=forms, seed=1)
+    [output] = llm.generate("x", params)
+    assert {each.text for each in output.outputs} <= {"alpha", "beta"}
+
+
+BAD = [
+    ([1, 2, 320], GREEDY, "320", "prompt"),
+    ([1] * 400, GREEDY, "400", "prompt"),
+    ("", GREEDY, "empty", "prompt"),
+    ([1, "x"], GREEDY, "token ids", "prompt"),
+    ({"text": "x"}, GREEDY, "prompt_token_ids", "prompt"),
+    ("\ud800", GREEDY, "surrogate", "prompt"),
+    ("x", SamplingParams(max_tokens=600), "max_tokens", "max_tokens"),
+    ("x", SamplingParams(logit_bias={400: 1}), "400", "logit_bias"),
+    (
+        "x",
+        SamplingParams(structured_outputs=StructuredOutputs(regex="(")),
+        "regex",
+        "structured_outputs",
+    ),
+    ("x", [GREEDY, GREEDY], "2 for 1", "sampling_params"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "params", "says", "param"), BAD, ids=[row[2] for row in BAD])
+def test_what_cannot_run_is_refused_by_name_and_nothing_runs(
+    llm, greedy, prompt, params, says, param
+):
+    with pytest.raises(PenstockError, match=says) as refused:
+        llm.generate([prompt] if not isinstance(prompt, str) else prompt, params)
+    assert refused.value.param == param and refused.value.status == 400
+    assert answers(llm.generate("x", GREEDY)) == [greedy("x")]
+
+
+def test_the_place_of_the_refused_prompt_is_noted(llm):
+    with pytest.raises(PromptTooLong) as refused:
+        llm.generate([[1, 2], [1] * 600, [3]], GREEDY)
+    assert refused.value.__notes__ == ["in prompt 1, counted from 0"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"block_size": 0}, "block_size"),
+        ({"gpu_memory_utilisation": 0.5}, "gpu_memory_utilisation"),
+        ({"dtype": "int3"}, "dtype"),
+        ({"max_model_len": 100_000}, "max_model_len"),
+        ({"kv_cache_memory_bytes": 10}, "kv_cache_memory_bytes"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_name(folder, settings, says):
+    with pytest.raises(PenstockError, match=says) as refused:
+        LLM(str(folder), **settings)
+    assert says in (refused.value.param or "")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(InvalidJob, match="model"):
+        LLM(str(tmp_path / "nothing"))
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InvalidJob, match="model"):
+        LLM(str(tmp_path))
+
+
+def test_redis_is_never_imported():
+    source = (
+        "import sys\n"
+        "sys.modules['redis'] = None\n"
+        "from worker.llm import LLM, SamplingParams\n"
+        "llm = LLM('fake', load_format='fake')\n"
+        "print(len(llm.generate('x', SamplingParams(max_tokens=3))[0].outputs[0].token_ids))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "3"

@@ -1,0 +1,220 @@
+"""However a worker ends, its jobs go on elsewhere, and their readers see one whole text."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compose.server import Server
+from gateway.client import Client
+from schemas.event import Delta, Result
+from schemas.sampling import SamplingParams
+from worker.llm import LLM, RequestOutput
+from worker_process import WorkerProcess, ask, incarnations, same, until
+
+LONG = "and so it went on"
+
+
+@pytest.fixture(scope="module")
+def offline() -> LLM:
+    """The same engine, undisturbed, with no queue around it."""
+    return LLM("fake", load_format="fake", fake_step_ms=0)
+
+
+@pytest.fixture
+def fresh() -> Iterator[Server]:
+    """A Redis of its own."""
+    with Server() as server:
+        yield server
+
+
+STORY = SamplingParams(max_tokens=300, seed=6, ignore_eos=True, n=2, stop=["never there"])
+SLOW = ("--fake-step-ms", "10")
+
+
+def told(offline: LLM) -> RequestOutput:
+    return offline.generate(LONG, STORY)[0]
+
+
+async def read_while(client: Client, job_id: str, act: Callable[[], None]) -> Result | None:
+    """Read a job's whole stream, with `act` after its fortieth token; no gap, no repeat."""
+    position, acted = 0, False
+    async for event in client.stream(job_id):
+        assert event.position == position
+        if isinstance(event, Delta):
+            position = event.end
+        if position >= 40 and not acted:
+            acted = True
+            await asyncio.to_thread(act)
+    assert acted
+    return await client.result(job_id)
+
+
+def test_sigterm_hands_running_jobs_to_another_worker(fresh, offline):
+    """And the text is whole, equal to the undisturbed one; the exit status is 0."""
+    with WorkerProcess(fresh.url, "fake", "--drain-s", "0.1", "--fake-step-ms", "30") as first:
+        first.ready()
+        with WorkerProcess(fresh.url, "fake") as second:
+
+            async def asks(client: Client) -> None:
+                job_id = await client.enqueue(LONG, params=STORY)
+
+                def act() -> None:
+                    second.ready()
+                    assert first.stop() == 0
+                    assert "handed back 1 jobs" in first.logged()
+
+                same(await read_while(client, job_id, act), told(offline))
+                assert len(incarnations(fresh.url)) == 1
+
+            ask(fresh.url, asks)
+
+
+def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(fresh, offline):
+    with WorkerProcess(fresh.url, "fake", "--drain-s", "30", *SLOW) as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue(LONG, params=STORY)
+
+            def act() -> None:
+                worker.process.send_signal(signal.SIGTERM)
+                until(lambda: "began to drain" in worker.logged(), "the drain to begin")
+
+            same(await read_while(client, job_id, act), told(offline))
+            later = await client.enqueue(LONG, background=True)
+            await asyncio.to_thread(worker.process.wait, 30)
+            assert worker.process.returncode == 0
+            assert (await client.status(later)).state == "ready"
+
+        ask(fresh.url, asks)
+
+
+def test_a_second_sigterm_hands_back_at_once(fresh, offline):
+    with WorkerProcess(fresh.url, "fake", "--drain-s", "600", *SLOW) as first:
+        first.ready()
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue(LONG, params=STORY, background=True)
+
+            def act() -> None:
+                first.process.send_signal(signal.SIGTERM)
+                until(lambda: "began to drain" in first.logged(), "the drain to begin")
+                assert first.stop() == 0
+
+            with WorkerProcess(fresh.url, "fake") as second:
+                second.ready()
+                same(await read_while(client, job_id, act), told(offline))
+
+        ask(fresh.url, asks)
+
+
+@pytest.mark.parametrize("module", ["worker.service", "worker.engine_process"])
+def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module):
+    with WorkerProcess(fresh.url, "fake", *SLOW) as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue(LONG, params=STORY, background=True)
+            act = lambda: os.kill(worker.child(module), signal.SIGKILL)  # noqa: E731
+            same(await read_while(client, job_id, act), told(offline))
+
+        ask(fresh.url, asks)
+
+
+def test_the_children_end_with_their_supervisor(fresh, offline):
+    with WorkerProcess(fresh.url, "fake", *SLOW) as first:
+        first.ready()
+        children = [first.child(module) for module in ("worker.service", "worker.engine_process")]
+        with WorkerProcess(fresh.url, "fake") as second:
+            second.ready()
+
+            async def asks(client: Client) -> None:
+                job_id = await client.enqueue(LONG, params=STORY, background=True)
+                act = lambda: os.kill(first.process.pid, signal.SIGKILL)  # noqa: E731
+                same(await read_while(client, job_id, act), told(offline))
+
+            ask(fresh.url, asks)
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "them to end")
+
+
+def test_a_frozen_worker_loses_its_jobs_and_comes_back_under_a_new_name(fresh, offline):
+    with WorkerProcess(fresh.url, "fake", *SLOW) as first:
+        first.ready()
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue(LONG, params=STORY, background=True)
+            [name] = incarnations(fresh.url)
+
+            def act() -> None:
+                first.signal_all(signal.SIGSTOP)
+                second.ready()
+                until(lambda: name not in incarnations(fresh.url), "its lease to lapse")
+                first.signal_all(signal.SIGCONT)
+
+            with WorkerProcess(fresh.url, "fake") as second:
+                same(await read_while(client, job_id, act), told(offline))
+                until(lambda: len(incarnations(fresh.url)) == 2, "the first to come back")
+                assert name not in incarnations(fresh.url)
+
+        ask(fresh.url, asks)
+
+
+def test_a_wedged_engine_is_ended_and_its_jobs_go_on(fresh, offline):
+    with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "1", *SLOW) as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue(LONG, params=STORY, background=True)
+            act = lambda: os.kill(worker.child("worker.engine_process"), signal.SIGSTOP)  # noqa: E731
+            same(await read_while(client, job_id, act), told(offline))
+            assert "engine did not move" in worker.logged()
+
+        ask(fresh.url, asks)
+
+
+def test_redis_may_be_absent_at_the_start_and_away_in_between(tmp_path, offline):
+    server = Server(folder=tmp_path / "redis").start()
+    url = server.url
+    server.stop()
+    with WorkerProcess(url, "fake", "--lease-ttl-ms", "20000") as worker:
+        until(lambda: "could not be registered, trying again" in worker.logged(), "a clear line")
+        server.start()
+        try:
+            worker.ready()
+
+            async def asks(client: Client) -> None:
+                job_id = await client.enqueue(LONG, params=STORY, background=True)
+
+                def act() -> None:
+                    server.stop()
+                    until(lambda: "engine was paused" in worker.logged(), "the engine to pause")
+                    server.start()
+
+                same(await read_while(client, job_id, act), told(offline))
+
+            ask(url, asks)
+        finally:
+            server.stop()
+
+
+def test_several_names_and_lanes_and_one_process(fresh, offline):
+    flags = ("--served-model-name", "alpha,beta", "--num-lanes", "3", "--in-process")
+    with WorkerProcess(fresh.url, "fake", *flags) as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            jobs = [
+                await client.enqueue(LONG, model=name, params=STORY)
+                for name in ("alpha", "beta") * 6
+            ]
+            for job_id in jobs:
+                same(await client.result(job_id), told(offline))
+            used = {job_id.split("_")[1] for job_id in jobs}
+            assert len(used) > 2
+
+        ask(fresh.url, asks)
+        assert worker.stop() == 0

@@ -1,0 +1,129 @@
+"""A real worker, started as a user starts it: a supervisor and its two processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from tempfile import mkstemp
+from types import TracebackType
+from typing import Self
+
+import redis
+
+from gateway.client import Client
+from schemas.event import Result
+from schemas.keys import Lane
+from worker.llm import RequestOutput
+
+PATIENCE_S = 40.0  # two busy cores
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """Return once it is so; fail the test if it takes unreasonably long."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up, f"waited in vain for: {what}"
+        time.sleep(0.02)
+
+
+class WorkerProcess:
+    """`penstock worker` with short leases, in a process group of its own."""
+
+    def __init__(self, url: str, model: str | Path = "fake", *flags: str) -> None:
+        number, path = mkstemp(prefix="penstock-worker-", suffix=".log")
+        os.close(number)
+        self.log = Path(path)
+        self.url = url
+        self.model = Path(model).name
+        given = ["--model", str(model), "--redis-url", url, "--lease-ttl-ms", "700", *flags]
+        if model == "fake":
+            given += ["--load-format", "fake"]
+        with self.log.open("w") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "worker.cli", *given],
+                stderr=stream,
+                stdout=stream,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            print(f"--- {self.log}\n{self.logged()}")
+        self.kill()
+        self.log.unlink()
+
+    def logged(self) -> str:
+        return self.log.read_text()
+
+    def ready(self) -> Self:
+        """Return once it takes jobs."""
+
+        def is_ready() -> bool:
+            assert self.process.poll() is None, self.logged()
+            return " took up work on " in self.logged()
+
+        until(is_ready, f"a worker to get ready: {self.logged()}")
+        return self
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+    def kill(self) -> None:
+        """All of its processes at once, as a lost machine would."""
+        self.signal_all(signal.SIGKILL)
+        self.process.wait()
+
+    def signal_all(self, number: int) -> None:
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def child(self, module: str) -> int:
+        """The process id of `worker.service` or `worker.engine_process`."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for pid in path.read_text().split():
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                return int(pid)
+        raise AssertionError(f"no process runs {module}")
+
+
+def incarnations(url: str, model: str = "fake") -> set[str]:
+    """The workers with a lease, or with one that nobody reaped yet."""
+    with redis.Redis.from_url(url, decode_responses=True) as client:
+        return set(client.zrange(f"{Lane(model).prefix}workers", 0, -1))
+
+
+def ask(url: str, asks: Callable[[Client], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Client.from_url(url) as client:
+            await asyncio.wait_for(asks(client), 100)
+
+    asyncio.run(main())
+
+
+def same(result: Result | None, output: RequestOutput) -> None:
+    """The whole answer, choice by choice, equals the undisturbed one."""
+    assert result is not None and result.state == "succeeded"
+    assert [choice.text for choice in result.choices] == [each.text for each in output.outputs]
+    for choice, expected in zip(result.choices, output.outputs, strict=True):
+        assert choice.token_ids == expected.token_ids
+        assert choice.logprobs == expected.logprobs
+        assert (choice.finish_reason, choice.stop_reason) == (
+            expected.finish_reason,
+            expected.stop_reason,
+        )

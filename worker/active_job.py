@@ -1,0 +1,147 @@
+"""A job in work: its sequences in the engine, its completions, and how much of them is logged."""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from schemas.delivery import Commit, Ending, Started
+from schemas.errors import Cancelled, DeadlineExceeded
+from schemas.event import Delta, Done, ErrorBody, Failed, Usage
+from schemas.job import Job
+from worker.completion import Completion, Piece
+from worker.engine.messages import Addition, Output
+
+Failure = Literal["failed", "cancelled", "expired"]
+_PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
+
+
+@dataclass(slots=True, eq=False)
+class ActiveJob:
+    """Pieces wait in `_pending`, one a choice; sealed as deltas they never change, so that they can
+    be sent again; `num_committed` of those are known to be in the log.
+    """
+
+    started: Started
+    prompts: list[list[int]]
+    completions: list[Completion]
+    deltas: list[Delta] = field(default_factory=list)
+    num_committed: int = 0
+    failure: tuple[Failure, ErrorBody] | None = None
+    behind_since_s: float | None = None  # monotonic; none when all is committed
+    _pending: dict[int, Piece] = field(default_factory=dict)
+    _num_cached: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.deltas = list(self.started.log)
+        self.num_committed = len(self.deltas)
+        for delta in self.deltas:
+            self.completions[delta.index].replay(delta)
+
+    @property
+    def job(self) -> Job:
+        return self.started.job
+
+    @property
+    def position(self) -> int:
+        """Of the next delta."""
+        return self.deltas[-1].end if self.deltas else 0
+
+    @property
+    def num_behind(self) -> int:
+        """Tokens that are not known to be logged."""
+        sealed = sum(len(delta.token_ids) for delta in self.deltas[self.num_committed :])
+        return sealed + sum(len(piece.token_ids) for piece in self._pending.values())
+
+    @property
+    def is_over(self) -> bool:
+        return self.failure is not None or all(each.is_finished for each in self.completions)
+
+    def seq_id(self, index: int) -> str:
+        """Unique over attempts: what an earlier one still sends is not taken for this one's."""
+        return f"{self.job.job_id}:{self.started.epoch}:{index}"
+
+    def open_choices(self) -> list[int]:
+        return [index for index, each in enumerate(self.completions) if not each.is_finished]
+
+    def additions(self, cache_salt: bytes) -> list[Addition]:
+        """A sequence for each choice that is not finished, with the ids drawn so far."""
+        params, seed = self.job.params, job_seed(self.job)
+        return [
+            Addition(
+                seq_id=self.seq_id(index),
+                prompt=self.prompts[index // params.n],
+                params=params,
+                seed=seed,
+                choice=index,
+                completion=list(self.completions[index].token_ids),
+                cache_salt=cache_salt,
+                priority=_PRIORITIES[self.job.priority_class],
+            )
+            for index in self.open_choices()
+        ]
+
+    def take(self, index: int, output: Output) -> bool:
+        """Add a step's output to a choice; true if a stop string ended it before the engine did."""
+        completion = self.completions[index]
+        if completion.is_finished or self.failure is not None:
+            return False
+        piece = completion.take(
+            output.token_ids, output.logprobs, output.finish_reason, output.stop_reason
+        )
+        waiting = self._pending.get(index)
+        self._pending[index] = waiting.joined(piece) if waiting else piece
+        self._num_cached.setdefault(index, output.num_cached)
+        self.behind_since_s = self.behind_since_s or time.monotonic()
+        return piece.finish_reason is not None and output.finish_reason is None
+
+    def fail(self, state: Failure, error: ErrorBody) -> None:
+        """The first reason wins."""
+        self.failure = self.failure or (state, error)
+
+    def cancel(self) -> None:
+        self.fail("cancelled", Cancelled("the job was cancelled").body())
+
+    def expire(self) -> None:
+        error = DeadlineExceeded("timeout_ms: the job's time was up while it ran", "timeout_ms")
+        self.fail("expired", error.body())
+
+    def commit(self) -> Commit:
+        """What is not logged yet. While that is under way new pieces wait, and merge."""
+        if self.num_committed == len(self.deltas):
+            self._seal()
+        return Commit(self.job.job_id, self.started.epoch, self.deltas[self.num_committed :])
+
+    def note_committed(self, commit: Commit) -> None:
+        self.num_committed += len(commit.deltas)
+        self.behind_since_s = time.monotonic() if self._pending else None
+
+    def ending(self) -> Ending:
+        """What ends the job, with the deltas that are not logged yet."""
+        self._seal()
+        end: Done | Failed = Done(position=self.position, usage=self.usage())
+        if self.failure is not None:
+            state, error = self.failure
+            end = Failed(position=self.position, state=state, error=error, usage=self.usage())
+        return Ending(self.job, self.started.epoch, self.deltas, self.num_committed, end)
+
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices answer it."""
+        firsts = range(0, len(self.completions), self.job.params.n)
+        return Usage(
+            prompt_tokens=sum(len(prompt) for prompt in self.prompts),
+            completion_tokens=sum(len(each.token_ids) for each in self.completions),
+            cached_tokens=sum(self._num_cached.get(first, 0) for first in firsts),
+        )
+
+    def _seal(self) -> None:
+        for index, piece in self._pending.items():
+            self.deltas.append(piece.delta(self.position, index))
+        self._pending.clear()
+
+
+def job_seed(job: Job) -> int:
+    """The given one, or one that every attempt at the job shares."""
+    if job.params.seed is not None:
+        return job.params.seed
+    return int.from_bytes(hashlib.blake2b(job.job_id.encode(), digest_size=7).digest(), "big")

@@ -1,0 +1,33 @@
+"""`penstock worker`: one worker on this machine, until SIGTERM."""
+
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from schemas.errors import InvalidJob
+from schemas.process import load_settings, write_log_to_stderr
+from worker.log import log
+from worker.settings import NEVER_STARTS, WorkerSettings, model_folder
+from worker.supervisor import Supervisor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a worker with these words of the command line; returns the exit status."""
+    settings = load_settings(
+        WorkerSettings, "penstock worker", sys.argv[1:] if argv is None else argv
+    )
+    try:
+        if not settings.is_fake:
+            model_folder(settings.model)  # fetched once, before the processes need it
+    except InvalidJob as error:
+        print(f"penstock worker: {error.message}", file=sys.stderr)
+        return NEVER_STARTS
+    write_log_to_stderr("worker", settings.log_level, log)
+    status = uvloop.run(Supervisor(settings).run())
+    log.info("worker ended with status %d", status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""From the queue to the engine: reads only what there is room for, checks it, takes it up."""
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+from schemas.delivery import Ending, Entry, Started
+from schemas.errors import PenstockError, PromptTooLong, Unavailable, WorkerFailed
+from schemas.event import Failed
+from schemas.job import Job
+from schemas.queue import Queue
+from worker.active_job import ActiveJob
+from worker.completion import Completion
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition
+from worker.log import log
+from worker.room import Room
+from worker.settings import WorkerSettings
+from worker.streamer import Streamer
+from worker.text import Text
+
+READ_BLOCK_MS = 1000
+_RETRY_S = 0.5
+_INLINE_CHARS = 2000  # shorter texts are tokenised faster than a thread is woken
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What it takes to turn a job into sequences."""
+
+    settings: WorkerSettings
+    text: Text
+    limits: Limits
+
+    async def prepare(self, started: Started) -> ActiveJob:
+        """The job with its prompts as ids; raises InvalidJob if it can never run."""
+        job = started.job
+        is_short = sum(len(prompt) for prompt in job.prompts) < _INLINE_CHARS and job.chat is None
+        needs_thread = not is_short or job.params.structured_outputs is not None
+        prompts = await asyncio.to_thread(self._read, job) if needs_thread else self._read(job)
+        enders = self.limits.eos_token_ids
+        completions = [Completion(self.text, job.params, enders) for _ in range(job.num_choices)]
+        return ActiveJob(started, prompts, completions)
+
+    def additions(self, active: ActiveJob) -> list[Addition]:
+        job = active.job
+        return active.additions(self.settings.cache_salt(job.tenant, job.cache_salt))
+
+    def _read(self, job: Job) -> list[list[int]]:
+        if job.chat is not None:
+            param, prompts = "messages", [self.text.render(job.chat)]
+        else:
+            param, prompts = "prompt", [self.text.prompt_ids(prompt) for prompt in job.prompts]
+        for prompt in prompts:
+            self._check(job, prompt, param)
+        if job.params.structured_outputs is not None and not self.settings.is_fake:
+            from worker.engine.structured import (
+                check_structured_outputs,
+            )  # loads outlines: a second
+
+            check_structured_outputs(job.params.structured_outputs)
+        return prompts
+
+    def _check(self, job: Job, prompt: list[int], param: str) -> None:
+        if len(prompt) >= self.limits.max_model_len:
+            raise PromptTooLong(len(prompt), self.limits.max_model_len, param)
+        error = self.limits.check(Addition("", prompt, job.params))
+        if error is not None:
+            raise error
+
+
+class Consumer:
+    """Takes jobs of one lane into one streamer."""
+
+    def __init__(
+        self,
+        streamer: Streamer,
+        intake: Intake,
+        room: Room,
+    ) -> None:
+        self._streamer = streamer
+        self._intake = intake
+        self._room = room
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Take up nothing that is not read already."""
+        self._is_closed = True
+
+    @property
+    def _queue(self) -> Queue:
+        return self._streamer.queue
+
+    async def run(self) -> None:
+        """Read and take up jobs until the lease is found lost."""
+        async with asyncio.TaskGroup() as admissions:
+            while not self._is_closed:
+                entries = await self._read()
+                if entries is None:
+                    return
+                for entry in entries:
+                    admissions.create_task(self._take_up(entry))
+
+    async def _read(self) -> list[Entry] | None:
+        count, entries = await self._room.wait(), []
+        try:
+            given = await self._queue.read(self._streamer.incarnation, count, READ_BLOCK_MS)
+            entries = given or []
+            return given
+        except Unavailable as error:
+            log.warning("queue could not be read, trying again: %s", error.message)
+            await asyncio.sleep(_RETRY_S)
+            return []
+        finally:
+            self._room.note_read(count, len(entries))
+
+    async def keep_house(self, lease_ms: int) -> None:
+        """Twice a lease: hand on what dead workers held, and end what nobody waits for."""
+        while True:
+            await asyncio.sleep(lease_ms / 2000 * random.uniform(0.8, 1.2))  # not all at once
+            try:
+                while count := await self._queue.reap():
+                    log.info("handed on %d jobs of workers whose lease lapsed", count)
+                await self._queue.sweep()
+            except Unavailable as error:
+                log.warning("queue could not be swept: %s", error.message)
+
+    async def _take_up(self, entry: Entry) -> None:
+        try:
+            if self._is_closed:
+                await self._give_up(entry.job_id)
+            else:
+                await self._take_up_now(entry)
+        except Unavailable as error:
+            # It stays claimed; the next lease's reaper, or a release, hands it on.
+            log.warning("job %s could not be started: %s", entry.job_id, error.message)
+            await self._give_up(entry.job_id)
+        finally:
+            self._room.note_prepared()
+
+    async def _take_up_now(self, entry: Entry) -> None:
+        started = await self._queue.start(self._streamer.incarnation, entry)
+        if started is None:
+            return
+        try:
+            active = await self._intake.prepare(started)
+        except PenstockError as error:
+            await self._refuse(started, error)
+        except Exception as error:
+            # One job that our code cannot read must not end the others.
+            log.exception("job %s could not be prepared", entry.job_id)
+            kind = type(error).__name__
+            await self._refuse(started, WorkerFailed(f"the worker failed to read the job ({kind})"))
+        else:
+            self._begin(active)
+
+    def _begin(self, active: ActiveJob) -> None:
+        log.debug(
+            "job %s began: %d prompts, %d tokens, %d choices, %d tokens made before",
+            active.job.job_id,
+            len(active.prompts),
+            sum(map(len, active.prompts)),
+            len(active.completions),
+            active.position,
+        )
+        self._streamer.admit(active, self._intake.additions(active))
+
+    async def _refuse(self, started: Started, error: PenstockError) -> None:
+        log.info("job %s was refused: %s", started.job.job_id, error.code)
+        end = Failed(position=started.position, state="failed", error=error.body())
+        ending = Ending(started.job, started.epoch, started.log, len(started.log), end)
+        await self._queue.finish(self._streamer.incarnation, ending)
+
+    async def _give_up(self, job_id: str) -> None:
+        while True:
+            try:
+                await self._queue.release(self._streamer.incarnation, [job_id])
+                return
+            except Unavailable:
+                await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,103 @@
+"""The supervisor's two charges, the I/O side and the engine: as processes, or in this one."""
+
+import asyncio
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from worker.engine_process import EngineLoop, pulse_every_s
+from worker.engines import load_engine
+from worker.link import BlockingWire, Instruction, Notice, Pulse, Wire
+from worker.service import EngineGone, serve
+from worker.settings import WorkerSettings
+
+_END_S = 2.0  # to end by itself, once its sockets are closed
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """`ended` is done when either of the two is; its result is the exit status."""
+
+    io: Wire[Notice, Instruction]
+    engine: Wire[Pulse, None]
+    ended: asyncio.Future[int]
+
+
+@asynccontextmanager
+async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
+    """Two processes, that end when this one does, in whatever way."""
+    io_engine, engine_io = socket.socketpair()
+    io_ours, io_theirs = socket.socketpair()
+    engine_ours, engine_theirs = socket.socketpair()
+    with io_engine, engine_io, io_theirs, engine_theirs:
+        io_process = await _start("worker.service", io_engine, io_theirs)
+        engine_process = await _start("worker.engine_process", engine_io, engine_theirs)
+    io: Wire[Notice, Instruction] = await Wire.open(io_ours)
+    engine: Wire[Pulse, None] = await Wire.open(engine_ours)
+    io.send_text(settings.model_dump_json())
+    engine.send_text(settings.model_dump_json())
+    waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
+    try:
+        yield Crew(io, engine, asyncio.create_task(_first(waits)))
+    finally:
+        io.close()
+        engine.close()
+        await asyncio.wait(waits, timeout=_END_S)
+        for process in (io_process, engine_process):
+            if process.returncode is None:
+                process.kill()
+        await asyncio.wait(waits)
+
+
+async def _start(module: str, *ends: socket.socket) -> asyncio.subprocess.Process:
+    numbers = [end.fileno() for end in ends]
+    # Without it, one busy neighbour slows torch's threads many times (libgomp spins).
+    environment = {"GOMP_SPINCOUNT": "2000", **os.environ}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *map(str, numbers), pass_fds=numbers, env=environment
+    )
+
+
+async def _first(waits: list[asyncio.Task[int]]) -> int:
+    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    return done.pop().result()
+
+
+@asynccontextmanager
+async def threads(settings: WorkerSettings) -> AsyncIterator[Crew]:
+    """The same two in this process: the I/O side as a task, the engine as a thread."""
+    io_engine, engine_io = socket.socketpair()
+    io_ours, io_theirs = socket.socketpair()
+    engine_ours, engine_theirs = socket.socketpair()
+    loaded = await asyncio.to_thread(load_engine, settings)
+    loop = EngineLoop(
+        loaded, BlockingWire(engine_io), BlockingWire(engine_theirs), pulse_every_s(settings)
+    )
+    thread = threading.Thread(target=loop.run, name="engine", daemon=True)
+    thread.start()
+    io: Wire[Notice, Instruction] = await Wire.open(io_ours)
+    engine: Wire[Pulse, None] = await Wire.open(engine_ours)
+    work = asyncio.create_task(serve(settings, io_engine, io_theirs))
+    try:
+        yield Crew(io, engine, asyncio.create_task(_status(work)))
+    finally:
+        io.close()
+        await asyncio.wait([work], timeout=_END_S)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        engine.close()
+        await asyncio.to_thread(thread.join, _END_S)
+        for end in (engine_io, engine_theirs):
+            end.close()
+
+
+async def _status(work: asyncio.Task[None]) -> int:
+    try:
+        await asyncio.shield(work)
+    except EngineGone:
+        return 1
+    return 0

@@ -1,0 +1,137 @@
+"""The engine in a process or thread of its own: orders in, steps out, a pulse from beside it."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from schemas.errors import PenstockError
+from schemas.process import write_log_to_stderr
+from worker.engine.messages import Addition
+from worker.engines import AnyEngine, load_engine
+from worker.link import (
+    BlockingWire,
+    Cancellation,
+    Closed,
+    Happening,
+    Order,
+    Pause,
+    Pulse,
+    Ready,
+    Resume,
+    Step,
+    receive_text,
+)
+from worker.log import log
+from worker.settings import NEVER_STARTS, WorkerSettings
+
+_STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
+_IDLE_WAIT_S = 0.25
+
+
+class EngineLoop:
+    """Steps an engine for as long as the I/O side listens."""
+
+    def __init__(
+        self,
+        engine: AnyEngine,
+        io: BlockingWire[list[Order], Happening],
+        supervisor: BlockingWire[None, Pulse],
+        pulse_every_s: float,
+    ) -> None:
+        self._engine = engine
+        self._io = io
+        self._supervisor = supervisor
+        self._pulse_every_s = pulse_every_s
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+        self._is_closed = threading.Event()
+        self._num_steps = 0
+        self._step_began_s: float | None = None
+        self._stats = replace(engine.stats())
+        self._stats_taken_s = 0.0
+
+    def run(self, when_closed: Callable[[], None] = lambda: None) -> None:
+        """Until the I/O side closes; then `when_closed` is called, even if a step hangs."""
+        threading.Thread(target=self._listen, args=(when_closed,), daemon=True).start()
+        threading.Thread(target=self._beat, daemon=True).start()
+        try:
+            self._io.send(Ready(self._engine.limits))
+            while not self._is_closed.is_set():
+                if self._goes_on.wait(_IDLE_WAIT_S):
+                    self._step()
+        except Closed:
+            return
+
+    def _step(self) -> None:
+        if not self._engine.wait(_IDLE_WAIT_S):
+            self._take_stats()
+            return
+        self._step_began_s = time.monotonic()
+        outputs = self._engine.step()
+        self._num_steps += 1
+        self._step_began_s = None
+        self._take_stats()
+        if outputs:
+            self._io.send(Step(outputs, self._stats.num_held_blocks, self._stats.num_waiting))
+
+    def _take_stats(self) -> None:
+        now = time.monotonic()
+        if now - self._stats_taken_s > _STATS_EVERY_S:
+            self._stats = replace(self._engine.stats())
+            self._stats_taken_s = now
+
+    def _listen(self, when_closed: Callable[[], None]) -> None:
+        for orders in self._io.received():
+            for order in orders:
+                self._obey(order)
+        self._is_closed.set()
+        when_closed()
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Addition():
+                self._engine.add(order)
+            case Cancellation(seq_id):
+                self._engine.cancel(seq_id)
+            case Pause():
+                self._goes_on.clear()
+            case Resume():
+                self._goes_on.set()
+
+    def _beat(self) -> None:
+        """From a thread beside the loop: a step that holds the interpreter stops the pulse too."""
+        try:
+            while not self._is_closed.wait(self._pulse_every_s):
+                self._supervisor.send(Pulse(self._num_steps, self._step_began_s, self._stats))
+        except Closed:
+            return
+
+
+def pulse_every_s(settings: WorkerSettings) -> float:
+    """Five times a lease, so that a late one costs nothing."""
+    return min(1.0, settings.lease_ttl_ms / 5000)
+
+
+def main() -> None:
+    """Started by the supervisor with two sockets: the I/O process's and its own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
+    io, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    settings = WorkerSettings.model_validate_json(receive_text(supervisor))
+    write_log_to_stderr("engine", settings.log_level, log)
+    try:
+        engine = load_engine(settings)
+    except PenstockError as error:
+        log.error("engine was refused: %s", error.message)
+        sys.exit(NEVER_STARTS)
+    loop = EngineLoop(engine, BlockingWire(io), BlockingWire(supervisor), pulse_every_s(settings))
+    loop.run(when_closed=lambda: os._exit(0))
+
+
+if __name__ == "__main__":
+    main()

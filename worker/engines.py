@@ -1,0 +1,69 @@
+"""Which engine a worker runs, built from its settings."""
+
+import os
+from typing import Protocol
+
+from schemas.errors import InvalidJob
+from worker.engine.config import EngineConfig
+from worker.engine.fake import fake_engine
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition, Output, Stats
+from worker.models.errors import ModelError
+from worker.settings import WorkerSettings, model_folder
+
+
+class AnyEngine(Protocol):
+    """What `worker.engine.engine.Engine` and the fake one have in common."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    def add(self, addition: Addition) -> None: ...
+
+    def cancel(self, seq_id: str) -> None: ...
+
+    def step(self) -> list[Output]: ...
+
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+
+    def stats(self) -> Stats: ...
+
+
+def load_engine(settings: WorkerSettings) -> AnyEngine:
+    if settings.load_format == "fake":
+        return fake_engine(
+            settings.max_model_len,
+            settings.max_num_seqs,
+            settings.block_size,
+            settings.fake_step_ms / 1000,
+        )
+    # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    from worker.engine.build import build_engine
+
+    try:
+        return build_engine(_config(settings))
+    except ModelError as error:
+        raise InvalidJob(f"model: {error}", "model") from error
+
+
+def _config(settings: WorkerSettings) -> EngineConfig:
+    assert settings.load_format != "fake"
+    return EngineConfig(
+        model=model_folder(settings.model),
+        dtype=settings.dtype,
+        device=settings.device,
+        load_format=settings.load_format,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_gpu_blocks_override=settings.num_gpu_blocks_override,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        deterministic=settings.deterministic,
+    )

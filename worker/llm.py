@@ -1,0 +1,272 @@
+"""`LLM`: a model in this process, for work that needs no queue. Redis is not even imported.
+
+llm = LLM(model="path/to/model")
+for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
+    print(output.outputs[0].text)
+"""
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import JsonValue, ValidationError
+
+from schemas.errors import InvalidJob, PenstockError, WorkerFailed
+from schemas.event import ErrorBody, FinishReason, TokenLogprob
+from schemas.job import Chat, Message
+from schemas.sampling import SamplingParams
+from worker.completion import Completion
+from worker.engine.messages import Addition, Output
+from worker.engines import load_engine
+from worker.progress import Progress
+from worker.settings import WorkerSettings
+from worker.text import Text, load_text
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+PromptMapping = Mapping[str, str | list[int]]
+AnyPrompt = str | list[int] | PromptMapping
+AnyParams = SamplingParams | Sequence[SamplingParams] | None
+Asked = TypeVar("Asked")
+_WAIT_S = 0.1  # at most; a grammar may be compiling
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One prompt's answers. `prompt` is none for ids, and for a conversation."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    completions: list[Completion]
+    num_cached: int = 0
+
+    def output(self) -> RequestOutput:
+        outputs = [_completion_output(index, each) for index, each in enumerate(self.completions)]
+        return RequestOutput(self.prompt, self.prompt_ids, outputs, self.num_cached)
+
+
+class LLM:
+    """A model and its engine. The settings are those of `penstock worker`, with underscores.
+
+    One thread at a time may call it. Answers come in the order of what was asked. If one prompt
+    cannot run none does: the error names the field, and a note on it the prompt's place.
+    """
+
+    def __init__(self, model: str, **settings: object) -> None:
+        if unknown := settings.keys() - WorkerSettings.model_fields.keys():
+            raise InvalidJob(f"{', '.join(sorted(unknown))}: no such setting", min(unknown))
+        try:
+            # Unlike a worker's, these come from the call alone, not from the environment.
+            self._settings = WorkerSettings.model_validate({"model": str(model), **settings})
+        except ValidationError as error:
+            raise _refusal(error) from error
+        self._text = load_text(self._settings)
+        self._engine = load_engine(self._settings)
+        self._numbers = itertools.count()
+
+    @property
+    def text(self) -> Text:
+        """The model's tokenizer."""
+        return self._text
+
+    def generate(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: AnyParams = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or several: a text, ids, or a mapping with the one or the other
+        under "prompt" or "prompt_token_ids".
+        """
+        several = _several_prompts(prompts)
+        requests = []
+        for place, (prompt, params) in enumerate(_with_params(several, sampling_params)):
+            with _noted(place):
+                text, given = _read(prompt)
+                ids = self._text.encode(text) if text is not None else given
+                requests.append(self._request(text, ids, params))
+        return self._answer(requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: list[Message] | list[list[Message]],
+        sampling_params: AnyParams = None,
+        use_tqdm: bool = True,
+        tools: list[dict[str, JsonValue]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, JsonValue] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, as the model's own template writes them."""
+        requests = []
+        several = _several_conversations(messages)
+        for place, (conversation, params) in enumerate(_with_params(several, sampling_params)):
+            with _noted(place):
+                try:
+                    chat = Chat(
+                        messages=conversation,
+                        tools=tools or [],
+                        template_kwargs=chat_template_kwargs or {},
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                    )
+                except ValidationError as error:
+                    raise _refusal(error) from error
+                requests.append(self._request(None, self._text.render(chat), params))
+        return self._answer(requests, use_tqdm)
+
+    def _request(self, prompt: str | None, ids: list[int], params: SamplingParams) -> _Request:
+        limits = self._engine.limits
+        error = limits.check(Addition("", ids, params))
+        if error is not None:
+            raise error
+        if params.structured_outputs is not None and not self._settings.is_fake:
+            from worker.engine.structured import check_structured_outputs  # a second to load
+
+            check_structured_outputs(params.structured_outputs)
+        completions = [
+            Completion(self._text, params, limits.eos_token_ids) for _ in range(params.n)
+        ]
+        return _Request(prompt, ids, params, completions)
+
+    def _answer(self, requests: list[_Request], use_tqdm: bool) -> list[RequestOutput]:
+        running: dict[str, tuple[_Request, int]] = {}
+        try:
+            for request in requests:
+                self._begin(request, running)
+            with Progress(len(requests), use_tqdm) as progress:
+                while running:
+                    self._engine.wait(_WAIT_S)
+                    for output in self._engine.step():
+                        self._take(output, running, progress)
+        finally:
+            for seq_id in running:  # an error or an interrupt: the engine is to be free again
+                self._engine.cancel(seq_id)
+        return [request.output() for request in requests]
+
+    def _begin(self, request: _Request, running: dict[str, tuple[_Request, int]]) -> None:
+        seed = request.params.seed
+        seed = secrets.randbits(63) if seed is None else seed
+        for choice in range(request.params.n):
+            seq_id = str(next(self._numbers))
+            running[seq_id] = request, choice
+            self._engine.add(Addition(seq_id, request.prompt_ids, request.params, seed, choice))
+
+    def _take(
+        self, output: Output, running: dict[str, tuple[_Request, int]], progress: Progress
+    ) -> None:
+        if output.seq_id not in running:
+            return
+        if output.error is not None:
+            raise _error(output.error)
+        request, choice = running[output.seq_id]
+        completion = request.completions[choice]
+        completion.take(output.token_ids, output.logprobs, output.finish_reason, output.stop_reason)
+        if choice == 0:
+            request.num_cached = output.num_cached
+        if completion.is_finished:
+            del running[output.seq_id]
+            if output.finish_reason is None:  # a stop string ended it
+                self._engine.cancel(output.seq_id)
+        is_done = completion.is_finished and all(each.is_finished for each in request.completions)
+        progress.note(len(output.token_ids), int(is_done))
+
+
+def _several_prompts(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    ids = [each for each in prompts if isinstance(each, int)]
+    if ids and len(ids) == len(prompts):
+        return [ids]
+    return [each for each in prompts if not isinstance(each, int)]
+
+
+def _several_conversations(
+    messages: list[Message] | list[list[Message]],
+) -> list[list[Message]]:
+    one = [each for each in messages if isinstance(each, dict)]
+    return [one] if one or not messages else [each for each in messages if isinstance(each, list)]
+
+
+def _with_params(several: list[Asked], params: AnyParams) -> list[tuple[Asked, SamplingParams]]:
+    if params is None or isinstance(params, SamplingParams):
+        return [(each, params or SamplingParams()) for each in several]
+    if len(params) != len(several):
+        raise InvalidJob(
+            f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one each",
+            "sampling_params",
+        )
+    return list(zip(several, params, strict=True))
+
+
+def _read(prompt: AnyPrompt) -> tuple[str | None, list[int]]:
+    """The text if it is one, or the ids."""
+    if not prompt:
+        raise InvalidJob("prompt: it is empty; give at least one token", "prompt")
+    if isinstance(prompt, Mapping):
+        found = [prompt[key] for key in ("prompt_token_ids", "prompt") if key in prompt]
+        if not found:
+            raise InvalidJob('prompt: give "prompt" or "prompt_token_ids"', "prompt")
+        return _read(found[0])
+    if isinstance(prompt, str):
+        return prompt, []
+    if not all(isinstance(each, int) for each in prompt):
+        raise InvalidJob("prompt: give a text or a list of token ids", "prompt")
+    return None, list(prompt)
+
+
+@contextmanager
+def _noted(place: int) -> Iterator[None]:
+    try:
+        yield
+    except PenstockError as error:
+        error.add_note(f"in prompt {place}, counted from 0")
+        raise
+
+
+def _completion_output(index: int, completion: Completion) -> CompletionOutput:
+    choice = completion.choice(index)
+    return CompletionOutput(
+        index=index,
+        text=choice.text,
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs,
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+    )
+
+
+def _refusal(error: ValidationError) -> InvalidJob:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"]))
+    return InvalidJob(f"{field}: {first['msg']}", field)
+
+
+def _error(body: ErrorBody) -> PenstockError:
+    """The engine's refusal of a sequence, to be raised."""
+    kind = InvalidJob if body.status < 500 else WorkerFailed
+    error = kind(body.message, body.param)
+    error.code, error.status = body.code, body.status
+    return error

@@ -1,0 +1,5 @@
+"""The worker's log: one line an occurrence, past tense, with ids and sizes and never a text."""
+
+import logging
+
+log = logging.getLogger("penstock.worker")

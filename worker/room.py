@@ -1,0 +1,86 @@
+"""How many more jobs the engine can take now: nothing is read that would only wait here."""
+
+import asyncio
+from collections.abc import Iterable
+
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition
+from worker.link import Step
+
+_COMPLETION_TOKENS = 256  # expected of a completion, when more may come
+_WEIGHT = 0.1  # of the newest sequence in the average
+
+
+class Room:
+    """Free sequences and KV blocks, as last reported, less what is on its way."""
+
+    def __init__(self, limits: Limits, num_lanes: int) -> None:
+        self._limits = limits
+        self._num_lanes = num_lanes
+        self._sequences: set[str] = set()
+        self._unseen: dict[str, float] = {}  # blocks of sequences that gave no token yet
+        self._num_asked = 0  # jobs that reads under way may yet bring
+        self._num_preparing = 0  # jobs read whose sequences have not entered
+        self._average_blocks = self._blocks(_COMPLETION_TOKENS)
+        self._num_held_blocks = 0
+        self._num_waiting = 0
+        self._changed = asyncio.Event()
+
+    async def wait(self) -> int:
+        """The number of jobs to read, at least one; room is kept for them until `note_read`."""
+        while not (count := self.free()):
+            self._changed.clear()
+            await self._changed.wait()
+        count = max(1, count // self._num_lanes)
+        self._num_asked += count
+        return count
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is prepared or in work."""
+        return bool(self._sequences or self._num_preparing)
+
+    def note_read(self, num_asked: int, num_read: int) -> None:
+        self._num_asked -= num_asked
+        self._num_preparing += num_read
+        self._changed.set()
+
+    def note_prepared(self) -> None:
+        """A job that was read has its sequences in, or has none."""
+        self._num_preparing -= 1
+        self._changed.set()
+
+    def enter(self, additions: Iterable[Addition]) -> None:
+        for addition in additions:
+            given = len(addition.prompt) + len(addition.completion)
+            left = addition.params.max_tokens or _COMPLETION_TOKENS
+            self._sequences.add(addition.seq_id)
+            self._unseen[addition.seq_id] = self._blocks(given)
+            blocks = self._blocks(given + min(left, _COMPLETION_TOKENS))
+            self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
+
+    def leave(self, seq_id: str) -> None:
+        self._sequences.discard(seq_id)
+        self._unseen.pop(seq_id, None)
+        self._changed.set()
+
+    def note(self, step: Step) -> None:
+        self._num_held_blocks = step.num_held_blocks
+        self._num_waiting = step.num_waiting
+        for output in step.outputs:
+            self._unseen.pop(output.seq_id, None)
+        self._changed.set()
+
+    def free(self) -> int:
+        """With nothing in work there is room for one at least: what never fits is refused later."""
+        coming = self._num_asked + self._num_preparing
+        seqs = self._limits.max_num_seqs - len(self._sequences) - coming
+        if not self._sequences and not coming:
+            return max(1, min(seqs, int(self._limits.num_blocks / self._average_blocks)))
+        if self._num_waiting:
+            return 0
+        blocks = self._limits.num_blocks - self._num_held_blocks - sum(self._unseen.values())
+        return max(0, min(seqs, int(blocks / self._average_blocks) - coming))
+
+    def _blocks(self, num_tokens: int) -> float:
+        return -(-num_tokens // self._limits.block_size)

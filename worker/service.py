@@ -1,0 +1,226 @@
+"""The I/O process of a worker: jobs in, sequences to the engine, deltas out."""
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+
+import uvloop
+from redis.asyncio import Redis
+
+from schemas.errors import PenstockError, Unavailable
+from schemas.model import ModelCard
+from schemas.process import write_log_to_stderr
+from schemas.queue import Registry, connect
+from worker.consumer import Intake
+from worker.engine.limits import Limits
+from worker.link import (
+    BeginShift,
+    Closed,
+    Drain,
+    Drained,
+    EndShift,
+    Happening,
+    Instruction,
+    Letters,
+    Notice,
+    Order,
+    Pause,
+    Prepared,
+    Ready,
+    Resume,
+    Step,
+    Wire,
+    receive_text,
+)
+from worker.log import log
+from worker.settings import NEVER_STARTS, WorkerSettings, fingerprint
+from worker.shift import Shift
+from worker.text import Text, load_text
+
+_LOOK_S = 0.01
+_REGISTER_RETRY_S = 1.0
+
+
+class EngineGone(Exception):
+    """The engine ended; what it had in work goes back to the queue."""
+
+
+class Service:
+    """Works one shift after another with one engine, as the supervisor tells it."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        text: Text,
+        redis: Redis,
+        engine: Wire[Happening, list[Order]],
+        supervisor: Wire[Instruction, Notice],
+    ) -> None:
+        self._settings = settings
+        self._text = text
+        self._redis = redis
+        self._engine = engine
+        self._supervisor = supervisor
+        self._shift: Shift | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._drain_ends_s: float | None = None
+        self._is_paused = False
+
+    async def run(self) -> None:
+        """Until the supervisor closes; what is in work then is handed back.
+
+        Raises EngineGone, after handing back, when the engine ends.
+        """
+        happenings = self._engine.received()
+        ready = await anext(happenings, None)
+        if not isinstance(ready, Ready):
+            raise EngineGone
+        await self._register(ready.limits)
+        self._supervisor.send(Prepared(ready.limits))
+        intake = Intake(self._settings, self._text, ready.limits)
+        is_gone = False
+        try:
+            async with asyncio.TaskGroup() as parts:
+                follow = parts.create_task(self._follow_engine(happenings, parts))
+                await self._follow_supervisor(intake, parts)
+                await self._hand_back()
+                follow.cancel()
+        except* EngineGone:
+            is_gone = True
+        if is_gone:
+            await self._hand_back()
+            raise EngineGone
+
+    async def _follow_engine(
+        self, happenings: AsyncIterator[Happening], parts: asyncio.TaskGroup
+    ) -> None:
+        async for step in happenings:
+            if isinstance(step, Step) and self._shift:
+                self._shift.take(step)
+                if self._shift.is_behind() and not self._is_paused:
+                    self._is_paused = True
+                    self._engine.send([Pause()])
+                    parts.create_task(self._resume_when_caught_up())
+        raise EngineGone
+
+    async def _resume_when_caught_up(self) -> None:
+        log.warning("engine was paused: the queue is behind")
+        await _until(lambda: not (self._shift and self._shift.is_behind()))
+        self._is_paused = False
+        self._engine.send([Resume()])
+
+    async def _follow_supervisor(self, intake: Intake, parts: asyncio.TaskGroup) -> None:
+        async for instruction in self._supervisor.received():
+            match instruction:
+                case BeginShift(incarnation):
+                    await self._end_shift()
+                    self._shift = Shift(incarnation, intake, self._redis, self._engine.send)
+                    self._work = parts.create_task(self._shift.work())
+                case EndShift():
+                    await self._end_shift()
+                case Letters(letters) if self._shift:
+                    self._shift.obey(letters)
+                case Drain(seconds):
+                    is_first = self._drain_ends_s is None
+                    self._drain_ends_s = time.monotonic() + seconds
+                    if is_first:
+                        parts.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        """Decode on until all is done, or for as long as the latest instruction allows."""
+        if self._shift:
+            self._shift.stop_reading()
+        await _until(lambda: not self._shift or self._shift.is_empty or self._is_time_up())
+        await self._hand_back()
+        self._supervisor.send(Drained())
+
+    def _is_time_up(self) -> bool:
+        return self._drain_ends_s is not None and time.monotonic() >= self._drain_ends_s
+
+    async def _hand_back(self) -> None:
+        """Jobs go to other workers, with what is logged of them."""
+        shift = self._shift
+        await self._stop_work()
+        if shift:
+            await shift.hand_back()
+            self._shift = None
+
+    async def _end_shift(self) -> None:
+        """The lease is lost, and with it the right to write: all is dropped."""
+        await self._stop_work()
+        if self._shift:
+            self._shift.drop()
+            self._shift = None
+
+    async def _stop_work(self) -> None:
+        if self._work:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+            self._work = None
+
+    async def _register(self, limits: Limits) -> None:
+        """The served names, once Redis can be reached."""
+        registry, settings = Registry(self._redis), self._settings
+        digest = fingerprint(settings)
+        cards = [
+            ModelCard(
+                name=name,
+                lanes=settings.num_lanes,
+                max_model_len=limits.max_model_len,
+                created_s=int(time.time()),
+                fingerprint=digest,
+                features={"chat": self._text.has_chat_template},
+            )
+            for name in settings.names
+        ]
+        while True:
+            try:
+                for card in cards:
+                    await registry.register(card)
+                return
+            except Unavailable as error:
+                log.warning("model could not be registered, trying again: %s", error.message)
+                await asyncio.sleep(_REGISTER_RETRY_S)
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Look again and again: what the conditions here depend on changes in many places."""
+    while not is_so():
+        await asyncio.sleep(_LOOK_S)
+
+
+async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: socket.socket) -> None:
+    """The whole of the I/O side, over the sockets to the two others."""
+    text = await asyncio.to_thread(load_text, settings)
+    engine_wire: Wire[Happening, list[Order]] = await Wire.open(engine)
+    supervisor_wire: Wire[Instruction, Notice] = await Wire.open(supervisor)
+    async with connect(settings.redis_url) as redis:
+        try:
+            await Service(settings, text, redis, engine_wire, supervisor_wire).run()
+        finally:
+            engine_wire.close()
+            supervisor_wire.close()
+
+
+def main() -> None:
+    """Started by the supervisor with two sockets: the engine's and its own."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
+    engine, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    settings = WorkerSettings.model_validate_json(receive_text(supervisor))
+    write_log_to_stderr("io", settings.log_level, log)
+    try:
+        uvloop.run(serve(settings, engine, supervisor))
+    except PenstockError as error:
+        log.error("worker cannot start: %s", error.message)
+        sys.exit(NEVER_STARTS)
+    except (EngineGone, Closed):
+        log.warning("engine or supervisor was gone; this process ended")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The worker's settings, and what follows from them alone."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from schemas.errors import InvalidJob
+from schemas.keys import Lane
+from schemas.process import Settings, words_of
+
+FAKE = "fake"
+NEVER_STARTS = 3  # exit status: a restart would fail in the same way
+
+
+class WorkerSettings(Settings):
+    """Names and defaults are vLLM's where vLLM has them."""
+
+    model: str = Field(description="a folder with a checkpoint, or a name on the Hugging Face hub")
+    served_model_name: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
+        default_factory=list, description="names under which jobs ask for it; first: the folder's"
+    )
+    redis_url: str = Field("redis://127.0.0.1:6379/0")
+    lane: int | None = Field(None, ge=0, description="the one lane to serve; none: all")
+    num_lanes: int = Field(1, ge=1, le=64)
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
+        "auto", description="fake: no model; tokens are a digest of the prompt"
+    )
+    max_model_len: int | None = Field(None, ge=1)
+    block_size: int = Field(16, ge=1)
+    num_gpu_blocks_override: int | None = Field(None, ge=2)
+    gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
+    kv_cache_memory_bytes: int | None = Field(None, ge=1)
+    max_num_seqs: int = Field(256, ge=1)
+    max_num_batched_tokens: int = Field(2048, ge=1)
+    enable_prefix_caching: bool = True
+    deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
+    fake_step_ms: float = Field(2.0, ge=0, description="how long a step of the fake engine takes")
+
+    lease_ttl_ms: int = Field(5000, ge=100, description="a worker unheard for this long is dead")
+    drain_s: float = Field(30.0, ge=0, description="decode on for this long after SIGTERM")
+    step_timeout_s: float = Field(30.0, gt=0, description="a step that takes longer is wedged")
+    cache_salt_secret: str = Field(
+        "", description="tenants' prefix caches are apart by a digest of this and their name"
+    )
+    in_process: bool = Field(False, description="everything in one process, to debug it")
+
+    @property
+    def is_fake(self) -> bool:
+        return self.load_format == FAKE
+
+    @property
+    def names(self) -> list[str]:
+        return self.served_model_name or [Path(self.model).name]
+
+    def lanes(self) -> list[Lane]:
+        numbers = range(self.num_lanes) if self.lane is None else [self.lane]
+        return [Lane(name, number) for name in self.names for number in numbers]
+
+    def cache_salt(self, tenant: str, asked: str | None) -> bytes:
+        """Keeps tenants' blocks apart; a salt that a job asks for is mixed in, never alone."""
+        secret = f"{len(tenant)}:{tenant}{asked or ''}".encode()
+        return hashlib.blake2b(
+            secret, key=self.cache_salt_secret.encode()[:64], digest_size=16
+        ).digest()
+
+
+def model_folder(model: str) -> Path:
+    """The checkpoint's folder; a name that is no folder is fetched from the hub, or its cache."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        raise InvalidJob(f"model: {model!r} is neither a folder nor a name like org/model", "model")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise InvalidJob(f"model: {model!r} could not be fetched: {error}", "model") from error
+
+
+def fingerprint(settings: WorkerSettings) -> str:
+    """Equal for workers that draw the same tokens: the checkpoint's files, and how it is computed.
+
+    Of the weights the names, the sizes and the first megabyte count, which holds their shapes.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(f"{settings.load_format}:{settings.dtype}:{settings.deterministic}".encode())
+    if not settings.is_fake:
+        for path in sorted(model_folder(settings.model).glob("*")):
+            if path.suffix in (".json", ".safetensors", ".jinja", ".model"):
+                with path.open("rb") as file:
+                    digest.update(f"{path.name}:{path.stat().st_size}:".encode())
+                    digest.update(file.read(1 << 20))
+    return digest.hexdigest()

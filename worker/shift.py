@@ -1,0 +1,71 @@
+"""One shift: a worker's work on all its lanes under one incarnation."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from redis.asyncio import Redis
+
+from schemas.delivery import Letter
+from schemas.errors import Unavailable
+from schemas.queue import Queue
+from worker.consumer import Consumer, Intake
+from worker.link import Order, Step
+from worker.log import log
+from worker.room import Room
+from worker.streamer import Streamer
+
+
+class Shift:
+    """Ends when it is cancelled: its lease was lost, or the worker drains."""
+
+    def __init__(
+        self, incarnation: str, intake: Intake, redis: Redis, order: Callable[[list[Order]], None]
+    ) -> None:
+        settings = intake.settings
+        self._lease_ms = settings.lease_ttl_ms
+        self._room = Room(intake.limits, len(settings.lanes()))
+        self._streamers = [
+            Streamer(Queue(redis, lane, settings.lease_ttl_ms), incarnation, self._room, order)
+            for lane in settings.lanes()
+        ]
+        self._consumers = [Consumer(each, intake, self._room) for each in self._streamers]
+
+    async def work(self) -> None:
+        async with asyncio.TaskGroup() as parts:
+            for streamer in self._streamers:
+                parts.create_task(streamer.run())
+            for consumer in self._consumers:
+                parts.create_task(consumer.run())
+                parts.create_task(consumer.keep_house(self._lease_ms))
+
+    def take(self, step: Step) -> None:
+        self._room.note(step)
+        for streamer in self._streamers:
+            streamer.take(step.outputs)
+
+    def obey(self, letters: Mapping[str, Letter]) -> None:
+        for streamer in self._streamers:
+            streamer.obey(letters)
+
+    def is_behind(self) -> bool:
+        return any(streamer.is_behind() for streamer in self._streamers)
+
+    def stop_reading(self) -> None:
+        for consumer in self._consumers:
+            consumer.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is read, prepared or in work any more."""
+        return not self._room.is_used and not any(each.jobs for each in self._streamers)
+
+    async def hand_back(self) -> None:
+        for streamer in self._streamers:
+            try:
+                await streamer.hand_back()
+            except Unavailable as error:
+                log.warning("jobs are left to the reapers: %s", error.message)
+
+    def drop(self) -> None:
+        for streamer in self._streamers:
+            streamer.drop()

@@ -1,0 +1,71 @@
+"""Finds stop strings in a text that arrives in pieces, and lets nothing of them out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The stop string that was found; what follows it was dropped."""
+
+    stop: str
+
+
+class StopStrings:
+    """Ends a text at the stop string that is complete first; of two, at the longer one.
+
+    That choice does not depend on how the text was cut into pieces. Text that may yet turn out to
+    begin a stop string is held back.
+    """
+
+    def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
+        self._searches = [_Search(stop) for stop in sorted(stops, key=len, reverse=True)]
+        self._include_in_output = include_in_output
+        self._held = ""
+
+    def push(self, text: str, may_stop: bool = True) -> tuple[str, Match | None]:
+        """The text now certain, and the match that ended it. Without `may_stop` none does."""
+        seen = len(self._held)
+        self._held += text
+        for end, letter in enumerate(text, seen + 1):
+            for search in self._searches:
+                if search.advance(letter) and may_stop:
+                    cut = end if self._include_in_output else end - len(search.stop)
+                    return self._held[:cut], Match(search.stop)
+        return self._release(
+            max((search.num_matched for search in self._searches), default=0)
+        ), None
+
+    def finish(self) -> str:
+        """What was held back: the text ended without completing a stop string."""
+        return self._release(0)
+
+    def _release(self, num_held: int) -> str:
+        cut = len(self._held) - num_held
+        released, self._held = self._held[:cut], self._held[cut:]
+        return released
+
+
+class _Search:
+    """Knuth, Morris and Pratt: how much of the stop string the text read so far ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        self._fallback = [0] * len(stop)  # [i]: the longest border of the first i + 1 letters
+        border = 0
+        for place in range(1, len(stop)):
+            while border and stop[place] != stop[border]:
+                border = self._fallback[border - 1]
+            border += stop[place] == stop[border]
+            self._fallback[place] = border
+
+    def advance(self, letter: str) -> bool:
+        """Whether this letter completes the stop; `num_matched` is a proper prefix afterwards."""
+        matched = self.num_matched
+        while matched and self.stop[matched] != letter:
+            matched = self._fallback[matched - 1]
+        matched += self.stop[matched] == letter
+        is_complete = matched == len(self.stop)
+        self.num_matched = self._fallback[matched - 1] if is_complete else matched
+        return is_complete

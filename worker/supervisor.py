@@ -1,0 +1,236 @@
+"""Keeps a worker alive and its lease true: starts it, renews, restarts what died, drains."""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import time
+from dataclasses import asdict
+from importlib.metadata import version
+
+from redis.asyncio import Redis
+
+from schemas.errors import Unavailable
+from schemas.model import WorkerCard
+from schemas.queue import Queue, connect
+from worker.crew import Crew, processes, threads
+from worker.engine_process import pulse_every_s
+from worker.link import BeginShift, Drain, Drained, EndShift, Letters, Prepared, Pulse
+from worker.log import log
+from worker.settings import NEVER_STARTS, WorkerSettings, fingerprint
+
+_RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
+_REDIS_RETRY_S = 0.5
+_DRAIN_GRACE_S = 5.0  # past the time to drain, for handing back
+_UNREGISTER_S = 2.0
+
+
+class Supervisor:
+    """One worker, from start to end."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._drains = asyncio.Event()
+        self._hurries = asyncio.Event()
+
+    def drain(self) -> None:
+        """Asked once: end in order. Asked again: hand back at once."""
+        (self._hurries if self._drains.is_set() else self._drains).set()
+
+    async def run(self) -> int:
+        """Until drained, or found to be unable ever to start; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.drain)
+        start = threads if self._settings.in_process else processes
+        pause_s = _RESTART_FIRST_S
+        async with connect(self._settings.redis_url) as redis:
+            while not self._drains.is_set():
+                async with start(self._settings) as crew:
+                    watch = Watch(self._settings, crew, redis, self._drains, self._hurries)
+                    status = await watch.run()
+                await watch.unregister()
+                if status is not None:
+                    return status
+                pause_s = _RESTART_FIRST_S if watch.was_prepared else pause_s
+                log.error("worker's processes ended; starting them again in %.1f s", pause_s)
+                await asyncio.wait([asyncio.ensure_future(self._drains.wait())], timeout=pause_s)
+                pause_s = min(pause_s * 2, _RESTART_MOST_S)
+        return 0
+
+
+class Watch:
+    """One crew's life: its lease is renewed while its engine moves."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        crew: Crew,
+        redis: Redis,
+        drains: asyncio.Event,
+        hurries: asyncio.Event,
+    ) -> None:
+        self._settings = settings
+        self._lease_s = settings.lease_ttl_ms / 1000
+        self._renew_every_s = pulse_every_s(settings)
+        self._crew = crew
+        self._drains = drains
+        self._hurries = hurries
+        self._queues = [Queue(redis, lane, settings.lease_ttl_ms) for lane in settings.lanes()]
+        self._incarnation: str | None = None
+        self._pulse: Pulse | None = None
+        self._heard_s = 0.0
+        self._prepared = asyncio.Event()
+        self._over: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._card = WorkerCard(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            max_num_seqs=settings.max_num_seqs,
+            version=version("penstock"),
+        )
+
+    @property
+    def was_prepared(self) -> bool:
+        return self._prepared.is_set()
+
+    async def run(self) -> int | None:
+        """The exit status; none if the crew died and is to be started again."""
+        async with asyncio.TaskGroup() as parts:
+            tasks = [
+                parts.create_task(each)
+                for each in (
+                    self._follow_io(),
+                    self._follow_engine(),
+                    self._follow_end(),
+                    self._keep_lease(),
+                    self._keep_drain(),
+                )
+            ]
+            status = await self._over
+            for task in tasks:
+                task.cancel()
+        return status
+
+    async def unregister(self) -> None:
+        """What the worker still held goes to others now, not when its lease lapses."""
+        if self._incarnation is None:
+            return
+        try:
+            async with asyncio.timeout(_UNREGISTER_S):
+                for queue in self._queues:
+                    await queue.unregister(self._incarnation)
+        except (Unavailable, TimeoutError):
+            log.warning("worker %s was left to the reapers", self._incarnation)
+
+    def _end(self, status: int | None) -> None:
+        if not self._over.done():
+            self._over.set_result(status)
+
+    async def _follow_io(self) -> None:
+        async for notice in self._crew.io.received():
+            match notice:
+                case Prepared():
+                    self._prepared.set()
+                case Drained():
+                    log.info("worker was drained")
+                    self._end(0)
+
+    async def _follow_engine(self) -> None:
+        async for pulse in self._crew.engine.received():
+            self._pulse, self._heard_s = pulse, time.monotonic()
+
+    async def _follow_end(self) -> None:
+        status = await self._crew.ended
+        self._end(status if status == NEVER_STARTS else None)
+
+    async def _keep_drain(self) -> None:
+        await self._drains.wait()
+        if not self._prepared.is_set():
+            self._end(0)
+            return
+        drain_s = self._settings.drain_s
+        log.info("worker began to drain, for at most %g s", drain_s)
+        self._crew.io.send(Drain(drain_s))
+        self._card = self._card.model_copy(update={"draining": True})
+        if self._incarnation is not None:
+            await self._register(self._incarnation)
+        try:
+            async with asyncio.timeout(drain_s):
+                await self._hurries.wait()
+        except TimeoutError:
+            pass
+        self._crew.io.send(Drain(0))
+        await asyncio.sleep(_DRAIN_GRACE_S)  # for Drained
+        self._end(0)
+
+    async def _keep_lease(self) -> None:
+        """One incarnation after another: a name whose lease was lost is never used again."""
+        await self._prepared.wait()
+        card_digest = await asyncio.to_thread(fingerprint, self._settings)
+        self._card = self._card.model_copy(update={"fingerprint": card_digest})
+        while True:
+            incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
+            await self._register_when_possible(incarnation)
+            self._incarnation = incarnation
+            self._crew.io.send(BeginShift(incarnation))
+            log.info("worker %s took up work on %s", incarnation, ", ".join(self._settings.names))
+            await self._renew_until_lost(incarnation)
+            self._crew.io.send(EndShift())
+            log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
+
+    async def _register_when_possible(self, incarnation: str) -> None:
+        is_told = False
+        while True:
+            try:
+                if self._is_alive():
+                    await self._register(incarnation)
+                    return
+            except (Unavailable, TimeoutError) as error:
+                if not is_told:
+                    log.warning("Redis could not be reached, trying again: %s", error)
+                is_told = True
+            await asyncio.sleep(min(_REDIS_RETRY_S, self._renew_every_s))
+
+    async def _register(self, incarnation: str) -> None:
+        async with asyncio.timeout(self._lease_s):
+            for queue in self._queues:
+                await queue.register(incarnation, self._card)
+
+    async def _renew_until_lost(self, incarnation: str) -> None:
+        renewed_s = time.monotonic()
+        while (left_s := renewed_s + self._lease_s - time.monotonic()) > 0:
+            await asyncio.sleep(min(self._renew_every_s, left_s))
+            began_s = time.monotonic()
+            if not self._is_alive():
+                continue
+            try:
+                async with asyncio.timeout(max(left_s, self._renew_every_s)):
+                    is_ours = await self._renew(incarnation)
+            except (Unavailable, TimeoutError):
+                continue
+            if not is_ours:
+                return
+            renewed_s = began_s
+
+    async def _renew(self, incarnation: str) -> bool:
+        stats = asdict(self._pulse.stats) if self._pulse else None
+        for queue in self._queues:
+            letters = await queue.beat(incarnation, stats)
+            if letters is None:
+                return False
+            if letters:
+                self._crew.io.send(Letters(letters))
+        return True
+
+    def _is_alive(self) -> bool:
+        """Whether the engine was heard of lately and no step hangs; a wedged one is ended."""
+        now = time.monotonic()
+        if self._pulse is None:
+            return False
+        silent_s = now - self._heard_s
+        step_s = now - (self._pulse.step_began_s or now)
+        if max(silent_s, step_s) > self._settings.step_timeout_s:
+            log.error("engine did not move for %.1f s; it is ended", max(silent_s, step_s))
+            self._end(None)
+        return max(silent_s, step_s) <= self._settings.step_timeout_s
