@@ -11,10 +11,10 @@ from gateway.client import Client
 from gateway.gate import Gate
 from gateway.gateway import Gateway
 from gateway.metrics import Metrics
-from gateway.settings import Settings
+from gateway.settings import GatewaySettings
 
 
-def build(settings: Settings) -> FastAPI:
+def build(settings: GatewaySettings) -> FastAPI:
     gateway = Gateway(
         settings,
         Client.from_url(settings.redis_url, max_queued=settings.max_num_queued_reqs),

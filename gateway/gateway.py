@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from gateway.client import Client
 from gateway.gate import tenant_of
 from gateway.metrics import Metrics
-from gateway.settings import Settings
+from gateway.settings import GatewaySettings
 from schemas.errors import JobGone, JobNotFound
 from schemas.job import Job
 
@@ -19,7 +19,7 @@ IDEMPOTENCY_KEY = "idempotency-key"
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    settings: Settings
+    settings: GatewaySettings
     client: Client
     metrics: Metrics
     version: str

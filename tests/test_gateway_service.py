@@ -12,10 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from compose.server import Server
 from gateway.cli import main
 from gateway.metrics import LaneReport, Metrics
-from gateway.settings import load_settings
+from gateway.settings import GatewaySettings
 from schemas import names
 from schemas.delivery import LaneStatus, WorkerStatus
 from schemas.model import WorkerCard
+from schemas.process import load_settings
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
 TEXT = {"model": MODEL, "prompt": "hi"}
@@ -211,6 +212,10 @@ def test_without_redis_callers_are_told_and_all_goes_on_when_it_is_back() -> Non
             eventually(lambda: status("POST", "/v1/completions") == (200, None), within_s=15)
 
 
+def settings_of(*words: str) -> GatewaySettings:
+    return load_settings(GatewaySettings, "penstock gateway", words)
+
+
 def test_the_command_line_wins_then_the_environment_then_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,15 +223,16 @@ def test_the_command_line_wins_then_the_environment_then_the_file(
     file.write_text("port: 1\nhost: filed\napi_key: [a, b]\nmodel: of-the-worker\n")
     monkeypatch.setenv("PENSTOCK_PORT", "2")
     monkeypatch.setenv("PENSTOCK_DRAIN_S", "7")
-    settings = load_settings(["--config", str(file), "--drain-s", "9"])
+    settings = settings_of("--config", str(file), "--drain-s", "9")
     assert (settings.host, settings.port, settings.drain_s) == ("filed", 2, 9)
     assert settings.api_key == ["a", "b"]
     monkeypatch.setenv("PENSTOCK_API_KEY", "c,d")
-    assert load_settings([f"--config={file}"]).api_key == ["c", "d"]
+    assert settings_of(f"--config={file}").api_key == ["c", "d"]
 
 
 def test_a_wrong_flag_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["--port", "99999"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["--port", "99999"])
     assert "--port: " in capfd.readouterr().err
 
 

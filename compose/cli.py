@@ -1,0 +1,40 @@
+"""The command `penstock`: which part of it runs, loaded only when asked for."""
+
+import importlib
+import sys
+from importlib.metadata import version
+
+COMMANDS = {
+    "up": ("compose.local", "server, gateway, worker and housekeeping, on this machine"),
+    "demo": ("compose.demo", "the same, with three jobs streamed to the terminal"),
+    "worker": ("worker.cli", "run jobs of one model"),
+    "gateway": ("gateway.cli", "HTTP in front of the queue"),
+    "housekeeping": ("gateway.housekeeping", "chores on a clock"),
+    "bench": ("loadtest.bench", "speed beside transformers, in one run"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`penstock COMMAND ...`; each command says with --help what it takes."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        print(f"penstock {version('penstock')}")
+        return 0
+    if words[0] not in COMMANDS:
+        print(f"penstock: there is no command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    module, _ = COMMANDS[words[0]]
+    code: int = importlib.import_module(module).main(words[1:])
+    return code
+
+
+def _usage() -> str:
+    lines = [f"  {name:<13} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: penstock COMMAND [--flag VALUE ...]", "", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

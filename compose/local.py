@@ -1,0 +1,187 @@
+"""`penstock up`: the whole of it on one machine, started, watched and ended in order."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+from pydantic import Field
+from rich.console import Console
+
+from compose.component import Component
+from compose.server import Server, ServerFailed, free_port
+from gateway.client import Client
+from schemas.process import Settings, load_settings
+from worker.bundled.paths import BUNDLED_MODEL
+
+
+class LocalSettings(Settings):
+    """Server, gateway, worker and housekeeping on this machine.
+
+    What a part can be told besides, it is told through the environment: PENSTOCK_MAX_MODEL_LEN=4096
+    is the worker's --max-model-len.
+    """
+
+    model: str = Field(str(BUNDLED_MODEL), description="a checkpoint's folder; the bundled model")
+    redis_url: str | None = Field(None, description="none: an embedded server")
+    folder: Path | None = Field(
+        None, description="where the embedded server keeps its jobs; none: gone at the end"
+    )
+    host: str = Field("127.0.0.1", description="the address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
+    num_workers: int = Field(1, ge=0)
+    ready_s: float = Field(600.0, gt=0, description="give up when not ready by then")
+
+
+class NotReady(RuntimeError):
+    """A component ended for good, or took too long."""
+
+
+class Stack:
+    """The components, by name, and the console that they share."""
+
+    def __init__(self, settings: LocalSettings, console: Console, quiet: bool = False) -> None:
+        self.settings = settings
+        self.console = console
+        self.quiet = quiet
+        self.port = settings.port or free_port()
+        self.url = f"http://{settings.host}:{self.port}"
+        self.redis_url = settings.redis_url or ""
+        self.components: dict[str, Component] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    def say(self, name: str, line: str) -> None:
+        self.console.print(f"[bold]{name:<12}[/bold] ", end="")
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def relay(self, name: str, line: str) -> None:
+        """What a process wrote itself."""
+        if not self.quiet:
+            self.say(name, line)
+
+    async def start_server(self) -> Server | None:
+        if self.settings.redis_url is not None:
+            return None
+        began = time.monotonic()
+        server = Server(self.settings.folder)
+        await asyncio.to_thread(server.start)
+        self.redis_url = server.url
+        self.say("server", f"ready after {time.monotonic() - began:.1f} s, {server.url}")
+        return server
+
+    def start(self, name: str, *argv: str, **env: str) -> Component:
+        """Start one of gateway, housekeeping, worker-1, worker-2 ..."""
+        kind = name.split("-")[0]
+        ready = {"gateway": self._gateway_lives, "worker": lambda: self._worker_lives(name)}
+        component = Component(
+            name,
+            [kind, *argv, "--redis-url", self.redis_url],
+            ready.get(kind, _at_once),
+            self.say,
+            self.relay,
+            env,
+        )
+        self.components[name] = component
+        self._running[name] = asyncio.create_task(component.keep_alive(), name=name)
+        return component
+
+    async def stop(self, name: str) -> None:
+        task = self._running.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.say(name, "stopped")
+
+    async def ready(self) -> None:
+        """Return when every component is; raise NotReady for the one that never will be."""
+        for name, component in self.components.items():
+            ready = asyncio.create_task(component.ready.wait())
+            await asyncio.wait(
+                {ready, self._running[name]},
+                timeout=self.settings.ready_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not ready.done():
+                ready.cancel()
+                raise NotReady(f"{name} did not get ready in {self.settings.ready_s:g} s")
+
+    async def _gateway_lives(self) -> bool:
+        try:
+            async with httpx.AsyncClient(timeout=1) as client:
+                return (await client.get(f"{self.url}/health/live")).is_success
+        except httpx.HTTPError:
+            return False
+
+    async def _worker_lives(self, name: str) -> bool:
+        return name in (await self.workers()).values()
+
+    async def workers(self) -> dict[str, str]:
+        """The component of each worker that holds a lease; its card names its process."""
+        names = {component.pid: name for name, component in self.components.items()}
+        async with Client.from_url(self.redis_url) as client:
+            living = [one for queue in await client.queues() for one in await queue.workers()]
+        return {
+            one.worker: names[one.card.pid]
+            for one in living
+            if one.lease_left_ms > 0 and one.card.pid in names
+        }
+
+
+async def _at_once() -> bool:
+    return True
+
+
+@asynccontextmanager
+async def running(
+    settings: LocalSettings, console: Console, quiet: bool = False
+) -> AsyncIterator[Stack]:
+    """The stack, ready; at the end intake stops first and the server last."""
+    stack = Stack(settings, console, quiet)
+    server = await stack.start_server()
+    async with AsyncExitStack() as ending:
+        if server is not None:
+            ending.push_async_callback(asyncio.to_thread, server.stop)
+        ending.push_async_callback(_stop_all, stack)
+        stack.start("housekeeping")
+        stack.start("gateway", "--host", settings.host, "--port", str(stack.port))
+        for number in range(1, settings.num_workers + 1):
+            stack.start(f"worker-{number}", "--model", settings.model)
+        await stack.ready()
+        yield stack
+
+
+async def _stop_all(stack: Stack) -> None:
+    workers = [name for name in stack.components if name.startswith("worker")]
+    await stack.stop("gateway")
+    await asyncio.gather(*(stack.stop(name) for name in workers))
+    await stack.stop("housekeeping")
+
+
+async def _up(settings: LocalSettings) -> None:
+    task, console = asyncio.current_task(), Console()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    async with running(settings, console) as stack:
+        name = Path(settings.model).name
+        console.print(f"\nPenstock serves {name} at [bold]{stack.url}/v1[/bold], until Ctrl-C.\n")
+        await asyncio.Event().wait()
+
+
+def main(argv: list[str]) -> int:
+    settings = load_settings(LocalSettings, "penstock up", argv)
+    try:
+        asyncio.run(_up(settings))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return 0
+    except (NotReady, ServerFailed) as error:
+        print(f"penstock up: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""What each of our processes begins with: its settings, and a log on stderr."""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    YamlConfigSettingsSource,
+)
+
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """The command line wins, then PENSTOCK_... in the environment, then a YAML file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        frozen=True,
+        extra="ignore",
+        protected_namespaces=(),
+    )
+
+    config: Path | None = Field(None, description="a YAML file with settings")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+def load_settings(settings: type[S], command: str, argv: Sequence[str]) -> S:
+    """From the words of the command line and all behind them; wrong ones are named, and exit 2."""
+    path = _config_path(argv) or os.environ.get("PENSTOCK_CONFIG")
+
+    class Resolved(settings):  # type: ignore[valid-type, misc]
+        __doc__ = settings.__doc__
+        model_config = SettingsConfigDict(yaml_file=path, cli_prog_name=command)
+
+    try:
+        found: S = CliApp.run(Resolved, cli_args=list(argv))
+    except ValidationError as refusal:
+        for each in refusal.errors():
+            flag = "--" + "-".join(map(str, each["loc"])).replace("_", "-")
+            print(f"{command}: {flag}: {each['msg']}", file=sys.stderr)
+        raise SystemExit(2) from None
+    return found
+
+
+def words_of(given: object) -> list[str]:
+    """A list whose words may also be given in one, separated by commas."""
+    words = given if isinstance(given, list) else [given]
+    return [part.strip() for word in words for part in str(word).split(",") if part.strip()]
+
+
+def write_log_to_stderr(part: str, level: str, logger: logging.Logger | None = None) -> None:
+    """One line an occurrence, in UTC. `part` says which process speaks."""
+    formatter = logging.Formatter(f"%(asctime)s {part}[%(process)d] %(levelname)s %(message)s")
+    formatter.converter = time.gmtime
+    formatter.default_msec_format = "%s.%03dZ"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    target = logger or logging.getLogger()
+    target.handlers[:] = [handler]
+    target.setLevel(level.upper())
+    target.propagate = False
+
+
+def _config_path(argv: Sequence[str]) -> str | None:
+    words = [piece for word in argv for piece in word.split("=", 1)]
+    return next((value for flag, value in pairwise(words) if flag == "--config"), None)

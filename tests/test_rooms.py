@@ -1,0 +1,122 @@
+"""Who may import whom. The rule is kept here, not in a page that nobody reads."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("schemas", "kernels", "worker", "gateway", "compose", "loadtest")
+ANYTHING = {"*"}
+# The longest matching prefix of a file's module decides.
+ENGINE = {"worker.engine", "worker.models", "worker.layers", "schemas", "torch", "numpy"}
+TEXT = {"worker", "schemas", "transformers", "tokenizers", "pydantic", "jinja2"}
+LOADTEST = {
+    "loadtest",
+    "schemas",
+    "gateway.client",
+    "httpx",
+    "rich",
+    "numpy",
+    "pydantic",
+    "pydantic_settings",
+}
+MAY_IMPORT = {
+    "schemas": {"schemas", "pydantic"},
+    "schemas.queue": {"schemas", "pydantic", "redis"},
+    "schemas.process": {"schemas", "pydantic", "pydantic_settings"},
+    "kernels": {"kernels", "torch", "triton", "numpy"},
+    "worker.layers": {"worker.layers", "kernels", "torch"},
+    "worker.models": {"worker.models", "worker.layers", "torch", "transformers", "safetensors"},
+    "worker.engine": ENGINE,
+    "worker.engine.sampler": ENGINE | {"kernels"},
+    "worker.engine.constraints": ENGINE | {"llguidance", "transformers"},
+    "worker.engine.structured": ENGINE | {"llguidance", "outlines", "jsonschema", "pydantic"},
+    "worker": {"worker", "schemas", "redis", "pydantic", "pydantic_settings", "uvloop", "rich"},
+    "worker.settings": {"worker", "schemas", "pydantic", "pydantic_settings", "huggingface_hub"},
+    "worker.chat_template": TEXT,
+    "worker.text": TEXT,
+    "worker.detokenizer": TEXT,
+    "worker.byte_tokenizer": TEXT,
+    "worker.bundled": {
+        "worker.bundled", "torch", "transformers", "tokenizers", "safetensors", "rich",
+    },
+    "gateway": {
+        "gateway", "schemas", "redis", "arq", "pydantic", "pydantic_core", "pydantic_settings",
+        "fastapi", "starlette", "uvicorn", "prometheus_client",
+    },
+    "compose": ANYTHING,
+    "loadtest": LOADTEST,
+    # What is measured: engines in process, ours and others'.
+    "loadtest.subjects": LOADTEST | {"worker.engine", "torch", "transformers"},
+    "loadtest.shape": {"torch", "transformers"},
+    "loadtest.waste": LOADTEST | {"worker.engine"},
+    "loadtest.bench": LOADTEST | {"worker.bundled.paths"},
+}  # fmt: skip
+NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: packages import by their own names"
+            names.add(node.module or "")
+    return {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
+
+
+def allowed(module: str) -> set[str]:
+    rooms = [room for room in MAY_IMPORT if module == room or module.startswith(room + ".")]
+    return MAY_IMPORT[max(rooms, key=len)]
+
+
+def covers(allowance: set[str], name: str) -> bool:
+    return "*" in allowance or any(name == one or name.startswith(one + ".") for one in allowance)
+
+
+SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
+    allowance = allowed(module_of(path))
+    assert {name for name in imports(path) if not covers(allowance, name)} == set()
+
+
+def test_the_gateway_starts_without_anything_that_computes() -> None:
+    import subprocess
+
+    code = "import sys, gateway.app, gateway.client; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert NEVER_WITH_THE_GATEWAY.isdisjoint(name.split(".")[0] for name in loaded)
+
+
+def test_the_rule_sees_what_it_forbids(tmp_path: Path) -> None:
+    path = tmp_path / "routes.py"
+    path.write_text("from worker.text import Text\nimport torch.nn\n")
+    assert {name for name in imports(path) if not covers(MAY_IMPORT["gateway"], name)} == {
+        "worker.text",
+        "torch.nn",
+    }
+
+
+def test_the_top_level_is_the_agreed_one() -> None:
+    tracked = {
+        path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")
+    }
+    assert {name for name in tracked if not name.endswith(".egg-info")} <= {
+        *ROOMS,
+        "tests",
+        "build",
+        "dist",
+    }

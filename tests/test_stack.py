@@ -1,0 +1,137 @@
+"""The whole of it, as its user starts it: `penstock up`, `penstock demo`."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+FAKE = {"PENSTOCK_LOAD_FORMAT": "fake"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Up:
+    """A running `penstock up` with the fake engine, and what it printed so far."""
+
+    def __init__(self) -> None:
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "compose.cli", "up", "--model", "fake", "--port", str(port)],
+            env=os.environ | FAKE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.printed: list[str] = []
+
+    def read_until(self, pattern: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.printed.append(line)
+            if re.search(pattern, line):
+                return
+        raise AssertionError(f"ended without {pattern!r}:\n{''.join(self.printed)}")
+
+    def children(self) -> dict[str, int]:
+        """The process of each component, by its command."""
+        found = subprocess.run(
+            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        lines = [line.split() for line in found.splitlines()]
+        return {
+            words[words.index("compose.cli") + 1]: int(words[0])
+            for words in lines
+            if "compose.cli" in words
+        }
+
+
+@contextmanager
+def up() -> Iterator[Up]:
+    running = Up()
+    try:
+        running.read_until("Penstock serves")
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.send_signal(signal.SIGINT)
+        running.process.wait(30)
+
+
+def test_up_serves_restarts_what_dies_and_ends_in_order() -> None:
+    with up() as running:
+        assert httpx.get(f"{running.url}/health/ready").status_code == 200
+        os.kill(running.children()["gateway"], signal.SIGKILL)
+        running.read_until(r"gateway +ended \(SIGKILL\); starts again")
+        running.read_until(r"gateway +ready after")
+        assert httpx.get(f"{running.url}/v1/models").status_code == 200
+        components = running.children().values()
+        running.process.send_signal(signal.SIGINT)
+        running.read_until(r"gateway +stopped")
+        running.read_until(r"worker-1 +stopped")
+        running.read_until(r"housekeeping +stopped")
+        assert running.process.wait(30) == 0
+        assert not [pid for pid in components if _runs(pid)]
+
+
+def test_nothing_stays_behind_when_up_itself_is_killed() -> None:
+    with up() as running:
+        components = running.children().values()
+        running.process.kill()
+        deadline = time.monotonic() + 20
+        while any(_runs(pid) for pid in components):
+            assert time.monotonic() < deadline, running.children()
+            time.sleep(0.1)
+
+
+def test_a_model_that_cannot_be_served_is_said_once_and_ends_up() -> None:
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "compose.cli",
+            "up",
+            "--model",
+            "/nowhere/at/all",
+            "--port",
+            str(free_port()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 1
+    assert "/nowhere/at/all" in found.stdout and "Traceback" not in found.stdout + found.stderr
+
+
+def test_the_demo_streams_three_jobs_one_through_its_workers_death() -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "compose.cli", "demo"], capture_output=True, text=True, timeout=110
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    printed = " ".join(found.stdout.split())
+    assert "killed (-9)" in printed
+    assert "the text is equal to that of a run that nobody killed" in printed
+    assert printed.count("tokens/s") == 3
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
