@@ -20,26 +20,26 @@ from schemas.event import EVENT, Delta, Usage
 from schemas.process import load_settings
 from schemas.wire import Report
 
+Json = dict[str, JsonValue]
+
 LEASE_TTL_MS = 2000  # shorter than the default 5000, so that the pause is short to watch
-KILL_AFTER_TOKENS = 40
+KILL_AFTER_TOKENS = 60
 
 CHAT = "Explain quantum computing in simple terms."
-STORY = "Tell me a long story about a girl and a river."
-EXTRACTION = "Extract the order as JSON: Mira Tolan from Lisbon bought 3 lamps for 42 euros."
-Json = dict[str, JsonValue]
-FIELDS: list[JsonValue] = ["name", "city", "item", "quantity", "price"]
+STORY = "Tell me a story about a fox."
+FIELDS: list[JsonValue] = ["name", "age", "city"]
 SCHEMA: Json = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "city": {"type": "string", "maxLength": 40},
-        "item": {"type": "string", "maxLength": 40},
-        "quantity": {"type": "integer", "minimum": 0, "maximum": 999},
-        "price": {"type": "integer", "minimum": 0, "maximum": 99999},
+        "name": {"type": "string"},
+        "age": {"type": "integer"},
+        "city": {"type": "string"},
     },
     "required": FIELDS,
-    "additionalProperties": False,
 }
+EXTRACTION = f"""Extract the person from the text as JSON.
+Schema: {json.dumps(SCHEMA)}
+Text: Mira Holt is 34 years old and lives in Oslo."""
 
 
 class Piece(Report):
@@ -99,7 +99,7 @@ class Demo:
             EXTRACTION,
             response_format={
                 "type": "json_schema",
-                "json_schema": {"name": "order", "schema": SCHEMA},
+                "json_schema": {"name": "person", "schema": SCHEMA},
             },
         )
         resumed = await self.killed_and_resumed(model)
@@ -136,7 +136,6 @@ class Demo:
             "temperature": 0.8,
             "seed": 7,
             "max_tokens": 400,
-            "ignore_eos": True,
         }
         undisturbed = await self._whole_text(asked)
         second = self.stack.start("worker-2", "--model", self.stack.settings.model)
@@ -153,7 +152,7 @@ class Demo:
                 self.console.print(f" [bold red]| {victim} killed (-9) |[/bold red] ", end="")
         self.console.print(f"\n[dim]{watch.line(num_tokens)}[/dim]")
         text, pause_s = "".join(pieces), watch.longest_pause_s()
-        same = text == undisturbed
+        same = bool(victim) and text == undisturbed
         self.console.print(
             f"[dim]{victim} died after token {KILL_AFTER_TOKENS}; another went on after "
             f"{pause_s:.1f} s "

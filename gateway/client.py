@@ -21,6 +21,7 @@ from pydantic import JsonValue, ValidationError
 from redis.asyncio import Redis
 
 from gateway.inbox import Inbox, Reader
+from schemas.connection import connect
 from schemas.delivery import JobStatus, Outcome, Page, Submission
 from schemas.errors import (
     IdempotencyMismatch,
@@ -35,7 +36,7 @@ from schemas.event import Delta, Done, Failed, Result
 from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from schemas.keys import lane_label
 from schemas.model import ModelCard
-from schemas.queue import Queue, Registry, connect
+from schemas.queue import Queue, Registry
 from schemas.result import after
 from schemas.sampling import SamplingParams
 

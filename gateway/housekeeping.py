@@ -10,8 +10,9 @@ from arq.worker import Worker
 from pydantic import Field
 from redis.asyncio import Redis
 
+from schemas.connection import connect
 from schemas.process import Settings, load_settings, write_log_to_stderr
-from schemas.queue import Queue, Registry, connect
+from schemas.queue import Queue, Registry
 
 EVERY_S = 5
 

@@ -14,9 +14,9 @@ from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
+from schemas.connection import heeding
 from schemas.errors import QueueUnreachable
 from schemas.event import EVENT, Delta, Done, Failed
-from schemas.queue import heeding
 
 PING_S = 2.0  # a peer that is silent twice as long is taken for dead
 SUBSCRIBE_S = 5.0

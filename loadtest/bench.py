@@ -1,6 +1,7 @@
 """`penstock bench`: the engine beside transformers on the same requests, in one run."""
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -41,7 +42,10 @@ class BenchSettings(Settings):
 
 def main(argv: list[str]) -> int:
     settings = load_settings(BenchSettings, "penstock bench", argv)
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # for all: spinning starves a neighbour
     console = Console()
+    if not console.is_terminal:
+        console.width = 110
     _show_waste(console)
     if settings.model is not None:
         _compare(console, settings.model.name, settings.model, settings)
@@ -63,13 +67,13 @@ def _compare(console: Console, title: str, folder: Path, settings: BenchSettings
     console.print(_table(f"{title}, workload {settings.workload}", found))
     ours = found[PENSTOCK].tokens_per_s
     for name in (ONE_BY_ONE, BATCHED):
-        console.print(f"  {ours / found[name].tokens_per_s:.1f} times {name}")
+        console.print(f"  {ours / found[name].tokens_per_s:.1f} times transformers' {name}")
     console.print()
 
 
 def _table(title: str, found: dict[str, Measurement]) -> Table:
     table = Table(title=title, title_justify="left")
-    table.add_column("engine")
+    table.add_column("engine", no_wrap=True)
     for column in (
         "requests",
         "tokens",

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils import logging
 
 
 def save_135m(folder: Path) -> None:
     """Write the checkpoint, in bfloat16. It has no tokenizer: requests come as token ids."""
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=576,

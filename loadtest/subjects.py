@@ -4,6 +4,7 @@ Each is called in a process of its own by `loadtest.bench`, so that none inherit
 or threads. Transformers' figures are those of its own public interface.
 """
 
+import logging as stdlib_logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging
 
 from loadtest.measurement import Measurement, Timeline
 from loadtest.workload import Request
@@ -25,8 +27,8 @@ from worker.engine.engine import Engine
 from worker.engine.messages import Addition
 
 PENSTOCK = "penstock"
-ONE_BY_ONE = "transformers generate, one by one"
-BATCHED = "transformers generate_batch"
+ONE_BY_ONE = "generate, one by one"
+BATCHED = "generate_batch"
 
 KV_CACHE_BYTES = 512 * 2**20
 NO_END = -1  # an end token that no model draws: lengths are the workload's
@@ -141,6 +143,9 @@ class Clock(BaseStreamer):
 
 
 def _load(folder: Path) -> GenerationMixin:
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    stdlib_logging.disable()  # its batching warns through a logger of its own
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, attn_implementation="sdpa"
     )

@@ -6,28 +6,14 @@ exception. What raises: QueueUnreachable when Redis cannot be asked, QueueFull w
 memory, and the errors that each method names.
 """
 
-import asyncio
-import hashlib
 import json
 import secrets
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from functools import cache
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import (
-    ConnectionError,
-    NoScriptError,
-    OutOfMemoryError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.asyncio import Redis
 
+from schemas.connection import Connection, texts_of
 from schemas.delivery import (
     Commit,
     Ending,
@@ -41,92 +27,18 @@ from schemas.delivery import (
     Submission,
     WorkerStatus,
 )
-from schemas.errors import InvalidJob, JobGone, JobNotFound, QueueFull, QueueUnreachable
+from schemas.errors import InvalidJob, JobGone, JobNotFound
 from schemas.event import EVENT, Delta, Failed, Result, State, dump_event
 from schemas.job import Job
 from schemas.keys import MODELS, READY, Lane
 from schemas.model import ModelCard, WorkerCard
 from schemas.result import KeptResult, fold
 
-SCRIPTS = Path(__file__).parent / "scripts"
-STANDALONE = {"enqueue"}  # the others are read after lane.lua
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 PAGE = 512  # events that one attach returns
 MAX_BLOCK_MS = 2000  # below the socket's time-out
 STATE: TypeAdapter[State] = TypeAdapter(State)
 STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
-
-T = TypeVar("T")
-Reply = bytes | int | None | list["Reply"]
-
-
-def connect(url: str) -> Redis:
-    """A pool of connections that fail rather than hang, and retry what failed ambiguously."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=64,
-        timeout=20,
-        socket_timeout=5,
-        socket_connect_timeout=5,
-        socket_keepalive=True,
-        health_check_interval=15,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
-        retry_on_error=[ConnectionError, TimeoutError],
-    )
-    return Redis.from_pool(pool)
-
-
-async def heeding(work: Awaitable[T]) -> T:
-    """Await a call of redis-py, and be cancelled even where it loses the cancellation.
-
-    It writes under `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that meets the
-    end of the write; the task would then run on for ever.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    try:
-        return await work
-    finally:
-        if task and task.cancelling() > before:
-            raise asyncio.CancelledError
-
-
-class Connection:
-    """Runs commands and scripts, and speaks of failures as this project does."""
-
-    def __init__(self, redis: Redis) -> None:
-        self.redis = redis
-
-    async def call(self, *command: str | bytes | int) -> Reply:
-        try:
-            work = self.redis.execute_command(*command)  # type: ignore[no-untyped-call]
-            reply: Reply = await heeding(work)
-            return reply
-        except NoScriptError:
-            raise
-        except OutOfMemoryError as error:
-            raise QueueFull("the queue's memory is full", retry_after_ms=5000) from error
-        except ResponseError as error:
-            raise QueueUnreachable(f"Redis refused {command[0]!r}: {error}") from error
-        except (RedisError, OSError) as error:
-            raise QueueUnreachable(f"Redis could not be reached: {error}") from error
-
-    async def run(self, script: str, prefix: str, *args: str | bytes | int) -> list[bytes]:
-        """Run a script of `schemas/scripts`. Each returns a flat list of strings."""
-        text, digest = script_text(script)
-        try:
-            reply = await self.call("EVALSHA", digest, 1, prefix, *args)
-        except NoScriptError:  # a new server, a restarted one, or its cache was flushed
-            reply = await self.call("EVAL", text, 1, prefix, *args)
-        return _texts(reply)
-
-
-@cache
-def script_text(name: str) -> tuple[str, str]:
-    """A script as Redis gets it, and the digest that Redis gives it."""
-    own = (SCRIPTS / f"{name}.lua").read_text()
-    text = own if name in STANDALONE else (SCRIPTS / "lane.lua").read_text() + own
-    return text, hashlib.sha1(text.encode()).hexdigest()
 
 
 class Registry:
@@ -142,7 +54,7 @@ class Registry:
         await self._connection.call("HDEL", MODELS, name)
 
     async def cards(self) -> dict[str, ModelCard]:
-        pairs = _texts(await self._connection.call("HVALS", MODELS))
+        pairs = texts_of(await self._connection.call("HVALS", MODELS))
         cards = [ModelCard.model_validate_json(text) for text in pairs]
         return {card.name: card for card in cards}
 
@@ -425,11 +337,6 @@ class Queue:
         end = Failed(position=position, state="failed", error=InvalidJob(sentence).body())
         empty = Job.model_construct(job_id=job_id, model=self.lane.model, prompts=[])
         await self.finish(worker, Ending(empty, epoch, log, len(log), end))
-
-
-def _texts(reply: Reply) -> list[bytes]:
-    assert isinstance(reply, list)
-    return [item if isinstance(item, bytes) else str(item).encode() for item in reply]
 
 
 def _int(text: bytes) -> int | None:

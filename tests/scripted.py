@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Letter, Started
 from schemas.errors import Cancelled, DeadlineExceeded
 from schemas.event import Delta, Done, Failed, Usage
 from schemas.job import Job
 from schemas.keys import Lane
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue, Registry, connect
+from schemas.queue import Queue, Registry
 
 MODEL = "tiny"
 LANE = Lane(MODEL)

@@ -15,13 +15,14 @@ from typing import Self
 
 import httpx
 
+from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Letter, Started
 from schemas.errors import Cancelled, DeadlineExceeded, WorkerFailed
 from schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, TopLogprob, Usage
 from schemas.job import Job
 from schemas.keys import Lane
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue, Registry, connect
+from schemas.queue import Queue, Registry
 
 MODEL = "acme/tiny"
 Wait = threading.Event

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
 from schemas.errors import Cancelled, JobNotFound
 from schemas.event import EVENT, Delta, Failed
 from schemas.job import Job
 from schemas.keys import READY
 from schemas.model import WorkerCard
-from schemas.queue import Queue, connect
+from schemas.queue import Queue
 from schemas.result import after
 from scripted import LANE, a_job, delta, done
 

@@ -166,12 +166,12 @@ REAL = {
 }
 
 
-def test_a_real_model_goes_on_as_if_nothing_had_happened(fresh, judge):
+def test_a_hundred_jobs_of_a_real_model_survive_ten_kills(fresh, judge):
     asked = [
         (f"{name} {number}", params.model_copy(update={"seed": number}))
-        for number in range(2)
+        for number in range(15)
         for name, params in REAL.items()
-    ]
+    ][:100]
     settings = {"deterministic": True, "kv_cache_memory_bytes": 30_000_000, "max_num_seqs": 8}
     alone = LLM(str(judge), **settings)
     expected = alone.generate([each[0] for each in asked], [each[1] for each in asked])
@@ -182,7 +182,7 @@ def test_a_real_model_goes_on_as_if_nothing_had_happened(fresh, judge):
 
         async def asks(client: Client) -> None:
             await asyncio.to_thread(crews.workers[0].ready)
-            results = await run_among_kills(client, crews, asked, total, 3, seed=2)
+            results = await run_among_kills(client, crews, asked, total, 10, seed=2)
             for result, output in zip(results, expected, strict=True):
                 same(result, output)
 

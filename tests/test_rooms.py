@@ -24,6 +24,7 @@ LOADTEST = {
 }
 MAY_IMPORT = {
     "schemas": {"schemas", "pydantic"},
+    "schemas.connection": {"schemas", "redis"},
     "schemas.queue": {"schemas", "pydantic", "redis"},
     "schemas.process": {"schemas", "pydantic", "pydantic_settings"},
     "kernels": {"kernels", "torch", "triton", "numpy"},

@@ -7,12 +7,13 @@ import re
 import pytest
 from redis.asyncio import Redis
 
+from schemas.connection import SCRIPTS, connect
 from schemas.delivery import Commit, Ending, Entry, Letter, Outcome
 from schemas.errors import Cancelled, DeadlineExceeded, InvalidJob, JobGone, JobNotFound, QueueFull
 from schemas.event import Delta, Done, Failed
 from schemas.keys import Lane
 from schemas.model import WorkerCard
-from schemas.queue import SCRIPTS, Queue, connect
+from schemas.queue import Queue
 from schemas.result import after
 from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, started
 

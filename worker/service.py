@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Callable
 import uvloop
 from redis.asyncio import Redis
 
+from schemas.connection import connect
 from schemas.errors import PenstockError, Unavailable
 from schemas.model import ModelCard
 from schemas.process import write_log_to_stderr
-from schemas.queue import Registry, connect
+from schemas.queue import Registry
 from worker.consumer import Intake
 from worker.engine.limits import Limits
 from worker.link import (

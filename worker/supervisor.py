@@ -11,9 +11,10 @@ from importlib.metadata import version
 
 from redis.asyncio import Redis
 
+from schemas.connection import connect
 from schemas.errors import Unavailable
 from schemas.model import WorkerCard
-from schemas.queue import Queue, connect
+from schemas.queue import Queue
 from worker.crew import Crew, processes, threads
 from worker.engine_process import pulse_every_s
 from worker.link import BeginShift, Drain, Drained, EndShift, Letters, Prepared, Pulse

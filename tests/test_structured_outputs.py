@@ -1,0 +1,48 @@
+"""Constrained generation through the whole engine, by a model that has no idea of JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator, FormatChecker
+
+import judges
+import tokenizers_made
+from schemas.sampling import SamplingParams, StructuredOutputs
+from worker.llm import LLM
+
+FORMS = json.loads((Path(__file__).parent / "forms.json").read_text())
+TIMES = 25
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder = tmp_path_factory.mktemp("judge")
+    judges.save("llama", folder)
+    made = tokenizers_made.save(tokenizers_made.byte_level(), folder)
+    return LLM(str(made), max_num_seqs=64, kv_cache_memory_bytes=60_000_000)
+
+
+def test_every_finished_one_of_500_generations_validates(llm: LLM) -> None:
+    asked = [(name, number) for name in FORMS for number in range(TIMES)]
+    assert len(asked) >= 500 and len(FORMS) >= 20
+    outputs = llm.generate(
+        [f"{name} {number}" for name, number in asked],
+        [
+            SamplingParams(
+                seed=number,
+                max_tokens=120,
+                structured_outputs=StructuredOutputs(json_schema=FORMS[name]),
+            )
+            for name, number in asked
+        ],
+        use_tqdm=False,
+    )
+    finished = 0
+    for (name, _), output in zip(asked, outputs, strict=True):
+        [made] = output.outputs
+        if made.finish_reason == "stop":
+            finished += 1
+            check = Draft202012Validator(FORMS[name], format_checker=FormatChecker())
+            check.validate(json.loads(made.text))
+    assert finished > len(asked) / 3  # the others were cut off by max_tokens, and say so
