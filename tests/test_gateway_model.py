@@ -10,7 +10,11 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
-from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageFunctionToolCall,
+    ChatCompletionMessageParam,
+)
 from pydantic import BaseModel
 
 from compose.server import Server
@@ -67,28 +71,55 @@ def test_a_schema_is_kept(client: OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
-def test_a_forced_tool_is_called(client: OpenAI) -> None:
-    tool: ChatCompletionFunctionToolParam = {
-        "type": "function",
-        "function": {
-            "name": "get_weather",
-            "description": "Current weather in a city",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "maxLength": 20}},
-                "required": ["city"],
-                "additionalProperties": False,
+WEATHER: ChatCompletionFunctionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {
+                    "type": "string",
+                    "description": "The name of the city.",
+                    "maxLength": 20,
+                }
             },
+            "required": ["city"],
+            "additionalProperties": False,
         },
-    }
-    question: ChatCompletionMessageParam = {
-        "role": "user",
-        "content": "What is the weather in Rome?",
-    }
+    },
+}
+
+
+def about_weather(city: str) -> ChatCompletionMessageParam:
+    return {"role": "user", "content": f"What is the weather in {city}?"}
+
+
+def test_a_tool_that_the_model_calls_by_itself_arrives_as_a_call(client: OpenAI) -> None:
+    whole = client.chat.completions.create(
+        model=MODEL, messages=[about_weather("Paris")], tools=[WEATHER], temperature=0
+    ).choices[0]
+    with client.chat.completions.stream(
+        model=MODEL, messages=[about_weather("Paris")], tools=[WEATHER], temperature=0
+    ) as events:
+        streamed = events.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        assert choice.finish_reason == "tool_calls" and choice.message.tool_calls
+        [call] = choice.message.tool_calls
+        assert isinstance(call, ChatCompletionMessageFunctionToolCall)
+        assert (call.function.name, json.loads(call.function.arguments)) == (
+            "get_weather",
+            {"city": "Paris"},
+        )
+        assert not (choice.message.content or "").strip()
+
+
+def test_a_forced_tool_is_called(client: OpenAI) -> None:
     with client.chat.completions.stream(
         model=MODEL,
-        messages=[question],
-        tools=[tool],
+        messages=[about_weather("Rome")],
+        tools=[WEATHER],
         tool_choice="required",
         max_tokens=200,
         temperature=0,

@@ -41,10 +41,7 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB_SIZE,
-        special_tokens=[
-            *(AddedToken(token, special=True, normalized=False) for token in _CONTROL),
-            *(AddedToken(token, special=False, normalized=False) for token in _MARKS),
-        ],
+        special_tokens=[AddedToken(token, normalized=False) for token in (*_CONTROL, *_MARKS)],
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -53,7 +50,15 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
     tokenizer.post_processor = TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[bos]
     )
-    return tokenizer
+    return _with_visible_marks(tokenizer)
+
+
+def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
+    """Training makes all its own tokens special; marks must outlive `skip_special_tokens`."""
+    parts = json.loads(tokenizer.to_str())
+    for token in parts["added_tokens"]:
+        token["special"] = token["content"] in _CONTROL
+    return Tokenizer.from_str(json.dumps(parts))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
