@@ -142,6 +142,9 @@ class _Lanes(Collector):
     def _engines(self) -> Iterable[Metric]:
         families = {metric.name: _family(metric) for metric in names.ENGINE_METRICS}
         usage = GaugeMetricFamily(names.KV_USAGE, "Share of KV blocks held", labels=ENGINE_LABELS)
+        waste = GaugeMetricFamily(
+            names.KV_WASTE, "Share of held KV slots without a token", labels=ENGINE_LABELS
+        )
         # A worker that serves several lanes of a model is in each of them: it counts once.
         engines = {
             (lane.model, worker.worker): worker for lane in self._lanes for worker in lane.living
@@ -151,10 +154,12 @@ class _Lanes(Collector):
                 families[metric.name].add_metric(labels, _number(worker, metric.stat))
             held = _number(worker, "num_held_blocks")
             usage.add_metric(labels, held / (_number(worker, "num_blocks") or 1.0))
+            slots = held * _number(worker, "block_size")
+            waste.add_metric(labels, 1 - _number(worker, "num_live_slots") / slots if slots else 0)
         for lane in self._lanes:
             labels = (lane.model, f"{QUEUE}:{lane.number}")
             families[names.REQUESTS_WAITING].add_metric(labels, lane.status.num_queued)
-        return [*families.values(), usage]
+        return [*families.values(), usage, waste]
 
 
 def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFamily:

@@ -10,6 +10,7 @@ REQUEST_SUCCESS = "vllm:request_success"
 REQUESTS_RUNNING = "vllm:num_requests_running"
 REQUESTS_WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
+KV_WASTE = "penstock:kv_waste_ratio"
 
 JOBS_ENDED = "penstock:jobs_ended"
 JOBS_QUEUED = "penstock:jobs_queued"

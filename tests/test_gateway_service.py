@@ -248,3 +248,21 @@ def test_a_worker_of_two_lanes_counts_once() -> None:
     assert "gone" not in text
     waiting = [line for line in text.splitlines() if line.startswith(names.REQUESTS_WAITING)]
     assert sum(float(line.split()[-1]) for line in waiting) == 6
+
+
+@pytest.mark.parametrize(
+    "stats, waste",
+    [
+        ({"num_held_blocks": 4, "block_size": 16, "num_live_slots": 48}, 0.25),
+        ({"num_held_blocks": 0, "block_size": 16, "num_live_slots": 0}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_waste_is_the_share_of_held_slots_without_a_token(
+    stats: dict[str, int], waste: float
+) -> None:
+    lane = LaneStatus(num_queued=0, num_running=1, num_ended=0, interval_ms=0)
+    worker = WorkerStatus(worker="w", card=WorkerCard(), stats=dict(stats), lease_left_ms=9)
+    text = Metrics().text([LaneReport(MODEL, "0", lane, [worker])]).decode()
+    [line] = [line for line in text.splitlines() if line.startswith(names.KV_WASTE)]
+    assert float(line.split()[-1]) == waste

@@ -41,7 +41,7 @@ class Engine:
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._letters: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
-        self._stats = Stats(num_blocks=limits.num_blocks)
+        self._stats = Stats(num_blocks=limits.num_blocks, block_size=limits.block_size)
 
     def add(self, addition: Addition) -> None:
         self._inbox.put(lambda: self._add(addition))

@@ -48,6 +48,7 @@ class Stats:
     """Gauges as of now, and counters since the start; `step_seconds` includes the scheduler's."""
 
     num_blocks: int = 0
+    block_size: int = 0
     num_held_blocks: int = 0
     num_cached_blocks: int = 0
     num_live_slots: int = 0  # KV slots of held blocks that hold a token; the others are waste
