@@ -50,7 +50,8 @@ def assert_idle_and_whole(engine: Engine) -> None:
     assert pool.num_held == 0
     assert not engine.scheduler.running and not engine.scheduler.waiting
     assert not pool._promised and not any(pool._holders)
-    assert sorted(pool._unheld) == list(range(pool.num_blocks))
+    assert sorted([*pool._blank, *pool._cached]) == list(range(pool.num_blocks))
+    assert set(pool._cached) == set(pool._remembered.values())
     assert {pool._digest[block] for block in pool._remembered.values()} == set(pool._remembered)
 
 
@@ -212,3 +213,13 @@ def test_a_preempted_sequence_comes_back_before_those_behind_it() -> None:
     }
     away, back = next(pair for pair in pairwise(steps["b"]) if pair[1] > pair[0] + 1)
     assert away < back <= steps["c"][0]
+
+
+def test_the_tail_of_a_prefix_is_forgotten_before_its_head() -> None:
+    engine, _ = make_engine(num_blocks=8, block_size=4)
+    stem = list(range(13))  # three full blocks and a blank one
+    run_to_end(engine, [addition("a", stem, 1)])
+    run_to_end(engine, [addition("b", [50 + n for n in range(21)], 1)])  # takes six: one is a's
+    before = engine.stats().cached_tokens
+    run_to_end(engine, [addition("a again", stem, 1)])
+    assert engine.stats().cached_tokens == before + 8

@@ -9,8 +9,9 @@ class BlockPool:
     """Blocks are held or not, remembered or not.
 
     A block is held while a block table names it. A computed, full block is remembered by the
-    digest of every token up to its end. What nobody holds is reused least recently used first, and
-    forgotten at that moment - so a remembered block is always true.
+    digest of every token up to its end. Reused are blank blocks first, then the remembered that
+    nobody holds, least recently used first, and forgotten at that moment - so a remembered block is
+    always true.
     """
 
     def __init__(self, num_blocks: int, block_size: int, remembers: bool = True) -> None:
@@ -18,24 +19,25 @@ class BlockPool:
         self.block_size = block_size
         self.remembers = remembers
         self._holders = [0] * num_blocks
-        # In order of use, the oldest first; a plain dict would walk over every entry ever popped.
-        self._unheld: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._blank = list(range(num_blocks))  # held by nobody, nothing to find
+        # Held by nobody, still findable; in order of use, the oldest first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._digest: list[bytes | None] = [None] * num_blocks
         self._remembered: dict[bytes, int] = {}
         self._promised: dict[bytes, Sequence] = {}
 
     @property
     def num_unheld(self) -> int:
-        return len(self._unheld)
+        return len(self._blank) + len(self._cached)
 
     @property
     def num_held(self) -> int:
-        return self.num_blocks - len(self._unheld)
+        return self.num_blocks - self.num_unheld
 
     @property
     def num_cached(self) -> int:
         """Unheld blocks that a prefix could still find."""
-        return sum(self._digest[block] is not None for block in self._unheld)
+        return len(self._cached)
 
     def num_live_slots(self, running: list[Sequence]) -> int:
         """KV slots in use, a shared one once: held blocks, less what their last ones lack."""
@@ -78,11 +80,10 @@ class BlockPool:
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the sequence's table cover its first `num_tokens` tokens; all or nothing."""
         needed = self.num_needed(seq, num_tokens)
-        if needed > len(self._unheld):
+        if needed > self.num_unheld:
             return False
         for _ in range(needed):
-            block, _ = self._unheld.popitem(last=False)
-            self._forget(block)
+            block = self._blank.pop() if self._blank else self._reuse()
             self._hold(block)
             seq.block_table.append(block)
         return True
@@ -103,8 +104,12 @@ class BlockPool:
         """Take everything back; what was remembered stays findable until it is reused."""
         for block in reversed(seq.block_table):  # tail first: the shared head is forgotten last
             self._holders[block] -= 1
-            if not self._holders[block]:
-                self._unheld[block] = None
+            if self._holders[block]:
+                continue
+            if self._digest[block] is None:
+                self._blank.append(block)
+            else:
+                self._cached[block] = None
         for digest in seq.digests[seq.num_computed // self.block_size :]:
             if self._promised.get(digest) is seq:
                 del self._promised[digest]
@@ -118,14 +123,14 @@ class BlockPool:
             self._forget(block)
         return own
 
-    def forget_all(self) -> None:
-        """Drop the prefix cache; blocks in use stay with their holders."""
-        for block in range(self.num_blocks):
-            self._forget(block)
-
     def _hold(self, block: int) -> None:
-        self._unheld.pop(block, None)
+        self._cached.pop(block, None)
         self._holders[block] += 1
+
+    def _reuse(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self._forget(block)
+        return block
 
     def _forget(self, block: int) -> None:
         digest = self._digest[block]
