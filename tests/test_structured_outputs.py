@@ -9,6 +9,9 @@ from jsonschema import Draft202012Validator, FormatChecker
 import judges
 import tokenizers_made
 from schemas.sampling import SamplingParams, StructuredOutputs
+from worker.engine.build import build_engine
+from worker.engine.config import EngineConfig
+from worker.engine.messages import Addition
 from worker.llm import LLM
 
 FORMS = json.loads((Path(__file__).parent / "forms.json").read_text())
@@ -16,11 +19,15 @@ TIMES = 25
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    folder = tmp_path_factory.mktemp("judge")
-    judges.save("llama", folder)
-    made = tokenizers_made.save(tokenizers_made.byte_level(), folder)
-    return LLM(str(made), max_num_seqs=64, kv_cache_memory_bytes=60_000_000)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("judge")
+    judges.save("llama", made)
+    return tokenizers_made.save(tokenizers_made.byte_level(), made)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), max_num_seqs=64, kv_cache_memory_bytes=60_000_000)
 
 
 def test_every_finished_one_of_500_generations_validates(llm: LLM) -> None:
@@ -46,3 +53,20 @@ def test_every_finished_one_of_500_generations_validates(llm: LLM) -> None:
             check = Draft202012Validator(FORMS[name], format_checker=FormatChecker())
             check.validate(json.loads(made.text))
     assert finished > len(asked) / 3  # the others were cut off by max_tokens, and say so
+
+
+def test_cancelling_while_the_grammar_compiles_disturbs_nobody(folder: Path) -> None:
+    engine = build_engine(EngineConfig(folder, kv_cache_memory_bytes=60_000_000))
+    schema = StructuredOutputs(json_schema=FORMS["flat"])
+    held = SamplingParams(max_tokens=5, structured_outputs=schema)
+    engine.add(Addition("cancelled", [5, 6], held))
+    engine.add(Addition("free", [5, 6], SamplingParams(max_tokens=5, ignore_eos=True)))
+    engine.cancel("cancelled")
+    drawn = [output.seq_id for _ in range(5) for output in engine.step()]
+    assert drawn == ["free"] * 5
+    while engine.wait(2):  # the grammar arrives, and finds nobody
+        assert engine.step() == []
+    engine.add(Addition("held", [5, 6], held))
+    while not (outputs := engine.step()):
+        engine.wait(2)
+    assert [output.seq_id for output in outputs] == ["held"]

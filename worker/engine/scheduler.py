@@ -27,13 +27,14 @@ class Scheduler:
 
     def add(self, seq: Sequence) -> None:
         seq.arrival = next(self._arrivals)
+        seq.status = Status.WAITING
         insort(self.waiting, seq, key=lambda other: other.order)
 
     def remove(self, seq: Sequence) -> None:
         """End the sequence wherever it is, and free its blocks at once."""
         if seq.status is Status.RUNNING:
             self._stop(seq)
-        else:
+        elif seq.status is Status.WAITING:
             self.waiting.remove(seq)
         seq.status = Status.FINISHED
 

@@ -11,6 +11,9 @@ from worker.engine.sampler import SamplerRow
 
 
 class Status(Enum):
+    """NEW: not with the scheduler yet, its grammar is being compiled."""
+
+    NEW = auto()
     WAITING = auto()
     RUNNING = auto()
     FINISHED = auto()
@@ -40,7 +43,7 @@ class Sequence:
     sampling: SamplerRow
     constraint: Constraint | None = None
     arrival: int = 0
-    status: Status = Status.WAITING
+    status: Status = Status.NEW
     num_computed: int = 0
     num_cached: int | None = None
     block_table: list[int] = field(default_factory=list)
