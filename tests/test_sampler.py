@@ -74,6 +74,13 @@ def test_every_seed_choice_and_position_has_its_own_number() -> None:
     assert uniforms(key_schedule([2**32]), [15], [7])[0] == numbers[places.index((2**32, 15, 7))]
 
 
+def test_the_counter_is_choice_then_position() -> None:
+    keys = key_schedule([9])
+    words = philox(keys, np.array([[3], [5], [0], [0]], np.uint64))
+    number = ((int(words[0, 0]) >> 5) * 2**26 + (int(words[1, 0]) >> 6)) / 2**53
+    assert uniforms(keys, [3], [5])[0] == number
+
+
 class Cuts(TypedDict, total=False):
     top_k: int
     top_p: float
@@ -355,6 +362,19 @@ def test_frequency_and_presence_count_the_completion_alone_as_it_grows() -> None
         drawer.sample(logits, [each])
         torch.testing.assert_close(logits, expected)
         each.token_ids.append(token)
+
+
+def test_presence_spares_what_only_the_prompt_holds() -> None:
+    logits = torch.zeros(1, 40)
+    logits[0, 5], logits[0, 9] = 10.0, 4.9  # 5 is in the prompt, and is halved to 5.0
+    params = SamplingParams(temperature=0, repetition_penalty=2, presence_penalty=2)
+    assert sampler(40).sample(logits, [row(params)]).token_ids == [5]
+
+
+def test_the_choices_of_one_job_draw_apart() -> None:
+    rows = [SamplerRow(SamplingParams(), 7, choice, [5, 6], 2) for choice in range(8)]
+    drawn = sampler(1000).sample(torch.zeros(8, 1000), rows).token_ids
+    assert len(set(drawn)) >= 6
 
 
 def test_no_end_is_drawn_before_min_tokens() -> None:
