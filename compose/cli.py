@@ -13,6 +13,9 @@ COMMANDS = {
     "bench": ("loadtest.bench", "speed beside transformers, in one run"),
 }
 
+OWN = {"schemas", "kernels", "worker", "gateway", "compose", "loadtest"}
+NEVER_STARTS = 3  # exit status: a restart would fail in the same way
+
 
 def main(argv: list[str] | None = None) -> int:
     """`penstock COMMAND ...`; each command says with --help what it takes."""
@@ -27,7 +30,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"penstock: there is no command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[words[0]]
-    code: int = importlib.import_module(module).main(words[1:])
+    try:
+        code: int = importlib.import_module(module).main(words[1:])
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.split(".")[0] in OWN:
+            raise
+        needed = f"penstock {words[0]} needs {error.name}: pip install 'penstock[worker]'"
+        print(needed, file=sys.stderr)
+        return NEVER_STARTS
     return code
 
 

@@ -107,6 +107,8 @@ class Stack:
             )
             if not ready.done():
                 ready.cancel()
+                if self._running[name].done():
+                    raise NotReady(f"{name} cannot start; its own words are above")
                 raise NotReady(f"{name} did not get ready in {self.settings.ready_s:g} s")
 
     async def _gateway_lives(self) -> bool:
