@@ -4,6 +4,8 @@ import importlib
 import sys
 from importlib.metadata import version
 
+from schemas.process import NEVER_STARTS
+
 COMMANDS = {
     "up": ("compose.local", "server, gateway, worker and housekeeping, on this machine"),
     "demo": ("compose.demo", "the same, with three jobs streamed to the terminal"),
@@ -14,7 +16,6 @@ COMMANDS = {
 }
 
 OWN = {"schemas", "kernels", "worker", "gateway", "compose", "loadtest"}
-NEVER_STARTS = 3  # exit status: a restart would fail in the same way
 
 
 def main(argv: list[str] | None = None) -> int:

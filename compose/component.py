@@ -1,7 +1,6 @@
 """One process of the stack: started, watched, started again when it dies, and ended."""
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -10,9 +9,10 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from compose.parent import end_with_parent
+from schemas.process import BAD_USAGE, NEVER_STARTS
+
 RESTART_DELAYS_S = (0.2, 1.0, 5.0)
-NEVER_STARTS = {2, 3}  # exit codes: wrong words on the command line; a model that cannot be served
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Component:
         One that said that it can never start would only say so again: it stays ended.
         """
         try:
-            while await self._run_once() not in NEVER_STARTS:
+            while await self._run_once() not in (BAD_USAGE, NEVER_STARTS):
                 delay_s = RESTART_DELAYS_S[min(self.num_starts, len(RESTART_DELAYS_S)) - 1]
                 self.say(
                     self.name, f"ended ({self._how_it_ended()}); starts again in {delay_s:g} s"
@@ -88,7 +88,7 @@ class Component:
             stdout=PIPE,
             stderr=STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._relay(process))
@@ -112,9 +112,3 @@ class Component:
     def _how_it_ended(self) -> str:
         code = self._process.returncode if self._process else None
         return signal.Signals(-code).name if code is not None and code < 0 else f"exit {code}"
-
-
-def _end_with_parent() -> None:
-    """Between fork and exec: ask Linux for SIGTERM when the parent dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

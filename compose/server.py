@@ -4,22 +4,21 @@ Linux and macOS; elsewhere, and in production, give a Redis URL instead.
 """
 
 import contextlib
-import ctypes
 import importlib.util
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from compose.parent import end_with_parent
+
 START_S = 10.0
 STOP_S = 10.0
-PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 class ServerFailed(RuntimeError):
@@ -61,7 +60,7 @@ class Server:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C at the terminal ends the components first, then this
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         deadline = time.monotonic() + START_S
         while not _answers(self.port):
@@ -130,12 +129,6 @@ def binary() -> Path:
         if found := shutil.which(name):
             return Path(found)
     raise ServerFailed("no embedded server for this platform: install Redis, or give a Redis URL")
-
-
-def _end_with_parent() -> None:
-    """So that no server stays behind whose starter was killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

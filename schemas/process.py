@@ -20,6 +20,10 @@ from pydantic_settings import (
 
 S = TypeVar("S", bound="Settings")
 
+# Exit statuses after which a restart would end in the same way.
+BAD_USAGE = 2
+NEVER_STARTS = 3
+
 
 class Settings(BaseSettings):
     """The command line wins, then PENSTOCK_... in the environment, then a YAML file."""
@@ -63,7 +67,7 @@ def load_settings(settings: type[S], command: str, argv: Sequence[str]) -> S:
         for each in refusal.errors():
             flag = "--" + "-".join(map(str, each["loc"])).replace("_", "-")
             print(f"{command}: {flag}: {each['msg']}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(BAD_USAGE) from None
     return found
 
 

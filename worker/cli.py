@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import uvloop
 
 from schemas.errors import InvalidJob
-from schemas.process import load_settings, write_log_to_stderr
+from schemas.process import NEVER_STARTS, load_settings, write_log_to_stderr
 from worker.log import log
-from worker.settings import NEVER_STARTS, WorkerSettings, model_folder
+from worker.settings import WorkerSettings, model_folder
 from worker.supervisor import Supervisor
 
 

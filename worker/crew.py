@@ -1,7 +1,6 @@
 """The supervisor's two charges, the I/O side and the engine: as processes, or in this one."""
 
 import asyncio
-import os
 import socket
 import sys
 import threading
@@ -55,10 +54,8 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
 
 async def _start(module: str, *ends: socket.socket) -> asyncio.subprocess.Process:
     numbers = [end.fileno() for end in ends]
-    # Without it, one busy neighbour slows torch's threads many times (libgomp spins).
-    environment = {"GOMP_SPINCOUNT": "2000", **os.environ}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *map(str, numbers), pass_fds=numbers, env=environment
+        sys.executable, "-m", module, *map(str, numbers), pass_fds=numbers
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from schemas.errors import PenstockError
-from schemas.process import write_log_to_stderr
+from schemas.process import NEVER_STARTS, write_log_to_stderr
 from worker.engine.messages import Addition
 from worker.engines import AnyEngine, load_engine
 from worker.link import (
@@ -27,7 +27,7 @@ from worker.link import (
     receive_text,
 )
 from worker.log import log
-from worker.settings import NEVER_STARTS, WorkerSettings
+from worker.settings import WorkerSettings
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25

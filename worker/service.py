@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from schemas.connection import connect
 from schemas.errors import PenstockError, Unavailable
 from schemas.model import ModelCard
-from schemas.process import write_log_to_stderr
+from schemas.process import NEVER_STARTS, write_log_to_stderr
 from schemas.queue import Registry
 from worker.consumer import Intake
 from worker.engine.limits import Limits
@@ -37,7 +37,7 @@ from worker.link import (
     receive_text,
 )
 from worker.log import log
-from worker.settings import NEVER_STARTS, WorkerSettings, fingerprint
+from worker.settings import WorkerSettings, fingerprint
 from worker.shift import Shift
 from worker.text import Text, load_text
 

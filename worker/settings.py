@@ -12,7 +12,6 @@ from schemas.keys import Lane
 from schemas.process import Settings, words_of
 
 FAKE = "fake"
-NEVER_STARTS = 3  # exit status: a restart would fail in the same way
 
 
 class WorkerSettings(Settings):

@@ -14,12 +14,13 @@ from redis.asyncio import Redis
 from schemas.connection import connect
 from schemas.errors import Unavailable
 from schemas.model import WorkerCard
+from schemas.process import NEVER_STARTS
 from schemas.queue import Queue
 from worker.crew import Crew, processes, threads
 from worker.engine_process import pulse_every_s
 from worker.link import BeginShift, Drain, Drained, EndShift, Letters, Prepared, Pulse
 from worker.log import log
-from worker.settings import NEVER_STARTS, WorkerSettings, fingerprint
+from worker.settings import WorkerSettings, fingerprint
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
 _REDIS_RETRY_S = 0.5
