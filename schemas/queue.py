@@ -14,6 +14,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from redis.asyncio import Redis
 
 from schemas.connection import Connection, texts_of
+from schemas.crash import reach
 from schemas.delivery import (
     Commit,
     Ending,
@@ -319,7 +320,10 @@ class Queue:
     # Private.
 
     async def _run(self, script: str, *args: str | bytes | int) -> list[bytes]:
-        return await self._connection.run(script, self.lane.prefix, *args)
+        reach(f"{script}.asked")
+        reply = await self._connection.run(script, self.lane.prefix, *args)
+        reach(f"{script}.answered")
+        return reply
 
     async def _wait(self, last_ids: list[bytes], block_ms: int) -> None:
         """Return once a ready stream has a newer entry. It claims nothing: others wait as well."""

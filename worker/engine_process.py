@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from schemas.crash import reach
 from schemas.errors import PenstockError
 from schemas.process import NEVER_STARTS, write_log_to_stderr
 from worker.engine.messages import Addition
@@ -72,6 +73,7 @@ class EngineLoop:
             self._take_stats()
             return
         self._step_began_s = time.monotonic()
+        reach("engine.step")
         outputs = self._engine.step()
         self._num_steps += 1
         self._step_began_s = None
