@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up test lint bench
+.PHONY: demo up test lint bench mutants
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -16,6 +16,10 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Each defence taken out in a copy of the tree, and a test seen to fail for it.
+mutants: .venv/installed
+	$(BIN)/python tests/faults/mutants.py --only "$(ONLY)" --jobs $(or $(JOBS),1) $(if $(CHECK),--check)
 
 bench: .venv/installed
 	$(BIN)/penstock bench
