@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "gateway", "schemas", "redis", "arq", "pydantic", "pydantic_core", "pydantic_settings",
         "fastapi", "starlette", "uvicorn", "prometheus_client",
     },
+    "gateway.outbound": {"schemas", "httpcore", "httpx", "pydantic", "pydantic_settings"},
     "compose": ANYTHING,
     "loadtest": LOADTEST,
     # What is measured: engines in process, ours and others'.
