@@ -1,0 +1,214 @@
+"""A whole system for a test: a Redis, a relay in front of it for every process, workers, gateways.
+
+Everything runs the fake model unless told otherwise, and ends with the `System`, whatever happened.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from compose.server import Server
+from faults.proxy import Proxy
+from schemas.keys import Lane
+
+PATIENCE_S = 60.0
+LEASE_MS = 1500
+_PORT = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")
+CHILDREN = ("worker.service", "worker.engine_process")
+
+
+def until(is_so: Callable[[], bool], what: str) -> None:
+    """Return once it is so; fail if it takes unreasonably long on a busy machine."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up, f"waited in vain for: {what}"
+        time.sleep(0.02)
+
+
+class Process:
+    """A program in a process group of its own, with its log in a file and a relay to Redis."""
+
+    def __init__(self, module: str, words: list[str], proxy: Proxy, env: dict[str, str]) -> None:
+        self.proxy = proxy
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-fault-")
+        self.log = Path(self._folder.name) / "log"
+        with self.log.open("w") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, "--redis-url", proxy.url, *words],
+                env=os.environ | env,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def logged(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def send(self, number: int) -> None:
+        """A signal to the whole group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """As a lost machine: all at once, and nobody left to say so."""
+        self.send(signal.SIGKILL)
+        self.process.wait(PATIENCE_S)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def close(self) -> None:
+        self.kill()
+        self.proxy.__exit__(None, None, None)
+        self._folder.cleanup()
+
+    def wait_for(self, line: str) -> Self:
+        def is_there() -> bool:
+            assert self.is_alive, self.logged()
+            return line in self.logged()
+
+        until(is_there, f"{line!r} in the log of {self.process.args}: {self.logged()[-2000:]}")
+        return self
+
+
+class Worker(Process):
+    def __init__(self, model: str | Path, flags: list[str], proxy: Proxy, env: dict[str, str]):
+        fake = ["--load-format", "fake"] if model == "fake" else []
+        super().__init__("worker.cli", ["--model", str(model), *fake, *flags], proxy, env)
+
+    def ready(self) -> Self:
+        return self.wait_for(" took up work on ")
+
+    def child(self, module: str) -> int | None:
+        """The process id of one of `CHILDREN`; none while it is not there."""
+        pid = self.process.pid
+        with contextlib.suppress(OSError):
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+                if module.encode() in words:
+                    return int(child)
+        return None
+
+    def kill_child(self, module: str) -> bool:
+        child = self.child(module)
+        if child is None:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        return True
+
+
+class Gateway(Process):
+    def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
+        super().__init__("gateway.cli", ["--port", "0", *flags], proxy, env)
+
+    def ready(self) -> Self:
+        return self.wait_for("Uvicorn running on ")
+
+    @property
+    def url(self) -> str | None:
+        """Where it listens; none before it does."""
+        found = _PORT.search(self.logged())
+        return f"http://127.0.0.1:{found[1]}" if found else None
+
+
+class System:
+    """Redis behind relays, and what was started on it."""
+
+    def __init__(
+        self, server: Server | None = None, model: str | Path = "fake", lease_ms: int = LEASE_MS
+    ) -> None:
+        self._own_folder = tempfile.TemporaryDirectory(prefix="penstock-system-")
+        self.server = server or Server(folder=Path(self._own_folder.name) / "redis")
+        self.model = model
+        self.lease_ms = lease_ms
+        self.workers: list[Worker] = []
+        self.gateways: list[Gateway] = []
+        self.proxies: list[Proxy] = []
+
+    @property
+    def name(self) -> str:
+        return Path(self.model).name
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.name)
+
+    @property
+    def url(self) -> str:
+        """Redis, with nothing in between."""
+        return self.server.url
+
+    def __enter__(self) -> Self:
+        self.server.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in [*self.workers, *self.gateways]:
+            if error is not None:
+                print(f"--- {process.process.args}\n{process.logged()[-6000:]}")
+            process.close()
+        for proxy in self.proxies:
+            proxy.__exit__(None, None, None)
+        self.server.kill()
+        self.server.stop()
+        self._own_folder.cleanup()
+
+    def proxy(self) -> Proxy:
+        """One more relay to Redis, closed with the system."""
+        self.proxies.append(Proxy(self.server.port).__enter__())
+        return self.proxies[-1]
+
+    def worker(self, *flags: str, **env: str) -> Worker:
+        """Begin to start one; `ready` waits for it."""
+        proxy = Proxy(self.server.port).__enter__()
+        words = ["--lease-ttl-ms", str(self.lease_ms), *flags]
+        self.workers.append(Worker(self.model, words, proxy, env))
+        return self.workers[-1]
+
+    def gateway(self, *flags: str, **env: str) -> Gateway:
+        proxy = Proxy(self.server.port).__enter__()
+        self.gateways.append(Gateway(list(flags), proxy, env))
+        return self.gateways[-1]
+
+    def ready(self) -> Self:
+        for process in [*self.workers, *self.gateways]:
+            process.ready()
+        return self
+
+    def gateway_urls(self) -> list[str]:
+        """Of those that live."""
+        return [each.url for each in self.gateways if each.is_alive and each.url]
+
+    def replace(self, process: Worker | Gateway, *flags: str) -> None:
+        """Close one that is dead or is to die, and start another in its place."""
+        process.close()
+        if isinstance(process, Worker):
+            self.workers.remove(process)
+            self.worker(*flags)
+        else:
+            self.gateways.remove(process)
+            self.gateway(*flags)
+
+    def restart_server(self) -> None:
+        """Kill Redis and start it on what it wrote."""
+        self.server.kill()
+        self.server.start()
