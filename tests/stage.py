@@ -69,7 +69,7 @@ class GatewayProcess:
     def terminate(self) -> tuple[int, str]:
         """SIGTERM; how it ended and what it wrote."""
         self.process.send_signal(signal.SIGTERM)
-        output, _ = self.process.communicate(timeout=30)
+        output, _ = self.process.communicate(timeout=120)
         return self.process.returncode, output
 
 
@@ -207,7 +207,7 @@ def _end(made: list[Delta]) -> int:
     return made[-1].end if made else 0
 
 
-def eventually(claim: Callable[[], bool], within_s: float = 10.0) -> None:
+def eventually(claim: Callable[[], bool], within_s: float = 120.0) -> None:
     """Wait for what another process does next."""
     until = time.monotonic() + within_s
     while not claim():

@@ -27,7 +27,7 @@ def actor() -> Iterator[Actor]:
 def http(actor: Actor) -> Iterator[httpx.Client]:
     with (
         GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=20) as client,
+        httpx.Client(base_url=gateway.url, timeout=120) as client,
     ):
         yield client
 

@@ -33,7 +33,7 @@ def gateways(actor: Actor) -> Iterator[list[GatewayProcess]]:
 
 @pytest.fixture(scope="module")
 def http(gateways: list[GatewayProcess]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateways[0].url, timeout=20) as client:
+    with httpx.Client(base_url=gateways[0].url, timeout=120) as client:
         yield client
 
 
@@ -97,7 +97,7 @@ def events_in(received: bytes) -> list[bytes]:
 
 def read_at_most(gateway: GatewayProcess, job_id: str, cursor: str, limit: int) -> list[bytes]:
     """The events that arrive before the connection is cut after `limit` bytes."""
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as connection:
         head = f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
         connection.sendall(f"{head}last-event-id: {cursor}\r\n\r\n".encode())
         received = b""
@@ -155,7 +155,7 @@ def test_many_readers_who_join_at_random_read_the_same(
     job_id = submitted(http)
     urls = [f"{gateways[number % 2].url}/v1/jobs/{job_id}/events" for number in range(20)]
     with ThreadPoolExecutor(10) as pool:
-        texts = set(pool.map(lambda url: httpx.get(url, timeout=20).text, urls))
+        texts = set(pool.map(lambda url: httpx.get(url, timeout=120).text, urls))
     assert len(texts) == 1
     assert texts.pop().count('"type":"delta"') == 40
 

@@ -36,7 +36,7 @@ def client() -> Iterator[OpenAI]:
         )
         try:
             ready = f"{gateway.url}/health/ready"
-            eventually(lambda: httpx.get(ready).status_code == 200, within_s=90)
+            eventually(lambda: httpx.get(ready).status_code == 200, within_s=300)
             yield OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
         finally:
             worker.terminate()

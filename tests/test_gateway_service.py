@@ -44,7 +44,7 @@ def actor() -> Iterator[Actor]:
 def http(actor: Actor) -> Iterator[httpx.Client]:
     with (
         GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=20) as client,
+        httpx.Client(base_url=gateway.url, timeout=120) as client,
     ):
         yield client
 
@@ -192,7 +192,7 @@ def test_without_redis_callers_are_told_and_all_goes_on_when_it_is_back() -> Non
     with Server() as server, GatewayProcess(server.url) as gateway:
 
         def status(method: str, path: str) -> tuple[int, str | None]:
-            answer = httpx.request(method, gateway.url + path, json=TEXT, timeout=20)
+            answer = httpx.request(method, gateway.url + path, json=TEXT, timeout=120)
             return answer.status_code, answer.json().get("error", {}).get("code")
 
         with Actor(server.url):
@@ -206,10 +206,10 @@ def test_without_redis_callers_are_told_and_all_goes_on_when_it_is_back() -> Non
         ):
             assert status(method, path) == (503, "queue_unreachable"), path
         assert status("GET", "/health/live") == (200, None)
-        assert "vllm:" in httpx.get(gateway.url + "/metrics", timeout=20).text
+        assert "vllm:" in httpx.get(gateway.url + "/metrics", timeout=120).text
         server.start()
         with Actor(server.url):
-            eventually(lambda: status("POST", "/v1/completions") == (200, None), within_s=15)
+            eventually(lambda: status("POST", "/v1/completions") == (200, None), within_s=120)
 
 
 def settings_of(*words: str) -> GatewaySettings:

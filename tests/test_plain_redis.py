@@ -43,7 +43,7 @@ class Plain:
         """What arrives for a job, to its end."""
         events: list[dict[str, object]] = []
         while not events or events[-1]["type"] == "delta":
-            message = pubsub.get_message(ignore_subscribe_messages=True, timeout=5)
+            message = pubsub.get_message(ignore_subscribe_messages=True, timeout=60)
             assert message is not None, "nothing came for 5 seconds"
             lines = [json.loads(line) for line in message["data"].split("\n")]
             events += [line["event"] for line in lines if line["job_id"] == job_id]
@@ -83,7 +83,7 @@ def test_a_job_goes_in_and_its_events_come_out(plain: Plain, own_channel: bool) 
     channel = f"{plain.prefix}job:{job_id}:events" if own_channel else "replies-of-my-service"
     with plain.redis.pubsub() as pubsub:
         pubsub.subscribe(channel)
-        pubsub.get_message(timeout=5)
+        pubsub.get_message(timeout=60)
         assert plain.enqueue(job_id, channel, prompts=["Hello"])[0] == "accepted"
         events = plain.events(pubsub, job_id)
     whole = delta(job_id, 0, 12)
@@ -102,7 +102,7 @@ def test_a_job_that_is_not_one_comes_back_as_an_error_that_names_the_field(plain
     job_id = plain.new_id()
     with plain.redis.pubsub() as pubsub:
         pubsub.subscribe("mine")
-        pubsub.get_message(timeout=5)
+        pubsub.get_message(timeout=60)
         plain.enqueue(job_id, "mine", prompts=["Hello"], params={"temperature": 9})
         (event,) = plain.events(pubsub, job_id)
     assert event["type"] == "failed"

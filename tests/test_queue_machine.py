@@ -457,7 +457,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Take what was published, to its last message."""
         self.plain.publish(TAP, b"mark")
         while True:
-            message = self.pubsub.get_message(timeout=5)
+            message = self.pubsub.get_message(timeout=60)
             assert message, "nothing came, not even the mark"
             if message["type"] != "message":
                 continue

@@ -73,7 +73,7 @@ async def test_a_waiting_read_wakes_at_once_and_takes_no_more_than_it_may(queue:
     producer = Queue(redis_of(queue), LANE)
     for name in ("batch", "normal", "high", "high", "normal"):
         await producer.enqueue(a_job(priority_class=name), None, "d")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         entries = await reading
     assert entries is not None and 1 <= len(entries) <= 2
     counts = await queue.counts()
@@ -130,13 +130,13 @@ async def test_a_commit_is_logged_then_published_once_a_channel(queue: Queue) ->
     jobs = [a_job() for _ in range(70)]
     async with redis_of(queue).pubsub() as pubsub:
         await pubsub.subscribe(LANE.inbox("r"))
-        await pubsub.get_message(timeout=30)
+        await pubsub.get_message(timeout=120)
         for job in jobs:
             await queue.enqueue(job, LANE.inbox("r"), "d")
         taken = [await started(queue) for _ in jobs]
         commits = [Commit(one.job.job_id, one.epoch, deltas(one.job.job_id, 1, 2)) for one in taken]
         letters = await queue.commit("w", commits)
-        messages = [await pubsub.get_message(timeout=30) for _ in range(2)]
+        messages = [await pubsub.get_message(timeout=120) for _ in range(2)]
         assert await pubsub.get_message(timeout=0.05) is None
     assert letters == {job.job_id: Letter.KEPT for job in jobs}
     lines = [
@@ -458,7 +458,7 @@ async def test_a_foreground_job_without_listeners_is_cancelled_after_a_grace(que
 
     async with redis_of(queue).pubsub() as pubsub:
         await pubsub.subscribe(LANE.inbox("r"))
-        await pubsub.get_message(timeout=30)
+        await pubsub.get_message(timeout=120)
         assert await look(0) == ["ready", "ready", "admitting", "ready"]
         assert await look(9000) == ["ready", "ready", "admitting", "ready"]
         assert await look(2000) == ["cancelled", "ready", "admitting", "ready"]
@@ -479,7 +479,7 @@ async def test_who_comes_back_in_time_keeps_the_job(queue: Queue) -> None:
     await redis_of(queue).zadd(orphans, {job.job_id: 1})
     async with redis_of(queue).pubsub() as pubsub:
         await pubsub.subscribe("mine")
-        await pubsub.get_message(timeout=30)
+        await pubsub.get_message(timeout=120)
         await queue.attach("default", job.job_id, "mine", 0)
         await queue.sweep()
         assert (await queue.status("default", job.job_id)).state == "ready"
@@ -709,11 +709,11 @@ async def test_a_channel_is_attached_once_however_often_its_reader_asks(queue: Q
     taken = await started(queue)
     async with redis_of(queue).pubsub() as pubsub:
         await pubsub.subscribe("mine")
-        await pubsub.get_message(timeout=30)
+        await pubsub.get_message(timeout=120)
         for _ in range(3):
             await queue.attach("default", taken.job.job_id, "mine", 0)
         made = deltas(taken.job.job_id, 1)
         await queue.commit("w", [Commit(taken.job.job_id, taken.epoch, made)])
-        message = await pubsub.get_message(timeout=30)
+        message = await pubsub.get_message(timeout=120)
     assert message and message["data"].count(b"\n") == 0
     assert await redis_of(queue).hget(LANE.job(taken.job.job_id), "channels") == b"mine"

@@ -272,6 +272,6 @@ REFUSED = {
 @pytest.mark.parametrize(("words", "status", "says"), REFUSED.values(), ids=REFUSED)
 def test_settings_that_cannot_work_are_refused_in_a_line(server, words, status, says):
     command = [sys.executable, "-m", "worker.cli", "--redis-url", server.url, *words]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == status
     assert says in run.stderr and "Traceback" not in run.stderr

@@ -19,7 +19,7 @@ from schemas.event import Result
 from schemas.keys import Lane
 from worker.llm import RequestOutput
 
-PATIENCE_S = 40.0  # two busy cores
+PATIENCE_S = 240.0  # a busy machine
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:
