@@ -12,6 +12,7 @@ COMMANDS = {
     "worker": ("worker.cli", "run jobs of one model"),
     "gateway": ("gateway.cli", "HTTP in front of the queue"),
     "housekeeping": ("gateway.housekeeping", "chores on a clock"),
+    "keys": ("gateway.keys", "create, list and revoke API keys"),
     "bench": ("loadtest.bench", "speed beside transformers, in one run"),
 }
 

@@ -9,17 +9,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
-from pydantic import Field
+from pydantic import Field, SecretStr
 from rich.console import Console
 
 from compose.component import Component
 from compose.server import Server, ServerFailed, free_port
 from gateway.client import Client
-from schemas.process import Settings, load_settings
+from schemas.process import SecretSettings, load_settings
+from schemas.secret import BadSecret
 from worker.bundled.paths import BUNDLED_MODEL
 
 
-class LocalSettings(Settings):
+class LocalSettings(SecretSettings):
     """Server, gateway, worker and housekeeping on this machine.
 
     What a part can be told besides, it is told through the environment: PENSTOCK_MAX_MODEL_LEN=4096
@@ -149,9 +150,11 @@ async def running(
             ending.push_async_callback(asyncio.to_thread, server.stop)
         ending.push_async_callback(_stop_all, stack)
         stack.start("housekeeping")
-        stack.start("gateway", "--host", settings.host, "--port", str(stack.port))
+        secret = settings.server_secret
+        env = {"PENSTOCK_SERVER_SECRET": secret.get_secret_value()} if secret else {}
+        stack.start("gateway", "--host", settings.host, "--port", str(stack.port), **env)
         for number in range(1, settings.num_workers + 1):
-            stack.start(f"worker-{number}", "--model", settings.model)
+            stack.start(f"worker-{number}", "--model", settings.model, **env)
         await stack.ready()
         yield stack
 
@@ -167,7 +170,11 @@ async def _up(settings: LocalSettings) -> None:
     task, console = asyncio.current_task(), Console()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    async with running(settings, console) as stack:
+    try:
+        secret = SecretStr(settings.make_secret().decode())
+    except OSError as error:
+        raise NotReady(f"no server secret: {error}; name a file or give one") from None
+    async with running(settings.model_copy(update={"server_secret": secret}), console) as stack:
         name = Path(settings.model).name
         console.print(f"\nPenstock serves {name} at [bold]{stack.url}/v1[/bold], until Ctrl-C.\n")
         await asyncio.Event().wait()
@@ -179,7 +186,7 @@ def main(argv: list[str]) -> int:
         asyncio.run(_up(settings))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 0
-    except (NotReady, ServerFailed) as error:
+    except (NotReady, ServerFailed, BadSecret) as error:
         print(f"penstock up: {error}", file=sys.stderr)
         return 1
     return 0

@@ -7,19 +7,29 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from gateway import errors, health_routes, job_routes, openai_routes
+from gateway.access import Access
 from gateway.client import Client
 from gateway.gate import Gate
 from gateway.gateway import Gateway
+from gateway.keyring import Keyring
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 
 
 def build(settings: GatewaySettings) -> FastAPI:
+    """Raises BadSecret."""
     gateway = Gateway(
         settings,
         Client.from_url(settings.redis_url, max_queued=settings.max_num_queued_reqs),
         Metrics(),
         version("penstock"),
+    )
+
+    access = Access(
+        Keyring(gateway.client.redis, settings.read_secret()),
+        settings.api_key,
+        settings.require_api_keys,
+        settings.open_metrics,
     )
 
     @asynccontextmanager
@@ -29,7 +39,7 @@ def build(settings: GatewaySettings) -> FastAPI:
 
     app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
     app.state.gateway = gateway
-    app.add_middleware(Gate, keys=settings.api_key, metrics=gateway.metrics)
+    app.add_middleware(Gate, access=access, metrics=gateway.metrics)
     for routes in (openai_routes, job_routes, health_routes):
         app.include_router(routes.router)
     errors.install(app)

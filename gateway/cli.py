@@ -8,7 +8,8 @@ import uvicorn
 
 from gateway.app import build
 from gateway.settings import GatewaySettings
-from schemas.process import load_settings, write_log_to_stderr
+from schemas.process import BAD_USAGE, load_settings, write_log_to_stderr
+from schemas.secret import BadSecret
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,8 +19,13 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn ends in order and then raises the signal once more, for these handlers.
         signal.signal(number, lambda number, frame: None)
+    try:
+        app = build(settings)
+    except BadSecret as refusal:
+        print(f"penstock gateway: {refusal}", file=sys.stderr)
+        return BAD_USAGE
     uvicorn.run(
-        build(settings),
+        app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",

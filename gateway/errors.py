@@ -30,13 +30,17 @@ def error_response(body: ErrorBody, retry_after_ms: int | None = None) -> Respon
     return Response(to_json(error(body)), body.status, headers, "application/json")
 
 
+def response_to(failure: PenstockError) -> Response:
+    wait_ms = failure.retry_after_ms if isinstance(failure, Unavailable) else None
+    return error_response(failure.body(), wait_ms)
+
+
 def install(app: FastAPI) -> None:
     """Make every error of `app` one of ours. None shows a stack, and none is HTML."""
 
     @app.exception_handler(PenstockError)
     async def ours(request: Request, failure: PenstockError) -> Response:
-        wait_ms = failure.retry_after_ms if isinstance(failure, Unavailable) else None
-        return error_response(failure.body(), wait_ms)
+        return response_to(failure)
 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(request: Request, failure: RequestValidationError) -> Response:

@@ -1,10 +1,10 @@
 """Turns what an HTTP request asks into a Job."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic import JsonValue
 
+from gateway.access import Caller
 from gateway.body import checked
 from schemas.errors import InvalidJob
 from schemas.job import Job, PriorityClass
@@ -28,14 +28,6 @@ OPTIONS = ("timeout_ms", "background", "cache_salt", "metadata")
 
 CALLED = {"prompts": "prompt", "params": "", "chat": ""}
 TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who asks: known from the request's headers, never from its body."""
-
-    tenant: str
-    traceparent: str | None = None
 
 
 def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) -> Job:
@@ -107,7 +99,7 @@ def _job(
         "model": asked.model,
         "tenant": caller.tenant,
         "traceparent": caller.traceparent,
-        "priority_class": _priority_class(asked),
+        "priority_class": caller.bounded(_priority_class(asked)),
     }
     fields |= {name: body[name] for name in OPTIONS if name in body}
     return checked(Job, fields | question, CALLED)

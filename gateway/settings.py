@@ -5,10 +5,10 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from schemas.process import Settings, words_of
+from schemas.process import SecretSettings, words_of
 
 
-class GatewaySettings(Settings):
+class GatewaySettings(SecretSettings):
     """HTTP in front of the queue."""
 
     host: str = Field("127.0.0.1", description="the address to listen on")
@@ -17,6 +17,10 @@ class GatewaySettings(Settings):
     api_key: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list, description="keys that are let in; none: everybody is"
     )
+    require_api_keys: bool = Field(
+        False, description="let nobody in without a key, even where none was made yet"
+    )
+    open_metrics: bool = Field(False, description="/metrics needs no key")
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1, description="larger bodies get 413")
     ping_s: float = Field(10.0, gt=0, description="a stream silent for this long says `: ping`")
     max_num_queued_reqs: int = Field(10_000, ge=1, description="a lane that holds more gets 429")

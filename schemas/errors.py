@@ -5,6 +5,7 @@ PenstockError
 |   +-- PromptTooLong
 |   +-- ModelNotFound 404
 +-- Unauthorized 401
++-- OutOfScope 403              the key does not allow this
 +-- JobNotFound 404
 +-- JobGone 410                 it ended, and its result was kept no longer
 +-- BodyTooLarge 413
@@ -68,6 +69,11 @@ class ModelNotFound(InvalidJob):
 class Unauthorized(PenstockError):
     code = "invalid_api_key"
     status = 401
+
+
+class OutOfScope(PenstockError):
+    code = "out_of_scope"
+    status = 403
 
 
 class JobNotFound(PenstockError):

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -17,6 +17,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     YamlConfigSettingsSource,
 )
+
+from schemas.secret import DEFAULT_FILE, make_secret, read_secret
 
 S = TypeVar("S", bound="Settings")
 
@@ -51,6 +53,26 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+
+
+class SecretSettings(Settings):
+    """For those who check keys, tokens or salts. Where there is no file, `penstock up` makes it."""
+
+    server_secret: SecretStr | None = Field(
+        None, description="at least 32 characters; better given in the environment"
+    )
+    server_secret_file: Path = Field(DEFAULT_FILE, description="of mode 0600, where none is given")
+
+    def read_secret(self) -> bytes | None:
+        """None where there is none. Raises BadSecret."""
+        return read_secret(self._given(), self.server_secret_file)
+
+    def make_secret(self) -> bytes:
+        """Read it, or make the file. Raises BadSecret, OSError."""
+        return make_secret(self._given(), self.server_secret_file)
+
+    def _given(self) -> str | None:
+        return self.server_secret.get_secret_value() if self.server_secret else None
 
 
 def load_settings(settings: type[S], command: str, argv: Sequence[str]) -> S:

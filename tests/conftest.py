@@ -7,6 +7,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 
+os.environ["PENSTOCK_SERVER_SECRET"] = "of-these-tests-alone-" * 2
+
 from collections.abc import Iterator
 
 import pytest

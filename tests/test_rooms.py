@@ -45,7 +45,7 @@ MAY_IMPORT = {
     },
     "gateway": {
         "gateway", "schemas", "redis", "arq", "pydantic", "pydantic_core", "pydantic_settings",
-        "fastapi", "starlette", "uvicorn", "prometheus_client",
+        "fastapi", "starlette", "uvicorn", "prometheus_client", "rich",
     },
     "gateway.outbound": {"schemas", "httpcore", "httpx", "pydantic", "pydantic_settings"},
     "compose": ANYTHING,

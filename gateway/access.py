@@ -1,0 +1,89 @@
+"""Who asks, and what they may: decided from the request's headers and path, never from its body."""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import Scope as Asgi
+
+from gateway.keyring import Keyring
+from schemas.api_key import MAX_CHARS, ApiKey, Scope
+from schemas.errors import OutOfScope, Unauthorized
+from schemas.job import DEFAULT_TENANT, PriorityClass
+from schemas.keys import READY
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+# The first that a path begins with says what its key must allow; other paths take any key.
+NEEDED: tuple[tuple[str, Scope], ...] = (
+    ("/v1/jobs", "jobs"),
+    ("/v1/batches", "batches"),
+    ("/v1/files", "batches"),
+    ("/v1/chat/completions", "inference"),
+    ("/v1/completions", "inference"),
+    ("/metrics", "metrics"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Without a key everything is open, and all callers are one tenant."""
+
+    tenant: str = DEFAULT_TENANT
+    traceparent: str | None = None
+    key: ApiKey | None = None
+
+    def bounded(self, asked: PriorityClass) -> PriorityClass:
+        """The class that was asked for, or the highest that the key allows."""
+        most = self.key.max_priority if self.key else "high"
+        return max(asked, most, key=READY.index)
+
+
+class Access:
+    def __init__(
+        self, keyring: Keyring, keys: Sequence[str], demands_keys: bool, open_metrics: bool
+    ) -> None:
+        self._keyring = keyring
+        self._digests = [_digest(key) for key in keys]
+        self._demands_keys = demands_keys or bool(keys)
+        self._open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
+
+    async def caller(self, asgi: Asgi, headers: Headers) -> Caller:
+        """Raises Unauthorized, OutOfScope, and QueueUnreachable when keys cannot be checked."""
+        traceparent = headers.get("traceparent", "")
+        trace = traceparent if TRACEPARENT.fullmatch(traceparent) else None
+        if asgi["path"] in self._open_paths:
+            return Caller(traceparent=trace)
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        text = given.strip() if scheme.lower() == "bearer" else ""
+        text = text if len(text) <= MAX_CHARS else ""
+        if self._is_listed(text):
+            return Caller(traceparent=trace)
+        await self._keyring.refresh()
+        key = await self._keyring.find(text)
+        if key is not None:
+            _refuse_out_of_scope(asgi["path"], key)
+            return Caller(key.tenant, trace, key)
+        if self._demands_keys or self._keyring.has_keys:
+            raise Unauthorized("give a valid API key as a bearer token")
+        return Caller(traceparent=trace)
+
+    def _is_listed(self, text: str) -> bool:
+        """Every key is compared, in constant time, so the answer's time tells nothing."""
+        given = _digest(text)
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return any(matches)
+
+
+def _refuse_out_of_scope(path: str, key: ApiKey) -> None:
+    for start, scope in NEEDED:
+        if path.startswith(start) and not key.allows(scope):
+            allowed = ", ".join(key.scopes) or "nothing"
+            raise OutOfScope(f"{path} needs a key with the scope {scope}; yours allows {allowed}")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

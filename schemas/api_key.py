@@ -1,0 +1,64 @@
+"""API keys, `psk_<id>_<secret>`: what is kept of one (never its secret) and what it allows."""
+
+import base64
+import hmac
+import re
+import secrets
+from typing import Literal, Self
+
+from pydantic import Field
+
+from schemas.job import DEFAULT_TENANT, PriorityClass
+from schemas.secret import sign
+from schemas.wire import Wire
+
+Scope = Literal["inference", "jobs", "batches", "metrics", "admin"]
+
+API_KEYS = "penstock:api_keys"  # hash: id -> JSON ApiKey; configuration, never expires
+KEY_ID = re.compile(r"[a-z2-7]{12}")
+KEY = re.compile(r"psk_([a-z2-7]{12})_[a-z2-7]{52}")
+MAX_CHARS = 256  # more is no key, and is not hashed
+DEFAULT_SCOPES: tuple[Scope, ...] = ("inference", "jobs", "batches")
+
+
+class ApiKey(Wire):
+    """The record under a key's id. One that an older gateway cannot read admits nobody there."""
+
+    key_id: str = Field(pattern=KEY_ID.pattern)
+    digest: str = Field(description="HMAC-SHA256 of the whole key under the server secret, in hex")
+    name: str = Field("", max_length=256, description="for people")
+    tenant: str = Field(DEFAULT_TENANT, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")
+    scopes: tuple[Scope, ...] = DEFAULT_SCOPES
+    max_priority: PriorityClass = Field("normal", description="what asks for more gets this class")
+    created_s: int = 0
+    expires_s: int | None = None
+    revoked_s: int | None = None
+
+    @classmethod
+    def issue(cls, secret: bytes, record: dict[str, object]) -> tuple[str, Self]:
+        """A new key, to be shown once, and its record."""
+        key_id, drawn = _letters(12), _letters(52)
+        text = f"psk_{key_id}_{drawn}"
+        fields = record | {"key_id": key_id, "digest": digest_of(secret, text)}
+        return text, cls.model_validate(fields)
+
+    def has_ended(self, now_s: float) -> bool:
+        return self.revoked_s is not None or (self.expires_s or float("inf")) <= now_s
+
+    def allows(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+def digest_of(secret: bytes, key: str) -> str:
+    return sign(secret, "api_key", key).hex()
+
+
+def is_right(secret: bytes, key: str, record: ApiKey | None) -> bool:
+    """Whether this is the record's key. An unknown one costs the same work as a known one."""
+    expected = record.digest if record else "0" * 64
+    matches = hmac.compare_digest(digest_of(secret, key), expected)
+    return matches and record is not None
+
+
+def _letters(count: int) -> str:
+    return base64.b32encode(secrets.token_bytes(count)).decode().lower()[:count]

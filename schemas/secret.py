@@ -1,0 +1,59 @@
+"""The server secret: what API keys, share tokens and the like are checked against."""
+
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+DEFAULT_FILE = Path("~/.penstock/secret")
+MIN_CHARS = 32
+
+
+class BadSecret(ValueError):
+    """The secret is too short, or others may read its file; the message says what to do."""
+
+
+def read_secret(given: str | None, file: Path) -> bytes | None:
+    """`given`, else what the file holds; none where there is neither. Raises BadSecret."""
+    path = file.expanduser()
+    if given is None:
+        if not path.exists():
+            return None
+        if path.stat().st_mode & 0o077:
+            raise BadSecret(f"{path}: others may read the server secret; chmod 600 {path}")
+        given = path.read_text()
+    secret = given.strip()
+    if len(secret) < MIN_CHARS:
+        raise BadSecret(f"the server secret has {len(secret)} characters; give {MIN_CHARS} or more")
+    return secret.encode()
+
+
+def make_secret(given: str | None, file: Path) -> bytes:
+    """The same, and a new secret in a new file of mode 0600 where there was none.
+
+    Of several processes that do this at once the first wins. Raises BadSecret, OSError.
+    """
+    if (secret := read_secret(given, file)) is not None:
+        return secret
+    path = file.expanduser()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "w") as made:
+            made.write(secrets.token_hex(32) + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)  # unlike a rename, it never replaces another's
+    finally:
+        draft.unlink()
+    secret = read_secret(None, file)
+    assert secret is not None
+    return secret
+
+
+def sign(secret: bytes, purpose: str, *words: str) -> bytes:
+    """HMAC-SHA256 of `words`, of no use for any other purpose or other words."""
+    text = "".join(f"{len(word)}:{word}" for word in (purpose, *words))
+    return hmac.digest(secret, text.encode(errors="replace"), hashlib.sha256)
