@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up test lint bench mutants
+.PHONY: demo up test lint bench mutants chaos
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -20,6 +20,11 @@ lint: .venv/installed
 # Each defence taken out in a copy of the tree, and a test seen to fail for it.
 mutants: .venv/installed
 	$(BIN)/python tests/faults/mutants.py --only "$(ONLY)" --jobs $(or $(JOBS),1) $(if $(CHECK),--check)
+
+# Random schedules of faults on whole systems of real processes; prints seeds that reproduce.
+chaos: .venv/installed
+	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
+	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500)
 
 bench: .venv/installed
 	$(BIN)/penstock bench

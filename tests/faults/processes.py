@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,7 @@ class System:
         self.workers: list[Worker] = []
         self.gateways: list[Gateway] = []
         self.proxies: list[Proxy] = []
+        self.redis_lock = threading.Lock()  # one that harms it at a time
 
     @property
     def name(self) -> str:
@@ -208,7 +210,16 @@ class System:
             self.gateways.remove(process)
             self.gateway(*flags)
 
-    def restart_server(self) -> None:
+    def restart_server(self, away_s: float = 0.0) -> None:
         """Kill Redis and start it on what it wrote."""
-        self.server.kill()
-        self.server.start()
+        with self.redis_lock:
+            self.server.kill()
+            time.sleep(away_s)
+            self.server.start()
+
+    def freeze_server(self, lasts_s: float) -> None:
+        with self.redis_lock:
+            assert self.server.pid is not None
+            os.kill(self.server.pid, signal.SIGSTOP)
+            time.sleep(lasts_s)
+            os.kill(self.server.pid, signal.SIGCONT)

@@ -120,7 +120,7 @@ class Proxy:
                 self._pump(self.up, from_client, server, pair),
                 self._pump(self.down, from_server, client, pair),
             )
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # of this connection, or at the end of all
             pass
         finally:
             self._writers.discard(pair)

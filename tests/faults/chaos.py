@@ -1,0 +1,285 @@
+"""Random schedules of faults on a whole system, for as long as asked: `make chaos`.
+
+    make chaos SEED=1 SCHEDULES=100 LANES=2 LEASE_MS=1500
+
+Each lane is a Redis with two workers and two gateways, all real processes, that runs one schedule
+after another: thirty jobs and their callers, one to four faults, then every invariant. A seed that
+broke something is printed with what it broke; `make chaos SEED=that SCHEDULES=1` runs it again.
+The exit status is 1 when anything broke.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import Queue as Mailbox
+
+import redis
+
+from faults.invariants import Listener, check_leftovers, check_logs, wait_until_idle
+from faults.load import Callers
+from faults.processes import System
+from faults.schedule import Fault, Schedule, inject, schedule
+from gateway.client import Client
+
+WORKER = ("--drain-s", "0.5", "--max-num-seqs", "16", "--max-model-len", "600")
+GATEWAY = ("--drain-s", "1", "--ping-s", "1")
+LOOK_S = 0.1
+MEMORY_BYTES = 4_000_000  # that Redis may hold more at a lane's end than after its first schedule
+
+
+@dataclass(slots=True)
+class Report:
+    """One schedule's outcome; `broken` says what was, if anything."""
+
+    seed: int
+    broken: str = ""
+    num_jobs: int = 0
+    faults: list[str] = field(default_factory=list)
+    owners: int = 0  # changes of a job's owner between two of its tokens
+    tokens: int = 0
+    tokens_after: int = 0  # made after such a change
+    pause_s: float = 0.0  # the longest between two events of a reader
+    took_s: float = 0.0
+
+
+class LaneOfChaos:
+    """One system, and the schedules that it goes through."""
+
+    def __init__(self, lease_ms: int) -> None:
+        self._lease_ms = lease_ms
+        self._memory: int | None = None
+
+    def run(self, seeds: list[int], tell: "Mailbox[Report] | None" = None) -> list[Report]:
+        """Every seed; after a broken one with a new system."""
+        reports: list[Report] = []
+        while len(reports) < len(seeds):
+            with System(lease_ms=self._lease_ms) as system:
+                system.proxy()  # the callers' that speak to Redis themselves
+                for _ in range(2):
+                    system.worker(*WORKER)
+                    system.gateway(*GATEWAY)
+                system.ready()
+                self._memory = None
+                with Listener(system.url, system.lane) as listener:
+                    for seed in seeds[len(reports) :]:
+                        reports.append(self._report(system, listener, schedule(seed)))
+                        if tell:
+                            tell.put(reports[-1])
+                        print(json.dumps(asdict(reports[-1])), flush=True)
+                        if reports[-1].broken:
+                            _keep_logs(system, seed)
+                            break
+        return reports
+
+    def _report(self, system: System, listener: Listener, plan: Schedule) -> Report:
+        began_s = time.monotonic()
+        report = Report(plan.seed, num_jobs=len(plan.asks), faults=list(map(str, plan.faults)))
+        try:
+            asyncio.run(run_schedule(system, listener, plan, report))
+            self._check_memory(system)
+        except BaseExceptionGroup as errors:
+            report.broken = "; ".join(_leaves(errors))
+        except Exception as error:
+            report.broken = f"{type(error).__name__}: {error}"
+        report.took_s = time.monotonic() - began_s
+        return report
+
+    def _check_memory(self, system: System) -> None:
+        with redis.Redis.from_url(system.url) as store:
+            used = int(store.info("memory")["used_memory"])
+        self._memory = self._memory or used
+        assert used < self._memory + MEMORY_BYTES, f"Redis holds {used}, it was {self._memory}"
+
+
+async def run_schedule(system: System, listener: Listener, plan: Schedule, report: Report) -> None:
+    """Callers and faults together; afterwards all that must hold. Raises what does not."""
+    async with Client.from_url(system.proxies[0].url) as sdk:
+        callers = Callers(system.name, system.gateway_urls, sdk, random.Random(plan.seed))
+        keeper = asyncio.create_task(keep_alive(system))
+        try:
+            async with asyncio.timeout(180), asyncio.TaskGroup() as parts:
+                for fault in plan.faults:
+                    parts.create_task(_inject(system, fault))
+                parts.create_task(callers.run(plan.asks, plan.pace_s))
+            await asyncio.to_thread(until_ready, system)
+        finally:
+            keeper.cancel()
+            await callers.aclose()
+        await asyncio.to_thread(check_all, system, listener, callers, report)
+        for told in callers.told:
+            await sdk.delete(told.job_id)
+    with redis.Redis.from_url(system.url) as store:
+        left = list(store.scan_iter(f"{system.lane.prefix}job:*", count=1000))
+        assert not left, f"erased jobs left {left}"
+
+
+def check_all(system: System, listener: Listener, callers: Callers, report: Report) -> None:
+    with redis.Redis.from_url(system.url) as store:
+        wait_until_idle(store, system.lane)
+        job_ids = [told.job_id for told in callers.told]
+        check_logs(store, system.lane, job_ids, listener.take())
+        check_leftovers(store, system.lane)
+        for job_id in job_ids:
+            _count(report, [key for key, _ in store.xrange(f"{system.lane.job(job_id)}:log")])
+    report.pause_s = max(told.longest_pause_s for told in callers.told)
+
+
+def _count(report: Report, keys: list[bytes]) -> None:
+    places = [tuple(map(int, key.split(b"-"))) for key in keys]
+    if not places:
+        return
+    report.tokens += places[-1][1]
+    epochs = sorted({epoch for epoch, _ in places})
+    report.owners += len(epochs) - 1
+    later = [at for epoch, at in places if epoch > epochs[0]]
+    report.tokens_after += places[-1][1] - later[0] if later else 0
+
+
+async def _inject(system: System, fault: Fault) -> None:
+    await asyncio.sleep(fault.at_s)
+    await asyncio.to_thread(inject, system, fault)
+
+
+async def keep_alive(system: System) -> None:
+    """Whatever died is started again, as an operator's supervisor would."""
+    while True:
+        for worker in [each for each in system.workers if not each.is_alive]:
+            await asyncio.to_thread(system.replace, worker, *WORKER)
+        for gateway in [each for each in system.gateways if not each.is_alive]:
+            await asyncio.to_thread(system.replace, gateway, *GATEWAY)
+        await asyncio.sleep(LOOK_S)
+
+
+def until_ready(system: System) -> None:
+    """Both workers have taken up work again, and both gateways listen."""
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        is_up = all(
+            each.is_alive and " took up work on " in each.logged() for each in system.workers
+        )
+        if is_up and len(system.gateway_urls()) == len(system.gateways):
+            return
+        time.sleep(LOOK_S)
+    raise AssertionError("workers or gateways did not come back")
+
+
+def _leaves(errors: BaseExceptionGroup) -> list[str]:
+    found = []
+    for error in errors.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            found += _leaves(error)
+        else:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def _keep_logs(system: System, seed: int) -> None:
+    folder = Path("/tmp") / f"penstock-chaos-{os.getpid()}-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, process in enumerate([*system.workers, *system.gateways]):
+        (folder / f"{number}-{type(process).__name__}.log").write_text(process.logged())
+    print(f"logs of seed {seed}: {folder}", file=sys.stderr, flush=True)
+
+
+class Summary:
+    """Counts the reports of all lanes, and says where they are."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._began_s = time.monotonic()
+        self.reports: list[Report] = []
+
+    def add(self, report: Report) -> None:
+        self.reports.append(report)
+        if report.broken:
+            print(f"\nBROKEN seed {report.seed} ({', '.join(report.faults)}): {report.broken}")
+        if report.broken or len(self.reports) % 10 == 0 or len(self.reports) == self._total:
+            print(self.line(), flush=True)
+
+    @property
+    def broken(self) -> list[int]:
+        return [report.seed for report in self.reports if report.broken]
+
+    def line(self) -> str:
+        spent_s = time.monotonic() - self._began_s
+        count = max(1, len(self.reports))
+        return (
+            f"{len(self.reports)}/{self._total} schedules, {spent_s / count:.1f} s each,"
+            f" {sum(each.owners for each in self.reports)} changes of owner,"
+            f" {len(self.broken)} broken"
+        )
+
+    def table(self) -> str:
+        rows = {
+            "schedules": len(self.reports),
+            "faults": sum(len(each.faults) for each in self.reports),
+            "jobs": sum(each.num_jobs for each in self.reports),
+            "tokens": sum(each.tokens for each in self.reports),
+            "changes of owner": sum(each.owners for each in self.reports),
+            "tokens after one": sum(each.tokens_after for each in self.reports),
+            "longest pause of a reader, s": round(max(each.pause_s for each in self.reports), 1),
+            "minutes": round((time.monotonic() - self._began_s) / 60, 1),
+            "broken": len(self.broken),
+        }
+        kinds = Counter(
+            fault.split(" ", 1)[1].split("[")[0] for each in self.reports for fault in each.faults
+        )
+        lines = [f"| {name} | {value:,} |" for name, value in rows.items()]
+        lines += [f"| fault: {kind} | {count:,} |" for kind, count in sorted(kinds.items())]
+        again = [f"make chaos SEED={seed} SCHEDULES=1" for seed in self.broken]
+        return "\n".join(["| what | how many |", "|---|---|", *lines, *again])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--schedules", type=int, default=20)
+    parser.add_argument("--lanes", type=int, default=2)
+    parser.add_argument("--lease-ms", type=int, default=1500)
+    parser.add_argument("--of-lane", type=int, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    seeds = list(range(asked.seed, asked.seed + asked.schedules))
+    if asked.of_lane is not None:
+        LaneOfChaos(asked.lease_ms).run(seeds[asked.of_lane :: asked.lanes])
+        return 0
+    reports: Mailbox[Report | None] = Mailbox()
+    lanes = [_start_lane(number) for number in range(min(asked.lanes, len(seeds)))]
+    for lane in lanes:
+        threading.Thread(target=_follow, args=(lane, reports), daemon=True).start()
+    summary, left = Summary(len(seeds)), len(lanes)
+    try:
+        while left:
+            report = reports.get()
+            left -= report is None
+            if report is not None:
+                summary.add(report)
+    except KeyboardInterrupt:
+        print("\nended early")
+    print(summary.table() if summary.reports else "no schedule came to its end")
+    return int(bool(summary.broken) or len(summary.reports) < len(seeds))
+
+
+def _start_lane(number: int) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-m", "faults.chaos", *sys.argv[1:], "--of-lane", str(number)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def _follow(lane: "subprocess.Popen[str]", reports: "Mailbox[Report | None]") -> None:
+    assert lane.stdout is not None
+    for line in lane.stdout:
+        if line.startswith("{"):
+            reports.put(Report(**json.loads(line)))
+    reports.put(None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""What holds after every run, whatever went wrong in it. Each failure is an AssertionError."""
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+import redis
+
+from schemas.event import EVENT, Delta
+from schemas.keys import MODELS, Lane
+
+END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
+PATIENCE_S = 60.0
+# Keys of a lane that may have no TTL: leases, counters, and streams and sets, which end empty.
+LASTING = ("workers", "counts", "ready:")
+EMPTY_WHEN_IDLE = ("ready:", "backlog:", "deadlines", "orphans", "waiting:", "resume")
+
+Store = redis.Redis
+
+
+class Listener:
+    """Everything that is published in a lane, as seen by a subscriber of its own."""
+
+    def __init__(self, url: str, lane: Lane) -> None:
+        self._url = url
+        self._pattern = f"{lane.prefix}*"
+        self._lines: set[bytes] = set()
+        self._is_up = threading.Event()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._is_up.wait(PATIENCE_S)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ends.set()
+        self._thread.join(PATIENCE_S)
+
+    def take(self) -> dict[str, list[bytes]]:
+        """The events of each job since the last call, as published."""
+        lines, self._lines = self._lines, set()
+        found: dict[str, list[bytes]] = {}
+        for line in lines:
+            head, separator, event = line.partition(b'","event":')
+            if separator and head.startswith(b'{"job_id":"'):
+                found.setdefault(head[11:].decode(), []).append(event[:-1])
+        return found
+
+    def _listen(self) -> None:
+        while not self._ends.is_set():
+            try:
+                with redis.Redis.from_url(self._url, socket_timeout=5) as client:
+                    pubsub = client.pubsub()
+                    pubsub.psubscribe(self._pattern)
+                    while not self._ends.is_set():
+                        message = pubsub.get_message(timeout=0.2)
+                        if message and message["type"] == "psubscribe":
+                            self._is_up.set()
+                        elif message:
+                            self._lines.update(message["data"].split(b"\n"))
+            except (redis.RedisError, OSError):
+                time.sleep(0.05)
+
+
+def wait_until_idle(store: Store, lane: Lane) -> None:
+    """No job waits or runs."""
+    give_up = time.monotonic() + PATIENCE_S
+    while busy := _unfinished(store, lane):
+        assert time.monotonic() < give_up, f"jobs that did not end: {busy}"
+        time.sleep(0.05)
+
+
+def check_logs(
+    store: Store, lane: Lane, job_ids: Iterable[str], heard: Mapping[str, list[bytes]] | None = None
+) -> None:
+    """Each job has one end, at the end of a log without gap or repeat, of owners one after another;
+    nothing was shown that the log does not hold."""
+    for job_id in job_ids:
+        lines = store.xrange(f"{lane.job(job_id)}:log")
+        state = (store.hget(lane.job(job_id), "state") or b"").decode()
+        assert state in END_STATES, f"{job_id} is {state or 'unknown'}"
+        if not lines:  # kept for a minute; then the result speaks for it
+            assert store.exists(f"{lane.job(job_id)}:result"), f"{job_id} has no end"
+            continue
+        check_log(job_id, [(key.decode(), fields[b"e"]) for key, fields in lines])
+        held = {fields[b"e"] for _, fields in lines}
+        stray = set((heard or {}).get(job_id, [])) - held
+        assert not stray, f"{job_id}: shown and not logged: {stray}"
+
+
+def check_log(job_id: str, lines: list[tuple[str, bytes]]) -> None:
+    position, last_epoch, ends = 0, 0, 0
+    for key, text in lines:
+        epoch, at = map(int, key.split("-"))
+        event = EVENT.validate_json(text)
+        assert epoch >= last_epoch, f"{job_id}: epoch {epoch} after {last_epoch}"
+        assert at == event.position == position, f"{job_id}: {key} for {position}: {text!r}"
+        assert ends == 0, f"{job_id}: {text!r} after the end"
+        position += len(event.token_ids) if isinstance(event, Delta) else 0
+        last_epoch, ends = epoch, ends + (not isinstance(event, Delta))
+    assert ends == 1, f"{job_id}: no end"
+
+
+def check_leftovers(store: Store, lane: Lane) -> None:
+    """An idle lane holds nothing back: streams, backlogs and counters are empty, and what is not
+    configuration goes away by itself."""
+    assert not (busy := _unfinished(store, lane)), busy
+    for key in store.scan_iter(f"{lane.prefix}*", count=1000):
+        name = key.decode().removeprefix(lane.prefix)
+        is_lasting = name.startswith(LASTING)
+        assert is_lasting or store.ttl(key) != -1, f"{name} would stay for ever"
+
+
+def foreign_keys(store: Store, lane: Lane) -> list[str]:
+    """Keys that no lane, and no configuration, accounts for."""
+    known = (MODELS, lane.prefix, "penstock:")
+    return [key.decode() for key in store.scan_iter("*") if not key.decode().startswith(known)]
+
+
+def _unfinished(store: Store, lane: Lane) -> dict[str, int]:
+    """What an idle lane has none of."""
+    found = {}
+    for key in store.scan_iter(f"{lane.prefix}*", count=1000):
+        name = key.decode().removeprefix(lane.prefix)
+        if name.startswith(EMPTY_WHEN_IDLE) and (size := _size(store, key)):
+            found[name] = size
+    return found
+
+
+def _size(store: Store, key: bytes) -> int:
+    kind = store.type(key)
+    if kind == b"stream":
+        return int(store.xlen(key)) + _pending(store, key)
+    sizes = {b"zset": store.zcard, b"list": store.llen, b"set": store.scard, b"hash": store.hlen}
+    return int(sizes[kind](key)) if kind in sizes else 0
+
+
+def _pending(store: Store, key: bytes) -> int:
+    return sum(int(group["pending"]) for group in store.xinfo_groups(key))
+
+
+def dump(store: Store, lane: Lane, job_id: str) -> str:
+    """What Redis knows of a job, for a report."""
+    fields = {
+        key.decode(): value.decode() for key, value in store.hgetall(lane.job(job_id)).items()
+    }
+    log = [key.decode() for key, _ in store.xrange(f"{lane.job(job_id)}:log")]
+    return json.dumps({"job": fields, "log": log[-6:]})

@@ -1,0 +1,211 @@
+"""What goes wrong, and what is asked meanwhile: both follow from a seed."""
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import redis
+
+from faults.load import Ask
+from faults.processes import CHILDREN, Process, System
+
+Kind = TypeVar("Kind", bound=Process)
+_STOPS = (("🚀🚀",), ("dams an", "日本, "), ("never there",), ())
+_PROMPTS = ("job 🌊", "an\u00a0odd one", "日本語", "plain")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`kind` names a function below; it comes `at_s` after the first submission."""
+
+    at_s: float
+    kind: str
+    place: int  # which of the workers or gateways
+    lasts_s: float
+
+    def __str__(self) -> str:
+        return f"{self.at_s:.1f}s {self.kind}[{self.place}] {self.lasts_s:.1f}s"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    seed: int
+    asks: list[Ask]
+    faults: list[Fault]
+    pace_s: float
+
+
+def schedule(seed: int, num_jobs: int = 30) -> Schedule:
+    chance = random.Random(seed)
+    asks = [_ask(chance, f"{seed}/{number}") for number in range(num_jobs)]
+    faults = sorted(
+        (_fault(chance) for _ in range(chance.randint(1, 4))), key=lambda fault: fault.at_s
+    )
+    return Schedule(seed, asks, faults, pace_s=chance.choice((0.0, 0.01, 0.03)))
+
+
+def _ask(chance: random.Random, name: str) -> Ask:
+    is_foreground = chance.random() < 0.15
+    return Ask(
+        prompt=f"{chance.choice(_PROMPTS)} {name}",
+        seed=chance.randrange(1000),
+        max_tokens=chance.choice((1, 5, 30, 60, 120)),
+        n=chance.choice((1, 1, 1, 2, 3)),
+        stop=chance.choice(_STOPS),
+        ignore_eos=chance.random() < 0.7,
+        background=not is_foreground,
+        by_sdk=chance.random() < 0.4,
+        repeats=chance.choice((0, 0, 0, 0, 1, 3)),
+        is_late=not is_foreground and chance.random() < 0.15,
+        cancel_at=chance.randrange(60) if chance.random() < 0.1 else None,
+        timeout_ms=chance.choice((200, 2000)) if chance.random() < 0.05 else None,
+        hop_every=chance.choice((None, None, None, 1, 10)),
+    )
+
+
+def _fault(chance: random.Random) -> Fault:
+    kind = chance.choices(list(KINDS), weights=[weight for weight, _ in KINDS.values()])[0]
+    lasts_s = chance.choice((0.05, 0.3, 1.0, 2.5))
+    return Fault(chance.uniform(0.0, 2.5), kind, chance.randrange(4), lasts_s)
+
+
+def inject(system: System, fault: Fault) -> None:
+    """Make it go wrong, and right again; returns when it is over. Others go wrong meanwhile."""
+    KINDS[fault.kind][1](system, fault)
+
+
+def _kill_worker(system: System, fault: Fault) -> None:
+    worker = _of(system.workers, fault)
+    worker.kill()
+
+
+def _kill_supervisor(system: System, fault: Fault) -> None:
+    _of(system.workers, fault).process.kill()
+
+
+def _kill_child(system: System, fault: Fault) -> None:
+    _of(system.workers, fault).kill_child(CHILDREN[fault.place // 2])
+
+
+def _freeze_worker(system: System, fault: Fault) -> None:
+    """Longer than its lease, or not."""
+    _freeze(_of(system.workers, fault), fault.lasts_s)
+
+
+def _stop_worker(system: System, fault: Fault) -> None:
+    worker = _of(system.workers, fault)
+    worker.terminate()
+    worker.process.wait(60)
+
+
+def _kill_gateway(system: System, fault: Fault) -> None:
+    _of(system.gateways, fault).kill()
+
+
+def _freeze_gateway(system: System, fault: Fault) -> None:
+    _freeze(_of(system.gateways, fault), fault.lasts_s)
+
+
+def _stop_gateway(system: System, fault: Fault) -> None:
+    gateway = _of(system.gateways, fault)
+    gateway.terminate()
+    gateway.process.wait(60)
+
+
+def _kill_redis(system: System, fault: Fault) -> None:
+    system.restart_server(min(fault.lasts_s, 1.0))
+
+
+def _freeze_redis(system: System, fault: Fault) -> None:
+    system.freeze_server(fault.lasts_s)
+
+
+def _flush_scripts(system: System, fault: Fault) -> None:
+    for _ in range(10):
+        with contextlib.suppress(redis.RedisError), redis.Redis.from_url(system.url) as client:
+            client.script_flush()
+        time.sleep(fault.lasts_s / 10)
+
+
+def _cut(system: System, fault: Fault) -> None:
+    for _ in range(5):
+        _any(system, fault).proxy.cut()
+        time.sleep(fault.lasts_s / 5)
+
+
+def _cut_replies(system: System, fault: Fault) -> None:
+    _any(system, fault).proxy.down.num_cuts = 3
+    time.sleep(fault.lasts_s)
+
+
+def _cut_requests(system: System, fault: Fault) -> None:
+    _any(system, fault).proxy.up.num_cuts = 3
+    time.sleep(fault.lasts_s)
+
+
+def _half_close(system: System, fault: Fault) -> None:
+    _any(system, fault).proxy.half_close()
+
+
+def _part(system: System, fault: Fault) -> None:
+    _during(system, fault, lambda process: process.proxy.part())
+
+
+def _hold_up(system: System, fault: Fault) -> None:
+    _during(system, fault, lambda process: setattr(process.proxy.up, "is_held", True))
+
+
+def _hold_down(system: System, fault: Fault) -> None:
+    _during(system, fault, lambda process: setattr(process.proxy.down, "is_held", True))
+
+
+def _delay(system: System, fault: Fault) -> None:
+    _during(system, fault, lambda process: setattr(process.proxy.down, "delay_s", 0.02))
+
+
+KINDS: dict[str, tuple[int, Callable[[System, Fault], None]]] = {
+    "kill worker": (3, _kill_worker),
+    "kill supervisor": (2, _kill_supervisor),
+    "kill child": (4, _kill_child),
+    "freeze worker": (3, _freeze_worker),
+    "stop worker": (2, _stop_worker),
+    "kill gateway": (2, _kill_gateway),
+    "freeze gateway": (2, _freeze_gateway),
+    "stop gateway": (1, _stop_gateway),
+    "kill redis": (3, _kill_redis),
+    "freeze redis": (2, _freeze_redis),
+    "flush scripts": (2, _flush_scripts),
+    "cut": (3, _cut),
+    "cut replies": (3, _cut_replies),
+    "cut requests": (2, _cut_requests),
+    "half close": (2, _half_close),
+    "part": (2, _part),
+    "hold up": (2, _hold_up),
+    "hold down": (2, _hold_down),
+    "delay": (2, _delay),
+}
+
+
+def _of(processes: Sequence[Kind], fault: Fault) -> Kind:
+    return processes[fault.place % len(processes)]
+
+
+def _any(system: System, fault: Fault) -> Process:
+    return _of([*system.workers, *system.gateways], fault)
+
+
+def _freeze(process: Process, lasts_s: float) -> None:
+    process.send(signal.SIGSTOP)
+    time.sleep(lasts_s)
+    process.send(signal.SIGCONT)
+
+
+def _during(system: System, fault: Fault, begin: Callable[[Process], None]) -> None:
+    process = _any(system, fault)
+    begin(process)
+    time.sleep(fault.lasts_s)
+    process.proxy.heal()
