@@ -111,7 +111,7 @@ def incarnations(url: str, model: str = "fake") -> set[str]:
 def ask(url: str, asks: Callable[[Client], Awaitable[None]]) -> None:
     async def main() -> None:
         async with Client.from_url(url) as client:
-            await asyncio.wait_for(asks(client), 100)
+            await asyncio.wait_for(asks(client), 380)
 
     asyncio.run(main())
 
