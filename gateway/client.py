@@ -20,8 +20,10 @@ from typing import Self
 from pydantic import JsonValue, ValidationError
 from redis.asyncio import Redis
 
-from gateway.inbox import Inbox, Reader
+from gateway.inbox import MAX_UNREAD, SILENCE_S, Inbox
+from gateway.reader import Reader
 from schemas.connection import connect
+from schemas.cursor import Cursor
 from schemas.delivery import JobStatus, Outcome, Page, Submission
 from schemas.errors import (
     IdempotencyMismatch,
@@ -32,18 +34,17 @@ from schemas.errors import (
     QueueFull,
     QueueUnreachable,
 )
-from schemas.event import Delta, Done, Failed, Result
+from schemas.event import Delta, Event, Result
 from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from schemas.keys import lane_label
 from schemas.model import ModelCard
 from schemas.queue import Queue, Registry
-from schemas.result import after
 from schemas.sampling import SamplingParams
 
-SILENCE_S = 5.0  # then the log is asked: a lost end message costs no more than this
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
 CARDS_S = 1.0  # how old the list of models may be
+PAGES_AT_ONCE = 4  # of logs: more of them in one turn of the loop would hold up everybody else
 
 
 class Client:
@@ -55,6 +56,8 @@ class Client:
         tenant: str = DEFAULT_TENANT,
         max_queued: int = 10_000,
         result_ttl_s: int = 3600,
+        silence_s: float = SILENCE_S,
+        max_unread: int = MAX_UNREAD,
     ) -> None:
         self.redis = redis
         self.tenant = tenant
@@ -62,7 +65,8 @@ class Client:
         self.result_ttl_s = result_ttl_s
         self.name = secrets.token_hex(8)
         self._registry = Registry(redis)
-        self._inbox = Inbox(redis)
+        self._inbox = Inbox(redis, silence_s, max_unread)
+        self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
         self._cards: dict[str, ModelCard] = {}
         self._cards_until = 0.0
         self._queues: dict[str, Queue] = {}
@@ -175,27 +179,42 @@ class Client:
 
     async def stream(
         self, job_id: str, starting_after: int = 0, tenant: str | None = None
-    ) -> AsyncGenerator[Delta | Done | Failed, None]:
+    ) -> AsyncGenerator[Event, None]:
         """Every event after a cursor, once and in order, to the one end event.
 
         `starting_after` counts tokens delivered. Any number of readers, at any time, from any
         process; a lost connection shows as a pause. Where the cursor lies inside an event, the
         tokens left of it come with its whole text: text belongs to its event's last token. A
         foreground job that nobody reads any more is cancelled after a grace.
-        Raises JobNotFound, JobGone, QueueUnreachable.
+        Raises JobNotFound, JobGone, QueueUnreachable, StreamDiverged.
         """
+        async with contextlib.aclosing(self.batches(job_id, starting_after, tenant)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    async def batches(
+        self, job_id: str, starting_after: int = 0, tenant: str | None = None
+    ) -> AsyncGenerator[list[Event], None]:
+        """The events of `stream`, those that wait together at once."""
         if starting_after < 0:
             raise InvalidJob(f"starting_after: {starting_after} is below 0", "starting_after")
         tenant, queue = tenant or self.tenant, await self._queue(job_id)
         channel, is_ended = queue.lane.inbox(self.name), False
+        cursor = Cursor(job_id, starting_after)
         try:
             with self._inbox.reader(job_id) as reader:
-                async with contextlib.aclosing(
-                    self._follow(queue, tenant, job_id, starting_after, reader)
-                ) as events:
-                    async for event in events:
-                        is_ended = not isinstance(event, Delta)
-                        yield event
+                while not is_ended:
+                    page = await self._attach(queue, tenant, channel, cursor, reader)
+                    batch, is_whole = _logged(cursor, page.events), not page.more
+                    is_ended = _ends(batch)
+                    if batch:
+                        yield batch
+                    while is_whole and not is_ended and (live := await reader.take()):
+                        batch, is_whole = _published(cursor, live)
+                        is_ended = _ends(batch)
+                        if batch:
+                            yield batch
         finally:
             if not is_ended and not self._inbox.is_read(job_id):
                 with contextlib.suppress(QueueUnreachable):
@@ -237,41 +256,24 @@ class Client:
         lanes = [card.lane(number) for card in cards for number in range(card.lanes)]
         return [self._queues[lane.label] for lane in lanes]
 
-    async def _follow(
-        self, queue: Queue, tenant: str, job_id: str, cursor: int, reader: Reader
-    ) -> AsyncGenerator[Delta | Done | Failed, None]:
-        """The log, then what is published; the log again after each gap, miss and long silence."""
-        channel = queue.lane.inbox(self.name)
-        while True:
-            page = await self._attach(queue, tenant, job_id, channel, cursor, reader)
-            for event in page.events:
-                if (rest := after(event, cursor)) is not None:
-                    yield rest
-                    if not isinstance(rest, Delta):
-                        return
-                    cursor = rest.end
-            while not page.more and (live := await reader.next(SILENCE_S)) is not None:
-                if live.position > cursor:
-                    break
-                if (rest := after(live, cursor)) is not None:
-                    yield rest
-                    if not isinstance(rest, Delta):
-                        return
-                    cursor = rest.end
-
     async def _attach(
-        self, queue: Queue, tenant: str, job_id: str, channel: str, cursor: int, reader: Reader
+        self, queue: Queue, tenant: str, channel: str, cursor: Cursor, reader: Reader
     ) -> Page:
-        give_up = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                await self._inbox.subscribe(channel)
-                reader.begin()
-                return await queue.attach(tenant, job_id, channel, cursor)
-            except QueueUnreachable:
-                if time.monotonic() > give_up:
-                    raise
-                await asyncio.sleep(RETRY_S)
+        """The log after the cursor; what is published from now on goes to the reader."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        await self._inbox.subscribe(channel)
+                        async with self._paging:
+                            reader.begin()
+                            return await queue.attach(
+                                tenant, cursor.job_id, channel, cursor.position
+                            )
+                    except QueueUnreachable:
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise QueueUnreachable(f"Redis was away for {PATIENCE_S:.0f} s") from None
 
     async def _queue(self, job_id: str) -> Queue:
         label = lane_label(job_id)
@@ -304,6 +306,25 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]] | None) -> li
         return [prompt]
     ids = [item for item in prompt if isinstance(item, int)]
     return [ids] if ids or not prompt else [item for item in prompt if not isinstance(item, int)]
+
+
+def _logged(cursor: Cursor, events: list[Event]) -> list[Event]:
+    return [rest for event in events if (rest := cursor.take(event)) is not None]
+
+
+def _published(cursor: Cursor, events: list[Event]) -> tuple[list[Event], bool]:
+    """What continues the cursor; false with it where messages were missed: the log has them."""
+    batch: list[Event] = []
+    for event in events:
+        if event.position > cursor.position:
+            return batch, False
+        if (rest := cursor.take(event)) is not None:
+            batch.append(rest)
+    return batch, True
+
+
+def _ends(batch: list[Event]) -> bool:
+    return bool(batch) and not isinstance(batch[-1], Delta)
 
 
 def _digest(job: Job) -> str:

@@ -6,78 +6,46 @@ A message holds a step's events for every job of one lane: lines of JSON, as the
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Iterator
 
-from pydantic import ValidationError
 from redis.asyncio import Redis
 from redis.asyncio.client import PubSub
 from redis.exceptions import RedisError
 
+from gateway.reader import Reader
 from schemas.connection import heeding
 from schemas.errors import QueueUnreachable
-from schemas.event import EVENT, Delta, Done, Failed
+from schemas.event import EVENT
 
 PING_S = 2.0  # a peer that is silent twice as long is taken for dead
 SUBSCRIBE_S = 5.0
 RECONNECT_S = 0.2
-MAX_WAITING = 256  # events of one reader; past it the reader pages from the log
+SILENCE_S = 5.0  # then the log is asked: a lost end message costs no more than this
+MAX_UNREAD = 256  # events of one reader; past it the reader pages from the log
 HEAD, MIDDLE = b'{"job_id":"', b'","event":'
-
-
-class Reader:
-    """The live events of one job, until one may have been missed."""
-
-    __slots__ = ("_arrived", "_events", "_missed")
-
-    def __init__(self) -> None:
-        self._events: deque[Delta | Done | Failed] = deque()
-        self._arrived = asyncio.Event()
-        self._missed = False
-
-    def put(self, event: Delta | Done | Failed) -> None:
-        if len(self._events) >= MAX_WAITING:
-            self.miss()
-        elif not self._missed:
-            self._events.append(event)
-            self._arrived.set()
-
-    def miss(self) -> None:
-        """What waits is in the log too, and the log has what was missed."""
-        self._events.clear()
-        self._missed = True
-        self._arrived.set()
-
-    def begin(self) -> None:
-        """Before the log is asked: what is published from now on will be kept."""
-        self._events.clear()
-        self._missed = False
-        self._arrived.clear()
-
-    async def next(self, silence_s: float) -> Delta | Done | Failed | None:
-        """The next event; none when the log must be asked: after a miss, or a long silence."""
-        if not self._events and not self._missed:
-            self._arrived.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(silence_s):
-                    await self._arrived.wait()
-        return self._events.popleft() if self._events else None
 
 
 class Inbox:
     """Keeps channels subscribed through every loss of the connection; readers hear of each loss."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(
+        self, redis: Redis, silence_s: float = SILENCE_S, max_unread: int = MAX_UNREAD
+    ) -> None:
         self._redis = redis
+        self._silence_s = silence_s
+        self._max_unread = max_unread
         self._pubsub: PubSub | None = None
         self._confirmed: dict[str, asyncio.Event] = {}
         self._readers: dict[str, set[Reader]] = {}
         self._listening: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def aclose(self) -> None:
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
+        tasks = [task for task in (self._listening, self._watching) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def subscribe(self, channel: str) -> None:
         """Return once Redis sends this channel here."""
@@ -96,7 +64,9 @@ class Inbox:
 
     @contextlib.contextmanager
     def reader(self, job_id: str) -> Iterator[Reader]:
-        reader = Reader()
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        reader = Reader(self._max_unread)
         self._readers.setdefault(job_id, set()).add(reader)
         try:
             yield reader
@@ -118,6 +88,15 @@ class Inbox:
             except (RedisError, OSError):
                 self._lose()
                 await asyncio.sleep(RECONNECT_S)
+
+    async def _watch(self) -> None:
+        """One clock for all readers: a timer for each event would cost more than the event."""
+        while True:
+            await asyncio.sleep(self._silence_s / 5)
+            for readers in self._readers.values():
+                for reader in readers:
+                    if reader.is_silent_for(self._silence_s):
+                        reader.miss()
 
     def _lose(self) -> None:
         self._pubsub = None
@@ -162,7 +141,7 @@ class Inbox:
     def _feed(self, readers: set[Reader], text: bytes) -> None:
         try:
             event = EVENT.validate_json(text)
-        except ValidationError:  # not from our scripts; what they wrote is in the log
+        except ValueError:  # not from our scripts; what they wrote is in the log
             for reader in readers:
                 reader.miss()
         else:

@@ -51,7 +51,7 @@ async def events(
     # A browser that reconnects repeats the query it began with: what it saw since counts.
     cursor = starting_after if last_event_id is None else _cursor(last_event_id)
     await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
-    following = gateway.client.stream(job_id, cursor, tenant)
+    following = gateway.client.batches(job_id, cursor, tenant)
     return OpenedStream(following, _nothing, _render, gateway.settings.ping_s)
 
 
@@ -76,9 +76,10 @@ def _cursor(last_event_id: str) -> int:
 
 def _render(event: Event) -> bytes:
     cursor = event.end if isinstance(event, Delta) else event.position
+    fields = {name: getattr(event, name) for name in ("type", *event.__struct_fields__)}
     # ASCII, because some readers of SSE break lines at every Unicode line end.
-    shown = event.model_dump_json(exclude_none=True, ensure_ascii=True)
-    return f"id: {cursor}\ndata: {shown}\n\n".encode()
+    shown = to_json(fields, exclude_none=True, ensure_ascii=True)
+    return b"id: %d\ndata: %b\n\n" % (cursor, shown)
 
 
 async def _nothing() -> None:

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 
 from schemas import names
 from schemas.delivery import LaneStatus, WorkerStatus
-from schemas.event import Delta, Done, Failed
+from schemas.event import Delta, Done, Event, Failed
 
-Events = AsyncGenerator[Delta | Done | Failed, None]
+Batches = AsyncGenerator[list[Event], None]
 
 ENGINE_LABELS = ["model_name", "engine"]
 QUEUE = "queue"  # stands where an engine's name would, for what no engine has yet
@@ -80,17 +80,18 @@ class Watch:
     _began_s: float = field(default_factory=time.monotonic)
     _last_s: dict[int, float] = field(default_factory=dict)
 
-    async def follow(self, model: str, events: Events) -> Events:
-        """The events, unchanged. `model` must be a served one, so that labels stay few."""
+    async def follow(self, model: str, batches: Batches) -> Batches:
+        """The batches, unchanged. `model` must be a served one, so that labels stay few."""
         inter_token = self.metrics.inter_token.labels(model)  # looked up once, not every token
         with self.metrics.followed.track_inprogress():
-            async with aclosing(events):
-                async for event in events:
-                    if isinstance(event, Delta):
-                        self._saw(model, event, inter_token)
-                    else:
-                        self._saw_end(model, event)
-                    yield event
+            async with aclosing(batches):
+                async for batch in batches:
+                    for event in batch:
+                        if isinstance(event, Delta):
+                            self._saw(model, event, inter_token)
+                        else:
+                            self._saw_end(model, event)
+                    yield batch
 
     def _saw(self, model: str, delta: Delta, inter_token: Histogram) -> None:
         now_s = time.monotonic()

@@ -75,9 +75,9 @@ async def model(name: str, gateway: Open) -> Response:
 async def _stream(request: Request, gateway: Gateway, watch: Watch, chunks: Chunks) -> Response:
     job = chunks.form.job
     await gateway.client.submit(job)
-    events = watch.follow(job.model, gateway.client.stream(job.job_id, tenant=job.tenant))
+    batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
     leave = gateway.leaving(request, job)
-    return EventStream(events, leave, chunks.render, gateway.settings.ping_s)
+    return EventStream(batches, leave, chunks.render, gateway.settings.ping_s)
 
 
 async def _whole(
@@ -93,8 +93,8 @@ async def _whole(
         return to_json(shape(form, fold(job.job_id, job.model, job.num_choices, deltas, done)))
 
     await gateway.client.submit(job)
-    events = watch.follow(job.model, gateway.client.stream(job.job_id, tenant=job.tenant))
-    return WholeAnswer(events, gateway.leaving(request, job), render)
+    batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
+    return WholeAnswer(batches, gateway.leaving(request, job), render)
 
 
 def _json(shape: Mapping[str, object]) -> Response:

@@ -15,9 +15,8 @@ from gateway.errors import error_response
 from schemas.errors import PenstockError
 from schemas.event import Delta, Done, Event, Failed
 
-Events = AsyncGenerator[Event, None]
+Batches = AsyncGenerator[list[Event], None]
 
-MAX_UNSENT = 64  # events; then the job is read at the caller's speed
 PING = b": ping\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -32,9 +31,9 @@ class Listened(Response):
     Cancelled from outside, because the gateway stops, it leaves the job to whoever comes back.
     """
 
-    def __init__(self, events: Events, hung_up: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, batches: Batches, hung_up: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
-        self.events = events
+        self.batches = batches
         self._hung_up = hung_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,7 +48,7 @@ class Listened(Response):
         return await self._hung_up()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.events):
+        async with aclosing(self.batches):
             await self.answer(scope, receive, send)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,105 +60,90 @@ class WholeAnswer(Listened):
 
     def __init__(
         self,
-        events: Events,
+        batches: Batches,
         hung_up: Callable[[], Awaitable[None]],
         shape: Callable[[list[Delta], Done], bytes],
     ) -> None:
-        super().__init__(events, hung_up)
+        super().__init__(batches, hung_up)
         self._shape = shape
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         deltas: list[Delta] = []
         response = Response()
-        async for event in self.events:
-            if isinstance(event, Delta):
-                deltas.append(event)
-            elif isinstance(event, Failed):
-                response = error_response(event.error)
-            else:
-                response = Response(self._shape(deltas, event), media_type="application/json")
+        async for batch in self.batches:
+            for event in batch:
+                if isinstance(event, Delta):
+                    deltas.append(event)
+                elif isinstance(event, Failed):
+                    response = error_response(event.error)
+                else:
+                    response = Response(self._shape(deltas, event), media_type="application/json")
         await response(scope, receive, send)
 
 
 class EventStream(Listened):
-    """Server-sent events as `render` writes them. What waits together is sent together."""
+    """Server-sent events as `render` writes them. What waits together is sent together.
+
+    Nothing is read ahead of what is sent: a caller who does not read fills the socket, and then
+    the job's reader, which drops what waits and goes on from the log at the caller's speed.
+    """
 
     def __init__(
         self,
-        events: Events,
+        batches: Batches,
         hung_up: Callable[[], Awaitable[None]],
         render: Callable[[Event], bytes],
         ping_s: float,
     ) -> None:
-        super().__init__(events, hung_up)
+        super().__init__(batches, hung_up)
         self._render = render
         self._ping_s = ping_s
-        self._unsent: list[bytes] = []
-        self._is_read = False
-        self._some = asyncio.Event()  # something is unsent, or nothing more will come
-        self._room = asyncio.Event()  # little enough is unsent to read on
+        self._position = 0
+        self._is_sending = False
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await anext(self.events)
-        if isinstance(first, Failed):
-            return await error_response(first.error)(scope, receive, send)
+        first = await anext(self.batches)
+        if isinstance(first[0], Failed):
+            return await error_response(first[0].error)(scope, receive, send)
         return await self.relay(send, first)
 
-    async def relay(self, send: Send, first: Event | None) -> None:
+    async def relay(self, send: Send, first: list[Event]) -> None:
         """Send the status and then every event, as they come."""
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        sending = asyncio.create_task(self._send_all(send))
-        pinging = asyncio.create_task(self._ping())
+        pinging = asyncio.create_task(self._ping(send))
         try:
-            await self._read(first)
-            await sending
-        finally:
-            await _stop(sending, pinging)
-
-    async def _read(self, first: Event | None) -> None:
-        position = 0
-        if first is not None:
-            self._put(self._render(first))
-        try:
-            async for event in self.events:
-                position = event.position
-                self._put(self._render(event))
-                if len(self._unsent) >= MAX_UNSENT:
-                    self._room.clear()
-                    await self._room.wait()
+            await self._send(send, first)
+            async for batch in self.batches:
+                await self._send(send, batch)
         except PenstockError as error:  # the status is out: the stream itself must say it
-            failed = Failed(position=position, state="failed", error=error.body())
-            self._put(self._render(failed))
-        self._is_read = True
-        self._some.set()
+            failed = Failed(position=self._position, state="failed", error=error.body())
+            await self._send(send, [failed])
+        finally:
+            await _stop(pinging)
+        await send({"type": "http.response.body", "body": b""})
 
-    def _put(self, piece: bytes) -> None:
-        self._unsent.append(piece)
-        self._some.set()
+    async def _send(self, send: Send, batch: list[Event]) -> None:
+        """Return once the socket has room for more."""
+        body = b"".join([self._render(event) for event in batch])
+        if batch:
+            self._position = batch[-1].position
+        if body:
+            self._is_sending = True
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            self._is_sending = False
 
-    async def _send_all(self, send: Send) -> None:
-        more = True
-        while more:
-            await self._some.wait()
-            self._some.clear()
-            body, self._unsent = b"".join(self._unsent), []
-            more = not self._is_read
-            self._room.set()
-            if body or not more:
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-
-    async def _ping(self) -> None:
+    async def _ping(self, send: Send) -> None:
         while True:
             await asyncio.sleep(self._ping_s)
-            if not self._unsent:
-                self._put(PING)
+            if not self._is_sending:
+                await send({"type": "http.response.body", "body": PING, "more_body": True})
 
 
 class OpenedStream(EventStream):
     """A stream of a job that is known to exist: the status goes out before any event."""
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.relay(send, None)
+        await self.relay(send, [])
 
 
 async def _until_hung_up(receive: Receive) -> None:

@@ -17,6 +17,7 @@ PenstockError
 |   +-- QueueUnreachable 503
 +-- DeadlineExceeded 504
 +-- WorkerFailed 500            ours
++-- StreamDiverged 500          a log does not continue what was delivered of it
 """
 
 from schemas.event import ErrorBody
@@ -146,3 +147,16 @@ class WorkerFailed(PenstockError):
     code = "worker_failed"
     status = 500
     retryable = True
+
+
+class StreamDiverged(PenstockError):
+    """Nothing of the events that do not fit was delivered."""
+
+    code = "stream_diverged"
+    status = 500
+
+    def __init__(self, job_id: str, position: int) -> None:
+        super().__init__(
+            f"job {job_id!r}: what comes after token {position} does not continue the tokens before"
+            " it; submit the job again"
+        )

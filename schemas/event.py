@@ -6,7 +6,8 @@ cursor `position`; a Delta moves it by its tokens; the one end event stands at t
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+import msgspec
+from pydantic import Field
 
 from schemas.wire import Report
 
@@ -44,47 +45,102 @@ class ErrorBody(Report):
     param: str | None = None
 
 
-class Delta(Report):
-    """At least one new token of one choice. `text` is what became certain: it may be empty."""
+class Line(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
+    """A line of a log. It passes once a token through every process, so it is no pydantic model.
 
-    type: Literal["delta"] = "delta"
+    What a reader does not know is skipped, and what is default is not written, as in a Report.
+    """
+
+    def dump(self) -> str:
+        return _ENCODER.encode(self).decode()
+
+
+class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
+    """At least one new token of one choice. `text` is what became certain: it may be empty.
+
+    checksum       of all tokens up to its end, `schemas.checksum`; none from older workers
+    finish_reason  set on the choice's last delta
+    stop_reason    the stop id or string that matched
+    """
+
     position: int
+    token_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
     index: int = 0
-    token_ids: list[int] = Field(min_length=1)
     text: str = ""
     logprobs: list[TokenLogprob] | None = None
-    finish_reason: FinishReason | None = Field(None, description="set on the choice's last delta")
-    stop_reason: int | str | None = Field(None, description="the stop id or string that matched")
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    checksum: int | None = None
+
+    @property
+    def type(self) -> Literal["delta"]:
+        return "delta"
 
     @property
     def end(self) -> int:
         return self.position + len(self.token_ids)
 
 
-class Done(Report):
-    type: Literal["done"] = "done"
+class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
     position: int
     usage: Usage
     state: Literal["succeeded"] = "succeeded"
+    checksum: int | None = None
+
+    @property
+    def type(self) -> Literal["done"]:
+        return "done"
 
 
-class Failed(Report):
+class Failed(Line, frozen=True, gc=False, omit_defaults=True, tag="failed"):
     """Ended without success; tokens delivered before stay true."""
 
-    type: Literal["failed"] = "failed"
     position: int
     state: Literal["failed", "cancelled", "expired", "dead"]
     error: ErrorBody
     usage: Usage = Usage()
+    checksum: int | None = None
+
+    @property
+    def type(self) -> Literal["failed"]:
+        return "failed"
 
 
-Event = Annotated[Delta | Done | Failed, Field(discriminator="type")]
-EVENT: TypeAdapter[Delta | Done | Failed] = TypeAdapter(Event)
+Event = Delta | Done | Failed
 
 
-def dump_event(event: Delta | Done | Failed) -> str:
-    """JSON that names the type, which `dump` leaves out as a default."""
-    return f'{{"type":"{event.type}",{event.dump()[1:]}'
+def _of_report(kind: type, value: object) -> object:
+    """The parts of a line that are pydantic's: log probabilities, usage and errors are rare."""
+    assert issubclass(kind, Report)
+    return kind.model_validate(value)
+
+
+def _to_report(value: object) -> object:
+    assert isinstance(value, Report)
+    return value.model_dump(exclude_defaults=True)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_to_report)
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event, dec_hook=_of_report)
+
+
+class EVENT:
+    """Reads lines of a log; raises ValueError for what is none."""
+
+    @staticmethod
+    def validate_json(text: bytes | str) -> Event:
+        try:
+            return _DECODER.decode(text)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not an event: {error}") from error
+
+    @staticmethod
+    def validate_python(value: object) -> Event:
+        try:
+            event: Event = msgspec.convert(value, Event, dec_hook=_of_report)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"not an event: {error}") from error
+        return event
 
 
 class Choice(Report):

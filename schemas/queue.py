@@ -29,7 +29,7 @@ from schemas.delivery import (
     WorkerStatus,
 )
 from schemas.errors import InvalidJob, JobGone, JobNotFound
-from schemas.event import EVENT, Delta, Failed, Result, State, dump_event
+from schemas.event import EVENT, Delta, Failed, Result, State
 from schemas.job import Job
 from schemas.keys import MODELS, READY, Lane
 from schemas.model import ModelCard, WorkerCard
@@ -201,7 +201,7 @@ class Queue:
             job.job_id,
             ending.epoch,
             ending.end.state,
-            dump_event(ending.end),
+            ending.end.dump(),
             ending.end.position,
             kept.dump(),
             len(tail),
@@ -358,7 +358,7 @@ def _known(reply: list[bytes], job_id: str) -> State:
 
 def _event_args(deltas: Sequence[Delta]) -> Iterator[str | int]:
     for delta in deltas:
-        yield from (delta.position, len(delta.token_ids), dump_event(delta))
+        yield from (delta.position, len(delta.token_ids), delta.dump())
 
 
 def _commit_args(commit: Commit) -> Iterator[str | int]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from pydantic import Field
 
-from schemas.event import Choice, Delta, Done, EndState, Failed, Result, TokenLogprob
+from schemas.checksum import NOTHING, roll
+from schemas.event import Choice, Delta, Done, EndState, Event, Failed, Result, TokenLogprob
 
 
 class KeptResult(Result):
@@ -18,26 +20,36 @@ class KeptResult(Result):
     def events(self) -> Iterator[Delta | Done | Failed]:
         """The very events of the log, cut as they were."""
         position, token_at, text_at = 0, [0] * len(self.choices), [0] * len(self.choices)
+        checksum = NOTHING
         for index, num_tokens, num_chars in self.marks:
             choice, begin, shown = self.choices[index], token_at[index], text_at[index]
             token_at[index], text_at[index] = begin + num_tokens, shown + num_chars
             is_last = token_at[index] == len(choice.token_ids)
+            token_ids = choice.token_ids[begin : begin + num_tokens]
+            checksum = roll(checksum, index, token_ids)
             yield Delta(
                 position=position,
                 index=index,
-                token_ids=choice.token_ids[begin : begin + num_tokens],
+                token_ids=token_ids,
                 text=choice.text[shown : shown + num_chars],
                 logprobs=choice.logprobs and choice.logprobs[begin : begin + num_tokens],
                 finish_reason=choice.finish_reason if is_last else None,
                 stop_reason=choice.stop_reason if is_last else None,
+                checksum=checksum,
             )
             position += num_tokens
-        yield self._end(position)
+        yield self._end(position, checksum)
 
-    def _end(self, position: int) -> Done | Failed:
+    def _end(self, position: int, checksum: int) -> Done | Failed:
         if self.state == "succeeded" or self.error is None:
-            return Done(position=position, usage=self.usage)
-        return Failed(position=position, state=self.state, error=self.error, usage=self.usage)
+            return Done(position=position, usage=self.usage, checksum=checksum)
+        return Failed(
+            position=position,
+            state=self.state,
+            error=self.error,
+            usage=self.usage,
+            checksum=checksum,
+        )
 
 
 def fold(
@@ -72,7 +84,7 @@ def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
     )
 
 
-def after(event: Delta | Done | Failed, cursor: int) -> Delta | Done | Failed | None:
+def after(event: Event, cursor: int) -> Event | None:
     """What a reader who has `cursor` tokens still lacks of an event.
 
     The text of a delta belongs to its last token: a reader whose cursor lies inside has none of
@@ -86,10 +98,9 @@ def after(event: Delta | Done | Failed, cursor: int) -> Delta | Done | Failed | 
     if event.position >= cursor:  # the way of every live event: nothing to cut, nothing to copy
         return event
     had = cursor - event.position
-    return event.model_copy(
-        update={
-            "position": event.position + had,
-            "token_ids": event.token_ids[had:],
-            "logprobs": event.logprobs and event.logprobs[had:],
-        }
+    return msgspec.structs.replace(
+        event,
+        position=cursor,
+        token_ids=event.token_ids[had:],
+        logprobs=event.logprobs and event.logprobs[had:],
     )

@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
+from schemas.checksum import NOTHING, roll
 from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Letter, Started
 from schemas.errors import Cancelled, DeadlineExceeded
@@ -61,16 +64,26 @@ def delta(job_id: str, position: int, num_tokens: int = 1, index: int = 0) -> De
     return Delta(position=position, index=index, token_ids=ids, text=text)
 
 
+def continued(job_id: str, made: list[Delta], num_tokens: int = 1, index: int = 0) -> Delta:
+    """The next delta of a log, with the checksum of all that came before."""
+    new = delta(job_id, made[-1].end if made else 0, num_tokens, index)
+    before = made[-1].checksum if made else NOTHING
+    assert before is not None
+    return msgspec.structs.replace(new, checksum=roll(before, index, new.token_ids))
+
+
 def deltas(job_id: str, *counts: int) -> list[Delta]:
     made: list[Delta] = []
     for count in counts:
-        made.append(delta(job_id, made[-1].end if made else 0, count))
+        made.append(continued(job_id, made, count))
     return made
 
 
 def done(made: list[Delta]) -> Done:
     end = made[-1].end if made else 0
-    return Done(position=end, usage=Usage(prompt_tokens=1, completion_tokens=end))
+    checksum = made[-1].checksum if made else NOTHING
+    usage = Usage(prompt_tokens=1, completion_tokens=end)
+    return Done(position=end, usage=usage, checksum=checksum)
 
 
 async def started(queue: Queue, worker: str = "w") -> Started:
@@ -111,7 +124,7 @@ class ScriptedWorker:
     async def step(self) -> None:
         commits = []
         for job_id, (taken, made) in self.running.items():
-            new = delta(job_id, made[-1].end if made else 0)
+            new = continued(job_id, made)
             made.append(new)
             commits.append(Commit(job_id, taken.epoch, [new]))
         letters = await self.queue.commit(self.name, commits)

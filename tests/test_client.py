@@ -7,7 +7,6 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 
 import pytest
 
-import gateway.client
 from compose.server import Server
 from gateway.client import Client
 from gateway.sync_client import SyncClient
@@ -79,13 +78,13 @@ async def read(client: Client, job_id: str, cursor: int = 0, most: int = 10**9) 
 
 
 @contextmanager
-def silence(seconds: float) -> Iterator[None]:
+def silence(client: Client, seconds: float) -> Iterator[None]:
     """How long a reader hears nothing before it asks the log; long: something else must wake it."""
-    before, gateway.client.SILENCE_S = gateway.client.SILENCE_S, seconds
+    before, client._inbox._silence_s = client._inbox._silence_s, seconds
     try:
         yield
     finally:
-        gateway.client.SILENCE_S = before
+        client._inbox._silence_s = before
 
 
 def text_of(events: list[Event]) -> str:
@@ -185,7 +184,7 @@ async def test_a_reader_who_missed_messages_gets_them_from_the_log(
     job_id = await client.enqueue("x")
     taken = await started(queue)
     made = deltas(job_id, *[1] * 6)
-    with silence(60):
+    with silence(client, 60):
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
         await queue.commit("w", [Commit(job_id, taken.epoch, made[:1])])
@@ -205,7 +204,7 @@ async def test_an_end_that_fell_into_a_lost_connection_is_found_at_once(
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
-    with silence(60):
+    with silence(client, 60):
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
         await client.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
@@ -222,7 +221,7 @@ async def test_a_long_log_is_read_without_waiting_between_its_pages(
     taken = await started(queue)
     made = deltas(job_id, *[1] * 1100)
     await queue.commit("w", [Commit(job_id, taken.epoch, made)])
-    with silence(60):
+    with silence(client, 60):
         async with asyncio.timeout(120):
             assert await read(client, job_id, 0, 1100) == made
 
@@ -231,7 +230,7 @@ async def test_a_long_log_is_read_without_waiting_between_its_pages(
 async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: Queue) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
-    with silence(0.2):
+    with silence(client, 0.2):
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
         await client.redis.hset(LANE.job(job_id), "channels", "elsewhere")
@@ -256,7 +255,7 @@ async def test_a_slow_reader_pages_from_the_log_and_holds_up_nobody(
         await finish(queue, taken, made)
         assert (await quick)[:-1] == made
         (readers,) = client._inbox._readers.values()
-        assert max(len(reader._events) for reader in readers) <= 256
+        assert max(reader.num_unread for reader in readers) <= 256
         slow += [event async for event in events]
     assert slow[:-1] == made
 
@@ -440,7 +439,7 @@ async def test_a_stranger_on_the_channel_disturbs_nobody(client: Client, queue: 
     job_id = await client.enqueue("x")
     taken = await started(queue)
     made = deltas(job_id, 1, 1)
-    with silence(60):
+    with silence(client, 60):
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
         for noise in (b"", b"\xff\n{", b'{"job_id":"%s","event":{"type":"?"}}' % job_id.encode()):

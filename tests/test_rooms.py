@@ -23,7 +23,7 @@ LOADTEST = {
     "pydantic_settings",
 }
 MAY_IMPORT = {
-    "schemas": {"schemas", "pydantic"},
+    "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.connection": {"schemas", "redis"},
     "schemas.queue": {"schemas", "pydantic", "redis"},
     "schemas.process": {"schemas", "pydantic", "pydantic_settings"},

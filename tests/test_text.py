@@ -421,7 +421,7 @@ def test_a_replayed_completion_goes_on_as_the_undisturbed_one(words, cuts, at):
     position = 0
     for part in cut(ids[:crash], cuts):
         if part and not first.is_finished:
-            delta = first.take(part).delta(position, 0)
+            delta = first.take(part).delta(position, 0, 0)
             position = delta.end
             second.replay(delta)
     assert second.choice(0) == first.choice(0)

@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal
 
+from schemas.checksum import NOTHING, roll
+from schemas.cursor import Cursor
 from schemas.delivery import Commit, Ending, Started
 from schemas.errors import Cancelled, DeadlineExceeded
 from schemas.event import Delta, Done, ErrorBody, Failed, Usage
@@ -19,7 +21,8 @@ _PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
 @dataclass(slots=True, eq=False)
 class ActiveJob:
     """Pieces wait in `_pending`, one a choice; sealed as deltas they never change, so that they can
-    be sent again; `num_committed` of those are known to be in the log.
+    be sent again; `num_committed` of those are known to be in the log. Raises StreamDiverged for a
+    log that does not hang together.
     """
 
     started: Started
@@ -31,12 +34,16 @@ class ActiveJob:
     behind_since_s: float | None = None  # monotonic; none when all is committed
     _pending: dict[int, Piece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
+    _checksum: int = NOTHING
 
     def __post_init__(self) -> None:
         self.deltas = list(self.started.log)
         self.num_committed = len(self.deltas)
+        logged = Cursor(self.job.job_id, 0)
         for delta in self.deltas:
+            logged.take(delta)
             self.completions[delta.index].replay(delta)
+        self._checksum = logged.checksum or NOTHING
 
     @property
     def job(self) -> Job:
@@ -119,10 +126,13 @@ class ActiveJob:
     def ending(self) -> Ending:
         """What ends the job, with the deltas that are not logged yet."""
         self._seal()
-        end: Done | Failed = Done(position=self.position, usage=self.usage())
+        position, usage, checksum = self.position, self.usage(), self._checksum
+        end: Done | Failed = Done(position=position, usage=usage, checksum=checksum)
         if self.failure is not None:
             state, error = self.failure
-            end = Failed(position=self.position, state=state, error=error, usage=self.usage())
+            end = Failed(
+                position=position, state=state, error=error, usage=usage, checksum=checksum
+            )
         return Ending(self.job, self.started.epoch, self.deltas, self.num_committed, end)
 
     def usage(self) -> Usage:
@@ -136,7 +146,8 @@ class ActiveJob:
 
     def _seal(self) -> None:
         for index, piece in self._pending.items():
-            self.deltas.append(piece.delta(self.position, index))
+            self._checksum = roll(self._checksum, index, piece.token_ids)
+            self.deltas.append(piece.delta(self.position, index, self._checksum))
         self._pending.clear()
 
 

@@ -30,7 +30,7 @@ class Piece:
             stop_reason=later.stop_reason,
         )
 
-    def delta(self, position: int, index: int) -> Delta:
+    def delta(self, position: int, index: int, checksum: int) -> Delta:
         return Delta(
             position=position,
             index=index,
@@ -39,6 +39,7 @@ class Piece:
             logprobs=self.logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            checksum=checksum,
         )
 
 
