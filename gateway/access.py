@@ -5,17 +5,20 @@ import hmac
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.types import Scope as Asgi
 
 from gateway.keyring import Keyring
+from gateway.share import Shares
 from schemas.api_key import MAX_CHARS, ApiKey, Scope
 from schemas.errors import OutOfScope, Unauthorized
 from schemas.job import DEFAULT_TENANT, PriorityClass
 from schemas.keys import READY
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+TOKEN_HEAD = "pss_"
 TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # The first that a path begins with says what its key must allow; other paths take any key.
 NEEDED: tuple[tuple[str, Scope], ...] = (
@@ -35,6 +38,7 @@ class Caller:
     tenant: str = DEFAULT_TENANT
     traceparent: str | None = None
     key: ApiKey | None = None
+    is_guest: bool = False  # let in by a share token, to read one job
 
     def bounded(self, asked: PriorityClass) -> PriorityClass:
         """The class that was asked for, or the highest that the key allows."""
@@ -44,9 +48,15 @@ class Caller:
 
 class Access:
     def __init__(
-        self, keyring: Keyring, keys: Sequence[str], demands_keys: bool, open_metrics: bool
+        self,
+        keyring: Keyring,
+        shares: Shares,
+        keys: Sequence[str],
+        demands_keys: bool,
+        open_metrics: bool,
     ) -> None:
         self._keyring = keyring
+        self._shares = shares
         self._digests = [_digest(key) for key in keys]
         self._demands_keys = demands_keys or bool(keys)
         self._open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
@@ -60,6 +70,10 @@ class Access:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         text = given.strip() if scheme.lower() == "bearer" else ""
         text = text if len(text) <= MAX_CHARS else ""
+        token = text if text.startswith(TOKEN_HEAD) else _shared(asgi)
+        if token:
+            tenant = await self._shares.tenant(token, asgi["method"], asgi["path"])
+            return Caller(tenant, trace, is_guest=True)
         if self._is_listed(text):
             return Caller(traceparent=trace)
         await self._keyring.refresh()
@@ -83,6 +97,12 @@ def _refuse_out_of_scope(path: str, key: ApiKey) -> None:
         if path.startswith(start) and not key.allows(scope):
             allowed = ", ".join(key.scopes) or "nothing"
             raise OutOfScope(f"{path} needs a key with the scope {scope}; yours allows {allowed}")
+
+
+def _shared(asgi: Asgi) -> str:
+    """The token in the address, because a browser's EventSource sends no headers of one's own."""
+    query = asgi["query_string"]
+    return parse_qs(query.decode("latin-1")).get("share", [""])[0] if b"share=" in query else ""
 
 
 def _digest(key: str) -> bytes:

@@ -14,19 +14,19 @@ from gateway.gateway import Gateway
 from gateway.keyring import Keyring
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
+from gateway.share import Shares
 
 
 def build(settings: GatewaySettings) -> FastAPI:
     """Raises BadSecret."""
-    gateway = Gateway(
-        settings,
-        Client.from_url(settings.redis_url, max_queued=settings.max_num_queued_reqs),
-        Metrics(),
-        version("penstock"),
-    )
+    client = Client.from_url(settings.redis_url, max_queued=settings.max_num_queued_reqs)
+    secret = settings.read_secret()
+    shares = Shares(secret, client.owner)
+    gateway = Gateway(settings, client, shares, Metrics(), version("penstock"))
 
     access = Access(
-        Keyring(gateway.client.redis, settings.read_secret()),
+        Keyring(client.redis, secret),
+        shares,
         settings.api_key,
         settings.require_api_keys,
         settings.open_metrics,

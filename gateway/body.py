@@ -20,9 +20,10 @@ FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
-async def read_object(request: Request, limit_bytes: int) -> JsonObject:
+async def read_object(request: Request, limit_bytes: int, may_be_empty: bool = False) -> JsonObject:
     """The body as a JSON object, without its nulls: a null field is an absent one."""
-    value = _parsed(await _read(request, limit_bytes))
+    raw = await _read(request, limit_bytes)
+    value = _parsed(raw) if raw or not may_be_empty else {}
     if not isinstance(value, dict):
         raise InvalidJob("the body must be a JSON object")
     _refuse_extremes(value)

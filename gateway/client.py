@@ -11,6 +11,7 @@ A job belongs to a tenant, and is not found by any other.
 import asyncio
 import contextlib
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import AsyncGenerator
@@ -43,6 +44,7 @@ from schemas.sampling import SamplingParams
 
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
+IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 CARDS_S = 1.0  # how old the list of models may be
 PAGES_AT_ONCE = 4  # of logs: more of them in one turn of the loop would hold up everybody else
 
@@ -145,7 +147,13 @@ class Client:
     async def name_job(
         self, model: str, idempotency_key: str | None = None, tenant: str | None = None
     ) -> str:
-        """An id for a new job, in one of the model's lanes; the same for the same key."""
+        """An id for a new job, in one of the model's lanes; the same for the same key.
+
+        Raises ModelNotFound, InvalidJob.
+        """
+        if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
+            sentence = "must be 1 to 255 printable characters of ASCII"
+            raise InvalidJob(f"Idempotency-Key: {sentence}", "Idempotency-Key")
         card = (await self.models()).get(model)
         if card is None:
             raise ModelNotFound(model, list(self._cards))
@@ -239,6 +247,13 @@ class Client:
 
     async def status(self, job_id: str, tenant: str | None = None) -> JobStatus:
         return await (await self._queue(job_id)).status(tenant or self.tenant, job_id)
+
+    async def owner(self, job_id: str) -> str | None:
+        """The tenant of a job, for those who may know it; none where the job is not known."""
+        try:
+            return await (await self._queue(job_id)).owner(job_id)
+        except JobNotFound:
+            return None
 
     async def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Erase prompt, log and result; a running job is cancelled first."""

@@ -11,6 +11,7 @@ from gateway.client import Client
 from gateway.gate import tenant_of
 from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
+from gateway.share import Shares
 from schemas.errors import JobGone, JobNotFound
 from schemas.job import Job
 
@@ -21,6 +22,7 @@ IDEMPOTENCY_KEY = "idempotency-key"
 class Gateway:
     settings: GatewaySettings
     client: Client
+    shares: Shares
     metrics: Metrics
     version: str
 

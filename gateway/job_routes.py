@@ -3,19 +3,29 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field
 from pydantic_core import to_json
 
 from gateway.body import checked, read_object
 from gateway.gate import caller_of, tenant_of
 from gateway.gateway import Open
 from gateway.intake import any_job, flattened
+from gateway.share import MAX_S
 from gateway.sse import OpenedStream
 from schemas.delivery import JobStatus
 from schemas.errors import InvalidJob
 from schemas.event import Delta, Event, Result
 from schemas.openai import Asked, JsonObject
+from schemas.wire import Wire
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+NOT_FOR_GUESTS = {"metadata", "worker", "priority_class", "position", "reason"}
+
+
+class ShareRequest(Wire):
+    expires_s: int = Field(3600, ge=1, le=MAX_S, description="from now")
 
 
 @router.post("")
@@ -35,7 +45,10 @@ async def status(job_id: str, request: Request, gateway: Open) -> Response:
     result = None
     if shown.ended_ms is not None:
         result = await gateway.client.result(job_id, wait=False, tenant=tenant)
-    return _json(_shape(shown, result))
+    shape = _shape(shown, result)
+    if caller_of(request).is_guest:
+        shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
+    return _json(shape)
 
 
 @router.get("/{job_id}/events")
@@ -53,6 +66,19 @@ async def events(
     await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
     following = gateway.client.batches(job_id, cursor, tenant)
     return OpenedStream(following, _nothing, _render, gateway.settings.ping_s)
+
+
+@router.post("/{job_id}/share")
+async def share(job_id: str, request: Request, gateway: Open) -> Response:
+    """A token with which anybody may look at this job and follow it, for `expires_s` seconds."""
+    body = await read_object(request, gateway.settings.max_body_bytes, may_be_empty=True)
+    asked = checked(ShareRequest, body)
+    tenant = tenant_of(request)
+    await gateway.client.status(job_id, tenant)
+    token, expires_s = gateway.shares.issue(job_id, tenant, asked.expires_s)
+    url = f"/v1/jobs/{job_id}/events?share={token}"
+    shown: JsonObject = {"object": "job.share", "token": token, "expires_at": expires_s, "url": url}
+    return _json(shown)
 
 
 @router.post("/{job_id}/cancel")

@@ -15,6 +15,7 @@ PenstockError
 |   +-- QueueFull 429
 |   +-- NoWorker 503
 |   +-- QueueUnreachable 503
++-- NotServed 501               this server is not set up for it
 +-- DeadlineExceeded 504
 +-- WorkerFailed 500            ours
 +-- StreamDiverged 500          a log does not continue what was delivered of it
@@ -136,6 +137,11 @@ class NoWorker(Unavailable):
 class QueueUnreachable(Unavailable):
     code = "queue_unreachable"
     status = 503
+
+
+class NotServed(PenstockError):
+    code = "not_served"
+    status = 501
 
 
 class DeadlineExceeded(PenstockError):

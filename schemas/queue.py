@@ -299,6 +299,11 @@ class Queue:
             worker=owner.decode() or None,
         )
 
+    async def owner(self, job_id: str) -> str | None:
+        """The tenant of a job, if it is known."""
+        tenant = await self._connection.call("HGET", self.lane.job(job_id), "tenant")
+        return tenant.decode() if isinstance(tenant, bytes) else None
+
     async def result(self, tenant: str, job_id: str) -> Result | None:
         """The whole answer; none while the job runs. Raises JobNotFound and JobGone.
 
