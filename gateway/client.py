@@ -19,7 +19,6 @@ from types import TracebackType
 from typing import Self
 
 from pydantic import JsonValue, ValidationError
-from redis.asyncio import Redis
 
 from gateway.inbox import MAX_UNREAD, SILENCE_S, Inbox
 from gateway.reader import Reader
@@ -41,6 +40,7 @@ from schemas.keys import lane_label
 from schemas.model import ModelCard
 from schemas.queue import Queue, Registry
 from schemas.sampling import SamplingParams
+from schemas.servers import Redis
 
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25

@@ -8,11 +8,11 @@ from arq import cron
 from arq.connections import RedisSettings
 from arq.worker import Worker
 from pydantic import Field
-from redis.asyncio import Redis
 
 from schemas.connection import connect
 from schemas.process import Settings, load_settings, write_log_to_stderr
 from schemas.queue import Queue, Registry
+from schemas.servers import Redis
 
 EVERY_S = 5
 

@@ -5,11 +5,11 @@ import logging
 import time
 
 from pydantic import ValidationError
-from redis.asyncio import Redis
 
 from schemas.api_key import API_KEYS, KEY, ApiKey, is_right
 from schemas.connection import Connection, texts_of
 from schemas.errors import QueueUnreachable
+from schemas.servers import Redis
 
 REFRESH_S = 1.0  # a revoked key is refused this long after, at the latest
 PATIENCE_S = 1.0  # a request waits this long for news, where there is a memory

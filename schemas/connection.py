@@ -3,63 +3,22 @@
 Every script is idempotent, so a call may be repeated after an ambiguous failure, and is.
 """
 
-import asyncio
 import hashlib
-from collections.abc import Awaitable
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
-
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialBackoff
-from redis.exceptions import (
-    ConnectionError,
-    NoScriptError,
-    OutOfMemoryError,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
 
 from schemas.errors import QueueFull, QueueUnreachable
+from schemas.link import LinkLost, Refused, Reply, Word
+from schemas.place import parse
+from schemas.servers import Redis
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STANDALONE = {"enqueue"}  # the others are read after lane.lua
 
-T = TypeVar("T")
-Reply = bytes | int | None | list["Reply"]
-
 
 def connect(url: str) -> Redis:
-    """A pool of connections that fail rather than hang, and retry what failed ambiguously."""
-    pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=64,
-        timeout=20,
-        socket_timeout=5,
-        socket_connect_timeout=5,
-        socket_keepalive=True,
-        health_check_interval=15,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), 3),
-        retry_on_error=[ConnectionError, TimeoutError],
-    )
-    return Redis.from_pool(pool)
-
-
-async def heeding(work: Awaitable[T]) -> T:
-    """Await a call of redis-py, and be cancelled even where it loses the cancellation.
-
-    It writes under `asyncio.wait_for`, which in Python 3.11 swallows a cancellation that meets the
-    end of the write; the task would then run on for ever.
-    """
-    task = asyncio.current_task()
-    before = task.cancelling() if task else 0
-    try:
-        return await work
-    finally:
-        if task and task.cancelling() > before:
-            raise asyncio.CancelledError
+    """Whatever the URL names; nothing is connected before it is asked for. Raises BadUrl."""
+    return Redis(parse(url))
 
 
 class Connection:
@@ -68,28 +27,32 @@ class Connection:
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
 
-    async def call(self, *command: str | bytes | int) -> Reply:
+    async def call(self, *command: Word) -> Reply:
+        """One command, repeated after a failure that left open whether it was carried out."""
         try:
-            work = self.redis.execute_command(*command)  # type: ignore[no-untyped-call]
-            reply: Reply = await heeding(work)
-            return reply
-        except NoScriptError:
-            raise
-        except OutOfMemoryError as error:
-            raise QueueFull("the queue's memory is full", retry_after_ms=5000) from error
-        except ResponseError as error:
+            return await self.redis.call(*command)
+        except Refused as error:
+            if error.code == "OOM":
+                raise QueueFull("the queue's memory is full", retry_after_ms=5000) from error
             raise QueueUnreachable(f"Redis refused {command[0]!r}: {error}") from error
-        except (RedisError, OSError) as error:
+        except LinkLost as error:
             raise QueueUnreachable(f"Redis could not be reached: {error}") from error
 
-    async def run(self, script: str, prefix: str, *args: str | bytes | int) -> list[bytes]:
+    async def run(self, script: str, prefix: str, *args: Word) -> list[bytes]:
         """Run a script of `schemas/scripts`. Each returns a flat list of strings."""
         text, digest = script_text(script)
         try:
             reply = await self.call("EVALSHA", digest, 1, prefix, *args)
-        except NoScriptError:  # a new server, a restarted one, or its cache was flushed
+        except QueueUnreachable as error:
+            if not is_unknown(error):
+                raise
             reply = await self.call("EVAL", text, 1, prefix, *args)
         return texts_of(reply)
+
+
+def is_unknown(error: QueueUnreachable) -> bool:
+    """Whether the server lacks the script: it is new, was restarted, or its cache was flushed."""
+    return isinstance(error.__cause__, Refused) and error.__cause__.code == "NOSCRIPT"
 
 
 @cache

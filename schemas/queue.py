@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
-from redis.asyncio import Redis
 
 from schemas.connection import Connection, texts_of
 from schemas.crash import reach
@@ -34,6 +33,7 @@ from schemas.job import Job
 from schemas.keys import MODELS, READY, Lane
 from schemas.model import ModelCard, WorkerCard
 from schemas.result import KeptResult, fold
+from schemas.servers import Redis
 
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 PAGE = 512  # events that one attach returns

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.client import Client
+from plain import plain
 from schemas.checksum import NOTHING, roll
 from schemas.cursor import Cursor
 from schemas.delivery import Commit, Started
@@ -175,8 +176,8 @@ async def test_a_log_that_lost_its_end_and_was_made_anew_is_an_error_to_who_saw_
     events = client.stream(job_id)
     await queue.commit("w", [Commit(job_id, job.epoch, made[:4])])
     assert [await anext(events) for _ in range(4)] == made[:4]
-    await client.redis.delete(f"{LANE.job(job_id)}:log")
-    await client.redis.hset(LANE.job(job_id), "position", 2)
+    await plain(client.redis).delete(f"{LANE.job(job_id)}:log")
+    await plain(client.redis).hset(LANE.job(job_id), "position", 2)
     anew = made[:2]
     for _ in range(4):
         anew.append(continued("another", anew))
@@ -193,7 +194,7 @@ async def test_a_log_with_a_hole_is_an_error(client: Client, queue: Queue) -> No
     job = await started(queue)
     made = deltas(job_id, *[1] * 6)
     await queue.commit("w", [Commit(job_id, job.epoch, made)])
-    await client.redis.xdel(f"{LANE.job(job_id)}:log", f"{job.epoch}-0")
+    await plain(client.redis).xdel(f"{LANE.job(job_id)}:log", f"{job.epoch}-0")
     with pytest.raises(StreamDiverged):
         await anext(client.stream(job_id))
 
@@ -206,9 +207,9 @@ async def test_a_cut_result_fits_what_its_reader_has(client: Client, queue: Queu
     events = client.stream(job_id)
     await queue.commit("w", [Commit(job_id, job.epoch, made[:1])])
     got = [await anext(events)]
-    await client.redis.hset(LANE.job(job_id), "channels", "elsewhere")
+    await plain(client.redis).hset(LANE.job(job_id), "channels", "elsewhere")
     await finish(queue, job, made)
-    await client.redis.delete(f"{LANE.job(job_id)}:log")
+    await plain(client.redis).delete(f"{LANE.job(job_id)}:log")
     client._inbox._miss()
     got += [event async for event in events]
     assert got == [*made, done(made)]

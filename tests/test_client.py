@@ -10,6 +10,7 @@ import pytest
 from compose.server import Server
 from gateway.client import Client
 from gateway.sync_client import SyncClient
+from plain import plain
 from schemas.delivery import Commit
 from schemas.errors import (
     IdempotencyMismatch,
@@ -124,7 +125,7 @@ async def test_a_late_reader_gets_the_same_from_the_log_and_from_the_result(
     job_id = await client.enqueue("x")
     live = await read(client, job_id)
     assert await read(client, job_id) == live
-    await client.redis.delete(f"{LANE.job(job_id)}:log")
+    await plain(client.redis).delete(f"{LANE.job(job_id)}:log")
     assert await read(client, job_id) == live
     assert await read(client, job_id, 12) == live[-1:]
     assert await read(client, job_id, 99) == live[-1:]
@@ -188,10 +189,10 @@ async def test_a_reader_who_missed_messages_gets_them_from_the_log(
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
         await queue.commit("w", [Commit(job_id, taken.epoch, made[:1])])
-        channels = await client.redis.hget(LANE.job(job_id), "channels")
-        await client.redis.hset(LANE.job(job_id), "channels", "elsewhere")
+        channels = await plain(client.redis).hget(LANE.job(job_id), "channels")
+        await plain(client.redis).hset(LANE.job(job_id), "channels", "elsewhere")
         await queue.commit("w", [Commit(job_id, taken.epoch, made[1:4])])
-        await client.redis.hset(LANE.job(job_id), "channels", channels)
+        await plain(client.redis).hset(LANE.job(job_id), "channels", channels)
         await queue.commit("w", [Commit(job_id, taken.epoch, made[4:])])
         await finish(queue, taken, made)
         async with asyncio.timeout(120):
@@ -207,7 +208,7 @@ async def test_an_end_that_fell_into_a_lost_connection_is_found_at_once(
     with silence(client, 60):
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
-        await client.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        await plain(client.redis).execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         await finish(queue, taken, deltas(job_id, 2))
         async with asyncio.timeout(120):
             assert text_of(await reading) == deltas(job_id, 2)[0].text
@@ -233,7 +234,7 @@ async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: Queue)
     with silence(client, 0.2):
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
-        await client.redis.hset(LANE.job(job_id), "channels", "elsewhere")
+        await plain(client.redis).hset(LANE.job(job_id), "channels", "elsewhere")
         await finish(queue, taken, deltas(job_id, 2))
         async with asyncio.timeout(120):
             assert text_of(await reading) == deltas(job_id, 2)[0].text
@@ -292,7 +293,7 @@ async def test_a_lost_subscriber_connection_is_a_pause_and_no_more(
     for at in range(40):
         await queue.commit("w", [Commit(job_id, taken.epoch, made[at : at + 1])])
         if at % 8 == 3:
-            await client.redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+            await plain(client.redis).execute_command("CLIENT", "KILL", "TYPE", "pubsub")
         await asyncio.sleep(0.01)
     await finish(queue, taken, made)
     async with asyncio.timeout(120):
@@ -307,8 +308,8 @@ async def test_a_reader_that_leaves_is_taken_from_the_job(client: Client, queue:
     inbox = LANE.inbox(client.name).encode()
     async with aclosing(client.stream(job_id)) as events:
         await anext(events)
-        assert inbox in (await client.redis.hget(LANE.job(job_id), "channels")).split(b"\n")
-    assert inbox not in (await client.redis.hget(LANE.job(job_id), "channels")).split(b"\n")
+        assert inbox in (await plain(client.redis).hget(LANE.job(job_id), "channels")).split(b"\n")
+    assert inbox not in (await plain(client.redis).hget(LANE.job(job_id), "channels")).split(b"\n")
     assert client._inbox._readers == {}
 
 
@@ -443,7 +444,7 @@ async def test_a_stranger_on_the_channel_disturbs_nobody(client: Client, queue: 
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
         for noise in (b"", b"\xff\n{", b'{"job_id":"%s","event":{"type":"?"}}' % job_id.encode()):
-            await client.redis.publish(LANE.inbox(client.name), noise)
+            await plain(client.redis).publish(LANE.inbox(client.name), noise)
         await queue.commit("w", [Commit(job_id, taken.epoch, made)])
         await finish(queue, taken, made)
         async with asyncio.timeout(120):

@@ -24,8 +24,7 @@ LOADTEST = {
 }
 MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
-    "schemas.connection": {"schemas", "redis"},
-    "schemas.queue": {"schemas", "pydantic", "redis"},
+    "schemas.link": {"schemas", "hiredis"},
     "schemas.process": {"schemas", "pydantic", "pydantic_settings"},
     "kernels": {"kernels", "torch", "triton", "numpy"},
     "worker.layers": {"worker.layers", "kernels", "torch"},
@@ -34,7 +33,7 @@ MAY_IMPORT = {
     "worker.engine.sampler": ENGINE | {"kernels"},
     "worker.engine.constraints": ENGINE | {"llguidance", "transformers"},
     "worker.engine.structured": ENGINE | {"llguidance", "outlines", "jsonschema", "pydantic"},
-    "worker": {"worker", "schemas", "redis", "pydantic", "pydantic_settings", "uvloop", "rich"},
+    "worker": {"worker", "schemas", "pydantic", "pydantic_settings", "uvloop", "rich"},
     "worker.settings": {"worker", "schemas", "pydantic", "pydantic_settings", "huggingface_hub"},
     "worker.chat_template": TEXT,
     "worker.text": TEXT,
@@ -44,7 +43,7 @@ MAY_IMPORT = {
         "worker.bundled", "torch", "transformers", "tokenizers", "safetensors", "rich",
     },
     "gateway": {
-        "gateway", "schemas", "redis", "arq", "pydantic", "pydantic_core", "pydantic_settings",
+        "gateway", "schemas", "arq", "pydantic", "pydantic_core", "pydantic_settings",
         "fastapi", "starlette", "uvicorn", "prometheus_client", "rich",
     },
     "gateway.outbound": {"schemas", "httpcore", "httpx", "pydantic", "pydantic_settings"},

@@ -5,16 +5,20 @@ import json
 import re
 
 import pytest
-from redis.asyncio import Redis
+import redis.asyncio
 
+from plain import plain
 from schemas.connection import SCRIPTS, connect
 from schemas.delivery import Commit, Ending, Entry, Letter, Outcome
 from schemas.errors import Cancelled, DeadlineExceeded, InvalidJob, JobGone, JobNotFound, QueueFull
 from schemas.event import Delta, Done, Failed
 from schemas.keys import Lane
+from schemas.link import Reply, Word
 from schemas.model import WorkerCard
+from schemas.place import parse
 from schemas.queue import Queue
 from schemas.result import after
+from schemas.servers import Redis
 from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, started
 
 # Redis 6.2's, as far as the scripts need them.
@@ -25,8 +29,9 @@ ZRANGEBYSCORE ZREM ZSCORE
 """
 
 
-def redis_of(queue: Queue) -> Redis:
-    return queue._connection.redis
+def redis_of(queue: Queue) -> redis.asyncio.Redis:
+    """The queue's server, past the queue."""
+    return plain(queue._connection.redis)
 
 
 async def keys_of(queue: Queue, job_id: str) -> set[str]:
@@ -70,7 +75,7 @@ async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(queu
 async def test_a_waiting_read_wakes_at_once_and_takes_no_more_than_it_may(queue: Queue) -> None:
     reading = asyncio.create_task(queue.read("w", 2, 2000))
     await asyncio.sleep(0.05)
-    producer = Queue(redis_of(queue), LANE)
+    producer = Queue(queue._connection.redis, LANE)
     for name in ("batch", "normal", "high", "high", "normal"):
         await producer.enqueue(a_job(priority_class=name), None, "d")
     async with asyncio.timeout(120):
@@ -627,17 +632,17 @@ async def test_a_worker_tells_of_itself_until_it_leaves(queue: Queue) -> None:
 
 def test_every_key_of_a_lane_shares_its_slot(redis_url: str) -> None:
     async def main() -> None:
-        redis = connect(redis_url)
+        link = connect(redis_url)
         lane = Lane("a {strange} model: 1", 3)
-        queue = Queue(redis, lane)
+        queue = Queue(link, lane)
         await queue.register("w", WorkerCard())
         job = a_job(model=lane.model, job_id=lane.new_job_id(), timeout_ms=1000)
         await queue.enqueue(job, None, "d")
         await finish(queue, await started(queue), deltas(job.job_id, 1))
-        keys = [key.decode() for key in await redis.keys("*")]
+        keys = [key.decode() for key in await plain(link).keys("*")]
         assert len(keys) > 6
         assert {key[: len(lane.prefix)] for key in keys} == {lane.prefix}
-        await redis.aclose()
+        await link.aclose()
 
     asyncio.run(main())
 
@@ -645,14 +650,14 @@ def test_every_key_of_a_lane_shares_its_slot(redis_url: str) -> None:
 class LossyRedis(Redis):
     """Loses the reply to every command, once, after the server carried it out."""
 
-    async def execute_command(self, *args: object, **options: object) -> object:
-        await super().execute_command(*args, **options)
-        return await super().execute_command(*args, **options)
+    async def call(self, *words: Word) -> Reply:
+        await super().call(*words)
+        return await super().call(*words)
 
 
 def test_every_call_may_be_repeated_because_its_reply_was_lost(redis_url: str) -> None:
     async def main() -> None:
-        queue = Queue(LossyRedis.from_url(redis_url), LANE)
+        queue = Queue(LossyRedis(parse(redis_url)), LANE)
         await queue.register("w", WorkerCard())
         jobs = [a_job() for _ in range(4)]
         for job in jobs:
@@ -672,7 +677,7 @@ def test_every_call_may_be_repeated_because_its_reply_was_lost(redis_url: str) -
         counts = await queue.counts()
         assert (counts.num_queued, counts.num_running, counts.num_ended) == (1, 0, 3)
         assert len(await log_of(queue, jobs[0].job_id)) == 2
-        await redis_of(queue).aclose()
+        await queue._connection.redis.aclose()
 
     asyncio.run(main())
 

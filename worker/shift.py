@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from redis.asyncio import Redis
-
 from schemas.delivery import Letter
 from schemas.errors import Unavailable
 from schemas.queue import Queue
+from schemas.servers import Redis
 from worker.consumer import Consumer, Intake
 from worker.link import Order, Step
 from worker.log import log

@@ -9,13 +9,12 @@ import time
 from dataclasses import asdict
 from importlib.metadata import version
 
-from redis.asyncio import Redis
-
 from schemas.connection import connect
 from schemas.errors import Unavailable
 from schemas.model import WorkerCard
 from schemas.process import NEVER_STARTS
 from schemas.queue import Queue
+from schemas.servers import Redis
 from worker.crew import Crew, processes, threads
 from worker.engine_process import pulse_every_s
 from worker.link import BeginShift, Drain, Drained, EndShift, Letters, Prepared, Pulse
