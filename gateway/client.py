@@ -22,23 +22,23 @@ from pydantic import JsonValue, ValidationError
 
 from gateway.inbox import MAX_UNREAD, SILENCE_S, Inbox
 from gateway.reader import Reader
+from schemas.account import Account
 from schemas.connection import connect
 from schemas.cursor import Cursor
-from schemas.delivery import JobStatus, Outcome, Page, Submission
+from schemas.delivery import JobStatus, Page, Submission
 from schemas.errors import (
-    IdempotencyMismatch,
     InvalidJob,
     JobNotFound,
     ModelNotFound,
-    NoWorker,
-    QueueFull,
     QueueUnreachable,
 )
 from schemas.event import Delta, Event, Result
 from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from schemas.keys import lane_label
 from schemas.model import ModelCard
-from schemas.queue import Queue, Registry
+from schemas.queue import Queue
+from schemas.refusal import refusal
+from schemas.registry import Registry
 from schemas.sampling import SamplingParams
 from schemas.servers import Redis
 
@@ -115,7 +115,7 @@ class Client:
 
         `model` may be left out where one is served. Sampling is given as `params` or by its
         fields' names. With an idempotency key a second call is the same job, never a second one.
-        Raises InvalidJob, ModelNotFound, IdempotencyMismatch, QueueFull, NoWorker.
+        Raises InvalidJob, ModelNotFound, IdempotencyMismatch, and what `schemas.refusal` makes.
         """
         tenant = tenant or self.tenant
         model = model or await self._only_model()
@@ -163,26 +163,25 @@ class Client:
         lane = card.lane(int.from_bytes(digest) % card.lanes)
         return lane.idempotent_job_id(tenant or self.tenant, idempotency_key)
 
-    async def submit(self, job: Job) -> Submission:
-        """Put in a job that was named by `name_job`. A repeat of the same is no second job."""
+    async def submit(self, job: Job, account: Account | None = None) -> Submission:
+        """Put in a job that was named by `name_job`. A repeat of the same is no second job.
+
+        It counts for the account, under its limits; none: for its tenant, without limits.
+        """
         queue = await self._queue(job.job_id)
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)
             await self._inbox.subscribe(reply_to)
         answer = await queue.enqueue(
-            job, reply_to, _digest(job), self.max_queued, self.result_ttl_s
+            job,
+            reply_to,
+            max_queued=self.max_queued,
+            result_ttl_s=self.result_ttl_s,
+            account=account,
         )
-        if answer.outcome is Outcome.MISMATCH:
-            raise IdempotencyMismatch
-        if answer.outcome is Outcome.NO_WORKER:
-            sentence = f"model: no worker serves {job.model!r} at present"
-            raise NoWorker(sentence, "model", retry_after_ms=1000)
-        if answer.outcome is Outcome.FULL:
-            sentence = (
-                f"the queue is full: {answer.num_queued} jobs wait, the most is {self.max_queued}"
-            )
-            raise QueueFull(sentence, retry_after_ms=answer.retry_after_ms)
+        if error := refusal(answer, job):
+            raise error
         return answer
 
     async def stream(
@@ -340,12 +339,6 @@ def _published(cursor: Cursor, events: list[Event]) -> tuple[list[Event], bool]:
 
 def _ends(batch: list[Event]) -> bool:
     return bool(batch) and not isinstance(batch[-1], Delta)
-
-
-def _digest(job: Job) -> str:
-    """Of what was asked: not of the id, nor of the trace that asked it."""
-    asked = job.model_dump_json(exclude={"job_id", "traceparent"}, exclude_defaults=True)
-    return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
 
 def _invalid(error: ValidationError) -> InvalidJob:

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from schemas.connection import connect
 from schemas.process import Settings, load_settings, write_log_to_stderr
-from schemas.queue import Queue, Registry
+from schemas.queue import Queue
+from schemas.registry import Registry
 from schemas.servers import Redis
 
 EVERY_S = 5

@@ -3,17 +3,11 @@
 Every script is idempotent, so a call may be repeated after an ambiguous failure, and is.
 """
 
-import hashlib
-from functools import cache
-from pathlib import Path
-
 from schemas.errors import QueueFull, QueueUnreachable
 from schemas.link import LinkLost, Refused, Reply, Word
 from schemas.place import parse
+from schemas.script import script_text
 from schemas.servers import Redis
-
-SCRIPTS = Path(__file__).parent / "scripts"
-STANDALONE = {"enqueue"}  # the others are read after lane.lua
 
 
 def connect(url: str) -> Redis:
@@ -53,14 +47,6 @@ class Connection:
 def is_unknown(error: QueueUnreachable) -> bool:
     """Whether the server lacks the script: it is new, was restarted, or its cache was flushed."""
     return isinstance(error.__cause__, Refused) and error.__cause__.code == "NOSCRIPT"
-
-
-@cache
-def script_text(name: str) -> tuple[str, str]:
-    """A script as Redis gets it, and the digest that Redis gives it."""
-    own = (SCRIPTS / f"{name}.lua").read_text()
-    text = own if name in STANDALONE else (SCRIPTS / "lane.lua").read_text() + own
-    return text, hashlib.sha1(text.encode()).hexdigest()
 
 
 def texts_of(reply: Reply) -> list[bytes]:

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field, JsonValue
 
 from schemas.event import Delta, Done, Failed, State
-from schemas.job import Job
+from schemas.job import Job, PriorityClass
 from schemas.model import WorkerCard
 from schemas.wire import Report
 
@@ -18,6 +19,7 @@ class Letter(StrEnum):
     KEPT = "K"  # shown to the readers, go on
     CANCEL = "C"  # shown; somebody cancelled: finish with Failed(state="cancelled")
     DEADLINE = "X"  # shown; time is up: finish with Failed(state="expired")
+    BUDGET = "B"  # shown as far as the account's budget goes: finish, which says where to end
     FENCED = "F"  # not shown: the job is no longer yours; forget it and write nothing more
     DUPLICATE = "D"  # every event was there already, from an earlier try; go on
 
@@ -28,15 +30,20 @@ class Outcome(StrEnum):
     MISMATCH = "mismatch"  # the id is taken by a job with another body
     FULL = "full"
     NO_WORKER = "no_worker"  # a foreground job, and no worker's lease runs
+    LIMITED = "limited"  # the account's own limits: the reason says which
+    UNMEETABLE = "unmeetable"  # at the live rate its time would be up before its turn came
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The answer to `enqueue`; `retry_after_ms` is for FULL alone, from the measured drain rate."""
+    """The answer to `enqueue`. What was refused may be tried again after `retry_after_ms`, which
+    follows from the measured drain rate, or from the end of the window that is used up.
+    """
 
     outcome: Outcome
     num_queued: int = 0
     retry_after_ms: int = 0
+    reason: str = ""  # of LIMITED: queued, rate or budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,9 @@ class Started:
     log: list[Delta]
     left_ms: int | None  # until the deadline, by Redis's clock; none without one
     waited_ms: int  # since submission
+    priority_class: PriorityClass = "normal"  # the one that it waited in at last
+    turn: int = 0  # when its turn came, in microseconds: of a class the earlier goes first
+    budget_left: int | None = None  # tokens, prompts included; none without a budget
 
     @property
     def position(self) -> int:
@@ -65,11 +75,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """New deltas of one job, in order. After an ambiguous failure send the very same again."""
+    """New deltas of one job, in order. After an ambiguous failure send the very same again.
+
+    The prompt's tokens, and how many of them were found computed, count once for the job: with the
+    first of its commits that knows them.
+    """
 
     job_id: str
     epoch: int
     deltas: Sequence[Delta]
+    num_prompt: int | None = None
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,17 @@ class Page:
     more: bool
 
 
+class OutOfBudget(Exception):
+    """A job was to end past what its account's budget allows: it is to end at `position`."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"the budget ends at {position} tokens of the job")
+        self.position = position
+
+
+Reason = Literal["capacity", "turn", "running", "rate", "budget", "delayed", "no_worker", "suspect"]
+
+
 class JobStatus(Report):
     job_id: str
     model: str
@@ -104,6 +131,10 @@ class JobStatus(Report):
     ended_ms: int | None = None
     deadline_ms: int | None = Field(None, description="Redis's clock, as all of these")
     worker: str | None = Field(None, description="the incarnation that has it, or had it last")
+    priority_class: PriorityClass = Field("normal", description="raised when it waited too long")
+    position: int | None = Field(None, description="while it waits, about: 1 is the next")
+    reason: Reason | None = Field(None, description="what it waits for")
+    eta_ms: int | None = Field(None, description="until it begins, at the live rate")
 
 
 class WorkerStatus(Report):
@@ -114,7 +145,16 @@ class WorkerStatus(Report):
 
 
 class LaneStatus(Report):
-    num_queued: int
+    num_queued: int = Field(description="no worker has them; all that follow down to `delayed`")
     num_running: int = Field(description="read by a worker and not ended")
     num_ended: int
-    interval_ms: float = Field(description="moving average of the time between two ends")
+    interval_ms: float = Field(description="between two ends, while the lane was busy")
+    by_class: dict[PriorityClass, int] = Field({}, description="waiting in a backlog")
+    num_delayed: int = 0
+    num_handed_back: int = 0
+    by_reason: dict[str, int] = Field({}, description="those that limits of their account hold")
+
+    @property
+    def num_unended(self) -> int:
+        """What is left to do: a lane may be scaled to zero when this is 0."""
+        return self.num_queued + self.num_running

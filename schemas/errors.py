@@ -13,10 +13,14 @@ PenstockError
 +-- Cancelled 499
 +-- Unavailable                 nothing is wrong with the job: try again
 |   +-- QueueFull 429
+|   +-- RateLimited 429         the account's own: requests, tokens, jobs that wait
+|   +-- BudgetExceeded 429
+|   +-- DeadlineUnmeetable 429
 |   +-- NoWorker 503
 |   +-- QueueUnreachable 503
 +-- NotServed 501               this server is not set up for it
 +-- DeadlineExceeded 504
+|   +-- QueueTimeout
 +-- WorkerFailed 500            ours
 +-- StreamDiverged 500          a log does not continue what was delivered of it
 """
@@ -129,6 +133,21 @@ class QueueFull(Unavailable):
     status = 429
 
 
+class RateLimited(Unavailable):
+    code = "rate_limited"
+    status = 429
+
+
+class BudgetExceeded(Unavailable):
+    code = "budget_exceeded"
+    status = 429
+
+
+class DeadlineUnmeetable(Unavailable):
+    code = "deadline_unmeetable"
+    status = 429
+
+
 class NoWorker(Unavailable):
     code = "no_worker"
     status = 503
@@ -147,6 +166,11 @@ class NotServed(PenstockError):
 class DeadlineExceeded(PenstockError):
     code = "deadline_exceeded"
     status = 504
+
+
+class QueueTimeout(DeadlineExceeded):
+    code = "queue_timeout"
+    retryable = True
 
 
 class WorkerFailed(PenstockError):

@@ -13,7 +13,7 @@ from schemas.wire import Report
 
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 State = Literal["ready", "admitting", "decoding"] | EndState
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "budget"]
 
 
 class TopLogprob(Report):
@@ -86,6 +86,7 @@ class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
     usage: Usage
     state: Literal["succeeded"] = "succeeded"
     checksum: int | None = None
+    finish_reason: FinishReason | None = None  # of the choices that no delta of theirs ended
 
     @property
     def type(self) -> Literal["done"]:

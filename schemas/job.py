@@ -1,5 +1,6 @@
 """A job: what a caller enqueued. It is stored once, as JSON, and never changed."""
 
+import hashlib
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -9,6 +10,9 @@ from schemas.wire import Wire
 
 MAX_PROMPTS = 64
 MAX_MESSAGES = 2048
+YEAR_MS = 365 * 86_400_000
+LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
+CHARS_A_TOKEN = 4  # for guesses
 DEFAULT_TENANT = "default"
 
 PriorityClass = Literal["high", "normal", "batch"]
@@ -41,7 +45,17 @@ class Job(Wire):
     tenant: str = DEFAULT_TENANT
     priority_class: PriorityClass = "normal"
     background: bool = Field(False, description="runs on although nobody listens")
-    timeout_ms: int | None = Field(None, ge=1, description="from submission to the end")
+    timeout_ms: int | None = Field(None, ge=1, le=YEAR_MS, description="from submission to the end")
+    queue_timeout_ms: int | None = Field(
+        None, ge=1, le=YEAR_MS, description="until it is started, from when it may be"
+    )
+    not_before_ms: int | None = Field(
+        None, ge=0, le=LAST_MS, description="unix time until which it waits"
+    )
+    delay_ms: int | None = Field(None, ge=0, le=YEAR_MS, description="the same, from submission")
+    over_limit: Literal["refuse", "wait"] = Field(
+        "refuse", description="above the rates and budgets of the account"
+    )
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     traceparent: str | None = None
@@ -52,8 +66,23 @@ class Job(Wire):
             raise ValueError("prompts: give either prompts or chat")
         if any(len(prompt) == 0 for prompt in self.prompts):
             raise ValueError("prompts: a prompt is empty; give at least one token")
+        if self.not_before_ms is not None and self.delay_ms is not None:
+            raise ValueError("not_before_ms: give either it or delay_ms")
         return self
 
     @property
     def num_choices(self) -> int:
         return max(1, len(self.prompts)) * self.params.n
+
+    def dump_and_digest(self) -> tuple[str, str]:
+        """Its JSON, and a digest of what was asked: not of the id, nor of the asking's trace."""
+        text = self.dump()
+        asked = text.removeprefix(f'{{"job_id":"{self.job_id}"').removesuffix("}")
+        asked = asked.removesuffix(f',"traceparent":"{self.traceparent}"')
+        return text, hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+
+    def guess_prompt_tokens(self, size: int) -> int:
+        """About as many as its prompts have, for a job whose JSON is of that many characters."""
+        if self.prompts and isinstance(self.prompts[0], list):
+            return sum(map(len, self.prompts))
+        return max(1, size // CHARS_A_TOKEN)

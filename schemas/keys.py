@@ -42,6 +42,11 @@ class Lane:
     def ready(self, name: str) -> str:
         return f"{self.prefix}ready:{name}"
 
+    @property
+    def news(self) -> str:
+        """A stream that tells waiting workers that something may be read."""
+        return f"{self.prefix}news"
+
     def job(self, job_id: str) -> str:
         return f"{self.prefix}job:{job_id}"
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
-from schemas.connection import Connection, texts_of
+from schemas.account import Account
+from schemas.connection import Connection
 from schemas.crash import reach
 from schemas.delivery import (
     Commit,
@@ -22,42 +23,29 @@ from schemas.delivery import (
     LaneStatus,
     Letter,
     Outcome,
+    OutOfBudget,
     Page,
+    Reason,
     Started,
     Submission,
     WorkerStatus,
 )
 from schemas.errors import InvalidJob, JobGone, JobNotFound
 from schemas.event import EVENT, Delta, Failed, Result, State
-from schemas.job import Job
-from schemas.keys import MODELS, READY, Lane
-from schemas.model import ModelCard, WorkerCard
+from schemas.job import Job, PriorityClass
+from schemas.keys import Lane
+from schemas.model import WorkerCard
 from schemas.result import KeptResult, fold
 from schemas.servers import Redis
 
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 PAGE = 512  # events that one attach returns
 MAX_BLOCK_MS = 2000  # below the socket's time-out
+CLASSES: tuple[PriorityClass, ...] = ("high", "normal", "batch")
 STATE: TypeAdapter[State] = TypeAdapter(State)
+CLASS: TypeAdapter[PriorityClass] = TypeAdapter(PriorityClass)
+REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
 STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
-
-
-class Registry:
-    """The models that are served, by name. Configuration: it outlives every worker."""
-
-    def __init__(self, redis: Redis) -> None:
-        self._connection = Connection(redis)
-
-    async def register(self, card: ModelCard) -> None:
-        await self._connection.call("HSET", MODELS, card.name, card.dump())
-
-    async def forget(self, name: str) -> None:
-        await self._connection.call("HDEL", MODELS, name)
-
-    async def cards(self) -> dict[str, ModelCard]:
-        pairs = texts_of(await self._connection.call("HVALS", MODELS))
-        cards = [ModelCard.model_validate_json(text) for text in pairs]
-        return {card.name: card for card in cards}
 
 
 class Queue:
@@ -81,32 +69,47 @@ class Queue:
         self,
         job: Job,
         reply_to: str | None,
-        digest: str,
+        digest: str | None = None,
         max_queued: int = 10_000,
         result_ttl_s: int = 3600,
+        account: Account | None = None,
     ) -> Submission:
         """Accept a job, or say why not. `reply_to` is a pub/sub channel; none: the job's own.
 
         `digest` stands for the body: the same id with the same digest is the same job, submitted
-        again. A foreground job is refused where no worker's lease runs. The result is kept for
-        `result_ttl_s` after the end. Raises InvalidJob.
+        again; none: what the job itself asks. A foreground job is refused where no worker's lease
+        runs. The job counts for `account`, under the limits that it has now; none: for its
+        tenant, without limits. The result is kept for `result_ttl_s` after the end.
+        Raises InvalidJob.
         """
+        text, own_digest = job.dump_and_digest()
+        options: dict[str, object] = {
+            "tenant": job.tenant,
+            "class": job.priority_class,
+            "background": job.background,
+            "prompt_tokens": job.guess_prompt_tokens(len(text)),
+            "max_queued": max_queued,
+            "ttl_s": result_ttl_s,
+        }
+        for name in ("timeout_ms", "queue_timeout_ms", "not_before_ms", "delay_ms"):
+            if (value := getattr(job, name)) is not None:
+                options[name] = value
+        if job.over_limit != "refuse":
+            options["over_limit"] = job.over_limit
+        if account is not None:
+            options["account"] = account.model_dump(exclude_none=True)
         reply = await self._run(
             "enqueue",
             job.job_id,
-            job.priority_class,
-            digest,
-            job.dump(),
-            job.tenant,
+            own_digest if digest is None else digest,
+            text,
             reply_to or self.lane.channel(job.job_id),
-            int(job.background),
-            job.timeout_ms or 0,
-            max_queued,
-            result_ttl_s,
+            json.dumps(options),
         )
-        if reply[0] == b"invalid":
-            raise InvalidJob(f"job {job.job_id!r}: {reply[1].decode()}", "job_id")
-        return Submission(Outcome(reply[0].decode()), int(reply[1]), int(reply[2]))
+        outcome, num_queued, retry_after_ms, reason = (item.decode() for item in reply)
+        if outcome == "invalid":
+            raise InvalidJob(f"job {job.job_id!r}: {reason}", "job_id")
+        return Submission(Outcome(outcome), int(num_queued), int(retry_after_ms), reason)
 
     # For workers.
 
@@ -128,7 +131,7 @@ class Queue:
         """
         reply = await self._run("read", worker, self._ticket, count)
         if reply[0] == b"idle" and block_ms > 0:
-            await self._wait(reply[1:], block_ms)
+            await self._wait(reply[1], min(block_ms, MAX_BLOCK_MS), int(reply[2]))
             reply = await self._run("read", worker, self._ticket, count)
         self._ticket = secrets.token_hex(
             8
@@ -147,8 +150,10 @@ class Queue:
         reply = await self._run("start", worker, entry.ready, entry.entry_id, entry.job_id)
         if reply[0] != b"started":
             return None
-        epoch, left_ms, waited_ms, request = int(reply[1]), int(reply[2]), int(reply[3]), reply[4]
-        events = [EVENT.validate_json(text) for text in reply[5:]]
+        epoch, left_ms, waited_ms = int(reply[1]), int(reply[2]), int(reply[3])
+        priority_class = CLASS.validate_python(reply[4].decode())
+        turn, budget_left, request = int(reply[5]), int(reply[6]), reply[7]
+        events = [EVENT.validate_json(text) for text in reply[8:]]
         log = [event for event in events if isinstance(event, Delta)]
         try:
             job = Job.model_validate_json(request)
@@ -161,7 +166,16 @@ class Queue:
             )
             await self._refuse(worker, entry.job_id, epoch, log, sentence)
             return None
-        return Started(job, epoch, log, left_ms if left_ms >= 0 else None, waited_ms)
+        return Started(
+            job=job,
+            epoch=epoch,
+            log=log,
+            left_ms=left_ms if left_ms >= 0 else None,
+            waited_ms=waited_ms,
+            priority_class=priority_class,
+            turn=turn,
+            budget_left=budget_left if budget_left >= 0 else None,
+        )
 
     async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
         """Log and publish the deltas of a step; renew the lease; one letter for each job."""
@@ -190,10 +204,11 @@ class Queue:
         """End a job: its last deltas, its end event, its result. False: it was not the worker's.
 
         Repeated, it is true again. The log goes a minute later, the result after its time.
+        Raises OutOfBudget where it must end earlier; the deltas up to there are logged or may be.
         """
         job = ending.job
         kept = fold(job.job_id, job.model, job.num_choices, ending.deltas, ending.end)
-        tail = ending.deltas[ending.num_committed :]
+        tail, usage = ending.deltas[ending.num_committed :], ending.end.usage
         reply = await self._run(
             "finish",
             worker,
@@ -204,9 +219,12 @@ class Queue:
             ending.end.dump(),
             ending.end.position,
             kept.dump(),
+            _prompt(usage.prompt_tokens or None, usage.cached_tokens),
             len(tail),
             *_event_args(tail),
         )
+        if reply[0] == Letter.BUDGET.encode():
+            raise OutOfBudget(int(reply[1]))
         return Letter(reply[0].decode()) is not Letter.FENCED
 
     async def release(self, worker: str, job_ids: Iterable[str]) -> int:
@@ -246,12 +264,18 @@ class Queue:
         return total
 
     async def counts(self) -> LaneStatus:
-        queued, running, ended, interval_ms = await self._run("counts")
+        reply = [item.decode() for item in await self._run("counts")]
+        running, ended, interval_ms, handed_back, delayed = reply[:5]
+        by_class = dict(zip(CLASSES, map(int, reply[5:8]), strict=True))
         return LaneStatus(
-            num_queued=int(queued),
+            num_queued=int(handed_back) + int(delayed) + sum(by_class.values()),
             num_running=int(running),
             num_ended=int(ended),
             interval_ms=float(interval_ms),
+            by_class=by_class,
+            num_delayed=int(delayed),
+            num_handed_back=int(handed_back),
+            by_reason=dict(zip(reply[8::2], map(int, reply[9::2]), strict=True)),
         )
 
     # For readers. A job of another tenant is not found.
@@ -284,7 +308,8 @@ class Queue:
     async def status(self, tenant: str, job_id: str) -> JobStatus:
         reply = await self._run("status", tenant, job_id)
         state = _known(reply, job_id)
-        tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:]
+        tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:9]
+        priority_class, position, reason, eta_ms = (item.decode() for item in reply[9:])
         return JobStatus(
             job_id=job_id,
             model=self.lane.model,
@@ -297,6 +322,10 @@ class Queue:
             ended_ms=_int(ended),
             deadline_ms=_int(deadline),
             worker=owner.decode() or None,
+            priority_class=CLASS.validate_python(priority_class),
+            position=_int(position),
+            reason=REASON.validate_python(reason) if reason else None,
+            eta_ms=_int(eta_ms),
         )
 
     async def owner(self, job_id: str) -> str | None:
@@ -330,12 +359,12 @@ class Queue:
         reach(f"{script}.answered")
         return reply
 
-    async def _wait(self, last_ids: list[bytes], block_ms: int) -> None:
-        """Return once a ready stream has a newer entry. It claims nothing: others wait as well."""
-        keys = [self.lane.ready(name) for name in READY]
-        block = min(block_ms, MAX_BLOCK_MS)
+    async def _wait(self, newest: bytes, block_ms: int, due_ms: int) -> None:
+        """Return once there is news, or something is due. It claims nothing: others wait too."""
+        if 0 <= due_ms < block_ms:
+            block_ms = due_ms + 1
         await self._connection.call(
-            "XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *keys, *last_ids
+            "XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.lane.news, newest
         )
 
     async def _refuse(
@@ -348,7 +377,7 @@ class Queue:
         await self.finish(worker, Ending(empty, epoch, log, len(log), end))
 
 
-def _int(text: bytes) -> int | None:
+def _int(text: bytes | str) -> int | None:
     return int(text) if text else None
 
 
@@ -367,8 +396,13 @@ def _event_args(deltas: Sequence[Delta]) -> Iterator[str | int]:
 
 
 def _commit_args(commit: Commit) -> Iterator[str | int]:
-    yield from (commit.job_id, commit.epoch, len(commit.deltas))
+    prompt = _prompt(commit.num_prompt, commit.num_cached)
+    yield from (commit.job_id, commit.epoch, prompt, len(commit.deltas))
     yield from _event_args(commit.deltas)
+
+
+def _prompt(num_prompt: int | None, num_cached: int) -> str:
+    return "" if num_prompt is None else f"{num_prompt}:{num_cached}"
 
 
 def _complaint(error: ValidationError) -> str:

@@ -16,7 +16,8 @@ from schemas.event import Delta, Done, Failed, Usage
 from schemas.job import Job
 from schemas.keys import Lane
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue, Registry
+from schemas.queue import Queue
+from schemas.registry import Registry
 
 MODEL = "tiny"
 LANE = Lane(MODEL)

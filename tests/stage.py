@@ -22,7 +22,8 @@ from schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, TopLo
 from schemas.job import Job
 from schemas.keys import Lane
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue, Registry
+from schemas.queue import Queue
+from schemas.registry import Registry
 
 MODEL = "acme/tiny"
 Wait = threading.Event

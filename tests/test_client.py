@@ -23,7 +23,8 @@ from schemas.errors import (
 )
 from schemas.event import Delta, Done, Event, Failed
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue, Registry
+from schemas.queue import Queue
+from schemas.registry import Registry
 from scripted import LANE, MODEL, ScriptedWorker, a_job, delta, deltas, finish, queue_at, started
 
 

@@ -11,7 +11,7 @@ from gateway.client import Client
 from gateway.housekeeping import next_database
 from schemas.connection import connect
 from schemas.model import ModelCard
-from schemas.queue import Registry
+from schemas.registry import Registry
 
 
 def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) -> None:

@@ -6,15 +6,13 @@ import hashlib
 import json
 import secrets
 import threading
-from pathlib import Path
 
 import pytest
 import redis
 
 from schemas.model import WorkerCard
+from schemas.script import script_text
 from scripted import MODEL, ScriptedWorker, delta, queue_at
-
-SCRIPTS = Path(__file__).parent.parent / "schemas" / "scripts"
 
 
 class Plain:
@@ -26,7 +24,7 @@ class Plain:
         self.prefix = f"penstock:{{{model}:{lane}}}:"
         digest = hashlib.blake2b(model.encode(), digest_size=5).digest()
         self.label = base64.b32encode(digest).decode().lower()[:6] + str(lane)
-        self.script = self.redis.register_script((SCRIPTS / "enqueue.lua").read_text())
+        self.script = self.redis.register_script(script_text("enqueue")[0])
 
     def new_id(self) -> str:
         unique = base64.b32encode(secrets.token_bytes(17)).decode().lower()[:26]
@@ -35,7 +33,7 @@ class Plain:
     def enqueue(self, job_id: str, reply_to: str, **fields: object) -> list[str]:
         job = json.dumps({"job_id": job_id, "model": self.model, **fields})
         digest = hashlib.sha256(job.encode()).hexdigest()
-        arguments = [job_id, "normal", digest, job, "default", reply_to, 0, 60_000, 10_000, 3600]
+        arguments = [job_id, digest, job, reply_to, json.dumps({"timeout_ms": 60_000})]
         reply: list[str] = self.script(keys=[self.prefix], args=arguments)
         return reply
 
@@ -112,29 +110,67 @@ def test_a_job_that_is_not_one_comes_back_as_an_error_that_names_the_field(plain
 @pytest.mark.usefixtures("worker")
 def test_wrong_arguments_are_answered_with_a_sentence(plain: Plain) -> None:
     job_id = plain.new_id()
-    good = [job_id, "normal", "d", "{}", "default", "mine", 0, 0, 10, 60]
-    for at, wrong in {
-        0: "17",
-        1: "urgent",
-        2: "",
-        4: "",
-        5: "a\nb",
-        6: "no",
-        7: "-1",
-        9: 0,
-    }.items():
-        arguments = [wrong if place == at else value for place, value in enumerate(good)]
-        outcome, sentence, _ = plain.script(keys=[plain.prefix], args=arguments)
+    for place, wrong in (
+        (0, "17"),
+        (0, "job_" + "a" * 80 + "0_a"),
+        (1, ""),
+        (2, ""),
+        (3, ""),
+        (3, "a\nb"),
+        (4, ""),
+        (4, "[1"),
+        (4, "7"),
+        (4, "[" * 2000),
+    ):
+        arguments = [job_id, "d", "{}", "mine", "{}"]
+        arguments[place] = wrong
+        outcome, _, _, sentence = plain.script(keys=[plain.prefix], args=arguments)
         assert outcome == "invalid" and len(sentence) > 10
-    assert plain.script(keys=[plain.prefix], args=good[:5])[0] == "invalid"
+    assert plain.script(keys=[plain.prefix], args=[job_id, "d"])[0] == "invalid"
+    assert plain.redis.keys("*:job:*") == []
+
+
+@pytest.mark.parametrize(
+    "field, values",
+    {
+        "class": ["urgent", 1, None],
+        "tenant": ["", "a\0b", "x" * 257, 3, None, {}],
+        "background": [0, "false"],
+        "timeout_ms": [0, -1, 1.5, 1e300, "5", True],
+        "queue_timeout_ms": [0],
+        "not_before_ms": [-1, 1e15],
+        "delay_ms": [-1],
+        "prompt_tokens": [-5, 1e99],
+        "over_limit": ["maybe"],
+        "max_queued": [-1],
+        "ttl_s": [0],
+        "unknown": [1],
+        "x" * 500: [1],
+        "account": [
+            "me",
+            {},
+            {"name": ""},
+            {"name": "a", "more": 1},
+            {"name": "a", "limits": 3},
+            {"name": "a", "limits": {"max_running": 0}},
+            {"name": "a", "limits": {"weight": 0}},
+            {"name": "a", "limits": {"weight": 1e9}},
+            {"name": "a", "limits": {"tokens": 5}},
+            {"limits": {}},
+        ],
+    }.items(),
+)
+def test_a_wrong_option_is_named(plain: Plain, field: str, values: list[object]) -> None:
+    for value in values:
+        arguments = [plain.new_id(), "d", "{}", "mine", json.dumps({field: value})]
+        outcome, _, _, sentence = plain.script(keys=[plain.prefix], args=arguments)
+        assert outcome == "invalid" and field[:60] in sentence and len(sentence) < 200
     assert plain.redis.keys("*:job:*") == []
 
 
 def test_cancel_and_a_late_join_by_script(plain: Plain) -> None:
     scripts = {
-        name: plain.redis.register_script(
-            (SCRIPTS / "lane.lua").read_text() + (SCRIPTS / f"{name}.lua").read_text()
-        )
+        name: plain.redis.register_script(script_text(name)[0])
         for name in ("register", "attach", "cancel")
     }
     scripts["register"](keys=[plain.prefix], args=["w", 5000, "{}"])

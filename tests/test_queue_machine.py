@@ -534,7 +534,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert self.plain.xpending(LANE.ready(name), "workers")["pending"] == 0
         for key in self.plain.keys(f"{LANE.prefix}*"):
             name = key.decode().removeprefix(LANE.prefix)
-            is_lane = name in ("workers", "counts") or name.startswith("ready:")
+            is_lane = name in ("workers", "counts", "news") or name.startswith("ready:")
             assert is_lane or self.plain.ttl(key) > 0, f"{name} would stay for ever"
         self.do(self.queue.unregister(self.workers[0]))
 

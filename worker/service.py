@@ -13,7 +13,7 @@ from schemas.connection import connect
 from schemas.errors import PenstockError, Unavailable
 from schemas.model import ModelCard
 from schemas.process import NEVER_STARTS, write_log_to_stderr
-from schemas.queue import Registry
+from schemas.registry import Registry
 from schemas.servers import Redis
 from worker.consumer import Intake
 from worker.engine.limits import Limits

@@ -1,3 +1,4 @@
+-- with lane, accounts, waiting
 -- Cancel a job, or erase all that is kept of it. ARGV: tenant, job, erase (0 | 1)
 -- Returns: the state before, or missing. A running job stops when its worker hears of it.
 
@@ -12,7 +13,6 @@ end
 if erases then
   redis.call('HSET', job.key, 'erase', 1)
   redis.call('DEL', job.key .. ':request')
-  job.erase = '1'
 end
 cancel(job)
 publish()

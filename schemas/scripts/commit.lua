@@ -1,17 +1,20 @@
+-- with lane, accounts, waiting, log
 -- Log and show what a step made. ARGV: worker, lease_ms, number of jobs, then for each: job, epoch,
--- number of events, and for each of these: position, tokens, JSON
--- Returns: a letter for each job: K kept, C cancel, X deadline, F fenced, D duplicate
+-- prompt (tokens:cached; empty: not known yet), number of events, and for each of these: position,
+-- tokens, JSON
+-- Returns: a letter for each job: K kept, C cancel, X deadline, B out of budget: `finish` says where
+-- to end; F fenced, D duplicate
 
 local worker, lease_ms, jobs = ARGV[1], ARGV[2], tonumber(ARGV[3])
 write_when_full()
 local is_live = renew(worker, lease_ms)
 local letters, at = {}, 4
 for number = 1, jobs do
-  local id, epoch, count = ARGV[at], tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local id, epoch, prompt, count = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], tonumber(ARGV[at + 3])
   local job = is_live and load(id)
   local letter = 'F'
   if not is_fenced(job, worker, epoch) then
-    letter = append(job, count, at + 3)
+    letter = append(job, prompt, count, at + 4)
     if letter ~= 'F' then
       if job.cancel then
         letter = 'C'
@@ -21,7 +24,8 @@ for number = 1, jobs do
     end
   end
   letters[number] = letter
-  at = at + 3 + 3 * count
+  at = at + 4 + 3 * count
 end
+book()
 publish()
 return letters

@@ -1,16 +1,22 @@
--- How full the lane is, from the streams themselves. Returns: waiting, claimed or running, ended so
--- far, average milliseconds between two ends
+-- with lane, accounts, waiting
+-- How full the lane is. Returns: claimed or running, ended so far, average milliseconds between two
+-- ends while it is busy, handed back, delayed, waiting of class high, normal, batch; then
+-- (reason, jobs) for those whose account's limits hold them
 
-local held, pending = 0, 0
-for _, ready in ipairs(READY) do
-  held = held + redis.call('XLEN', ready_key(ready))
-  local groups = redis.call('EXISTS', ready_key(ready)) == 1
-    and redis.call('XINFO', 'GROUPS', ready_key(ready)) or {}
-  for _, group in ipairs(groups) do
-    for at = 1, #group, 2 do
-      if group[at] == 'pending' then pending = pending + group[at + 1] end
-    end
+local reply = {num_claimed(), redis.call('HGET', PREFIX .. 'counts', 'ended') or '0', tostring((pace())),
+  num_handed_back(), redis.call('ZCARD', PREFIX .. 'delayed')}
+for _, class in ipairs(CLASSES) do
+  reply[#reply + 1] = redis.call('ZCARD', PREFIX .. 'waiting:' .. class)
+end
+local reasons = {}
+for _, name in ipairs(redis.call('ZRANGE', PREFIX .. 'parked', 0, -1)) do
+  local account = account_of(name)
+  for _, class in ipairs(CLASSES) do
+    local jobs = redis.call('ZCARD', backlog_key(class, account))
+    reasons[account.blocked] = (reasons[account.blocked] or 0) + jobs
   end
 end
-local pace = redis.call('HMGET', PREFIX .. 'counts', 'ended', 'interval_ms')
-return {held - pending, pending, pace[1] or '0', pace[2] or '0'}
+for reason, jobs in pairs(reasons) do
+  reply[#reply + 1], reply[#reply + 2] = reason, jobs
+end
+return reply

@@ -1,3 +1,4 @@
+-- with lane
 -- Take a reader's channel from a job. ARGV: job, channel
 
 local id, channel = unpack(ARGV)

@@ -1,5 +1,6 @@
 -- What the scripts of a lane share. KEYS[1] is the lane's prefix, and every key begins with it, so
 -- a script touches one hash slot. Time is Redis's. Each script returns a flat list of strings.
+-- What ends jobs or hands them on needs accounts.lua and waiting.lua too: a script's first line says.
 
 local PREFIX = KEYS[1]
 local READY = {'resume', 'high', 'normal', 'batch'}
@@ -9,13 +10,21 @@ local WORKER_TTL_S = 3600
 local CANCELLED = '"state":"cancelled","error":{"code":"cancelled","message":"the job was cancelled","status":499}'
 local EXPIRED = '"state":"expired","error":{"code":"deadline_exceeded",'
   .. '"message":"timeout_ms: the job waited in the queue until its time was up","status":504}'
-local FIELDS = {
-  'state', 'epoch', 'owner', 'position', 'ready', 'entry', 'channels', 'cancel', 'erase',
-  'deadline', 'orphaned', 'tenant', 'ttl',
+local NOT_STARTED = '"state":"expired","error":{"code":"queue_timeout","message":'
+  .. '"queue_timeout_ms: the job was not started in time","status":504,"retryable":true}'
+local OVER_BUDGET = '"state":"failed","error":{"code":"budget_exceeded",'
+  .. '"message":"the token budget was used up before the job began","status":429,"retryable":true}'
+local FIELDS = { -- read for each job of each step: what is needed seldom is read where it is needed
+  'state', 'epoch', 'owner', 'position', 'ready', 'entry', 'channels', 'cancel', 'deadline',
+  'tenant', 'account', 'class', 'stop', 'prompt',
 }
+local RATE_MS = 30000 -- ends count for the drain rate for about as long
+
+local vacate -- in waiting.lua
 
 local time = redis.call('TIME')
 local NOW = time[1] * 1000 + math.floor(time[2] / 1000)
+local NOW_US = time[1] * 1000000 + time[2]
 
 -- Over maxmemory Redis refuses a script whose first write could grow memory, and lets one that has
 -- written run to its end. What ends or frees jobs must run to its end: it calls this first.
@@ -37,6 +46,7 @@ local function load(id)
   local job = {id = id, key = PREFIX .. 'job:' .. id}
   for at, field in ipairs(FIELDS) do job[field] = values[at] end
   job.epoch, job.position = tonumber(job.epoch), tonumber(job.position)
+  job.stop = job.stop and tonumber(job.stop)
   job.running = job.state == 'admitting' or job.state == 'decoding'
   job.ended = not job.running and job.state ~= 'ready'
   return job
@@ -89,29 +99,62 @@ local function erase(id)
   redis.call('DEL', key, key .. ':request', key .. ':log', key .. ':result')
 end
 
+-- Wakes the workers that wait for something to read.
+local function announce()
+  redis.call('XADD', PREFIX .. 'news', 'MAXLEN', 1, '*', 'n', 1)
+end
+
+local function num_pending(ready)
+  local groups = redis.pcall('XINFO', 'GROUPS', ready_key(ready))
+  local pending = 0
+  for _, group in ipairs(groups.err and {} or groups) do
+    for at = 1, #group, 2 do
+      if group[at] == 'pending' then pending = pending + group[at + 1] end
+    end
+  end
+  return pending
+end
+
+-- The drain rate while the lane is busy: ends, and the milliseconds they took, fading alike.
 local function note_end()
-  local last, interval = unpack(redis.call('HMGET', PREFIX .. 'counts', 'last_end_ms', 'interval_ms'))
-  local gap = last and math.min(NOW - last, 60000) or 1000
-  local average = interval and interval * 0.9 + gap * 0.1 or gap
-  redis.call('HSET', PREFIX .. 'counts', 'last_end_ms', NOW, 'interval_ms', average)
-  redis.call('HINCRBY', PREFIX .. 'counts', 'ended', 1)
+  local key = PREFIX .. 'counts'
+  local ends, took_ms, since = unpack(redis.call('HMGET', key, 'ends', 'took_ms', 'busy_since_ms'))
+  local gap = math.max(0, NOW - (since or NOW))
+  local kept = math.exp(-gap / RATE_MS)
+  redis.call('HSET', key, 'ends', (ends or 0) * kept + 1, 'took_ms', (took_ms or 0) * kept + gap,
+    'busy_since_ms', NOW)
+  redis.call('HINCRBY', key, 'ended', 1)
+end
+
+-- Milliseconds between two ends, and of how many ends that is known.
+local function pace()
+  local key = PREFIX .. 'counts'
+  local ends, took_ms = unpack(redis.call('HMGET', key, 'ends', 'took_ms'))
+  if not ends then return 1000, 0 end
+  return took_ms / ends, tonumber(ends)
+end
+
+-- When one place in the queue should be free.
+local function retry_ms()
+  return math.ceil(math.min(math.max(pace(), 100), 60000))
 end
 
 -- The one place where jobs end. Without a result of its own the log is kept as long as one.
 local function settle(job, epoch, state, event, result)
   redis.call('XADD', job.key .. ':log', epoch .. '-' .. job.position, 'e', event)
   say(job, event)
-  unclaim(job.ready, job.entry)
+  vacate(job)
   redis.call('ZREM', PREFIX .. 'deadlines', job.id)
   redis.call('ZREM', PREFIX .. 'orphans', job.id)
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
   note_end()
-  if job.erase then return erase(job.id) end
+  local erases, ttl = unpack(redis.call('HMGET', job.key, 'erase', 'ttl'))
+  if erases then return erase(job.id) end
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
   redis.call('DEL', job.key .. ':request')
-  if result then redis.call('SET', job.key .. ':result', result, 'EX', job.ttl) end
-  redis.call('EXPIRE', job.key .. ':log', result and LOG_TTL_S or job.ttl)
-  redis.call('EXPIRE', job.key, job.ttl * 2) -- remembers that there was a result
+  if result then redis.call('SET', job.key .. ':result', result, 'EX', ttl) end
+  redis.call('EXPIRE', job.key .. ':log', result and LOG_TTL_S or ttl)
+  redis.call('EXPIRE', job.key, ttl * 2) -- remembers that there was a result
 end
 
 -- Ends a job that no worker answers for; a new epoch, so that none can add to it.
@@ -136,7 +179,8 @@ local function cancel(job)
   end
 end
 
--- Back to the queue, before everything that waits; a cancelled job has nothing to wait for.
+-- Back to the queue, before everything that waits and with its slot; a cancelled job has nothing to
+-- wait for.
 local function requeue(job)
   if job.cancel then return settle_failed(job, 'cancelled', CANCELLED) end
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
@@ -144,28 +188,6 @@ local function requeue(job)
   local entry = redis.call('XADD', ready_key('resume'), '*', 'job', job.id)
   redis.call('HSET', job.key, 'state', 'ready', 'ready', 'resume', 'entry', entry)
   redis.call('HDEL', job.key, 'owner')
-end
-
--- Appends `count` events from ARGV[at] on, three arguments each: position, tokens, JSON. Those that
--- the log has are skipped. A worker that does not continue the log cannot go on with the job, so
--- another gets it. Returns K, D or F.
-local function append(job, count, at)
-  local letter = count > 0 and 'D' or 'K'
-  for _ = 1, count do
-    local position, tokens, event = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), ARGV[at + 2]
-    at = at + 3
-    if position == job.position then
-      redis.call('XADD', job.key .. ':log', job.epoch .. '-' .. position, 'e', event)
-      say(job, event)
-      job.position = position + tokens
-      letter = 'K'
-    elseif position + tokens > job.position then
-      redis.call('HSET', job.key, 'position', job.position)
-      requeue(job)
-      return 'F'
-    end
-  end
-  if letter == 'K' then redis.call('HSET', job.key, 'position', job.position, 'state', 'decoding') end
-  return letter
+  announce()
 end
 

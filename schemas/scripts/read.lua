@@ -1,30 +1,125 @@
--- Claim at most `count` jobs: resume, high, normal, batch. ARGV: worker, ticket, count
--- Returns: entries, then (ready, entry, job) for each; or idle, then the last id of each stream, to
--- wait for newer ones; or lost, when the worker has no lease.
+-- with lane, accounts, waiting
+-- Claim at most `count` jobs: those handed back, then high, normal and batch; of a class, the account
+-- whose tenant was served least. ARGV: worker, ticket, count
+-- Returns: entries, then (ready, entry, job) for each; or idle, then the last id of `news`, to wait
+-- for newer ones, and the milliseconds until something may be read all the same (-1: nothing is
+-- due); or lost, when the worker has no lease.
 -- The answer is kept under the caller's ticket: repeated, because the reply was lost on the way, the
 -- call gives the same entries, and none is left claimed and unknown.
 
 local worker, ticket, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local worker_key = PREFIX .. 'worker:' .. worker
+local MOST = 64 -- of what is moved in one call
 write_when_full()
 if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return {'lost'} end
 local last = redis.call('HMGET', worker_key, 'ticket', 'taken')
 if last[1] == ticket then return cjson.decode(last[2]) end
 
-local function claim(key, most)
-  local command = {'XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', most, 'STREAMS', key, '>'}
+local function due(name)
+  return redis.call('ZRANGEBYSCORE', PREFIX .. name, '-inf', NOW, 'LIMIT', 0, MOST)
+end
+
+local function wake()
+  for _, name in ipairs(due('parked')) do unblock(account_of(name)) end
+  for _, id in ipairs(due('delayed')) do
+    local key = PREFIX .. 'job:' .. id
+    local job = redis.call('HMGET', key, 'account', 'class', 'due')
+    redis.call('ZREM', PREFIX .. 'delayed', id)
+    if job[1] then join_backlog(job[2], account_of(job[1]), id, job[3], NOW) end
+  end
+end
+
+-- What waited too long goes one class up, once, unless its account's own limits hold it.
+local function age(class)
+  for _, id in ipairs(due('waiting:' .. class)) do
+    local key = PREFIX .. 'job:' .. id
+    local name, moved = unpack(redis.call('HMGET', key, 'account', 'moved'))
+    local account = name and account_of(name)
+    if not account or account.blocked or moved then
+      redis.call('ZADD', PREFIX .. 'waiting:' .. class, NOW + PATIENCE_MS[class], id)
+    else
+      local due_us = redis.call('ZSCORE', backlog_key(class, account), id)
+      leave_backlog(class, account, id)
+      join_backlog(ABOVE[class], account, id, due_us, NOW)
+      redis.call('HSET', key, 'class', ABOVE[class], 'ready', ABOVE[class], 'moved', 1)
+    end
+  end
+end
+
+local function fail_budget(id)
+  local job = load(id)
+  settle_failed(job, 'failed', OVER_BUDGET)
+end
+
+-- Why the account's next job may not begin now, and when to look again.
+local function hindrance(account, cost, waits)
+  if account.max_running and account.running >= account.max_running then return 'running' end
+  if waits then return over_limit(account, cost) end
+  local left, renews_ms = budget_left(account)
+  if left <= 0 then return 'spent', renews_ms end
+end
+
+-- The account and job whose turn it is in a class. Scores of `fair` may lag behind `served` for a
+-- tenant with several accounts; what is found out of place is put right.
+local function next_turn(class)
+  local fair = PREFIX .. 'fair:' .. class
+  for _ = 1, 2 * MOST do
+    local name, score = unpack(redis.call('ZRANGE', fair, 0, 0, 'WITHSCORES'))
+    if not name then return nil end
+    local account = account_of(name)
+    local v = redis.call('ZSCORE', PREFIX .. 'served:' .. class, account.tenant) or '0'
+    local id = redis.call('ZRANGE', backlog_key(class, account), 0, 0)[1]
+    if not id then
+      redis.call('ZREM', fair, name)
+    elseif tonumber(v) > tonumber(score) then
+      redis.call('ZADD', fair, v, name)
+    else
+      local cost, waits = unpack(redis.call('HMGET', PREFIX .. 'job:' .. id, 'cost', 'waits'))
+      cost = tonumber(cost or 1)
+      local reason, wake_ms = hindrance(account, cost, waits)
+      if not reason then return account, id, cost, waits, v end
+      if reason == 'spent' then fail_budget(id) else block(account, reason, wake_ms) end
+    end
+  end
+end
+
+local function claim(class)
+  local account, id, cost, waits, v = next_turn(class)
+  if not account then return false end
+  leave_backlog(class, account, id)
+  tally(account, 'queued', -1)
+  tally(account, 'running', 1)
+  if waits then draw(account) end
+  redis.call('HSET', PREFIX .. 'counts', 'clock:' .. class, v)
+  serve(account, class, cost)
+  local entry = redis.call('XADD', ready_key(class), '*', 'job', id)
+  redis.call('HSET', PREFIX .. 'job:' .. id, 'entry', entry, 'turn', NOW_US)
+  return true
+end
+
+local function take(ready)
+  local command = {'XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS',
+    ready_key(ready), '>'}
   local reply = redis.pcall(unpack(command))
   if reply and reply.err then -- the first read of this stream: no group yet
-    redis.call('XGROUP', 'CREATE', key, GROUP, '0', 'MKSTREAM')
+    redis.call('XGROUP', 'CREATE', ready_key(ready), GROUP, '0', 'MKSTREAM')
     reply = redis.call(unpack(command))
   end
   return reply and reply[1][2] or {}
 end
 
 local taken = {'entries'}
+wake()
+age('batch')
+age('normal')
 for _, ready in ipairs(READY) do
   if count <= 0 then break end
-  for _, entry in ipairs(claim(ready_key(ready), count)) do
+  if ready ~= 'resume' then
+    for _ = 1, count do
+      if not claim(ready) then break end
+    end
+  end
+  for _, entry in ipairs(take(ready)) do
     local id, fields = entry[1], entry[2]
     if fields[1] == 'job' then
       taken[#taken + 1], taken[#taken + 2], taken[#taken + 3] = ready, id, fields[2]
@@ -34,18 +129,16 @@ for _, ready in ipairs(READY) do
     end
   end
 end
+publish()
 if #taken > 1 then
   redis.call('HSET', worker_key, 'ticket', ticket, 'taken', cjson.encode(taken))
   return taken
 end
 
-local idle = {'idle'}
-for _, ready in ipairs(READY) do
-  local stream = redis.pcall('XINFO', 'STREAM', ready_key(ready))
-  local id = '0-0'
-  for at = 1, #stream, 2 do
-    if stream[at] == 'last-generated-id' then id = stream[at + 1] end
-  end
-  idle[#idle + 1] = id
+local newest = redis.call('XREVRANGE', PREFIX .. 'news', '+', '-', 'COUNT', 1)[1]
+local wait_ms = -1
+for _, name in ipairs({'parked', 'delayed'}) do
+  local at = tonumber(redis.call('ZRANGE', PREFIX .. name, 0, 0, 'WITHSCORES')[2] or NEVER)
+  if at < NEVER and (wait_ms < 0 or at - NOW < wait_ms) then wait_ms = math.max(0, at - NOW) end
 end
-return idle
+return {'idle', newest and newest[1] or '0-0', wait_ms}

@@ -1,3 +1,4 @@
+-- with lane, accounts, waiting
 -- Hand on what is held by workers whose lease lapsed, or who have none. ARGV: most entries
 -- Returns: how many it was
 

@@ -1,3 +1,4 @@
+-- with lane, accounts, waiting
 -- Hand jobs back, started or only claimed. ARGV: worker, jobs. Returns: how many it was
 
 local worker, count = ARGV[1], 0
@@ -5,6 +6,7 @@ write_when_full()
 
 local function is_claimed(job)
   if job.running then return job.owner == worker end
+  if not job.entry then return false end
   local range = {ready_key(job.ready), GROUP, job.entry, job.entry, 1, worker}
   return job.state == 'ready' and #redis.call('XPENDING', unpack(range)) == 1
 end

@@ -1,6 +1,8 @@
+-- with lane, accounts, waiting
 -- Take a claimed job up. ARGV: worker, ready, entry, job
--- Returns: started, epoch, milliseconds left (-1: no deadline), milliseconds waited, the Job's JSON
--- (empty: lost), the events of its log; or none, when nothing is left to do; or lost.
+-- Returns: started, epoch, milliseconds left (-1: no deadline), milliseconds waited, class, turn,
+-- tokens left of the account's budgets (-1: no budget), the Job's JSON (empty: lost), the events of
+-- its log; or none, when nothing is left to do; or lost.
 
 local worker, ready, entry, id = unpack(ARGV)
 write_when_full()
@@ -11,20 +13,29 @@ if not job or job.ended or not is_entry_of(job, ready, entry) then
   return {'none'}
 end
 if job.running and job.owner ~= worker then return {'none'} end
+local created, start_by, turn =
+  unpack(redis.call('HMGET', job.key, 'created_ms', 'start_by', 'turn'))
 if job.state == 'ready' then
-  if job.deadline and NOW >= tonumber(job.deadline) then
-    settle_failed(job, 'expired', EXPIRED)
+  local is_late = job.deadline and NOW >= tonumber(job.deadline)
+  if is_late or start_by and NOW >= tonumber(start_by) then
+    settle_failed(job, 'expired', is_late and EXPIRED or NOT_STARTED)
     publish()
     return {'none'}
   end
   job.epoch = job.epoch + 1
   redis.call('HSET', job.key, 'state', 'admitting', 'epoch', job.epoch, 'owner', worker)
   redis.call('HSETNX', job.key, 'started_ms', NOW)
+  if start_by then
+    redis.call('HDEL', job.key, 'start_by')
+    redis.call('ZREM', PREFIX .. 'deadlines', id)
+    if job.deadline then redis.call('ZADD', PREFIX .. 'deadlines', job.deadline, id) end
+  end
 end
-local created = redis.call('HGET', job.key, 'created_ms')
-local left = job.deadline and math.max(0, job.deadline - NOW) or -1
+local left_ms = job.deadline and math.max(0, job.deadline - NOW) or -1
+local left = job.stop and job.stop - job.position or budget_left(account_of(job.account))
 local request = redis.call('GET', job.key .. ':request') or ''
-local reply = {'started', job.epoch, left, NOW - created, request}
+local reply = {'started', job.epoch, left_ms, NOW - created, job.class, turn or '0',
+  left < math.huge and left or -1, request}
 for _, line in ipairs(redis.call('XRANGE', job.key .. ':log', '-', '+')) do
   reply[#reply + 1] = line[2][2]
 end

@@ -1,4 +1,5 @@
--- End queued jobs out of time, and foreground jobs that nobody listened to for a grace; ask the
+-- with lane, accounts, waiting
+-- End waiting jobs that are out of time, and foreground jobs that nobody listened to for a grace; ask the
 -- workers of running ones. ARGV: grace_ms, most jobs of either kind
 -- Returns: how many jobs were looked at
 -- Subscribers are counted on this server alone: on a cluster readers subscribe where the lane lives.
@@ -24,11 +25,12 @@ local function is_heard(job)
 end
 
 local function look(job)
+  local orphaned = redis.call('HGET', job.key, 'orphaned')
   if is_heard(job) then
-    if job.orphaned then redis.call('HDEL', job.key, 'orphaned') end
-  elseif not job.orphaned then
+    if orphaned then redis.call('HDEL', job.key, 'orphaned') end
+  elseif not orphaned then
     redis.call('HSET', job.key, 'orphaned', NOW)
-  elseif NOW - job.orphaned >= grace_ms then
+  elseif NOW - orphaned >= grace_ms then
     cancel(job)
     return job.running
   end
@@ -38,13 +40,14 @@ end
 local expired = due('deadlines')
 for _, id in ipairs(expired) do
   local job = load(id)
-  if job and job.state == 'ready' then
-    settle_failed(job, 'expired', EXPIRED)
-  elseif job and job.running then
+  if not job or job.ended then
+    redis.call('ZREM', PREFIX .. 'deadlines', id)
+  elseif job.running then
     ask_attention(job, 'X')
     redis.call('ZADD', PREFIX .. 'deadlines', NOW + AGAIN_MS, id)
   else
-    redis.call('ZREM', PREFIX .. 'deadlines', id)
+    local is_late = job.deadline and NOW >= tonumber(job.deadline)
+    settle_failed(job, 'expired', is_late and EXPIRED or NOT_STARTED)
   end
 end
 

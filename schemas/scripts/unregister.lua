@@ -1,3 +1,4 @@
+-- with lane
 -- A worker's lease ends now; `reap` hands on what it holds. ARGV: worker
 
 write_when_full()

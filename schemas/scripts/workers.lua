@@ -1,3 +1,4 @@
+-- with lane
 -- Every worker with a lease, or with one that lapsed and was not reaped.
 -- Returns: (worker, milliseconds left, card, statistics) for each
 

@@ -1,0 +1,35 @@
+"""Whose jobs they are, for limits and shares: a tenant, or one key of a tenant."""
+
+from pydantic import Field
+
+from schemas.wire import Wire
+
+MOST = 2**50
+
+
+class Limits(Wire):
+    """What an account may use of one model. None: no limit.
+
+    Requests and tokens count in windows of a minute that begin with their first request; budgets
+    in days and months of UTC. Tokens are those of prompts and completions together.
+    """
+
+    requests_per_minute: int | None = Field(None, ge=1, le=MOST)
+    tokens_per_minute: int | None = Field(None, ge=1, le=MOST)
+    max_running: int | None = Field(None, ge=1, le=MOST, description="from first claim to the end")
+    max_queued: int | None = Field(None, ge=1, le=MOST, description="jobs that wait")
+    tokens_per_day: int | None = Field(None, ge=1, le=MOST)
+    tokens_per_month: int | None = Field(None, ge=1, le=MOST)
+    weight: float = Field(1.0, ge=0.001, le=1000, description="share beside other tenants")
+
+    def share(self, lanes: int) -> "Limits":
+        """What one of a model's lanes keeps of it, rounded up: lanes share nothing at run time."""
+        counts = self.model_dump(exclude_none=True, exclude={"weight"})
+        return Limits(weight=self.weight, **{name: -(-n // lanes) for name, n in counts.items()})
+
+
+class Account(Wire):
+    """A name that is unique over all tenants, and its limits. A tenant without one is its own."""
+
+    name: str = Field(min_length=1, max_length=256)
+    limits: Limits = Limits()

@@ -1,0 +1,192 @@
+
+-- Accounts: what each may use of this lane, and has used. With lane.lua.
+--   account:<name>        hash: tenant, weight and limits as last submitted; jobs queued and running;
+--                         the minute's window; why it is blocked
+--   usage:<day>:<name>    hash: prompt_tokens, cached_tokens, completion_tokens, jobs
+--   usage:<month>:<name>  the same
+-- A job is `running` from its first claim to its end: handed back it keeps its place, and goes on
+-- before all that waits. All of it changes inside the transitions of jobs, so nothing can leak.
+
+local MINUTE_MS = 60000
+local DAY_MS = 86400000
+local IDLE_TTL_S = 3600
+local DAY_TTL_S = 40 * 86400
+local MONTH_TTL_S = 70 * 86400
+local LIMITS = {
+  'requests_per_minute', 'tokens_per_minute', 'max_running', 'max_queued', 'tokens_per_day',
+  'tokens_per_month', 'weight',
+}
+local COUNTS = {'running', 'queued', 'minute', 'requests', 'tokens'}
+local accounts, touched = {}, {}
+
+local function account_of(name)
+  local account = accounts[name]
+  if account then return account end
+  account = {name = name, key = PREFIX .. 'account:' .. name, computed = {}}
+  local values = redis.call('HMGET', account.key, 'tenant', 'blocked', unpack(LIMITS))
+  account.tenant, account.blocked = values[1] or name, values[2]
+  for at, field in ipairs(LIMITS) do account[field] = tonumber(values[at + 2] or nil) end
+  account.weight = account.weight or 1
+  local counts = redis.call('HMGET', account.key, unpack(COUNTS))
+  for at, field in ipairs(COUNTS) do account[field] = tonumber(counts[at] or 0) end
+  accounts[name] = account
+  return account
+end
+
+-- Year, month and day of a number of days since 1970.
+local function civil(days)
+  local z = days + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524)
+    - math.floor(doe / 146096)) / 365)
+  local doy = doe - 365 * yoe - math.floor(yoe / 4) + math.floor(yoe / 100)
+  local mp = math.floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  return yoe + era * 400 + (month <= 2 and 1 or 0), month, doy - math.floor((153 * mp + 2) / 5) + 1
+end
+
+local TODAY = math.floor(NOW / DAY_MS)
+local year, month, day = civil(TODAY)
+local MONTH_NAME = string.format('%04d-%02d', year, month)
+local DAY_NAME = string.format('%s-%02d', MONTH_NAME, day)
+
+local function usage_key(period, account)
+  return PREFIX .. 'usage:' .. period .. ':' .. account.name
+end
+
+local function day_end_ms()
+  return (TODAY + 1) * DAY_MS
+end
+
+local function month_end_ms()
+  local days = TODAY
+  repeat
+    days = days + 1
+    local _, _, first = civil(days)
+  until first == 1
+  return days * DAY_MS
+end
+
+local function spent(period, account)
+  local used = redis.call('HMGET', usage_key(period, account), 'prompt_tokens', 'completion_tokens')
+  return (used[1] or 0) + (used[2] or 0)
+end
+
+-- Tokens left of the budgets (math.huge: none is set), and when the one that is used up renews.
+local function budget_left(account)
+  if not account.left then
+    account.left, account.renews_ms = math.huge, 0
+    if account.tokens_per_day then
+      account.left, account.renews_ms = account.tokens_per_day - spent(DAY_NAME, account), day_end_ms()
+    end
+    if account.tokens_per_month then
+      local left = account.tokens_per_month - spent(MONTH_NAME, account)
+      if left < account.left or left <= 0 then
+        account.left, account.renews_ms = math.min(left, account.left), month_end_ms()
+      end
+    end
+  end
+  return account.left, account.renews_ms
+end
+
+-- The minute's window: a new one begins when the last is over. What ran over the tokens of one
+-- minute counts in the next.
+local function roll(account)
+  local gone = math.floor((NOW - account.minute) / MINUTE_MS)
+  if gone > 0 or NOW < account.minute then
+    local debt = account.tokens - gone * (account.tokens_per_minute or 0)
+    account.minute, account.requests = NOW, 0
+    account.tokens = account.tokens_per_minute and gone > 0 and math.max(0, debt) or 0
+  end
+end
+
+-- Whether the account's limits keep a job from going on now: why, and until when.
+local function over_limit(account, tokens)
+  local left, renews_ms = budget_left(account)
+  if left <= 0 then return 'budget', renews_ms end
+  roll(account)
+  local end_ms = account.minute + MINUTE_MS
+  local requests, most = account.requests_per_minute, account.tokens_per_minute
+  if requests and account.requests >= requests then return 'rate', end_ms end
+  if most and (account.tokens >= most or account.tokens > 0 and account.tokens + tokens > most) then
+    return 'rate', end_ms
+  end
+end
+
+-- One request of the minute.
+local function draw(account)
+  if not account.requests_per_minute and not account.tokens_per_minute then return end
+  roll(account)
+  account.requests = account.requests + 1
+  redis.call('HSET', account.key, 'minute', account.minute, 'requests', account.requests,
+    'tokens', account.tokens)
+end
+
+local function tally(account, field, amount)
+  account[field] = account[field] + amount
+  redis.call('HINCRBY', account.key, field, amount)
+end
+
+-- It has a job now; its limits are written where they are new.
+local function keep_account(account, is_changed)
+  redis.call('PERSIST', account.key)
+  if is_changed then
+    redis.call('HDEL', account.key, unpack(LIMITS))
+    for _, field in ipairs(LIMITS) do
+      if account[field] then redis.call('HSET', account.key, field, account[field]) end
+    end
+  end
+  redis.call('HSET', account.key, 'tenant', account.tenant)
+end
+
+-- Note what a job used; `book` writes it. `computed` went through the model, for the fair turns.
+local function charge(account, class, prompt, cached, completion, computed)
+  touched[account.name] = account
+  account.prompt = (account.prompt or 0) + prompt
+  account.cached = (account.cached or 0) + cached
+  account.completion = (account.completion or 0) + completion
+  account.computed[class] = (account.computed[class] or 0) + computed
+  if account.left then account.left = account.left - prompt - completion end
+end
+
+local function add_usage(account, field, amount)
+  if amount == 0 then return end
+  local day_key, month_key = usage_key(DAY_NAME, account), usage_key(MONTH_NAME, account)
+  if redis.call('HINCRBY', day_key, field, amount) == amount then
+    redis.call('EXPIRE', day_key, DAY_TTL_S)
+  end
+  if redis.call('HINCRBY', month_key, field, amount) == amount then
+    redis.call('EXPIRE', month_key, MONTH_TTL_S)
+  end
+end
+
+-- A tenant's virtual time in a class goes on.
+local function serve(account, class, computed)
+  local served = PREFIX .. 'served:' .. class
+  local v = redis.call('ZINCRBY', served, computed / account.weight, account.tenant)
+  redis.call('ZADD', PREFIX .. 'fair:' .. class, 'XX', v, account.name)
+  redis.call('EXPIRE', served, IDLE_TTL_S)
+  return tonumber(v)
+end
+
+-- Write what was charged in this call, once an account.
+local function book()
+  for _, account in pairs(touched) do
+    local tokens = account.prompt + account.completion
+    add_usage(account, 'prompt_tokens', account.prompt)
+    add_usage(account, 'cached_tokens', account.cached)
+    add_usage(account, 'completion_tokens', account.completion)
+    if account.tokens_per_minute and tokens ~= 0 then
+      roll(account)
+      account.tokens = math.max(0, account.tokens + tokens)
+      redis.call('HSET', account.key, 'minute', account.minute, 'requests', account.requests,
+        'tokens', account.tokens)
+    end
+    for class, computed in pairs(account.computed) do
+      if computed ~= 0 then serve(account, class, computed) end
+    end
+    account.prompt, account.cached, account.completion, account.computed = 0, 0, 0, {}
+  end
+  touched = {}
+end
