@@ -21,12 +21,14 @@ def make_engine(
     max_num_seqs: int = 8,
     budget: int = 16,
     remembers: bool = True,
+    threshold: int | None = None,
 ) -> tuple[Engine, ForgetfulRunner]:
     limits = Limits(
         num_blocks * block_size, VOCAB, num_blocks, block_size, max_num_seqs, frozenset()
     )
     runner = ForgetfulRunner(num_blocks, block_size)
-    scheduler = Scheduler(BlockPool(num_blocks, block_size, remembers), max_num_seqs, budget)
+    pool = BlockPool(num_blocks, block_size, remembers)
+    scheduler = Scheduler(pool, max_num_seqs, budget, threshold)
     return Engine(limits, scheduler, runner, Grammars.__new__(Grammars)), runner
 
 
@@ -41,7 +43,9 @@ def random_trace(rng: random.Random, longest: int) -> list[Addition]:
     trace = []
     for number in range(rng.randrange(1, 12)):
         prompt = rng.choice(stems) + [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 6))]
-        trace.append(addition(str(number), prompt, rng.randrange(1, longest - len(prompt) + 1)))
+        order = {"priority": rng.randrange(3), "turn": rng.randrange(3)}
+        length = rng.randrange(1, longest - len(prompt) + 1)
+        trace.append(addition(str(number), prompt, length, **order))
     return trace
 
 
@@ -65,7 +69,12 @@ def test_every_completion_equals_the_one_computed_alone(seed: int) -> None:
         0, 4
     )  # just above the largest, so all compete
     engine, _ = make_engine(
-        num_blocks, block_size, rng.randrange(1, 9), rng.randrange(1, 30), rng.random() < 0.8
+        num_blocks,
+        block_size,
+        rng.randrange(1, 9),
+        rng.randrange(1, 30),
+        rng.random() < 0.8,
+        rng.choice([None, 1, 2]),
     )
     completions = run_to_end(engine, trace)
     for given in trace:
@@ -119,11 +128,109 @@ def test_a_finished_sequence_is_replaced_in_the_next_step() -> None:
     assert runner.plans == [[("a", 1)], [("a", 1)], [("b", 1)]]
 
 
-def test_lower_priority_values_run_first_and_equals_in_order() -> None:
+def test_the_class_decides_then_the_turn_then_the_arrival() -> None:
     engine, runner = make_engine(max_num_seqs=1, remembers=False)
-    trace = [addition("a", [1], 1), addition("b", [2], 1), addition("first", [3], 1, priority=-1)]
+    trace = [
+        addition("batch", [1], 1, priority=2, turn=1),
+        addition("late", [2], 1, priority=1, turn=9),
+        addition("early", [3], 1, priority=1, turn=5),
+        addition("early too", [4], 1, priority=1, turn=5),
+        addition("high", [5], 1, priority=0, turn=99),
+    ]
     run_to_end(engine, trace)
-    assert [plan[0][0] for plan in runner.plans] == ["first", "a", "b"]
+    names = [plan[0][0] for plan in runner.plans]
+    assert names == ["high", "early", "early too", "late", "batch"]
+
+
+def stepped(engine: Engine, num_steps: int) -> None:
+    for _ in range(num_steps):
+        engine.step()
+
+
+def running(engine: Engine) -> list[str]:
+    return [seq.seq_id for seq in engine.scheduler.running]
+
+
+def test_for_want_of_blocks_the_lowest_class_yields_then_the_latest_turn() -> None:
+    engine, _ = make_engine(num_blocks=15, block_size=4, max_num_seqs=4, remembers=False)
+    for name, priority, turn in (("b", 2, 1), ("n late", 1, 9), ("n early", 1, 2), ("h", 0, 9)):
+        engine.add(addition(name, [1], 30, priority=priority, turn=turn))
+    gone: list[str] = []
+    engine.step()
+    before = running(engine)
+    while len(gone) < 3 and engine.busy:
+        engine.step()
+        now = running(engine)
+        gone += [name for name in before if name not in now]
+        before = now
+    assert gone[:2] == ["b", "n late"]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "priority", "yields"),
+    [(None, 2, False), (1, 2, True), (2, 2, True), (1, 1, True), (2, 1, False), (1, 0, False)],
+)
+@pytest.mark.parametrize("scarce", ["rows", "blocks"])
+def test_a_running_class_gives_way_from_the_threshold_on(
+    threshold: int | None, priority: int, yields: bool, scarce: str
+) -> None:
+    num_blocks, rows = (100, 2) if scarce == "rows" else (8, 8)
+    engine, _ = make_engine(num_blocks, 4, rows, threshold=threshold)
+    prompts = {"a": [1] * 9, "b": [2] * 9, "high": [3] * 9}
+    for name in "ab":
+        engine.add(addition(name, prompts[name], 6, priority=priority, turn=ord(name)))
+    stepped(engine, 2)
+    engine.add(addition("high", prompts["high"], 6, priority=0, turn=999))
+    engine.step()
+    assert running(engine) == (["high", "a"] if yields else ["a", "b"])
+    while engine.busy:
+        engine.step()
+    assert engine.stats().num_preemptions == int(yields)
+    assert_idle_and_whole(engine)
+
+
+def test_who_gave_way_finds_its_blocks_again() -> None:
+    engine, _ = make_engine(100, 4, max_num_seqs=1, budget=64, threshold=1)
+    engine.add(addition("batch", list(range(40)), 8, priority=2))
+    stepped(engine, 3)
+    engine.add(addition("high", [50, 51], 2))
+    completions: dict[str, list[int]] = {"batch": [], "high": []}
+    while engine.busy:
+        for output in engine.step():
+            completions[output.seq_id] += output.token_ids
+    assert completions["batch"] == expected_completion(list(range(40)), 8)[3:]
+    recomputed = engine.stats().computed_tokens - (40 + 7) - (2 + 1)
+    assert 0 < recomputed < 4  # of its last block only
+
+
+def test_nobody_gives_way_where_that_makes_no_room() -> None:
+    engine, _ = make_engine(20, 4, max_num_seqs=8, threshold=1)
+    engine.add(addition("normal", [1] * 40, 20, priority=1))
+    engine.add(addition("batch", [2] * 8, 20, priority=2))
+    stepped(engine, 4)
+    engine.add(addition("high", [3] * 70, 4, priority=0))
+    engine.step()
+    assert running(engine)[0] == "high"  # both had to go, and both were enough
+    while engine.busy:
+        engine.step()
+    engine.add(addition("high too", [4] * 40, 20, priority=0))
+    engine.add(addition("batch", [2] * 8, 20, priority=2))
+    stepped(engine, 4)
+    engine.add(addition("high", [3] * 70, 4, priority=0))
+    engine.step()
+    assert running(engine) == ["high too", "batch"]
+
+
+def test_a_flood_of_a_higher_class_does_not_starve_who_gave_way() -> None:
+    engine, _ = make_engine(100, 4, max_num_seqs=2, threshold=1)
+    for name in "ab":
+        engine.add(addition(name, [ord(name) % VOCAB], 10, priority=2))
+    engine.step()
+    ended: list[str] = []
+    for number in range(60):
+        engine.add(addition(f"high {number}", [number], 4, turn=number))
+        ended += [output.seq_id for output in engine.step() if output.finish_reason]
+    assert {"a", "b"} <= set(ended)
 
 
 def test_a_shared_prefix_is_computed_once_for_a_thousand_who_arrive_together() -> None:
@@ -223,3 +330,18 @@ def test_the_tail_of_a_prefix_is_forgotten_before_its_head() -> None:
     before = engine.stats().cached_tokens
     run_to_end(engine, [addition("a again", stem, 1)])
     assert engine.stats().cached_tokens == before + 8
+
+
+def test_a_cancelled_sequence_is_in_no_further_step_and_its_blocks_are_free() -> None:
+    engine, runner = make_engine(num_blocks=64, block_size=4, budget=8)
+    for name in ("decoding", "other", "in its prompt", "waiting"):
+        engine.add(addition(name, [1] * (60 if "prompt" in name else 3), 30))
+    stepped(engine, 4)
+    held = engine.scheduler.pool.num_held
+    for name in ("decoding", "in its prompt", "waiting"):
+        engine.cancel(name)
+        engine.step()
+        assert name not in dict(runner.plans[-1])
+    assert engine.scheduler.pool.num_held < held
+    assert running(engine) == ["other"]
+    assert engine.scheduler.pool.num_held == len(engine.scheduler.running[0].block_table)

@@ -66,4 +66,5 @@ def _config(settings: WorkerSettings) -> EngineConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
         deterministic=settings.deterministic,
+        priority_preemption_threshold=settings.priority_preemption_threshold,
     )

@@ -38,6 +38,12 @@ class WorkerSettings(Settings):
     max_num_seqs: int = Field(256, ge=1)
     max_num_batched_tokens: int = Field(2048, ge=1)
     enable_prefix_caching: bool = True
+    priority_preemption_threshold: int | None = Field(
+        None,
+        ge=1,
+        le=2,
+        description="a job that has no room takes that of running ones so many classes lower",
+    )
     deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
     fake_step_ms: float = Field(2.0, ge=0, description="how long a step of the fake engine takes")
 

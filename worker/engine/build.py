@@ -54,11 +54,17 @@ def build_engine(config: EngineConfig) -> Engine:
         for _ in range(model.num_layers)
     ]
     pool = BlockPool(num_blocks, config.block_size, remembers=config.enable_prefix_caching)
+    scheduler = Scheduler(
+        pool,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.priority_preemption_threshold,
+    )
     batch = PersistentBatch(config.max_num_seqs, limits.max_model_len, config.block_size, device)
     sampler = Sampler(model.vocab_size, model.eos_token_ids, device)
     return Engine(
         limits,
-        Scheduler(pool, config.max_num_seqs, config.max_num_batched_tokens),
+        scheduler,
         ModelRunner(decoder, kv_caches, batch, sampler),
         Grammars(config.model, model.vocab_size, model.eos_token_ids),
     )

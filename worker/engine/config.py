@@ -22,3 +22,4 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     deterministic: bool = False
+    priority_preemption_threshold: int | None = None

@@ -125,6 +125,7 @@ class Engine:
             stop_ids=ends | frozenset(params.stop_token_ids),
             cache_salt=addition.cache_salt,
             priority=addition.priority,
+            turn=addition.turn,
             sampling=SamplerRow(params, addition.seed, addition.choice, token_ids, num_prompt),
         )
 

@@ -17,7 +17,8 @@ class Addition:
     choice: int = 0
     completion: list[int] = field(default_factory=list)
     cache_salt: bytes = b""
-    priority: int = 0  # lower runs first
+    priority: int = 0  # of its class: lower runs first
+    turn: int = 0  # in its class the earlier goes first: microseconds, comparable over lanes
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,32 @@ from worker.engine.block_pool import BlockPool
 from worker.engine.sequence import Sequence, Slice, Status
 
 
+def _place(seq: Sequence) -> tuple[int, ...]:
+    """Who comes first, runs first."""
+    return seq.place
+
+
 class Scheduler:
     """No phases: each sequence has pending tokens, and a step shares out one token budget.
 
-    Waiting sequences hold no blocks. A victim of preemption is younger than everything planned, so
-    the oldest always moves on; it gives all its blocks back and is computed again later.
+    In line are first the higher classes, then in each the earlier turn. Waiting sequences hold no
+    blocks. A victim of preemption is the last in line, so the first always moves on; it gives all
+    its blocks back, and what of them was not reused meanwhile is found again.
+
+    preemption_threshold  classes that a running sequence must be below the first that waits for
+                          room, to give way to it; none: nobody gives way
     """
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        preemption_threshold: int | None = None,
+    ) -> None:
         self.pool = pool
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.preemption_threshold = preemption_threshold
         self.waiting: list[Sequence] = []  # both in order, the first in line first
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -26,9 +42,9 @@ class Scheduler:
         self._rows = list(range(max_num_seqs))  # unused rows of the persistent batch
 
     def add(self, seq: Sequence) -> None:
-        seq.arrival = next(self._arrivals)
+        seq.place = seq.priority, seq.turn, next(self._arrivals)
         seq.status = Status.WAITING
-        insort(self.waiting, seq, key=lambda other: other.order)
+        insort(self.waiting, seq, key=_place)
 
     def remove(self, seq: Sequence) -> None:
         """End the sequence wherever it is, and free its blocks at once."""
@@ -40,6 +56,7 @@ class Scheduler:
 
     def schedule(self) -> list[Slice]:
         """Plan one step, first in line first, under one token budget."""
+        self._give_way()
         budget, plan = self.max_num_batched_tokens, []
         for seq in list(self.running):
             if not budget:
@@ -59,17 +76,36 @@ class Scheduler:
     def _make_room(self, seq: Sequence, count: int) -> bool:
         """Reserve the sequence's next blocks, at the cost of those behind it, or of itself."""
         while not self.pool.reserve(seq, seq.num_computed + count):
-            behind = self.running[self.running.index(seq) + 1 :]
-            victim = min(behind, key=lambda other: other.num_computed, default=seq)
+            victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
                 return False
         return True
 
+    def _give_way(self) -> None:
+        """Make room for the first in line, if those far enough below its class hold enough of it.
+
+        Who gave way stands right behind whom it gave way to, and gives way no more, so a flood of
+        a higher class starves nobody.
+        """
+        if self.preemption_threshold is None or not self.waiting:
+            return
+        first = self.waiting[0]
+        least = first.priority + self.preemption_threshold
+        below = [seq for seq in self.running if seq.place[0] >= least]
+        needed = self.pool.num_needed(first, len(first.token_ids))
+        held = sum(len(seq.block_table) for seq in below)
+        if self.pool.awaits(first) or self.pool.num_unheld + held < needed:
+            return
+        while below and (not self._rows or self.pool.num_unheld < needed):
+            victim = below.pop()
+            victim.place = *first.place, *victim.place
+            self._preempt(victim)
+
     def _preempt(self, seq: Sequence) -> None:
         self._stop(seq)
         seq.status = Status.WAITING
-        insort(self.waiting, seq, key=lambda other: other.order)
+        insort(self.waiting, seq, key=_place)
         self.num_preemptions += 1
 
     def _stop(self, seq: Sequence) -> None:
@@ -99,6 +135,6 @@ class Scheduler:
                 seq.num_cached = seq.num_computed
                 self.num_admitted_tokens += len(seq.token_ids)
                 self.num_cached_tokens += seq.num_computed
-            insort(self.running, seq, key=lambda other: other.order)
+            insort(self.running, seq, key=_place)
             return seq
         return None

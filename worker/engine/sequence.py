@@ -25,7 +25,7 @@ class Sequence:
 
     max_tokens  of the completion
     stop_ids    the end tokens too, unless they are ignored
-    arrival     order of addition, kept through preemption
+    place       in line: class, turn in the class, order of addition; kept through preemption
     num_cached  tokens found in the prefix cache at its first admission
     digests     of every full block's tokens, each with all before it; grows with the tokens
     awaited     digest of the block that another sequence computes for this one to find
@@ -40,9 +40,10 @@ class Sequence:
     stop_ids: frozenset[int]
     cache_salt: bytes
     priority: int
+    turn: int
     sampling: SamplerRow
     constraint: Constraint | None = None
-    arrival: int = 0
+    place: tuple[int, ...] = ()
     status: Status = Status.NEW
     num_computed: int = 0
     num_cached: int | None = None
@@ -58,11 +59,6 @@ class Sequence:
     @property
     def num_completion(self) -> int:
         return len(self.token_ids) - self.num_prompt
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Who comes first, runs first."""
-        return self.priority, self.arrival
 
     def grow_digests(self, block_size: int) -> None:
         """Digest the blocks filled since the last call; the first one is seeded by the salt."""
