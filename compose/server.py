@@ -64,7 +64,7 @@ class Server:
         """Return once the server answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
-            [str(binary()), *self._options()],
+            self._command(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -106,6 +106,9 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def _command(self) -> list[str]:
+        return [str(binary()), *self._options()]
 
     def _options(self) -> list[str]:
         options = {

@@ -118,6 +118,8 @@ class Service:
             match instruction:
                 case BeginShift(incarnation):
                     await self._end_shift()
+                    # Again with each lease: Redis may have come back with nothing.
+                    parts.create_task(self._register(intake.limits))
                     self._shift = Shift(incarnation, intake, self._redis, self._engine.send)
                     self._work = parts.create_task(self._shift.work())
                 case EndShift():

@@ -48,6 +48,9 @@ class WorkerSettings(Settings):
     fake_step_ms: float = Field(2.0, ge=0, description="how long a step of the fake engine takes")
 
     lease_ttl_ms: int = Field(5000, ge=100, description="a worker unheard for this long is dead")
+    orphan_grace_ms: int = Field(
+        10_000, ge=100, description="a foreground job that nobody hears for this long is cancelled"
+    )
     drain_s: float = Field(30.0, ge=0, description="decode on for this long after SIGTERM")
     step_timeout_s: float = Field(30.0, gt=0, description="a step that takes longer is wedged")
     cache_salt_secret: str = Field(

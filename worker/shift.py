@@ -24,7 +24,12 @@ class Shift:
         self._lease_ms = settings.lease_ttl_ms
         self._room = Room(intake.limits, len(settings.lanes()))
         self._streamers = [
-            Streamer(Queue(redis, lane, settings.lease_ttl_ms), incarnation, self._room, order)
+            Streamer(
+                Queue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),
+                incarnation,
+                self._room,
+                order,
+            )
             for lane in settings.lanes()
         ]
         self._consumers = [Consumer(each, intake, self._room) for each in self._streamers]

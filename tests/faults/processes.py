@@ -12,7 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -139,6 +140,7 @@ class System:
         self.workers: list[Worker] = []
         self.gateways: list[Gateway] = []
         self.proxies: list[Proxy] = []
+        self._starter = ThreadPoolExecutor(1)
         self.redis_lock = threading.Lock()  # one that harms it at a time
 
     @property
@@ -155,7 +157,7 @@ class System:
         return self.server.url
 
     def __enter__(self) -> Self:
-        self.server.start()
+        self.start_server()
         return self
 
     def __exit__(
@@ -165,14 +167,23 @@ class System:
         trace: TracebackType | None,
     ) -> None:
         for process in [*self.workers, *self.gateways]:
-            if error is not None:
-                print(f"--- {process.process.args}\n{process.logged()[-6000:]}")
             process.close()
         for proxy in self.proxies:
             proxy.__exit__(None, None, None)
         self.server.kill()
         self.server.stop()
+        self._starter.shutdown()
         self._own_folder.cleanup()
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """What the processes logged is printed if the test fails."""
+        try:
+            yield
+        except BaseException:
+            for process in [*self.workers, *self.gateways]:
+                print(f"--- {process.process.args}\n{process.logged()[-6000:]}")
+            raise
 
     def proxy(self) -> Proxy:
         """One more relay to Redis, closed with the system."""
@@ -215,7 +226,11 @@ class System:
         with self.redis_lock:
             self.server.kill()
             time.sleep(away_s)
-            self.server.start()
+            self.start_server()
+
+    def start_server(self) -> None:
+        """In a thread that lives as long as the system: the server ends with its starter."""
+        self._starter.submit(self.server.start).result()
 
     def freeze_server(self, lasts_s: float) -> None:
         with self.redis_lock:

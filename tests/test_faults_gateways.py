@@ -1,0 +1,94 @@
+"""Gateways die and stop; callers come back elsewhere, or do not."""
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from faults.load import Ask
+from faults.processes import System, until
+from faults.run import asks, run
+from gateway.client import Client
+
+WORKER = ("--fake-step-ms", "10", "--max-num-seqs", "128", "--orphan-grace-ms", "3000")
+
+
+@pytest.fixture
+def system() -> Iterator[System]:
+    with System() as system:
+        system.worker(*WORKER)
+        for _ in range(2):
+            system.gateway("--ping-s", "1", "--drain-s", "1")
+        yield system.ready()
+
+
+def test_a_gateway_is_killed_under_a_hundred_streams_and_their_callers_come_back(system):
+    """Each reads on where it was, through the other; none sees a gap or a token twice."""
+    run(
+        system,
+        asks(100, max_tokens=60, by_sdk=False, is_late=False),
+        system.gateways[0].kill,
+        at_tokens=600,
+    )
+
+
+def test_a_gateway_is_told_to_stop_under_a_hundred_streams(system):
+    def act() -> None:
+        system.gateways[0].terminate()
+        assert system.gateways[0].process.wait(60) == 0
+
+    run(system, asks(100, max_tokens=60, by_sdk=False, is_late=False), act, at_tokens=600)
+
+
+def test_foreground_jobs_of_a_killed_gateway_end_when_nobody_comes_back(system):
+    """They free their places after a grace; a job in the background runs on."""
+    killed = system.gateways[0]
+
+    async def open_streams() -> list[str]:
+        body = {"model": "fake", "prompt": "long", "max_tokens": 5000, "stream": True}
+        body |= {"ignore_eos": True}
+        async with httpx.AsyncClient(timeout=60) as http, Client.from_url(system.url) as client:
+            streams = [
+                await http.send(
+                    http.build_request("POST", f"{killed.url}/v1/completions", json=body),
+                    stream=True,
+                )
+                for _ in range(8)
+            ]
+            kept = await client.enqueue(
+                "kept", model="fake", max_tokens=500, ignore_eos=True, background=True
+            )
+            killed.kill()
+            for stream in streams:
+                with pytest.raises(httpx.HTTPError):
+                    await stream.aread()
+            [queue] = await client.queues()
+            while (await queue.counts()).num_running > 0:
+                await asyncio.sleep(0.05)
+            assert (await queue.counts()).num_ended == 9
+            return [kept, (await client.status(kept)).state]
+
+    kept, state = asyncio.run(asyncio.wait_for(open_streams(), 100))
+    assert kept and state == "succeeded"
+
+
+def test_a_caller_that_hangs_up_during_a_giant_prefill_frees_the_worker(system):
+    """Its job is cancelled before it has a token; the one behind it runs."""
+    until(lambda: bool(system.gateway_urls()), "a gateway")
+    url = system.gateway_urls()[0]
+    body = {"model": "fake", "prompt": "x" * 8000, "max_tokens": 8, "stream": True}
+
+    async def main() -> None:
+        async with Client.from_url(system.url) as client:
+            system.workers[0].send(19)  # SIGSTOP: the prefill takes for ever
+            async with httpx.AsyncClient() as http:
+                with pytest.raises(httpx.ReadTimeout):
+                    await http.post(f"{url}/v1/completions", json=body, timeout=0.5)
+            system.workers[0].send(18)
+            [queue] = await client.queues()
+            while (await queue.counts()).num_ended < 1:
+                await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), 100))
+    run(system, [Ask(prompt="after", seed=1, max_tokens=20)])

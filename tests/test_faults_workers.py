@@ -1,0 +1,166 @@
+"""Workers die at every point, freeze and are told to go; their jobs end once and whole."""
+
+import itertools
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from faults.load import Ask
+from faults.processes import CHILDREN, System, Worker, until
+from faults.run import asks, run
+
+NAMES = (f"model-{number}" for number in itertools.count())
+SLOW = ("--fake-step-ms", "10", "--max-num-seqs", "16")
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    """Redis and a gateway. Each test serves a model of its own with workers of its own."""
+    with System() as system:
+        system.gateway("--ping-s", "1")
+        yield system.ready()
+
+
+@pytest.fixture
+def model(system: System) -> Iterator[str]:
+    yield next(NAMES)
+    for worker in system.workers:
+        worker.close()
+    system.workers.clear()
+
+
+def serve(system: System, model: str, *flags: str, **env: str) -> Worker:
+    return system.worker("--served-model-name", model, *SLOW, *flags, **env)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "read.answered",
+        "start.answered:3",
+        "commit.asked:5",
+        "commit.answered:5",
+        "finish.asked:2",
+        "finish.answered:2",
+        "engine.step:40",
+    ],
+)
+def test_a_worker_dies_at_a_named_point_and_its_jobs_go_on(system, model, tmp_path, point):
+    """Its own supervisor starts it again, and nothing is lost or said twice."""
+    mark = tmp_path / "mark"
+    crash = {"PENSTOCK_CRASH_AT": point, "PENSTOCK_CRASH_MARK": str(mark)}
+    serve(system, model, **crash).ready()
+    run(system, asks(6, max_tokens=50), model=model)
+    assert mark.exists(), "the point was never reached"
+
+
+@pytest.mark.parametrize("point", ["start.answered:2", "finish.asked", "release.answered"])
+def test_a_machine_is_lost_at_a_named_point_and_another_takes_over(system, model, tmp_path, point):
+    mark = tmp_path / "mark"
+    crash = {
+        "PENSTOCK_CRASH_AT": point,
+        "PENSTOCK_CRASH_MARK": str(mark),
+        "PENSTOCK_CRASH_GROUP": "1",
+    }
+    lost = serve(system, model, "--drain-s", "0.1", **crash).ready()
+    other = serve(system, model).ready()
+
+    def act() -> None:
+        if point.startswith("release"):
+            lost.terminate()
+
+    run(system, asks(18, max_tokens=60), act, at_tokens=60, model=model)
+    until(lambda: not lost.is_alive, "the machine to be lost")
+    assert mark.exists()
+    assert other.is_alive
+
+
+def test_all_workers_are_killed_at_once_and_a_new_one_ends_their_jobs(system, model):
+    first, second = serve(system, model), serve(system, model)
+    first.ready()
+    second.ready()
+
+    def act() -> None:
+        first.kill()
+        second.kill()
+        serve(system, model)
+
+    run(system, asks(12, max_tokens=120), act, at_tokens=200, model=model)
+
+
+def test_processes_of_workers_are_killed_again_and_again(system, model):
+    """Six kills among sixty jobs: of a supervisor's children, and of whole workers."""
+    for _ in range(2):
+        serve(system, model)
+
+    def act() -> None:
+        for number in range(6):
+            worker = system.workers[number % 2]
+            if number == 3:
+                worker.kill()
+                worker.close()
+                system.workers.remove(worker)
+                serve(system, model)
+            else:
+                until(lambda: worker.kill_child(CHILDREN[number % 3 % 2]), "a child to kill")  # noqa: B023
+            worker = system.workers[(number + 1) % 2]
+            until(lambda: " took up work on " in worker.logged(), "the other to work")  # noqa: B023
+
+    run(system, asks(60, max_tokens=150), act, at_tokens=200, model=model)
+
+
+def test_a_frozen_worker_comes_back_and_can_write_nothing_of_what_it_lost(system, model):
+    frozen, other = serve(system, model), serve(system, model)
+    frozen.ready()
+    other.ready()
+
+    def act() -> None:
+        frozen.send(signal.SIGSTOP)
+        until(lambda: "handed on" in other.logged(), "the lease to lapse")
+        frozen.send(signal.SIGCONT)
+
+    run(system, asks(16, max_tokens=150), act, at_tokens=200, model=model)
+    frozen.wait_for("lost its lease")
+
+
+def test_sigterm_under_load_hands_everything_on(system, model):
+    going, staying = serve(system, model, "--drain-s", "0.2"), serve(system, model)
+    going.ready()
+    staying.ready()
+
+    def act() -> None:
+        going.terminate()
+        assert going.process.wait(60) == 0, going.logged()
+
+    run(system, asks(16, max_tokens=150), act, at_tokens=200, model=model)
+
+
+SHIFTED = """
+import os, time
+real, shift = time.time, float(os.environ["CLOCK_SHIFT_S"])
+time.time = lambda: real() + shift
+real_ns = time.time_ns
+time.time_ns = lambda: real_ns() + int(shift * 1e9)
+"""
+
+
+@pytest.mark.parametrize("shift_s", ["-90000", "90000"])
+def test_the_clocks_of_hosts_do_not_matter(system, model, tmp_path, shift_s):
+    """A worker a day before or after: it keeps its lease, loses none, and deadlines hold."""
+    (tmp_path / "sitecustomize.py").write_text(SHIFTED)
+    path = f"{tmp_path}:{Path(__file__).parents[1]}"
+    wrong = serve(system, model, PYTHONPATH=path, CLOCK_SHIFT_S=shift_s).ready()
+    serve(system, model).ready()
+    in_time = asks(6, max_tokens=60, timeout_ms=600_000)
+    too_late = asks(4, max_tokens=500, timeout_ms=500, is_late=False)
+    told = run(system, in_time + [_renamed(ask) for ask in too_late], model=model)
+    assert {each.end.state for each in told[:6] if each.end} == {"succeeded"}
+    assert "expired" in {each.end.state for each in told[6:] if each.end}
+    assert "lost its lease" not in wrong.logged()
+
+
+def _renamed(ask: Ask) -> Ask:
+    return replace(ask, prompt=f"late {ask.prompt}")
