@@ -18,11 +18,13 @@ PenstockError
 |   +-- DeadlineUnmeetable 429
 |   +-- NoWorker 503
 |   +-- QueueUnreachable 503
+|   +-- ModelChanged 503        its model is served no more, another one is
 +-- NotServed 501               this server is not set up for it
 +-- DeadlineExceeded 504
 |   +-- QueueTimeout
 +-- WorkerFailed 500            ours
 +-- StreamDiverged 500          a log does not continue what was delivered of it
++-- WorkerCrashed 500           it ended the workers that ran it
 """
 
 from schemas.event import ErrorBody
@@ -163,6 +165,11 @@ class NotServed(PenstockError):
     status = 501
 
 
+class ModelChanged(Unavailable):
+    code = "model_changed"
+    status = 503
+
+
 class DeadlineExceeded(PenstockError):
     code = "deadline_exceeded"
     status = 504
@@ -190,3 +197,8 @@ class StreamDiverged(PenstockError):
             f"job {job_id!r}: what comes after token {position} does not continue the tokens before"
             " it; submit the job again"
         )
+
+
+class WorkerCrashed(PenstockError):
+    code = "worker_crashed"
+    status = 500

@@ -62,6 +62,7 @@ class Queue:
         self.orphan_grace_ms = orphan_grace_ms
         self._connection = Connection(redis)
         self._ticket = secrets.token_hex(8)
+        self.must_be_empty = False  # as the latest read said: hand back what you hold, read alone
 
     # For those who put jobs in.
 
@@ -117,22 +118,29 @@ class Queue:
         """Begin a lease, or change the card of a running one."""
         await self._run("register", worker, self.lease_ms, card.dump())
 
-    async def unregister(self, worker: str) -> None:
-        """End a lease at once; what the worker still held goes to others."""
-        await self._run("unregister", worker)
+    async def unregister(self, worker: str, crashed: bool = False) -> None:
+        """End a lease at once; what the worker still held goes to others.
+
+        `crashed`: it died of something that it had in work; see `reap.lua` for who is blamed.
+        """
+        await self._run("unregister", worker, "crashed" if crashed else "left")
         while await self.reap():
             pass
 
-    async def read(self, worker: str, count: int, block_ms: int = 0) -> list[Entry] | None:
+    async def read(
+        self, worker: str, count: int, block_ms: int = 0, alone: bool = False
+    ) -> list[Entry] | None:
         """Claim at most `count` jobs: handed-back ones first, then high, normal, batch.
 
         Waits up to `block_ms` for the first. None: the lease was lost, come back under a new
         incarnation. Every entry must be started, or released, by this worker. One call at a time.
+        `alone`: the worker holds nothing, and will take nothing beside a suspect if it gets one.
         """
-        reply = await self._run("read", worker, self._ticket, count)
+        reply = await self._run("read", worker, self._ticket, count, int(alone))
         if reply[0] == b"idle" and block_ms > 0:
             await self._wait(reply[1], min(block_ms, MAX_BLOCK_MS), int(reply[2]))
-            reply = await self._run("read", worker, self._ticket, count)
+            reply = await self._run("read", worker, self._ticket, count, int(alone))
+        self.must_be_empty = reply[0] == b"empty"
         self._ticket = secrets.token_hex(
             8
         )  # a repeat under the old one would have had the same answer
@@ -152,8 +160,9 @@ class Queue:
             return None
         epoch, left_ms, waited_ms = int(reply[1]), int(reply[2]), int(reply[3])
         priority_class = CLASS.validate_python(reply[4].decode())
-        turn, budget_left, request = int(reply[5]), int(reply[6]), reply[7]
-        events = [EVENT.validate_json(text) for text in reply[8:]]
+        turn, budget_left, trial = map(int, reply[5:8])
+        request, *lines = reply[8:]
+        events = [EVENT.validate_json(text) for text in lines]
         log = [event for event in events if isinstance(event, Delta)]
         try:
             job = Job.model_validate_json(request)
@@ -175,6 +184,7 @@ class Queue:
             priority_class=priority_class,
             turn=turn,
             budget_left=budget_left if budget_left >= 0 else None,
+            trial=trial if trial >= 0 else None,
         )
 
     async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:

@@ -21,7 +21,7 @@ from schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
 from schemas.errors import Cancelled, JobNotFound
 from schemas.event import EVENT, Delta, Failed
 from schemas.job import Job
-from schemas.keys import READY
+from schemas.keys import CLASSES, READY
 from schemas.model import WorkerCard
 from schemas.queue import Queue
 from schemas.result import after
@@ -103,7 +103,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.names = iter(range(10**9))
         self.add_worker()
         self.add_worker()
-        for name in READY[1:]:
+        for name in CLASSES:
             self.submit(name, name == "batch", True)
 
     def do(self, work: Coroutine[object, object, T]) -> T:
@@ -147,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.workers.append(name)
 
     @rule(
-        names=st.lists(st.sampled_from(READY[1:]), min_size=1, max_size=3),
+        names=st.lists(st.sampled_from(CLASSES), min_size=1, max_size=3),
         background=st.booleans(),
         is_timed=st.booleans(),
     )

@@ -61,6 +61,13 @@ class ActiveJob:
         return sealed + sum(len(piece.token_ids) for piece in self._pending.values())
 
     @property
+    def has_passed_trial(self) -> bool:
+        """Whether enough is logged that nobody suspects the job any more, or never did."""
+        trial = self.started.trial
+        done = self.deltas[self.num_committed - 1].end if self.num_committed else 0
+        return trial is None or done >= trial
+
+    @property
     def is_over(self) -> bool:
         return self.failure is not None or all(each.is_finished for each in self.completions)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from schemas.delivery import Ending, Entry, Started
@@ -21,6 +22,7 @@ from worker.text import Text
 
 READ_BLOCK_MS = 1000
 _RETRY_S = 0.5
+_EMPTY_S = 1.0
 _INLINE_CHARS = 2000  # shorter texts are tokenised faster than a thread is woken
 
 
@@ -77,10 +79,12 @@ class Consumer:
         streamer: Streamer,
         intake: Intake,
         room: Room,
+        hand_back: Callable[[], Awaitable[None]],
     ) -> None:
         self._streamer = streamer
         self._intake = intake
         self._room = room
+        self._hand_back = hand_back
         self._is_closed = False
 
     def close(self) -> None:
@@ -98,13 +102,28 @@ class Consumer:
                 entries = await self._read()
                 if entries is None:
                     return
+                if self._queue.must_be_empty:
+                    await self._make_empty()
                 for entry in entries:
-                    admissions.create_task(self._take_up(entry))
+                    # Decided here and now: what is read next depends on it.
+                    is_admitted = self._room.admits(entry.job_id, entry.is_suspect)
+                    admissions.create_task(self._take_up(entry, is_admitted))
+
+    async def _make_empty(self) -> None:
+        """Hand back all that the worker has, so that a suspect can run alone."""
+        log.info("jobs are handed back: a job that may crash workers is to run alone")
+        await self._hand_back()
+        try:
+            async with asyncio.timeout(_EMPTY_S):
+                await self._room.until_empty(self)
+        except TimeoutError:
+            return  # what was just being taken up is in work now: asked again, it is handed back
 
     async def _read(self) -> list[Entry] | None:
-        count, entries = await self._room.wait(), []
+        count, entries = await self._room.wait(self), []
+        incarnation, is_alone = self._streamer.incarnation, not self._room.is_used
         try:
-            given = await self._queue.read(self._streamer.incarnation, count, READ_BLOCK_MS)
+            given = await self._queue.read(incarnation, count, READ_BLOCK_MS, is_alone)
             entries = given or []
             return given
         except Unavailable as error:
@@ -112,7 +131,7 @@ class Consumer:
             await asyncio.sleep(_RETRY_S)
             return []
         finally:
-            self._room.note_read(count, len(entries))
+            self._room.note_read(self, count, len(entries))
 
     async def keep_house(self, lease_ms: int) -> None:
         """Twice a lease: hand on what dead workers held, and end what nobody waits for."""
@@ -125,18 +144,20 @@ class Consumer:
             except Unavailable as error:
                 log.warning("queue could not be swept: %s", error.message)
 
-    async def _take_up(self, entry: Entry) -> None:
+    async def _take_up(self, entry: Entry, is_admitted: bool) -> None:
         try:
-            if self._is_closed:
-                await self._give_up(entry.job_id)
-            else:
+            if is_admitted and not self._is_closed:
                 await self._take_up_now(entry)
+            else:
+                await self._give_up(entry.job_id)
         except Unavailable as error:
             # It stays claimed; the next lease's reaper, or a release, hands it on.
             log.warning("job %s could not be started: %s", entry.job_id, error.message)
             await self._give_up(entry.job_id)
         finally:
             self._room.note_prepared()
+            if entry.job_id not in self._streamer.jobs:
+                self._room.end_trial(entry.job_id)
 
     async def _take_up_now(self, entry: Entry) -> None:
         started = await self._queue.start(self._streamer.incarnation, entry)

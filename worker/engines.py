@@ -39,6 +39,7 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
             settings.max_num_seqs,
             settings.block_size,
             settings.fake_step_ms / 1000,
+            settings.fake_poison,
         )
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

@@ -24,11 +24,13 @@ class Room:
         self._average_blocks = self._blocks(_COMPLETION_TOKENS)
         self._num_held_blocks = 0
         self._num_waiting = 0
+        self._trial: str | None = None  # the suspect that runs alone
+        self._reader: object | None = None  # the only one that may read
         self._changed = asyncio.Event()
 
-    async def wait(self) -> int:
+    async def wait(self, reader: object) -> int:
         """The number of jobs to read, at least one; room is kept for them until `note_read`."""
-        while not (count := self.free()):
+        while not (count := self.free()) or self._reader not in (None, reader):
             self._changed.clear()
             await self._changed.wait()
         count = max(1, count // self._num_lanes)
@@ -40,7 +42,28 @@ class Room:
         """Whether anything is prepared or in work."""
         return bool(self._sequences or self._num_preparing)
 
-    def note_read(self, num_asked: int, num_read: int) -> None:
+    def admits(self, job_id: str, is_suspect: bool) -> bool:
+        """Whether a job just read may be taken up: a suspect alone, and nothing beside it."""
+        if is_suspect and not self._sequences and self._num_preparing == 1:
+            self._trial = job_id
+            return True
+        return not is_suspect and self._trial is None
+
+    def end_trial(self, job_id: str) -> None:
+        """A suspect passed its trial, or is gone; nothing for any other job."""
+        if self._trial == job_id:
+            self._trial = None
+            self._changed.set()
+
+    async def until_empty(self, reader: object) -> None:
+        """Wait for it; nobody but `reader` reads until it has read once."""
+        self._reader = reader
+        while self.is_used:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def note_read(self, reader: object, num_asked: int, num_read: int) -> None:
+        self._reader = None if self._reader is reader else self._reader
         self._num_asked -= num_asked
         self._num_preparing += num_read
         self._changed.set()
@@ -73,6 +96,8 @@ class Room:
 
     def free(self) -> int:
         """With nothing in work there is room for one at least: what never fits is refused later."""
+        if self._trial is not None:
+            return 0
         coming = self._num_asked + self._num_preparing
         seqs = self._limits.max_num_seqs - len(self._sequences) - coming
         if not self._sequences and not coming:

@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
 import uvloop
 
@@ -46,7 +47,7 @@ _REGISTER_RETRY_S = 1.0
 
 
 class EngineGone(Exception):
-    """The engine ended; what it had in work goes back to the queue."""
+    """The engine ended. What it had in work is handed on by the supervisor, with the blame."""
 
 
 class Service:
@@ -73,7 +74,7 @@ class Service:
     async def run(self) -> None:
         """Until the supervisor closes; what is in work then is handed back.
 
-        Raises EngineGone, after handing back, when the engine ends.
+        Raises EngineGone when the engine ends.
         """
         happenings = self._engine.received()
         ready = await anext(happenings, None)
@@ -92,7 +93,7 @@ class Service:
         except* EngineGone:
             is_gone = True
         if is_gone:
-            await self._hand_back()
+            await self._end_shift()
             raise EngineGone
 
     async def _follow_engine(
@@ -120,7 +121,7 @@ class Service:
                     await self._end_shift()
                     # Again with each lease: Redis may have come back with nothing.
                     parts.create_task(self._register(intake.limits))
-                    self._shift = Shift(incarnation, intake, self._redis, self._engine.send)
+                    self._shift = Shift(incarnation, intake, self._redis, self._order)
                     self._work = parts.create_task(self._shift.work())
                 case EndShift():
                     await self._end_shift()
@@ -140,6 +141,10 @@ class Service:
         await self._hand_back()
         self._supervisor.send(Drained())
 
+    def _order(self, orders: list[Order]) -> None:
+        with suppress(Closed):  # `_follow_engine` sees it too, and ends all
+            self._engine.send(orders)
+
     def _is_time_up(self) -> bool:
         return self._drain_ends_s is not None and time.monotonic() >= self._drain_ends_s
 
@@ -148,7 +153,7 @@ class Service:
         shift = self._shift
         await self._stop_work()
         if shift:
-            await shift.hand_back()
+            await shift.leave()
             self._shift = None
 
     async def _end_shift(self) -> None:

@@ -46,6 +46,9 @@ class WorkerSettings(Settings):
     )
     deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
     fake_step_ms: float = Field(2.0, ge=0, description="how long a step of the fake engine takes")
+    fake_poison: str = Field(
+        "", description="the fake engine fails at prompts that begin <word>:crash|hang|idle:<token>"
+    )
 
     lease_ttl_ms: int = Field(5000, ge=100, description="a worker unheard for this long is dead")
     orphan_grace_ms: int = Field(

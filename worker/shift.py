@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from schemas.delivery import Letter
-from schemas.errors import Unavailable
 from schemas.queue import Queue
 from schemas.servers import Redis
 from worker.consumer import Consumer, Intake
@@ -12,6 +11,8 @@ from worker.link import Order, Step
 from worker.log import log
 from worker.room import Room
 from worker.streamer import Streamer
+
+_LEAVE_S = 2.0
 
 
 class Shift:
@@ -32,7 +33,9 @@ class Shift:
             )
             for lane in settings.lanes()
         ]
-        self._consumers = [Consumer(each, intake, self._room) for each in self._streamers]
+        self._consumers = [
+            Consumer(each, intake, self._room, self.hand_back) for each in self._streamers
+        ]
 
     async def work(self) -> None:
         async with asyncio.TaskGroup() as parts:
@@ -64,11 +67,17 @@ class Shift:
         return not self._room.is_used and not any(each.jobs for each in self._streamers)
 
     async def hand_back(self) -> None:
+        """All that is in work goes to other workers."""
         for streamer in self._streamers:
-            try:
-                await streamer.hand_back()
-            except Unavailable as error:
-                log.warning("jobs are left to the reapers: %s", error.message)
+            await streamer.hand_back()
+
+    async def leave(self) -> None:
+        """Hand back as far as the queue answers now; reapers find what is left."""
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self.hand_back()
+        except TimeoutError:
+            log.warning("the queue did not answer: jobs are left to the reapers")
 
     def drop(self) -> None:
         for streamer in self._streamers:

@@ -115,12 +115,16 @@ class Streamer:
                 self._work.set()
 
     async def hand_back(self) -> None:
-        """Give all jobs to other workers, with what is logged of them; the queue may not answer."""
-        held = list(self.jobs.values())
+        """Give all jobs to other workers, with what is logged of them, once the queue answers."""
+        held = list(self.jobs)
         self.drop()
-        if held:
-            count = await self.queue.release(self.incarnation, [each.job.job_id for each in held])
-            log.info("handed back %d jobs", count)
+        while held:
+            try:
+                count = await self.queue.release(self.incarnation, held)
+                log.info("handed back %d jobs", count)
+                return
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
 
     def drop(self) -> None:
         """Forget all jobs; whoever holds them now goes on from the log."""
@@ -143,6 +147,8 @@ class Streamer:
         letters = await self.queue.commit(self.incarnation, commits)
         for active, commit in zip(going, commits, strict=True):
             active.note_committed(commit)
+            if active.has_passed_trial:
+                self._room.end_trial(active.job.job_id)
             if active.behind_since_s is None and not active.is_over:
                 self._dirty.discard(active)
         self.obey(letters)
@@ -182,6 +188,7 @@ class Streamer:
     def _forget(self, active: ActiveJob) -> None:
         self._stop(active)
         self._dirty.discard(active)
+        self._room.end_trial(active.job.job_id)
         if self.jobs.get(active.job.job_id) is active:
             del self.jobs[active.job.job_id]
         if expiry := self._expiries.pop(active, None):

@@ -51,7 +51,7 @@ class Supervisor:
                 async with start(self._settings) as crew:
                     watch = Watch(self._settings, crew, redis, self._drains, self._hurries)
                     status = await watch.run()
-                await watch.unregister()
+                    await watch.unregister(crashed=status is None)
                 if status is not None:
                     return status
                 pause_s = _RESTART_FIRST_S if watch.was_prepared else pause_s
@@ -113,14 +113,14 @@ class Watch:
                 task.cancel()
         return status
 
-    async def unregister(self) -> None:
+    async def unregister(self, crashed: bool) -> None:
         """What the worker still held goes to others now, not when its lease lapses."""
         if self._incarnation is None:
             return
         try:
             async with asyncio.timeout(_UNREGISTER_S):
                 for queue in self._queues:
-                    await queue.unregister(self._incarnation)
+                    await queue.unregister(self._incarnation, crashed)
         except (Unavailable, TimeoutError):
             log.warning("worker %s was left to the reapers", self._incarnation)
 

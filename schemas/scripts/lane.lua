@@ -3,9 +3,10 @@
 -- What ends jobs or hands them on needs accounts.lua and waiting.lua too: a script's first line says.
 
 local PREFIX = KEYS[1]
-local READY = {'resume', 'high', 'normal', 'batch'}
+local READY = {'suspect', 'resume', 'high', 'normal', 'batch'}
 local GROUP = 'workers'
 local LOG_TTL_S = 60
+local DEAD_TTL_S = 7 * 24 * 3600 -- a dead letter, and the request to submit again
 local WORKER_TTL_S = 3600
 local CANCELLED = '"state":"cancelled","error":{"code":"cancelled","message":"the job was cancelled","status":499}'
 local EXPIRED = '"state":"expired","error":{"code":"deadline_exceeded",'
@@ -16,7 +17,7 @@ local OVER_BUDGET = '"state":"failed","error":{"code":"budget_exceeded",'
   .. '"message":"the token budget was used up before the job began","status":429,"retryable":true}'
 local FIELDS = { -- read for each job of each step: what is needed seldom is read where it is needed
   'state', 'epoch', 'owner', 'position', 'ready', 'entry', 'channels', 'cancel', 'deadline',
-  'tenant', 'account', 'class', 'stop', 'prompt',
+  'tenant', 'account', 'class', 'stop', 'prompt', 'trial',
 }
 local RATE_MS = 30000 -- ends count for the drain rate for about as long
 
@@ -96,6 +97,8 @@ end
 
 local function erase(id)
   local key = PREFIX .. 'job:' .. id
+  local letter = redis.call('HGET', key, 'dead')
+  if letter then redis.call('XDEL', PREFIX .. 'dead', letter) end
   redis.call('DEL', key, key .. ':request', key .. ':log', key .. ':result')
 end
 
@@ -151,10 +154,15 @@ local function settle(job, epoch, state, event, result)
   local erases, ttl = unpack(redis.call('HMGET', job.key, 'erase', 'ttl'))
   if erases then return erase(job.id) end
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
-  redis.call('DEL', job.key .. ':request')
+  if state == 'dead' then
+    redis.call('EXPIRE', job.key .. ':request', DEAD_TTL_S)
+  else
+    redis.call('DEL', job.key .. ':request')
+  end
   if result then redis.call('SET', job.key .. ':result', result, 'EX', ttl) end
   redis.call('EXPIRE', job.key .. ':log', result and LOG_TTL_S or ttl)
-  redis.call('EXPIRE', job.key, ttl * 2) -- remembers that there was a result
+  local kept_s = ttl * 2 -- remembers that there was a result
+  redis.call('EXPIRE', job.key, state == 'dead' and math.max(kept_s, DEAD_TTL_S) or kept_s)
 end
 
 -- Ends a job that no worker answers for; a new epoch, so that none can add to it.
@@ -180,13 +188,14 @@ local function cancel(job)
 end
 
 -- Back to the queue, before everything that waits and with its slot; a cancelled job has nothing to
--- wait for.
+-- wait for. One with a trial to pass is a suspect: it waits for a worker that has nothing else.
 local function requeue(job)
   if job.cancel then return settle_failed(job, 'cancelled', CANCELLED) end
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
   unclaim(job.ready, job.entry)
-  local entry = redis.call('XADD', ready_key('resume'), '*', 'job', job.id)
-  redis.call('HSET', job.key, 'state', 'ready', 'ready', 'resume', 'entry', entry)
+  local ready = job.trial and 'suspect' or 'resume'
+  local entry = redis.call('XADD', ready_key(ready), '*', 'job', job.id)
+  redis.call('HSET', job.key, 'state', 'ready', 'ready', ready, 'entry', entry)
   redis.call('HDEL', job.key, 'owner')
   announce()
 end

@@ -49,6 +49,9 @@ local function append(job, prompt, count, at)
       return 'F'
     end
   end
-  if letter == 'K' then redis.call('HSET', job.key, 'position', job.position, 'state', 'decoding') end
+  if letter == 'K' then
+    redis.call('HSET', job.key, 'position', job.position, 'state', 'decoding')
+    if job.trial and job.position >= tonumber(job.trial) then redis.call('HDEL', job.key, 'trial') end
+  end
   return (is_cut or room_of(job, account) == 0) and 'B' or letter
 end

@@ -1,15 +1,18 @@
 -- with lane, accounts, waiting
 -- Claim at most `count` jobs: those handed back, then high, normal and batch; of a class, the account
--- whose tenant was served least. ARGV: worker, ticket, count
+-- whose tenant was served least. ARGV: worker, ticket, count, alone (0 | 1: the worker holds nothing,
+-- and takes nothing beside a suspect)
 -- Returns: entries, then (ready, entry, job) for each; or idle, then the last id of `news`, to wait
 -- for newer ones, and the milliseconds until something may be read all the same (-1: nothing is
--- due); or lost, when the worker has no lease.
+-- due); or lost, when the worker has no lease; or empty: a suspect waits, the worker shall hand back
+-- what it has and read again, alone.
 -- The answer is kept under the caller's ticket: repeated, because the reply was lost on the way, the
 -- call gives the same entries, and none is left claimed and unknown.
 
-local worker, ticket, count = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local worker, ticket, count, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local worker_key = PREFIX .. 'worker:' .. worker
 local MOST = 64 -- of what is moved in one call
+local SUSPECT_WAIT_MS, TRIER_MS = 2000, 10000
 write_when_full()
 if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return {'lost'} end
 local last = redis.call('HMGET', worker_key, 'ticket', 'taken')
@@ -109,16 +112,8 @@ local function take(ready)
 end
 
 local taken = {'entries'}
-wake()
-age('batch')
-age('normal')
-for _, ready in ipairs(READY) do
-  if count <= 0 then break end
-  if ready ~= 'resume' then
-    for _ = 1, count do
-      if not claim(ready) then break end
-    end
-  end
+
+local function collect(ready)
   for _, entry in ipairs(take(ready)) do
     local id, fields = entry[1], entry[2]
     if fields[1] == 'job' then
@@ -129,6 +124,49 @@ for _, ready in ipairs(READY) do
     end
   end
 end
+
+-- Milliseconds that the first suspect nobody has waits; nil without one.
+local function suspect_waits_ms()
+  local key, last = ready_key('suspect'), '-'
+  if redis.call('XLEN', key) == 0 then return nil end
+  for _, group in ipairs(redis.call('XINFO', 'GROUPS', key)) do
+    for at = 1, #group, 2 do
+      if group[at] == 'last-delivered-id' then last = '(' .. group[at + 1] end
+    end
+  end
+  local first = redis.call('XRANGE', key, last, '+', 'COUNT', 1)[1]
+  return first and NOW - tonumber(string.match(first[1], '^%d+'))
+end
+
+-- A suspect goes to a worker that holds nothing. Where none comes by for a while, one at a time is
+-- asked to become such, and stays the one until all suspects had their turn.
+local function must_be_empty(waits_ms)
+  local trier = redis.call('GET', PREFIX .. 'trier')
+  if alone ~= '1' and trier ~= worker and (trier or waits_ms < SUSPECT_WAIT_MS) then return false end
+  redis.call('SET', PREFIX .. 'trier', worker, 'PX', TRIER_MS)
+  return alone ~= '1'
+end
+
+local waits_ms = suspect_waits_ms()
+if waits_ms then
+  if must_be_empty(waits_ms) then return {'empty'} end
+  if alone == '1' then
+    count = 1
+    collect('suspect')
+  end
+end
+wake()
+age('batch')
+age('normal')
+for _, ready in ipairs(READY) do
+  if count <= 0 then break end
+  if ready ~= 'resume' and ready ~= 'suspect' then
+    for _ = 1, count do
+      if not claim(ready) then break end
+    end
+  end
+  if ready ~= 'suspect' then collect(ready) end
+end
 publish()
 if #taken > 1 then
   redis.call('HSET', worker_key, 'ticket', ticket, 'taken', cjson.encode(taken))
@@ -136,7 +174,7 @@ if #taken > 1 then
 end
 
 local newest = redis.call('XREVRANGE', PREFIX .. 'news', '+', '-', 'COUNT', 1)[1]
-local wait_ms = -1
+local wait_ms = waits_ms and SUSPECT_WAIT_MS or -1
 for _, name in ipairs({'parked', 'delayed'}) do
   local at = tonumber(redis.call('ZRANGE', PREFIX .. name, 0, 0, 'WITHSCORES')[2] or NEVER)
   if at < NEVER and (wait_ms < 0 or at - NOW < wait_ms) then wait_ms = math.max(0, at - NOW) end

@@ -1,6 +1,19 @@
 -- with lane, accounts, waiting
--- Hand on what is held by workers whose lease lapsed, or who have none. ARGV: most entries
+-- Hand on what is held by workers whose lease ended, or who have none. ARGV: most entries
 -- Returns: how many it was
+--
+-- Blame. A crash makes suspects of the jobs that had not committed a first step, and of those that
+-- met too many crashes later; suspects run alone, until they passed their trial. What dies while it
+-- runs alone is charged, and nothing else: 2 for a crash that a supervisor saw, 1 for a lease that
+-- merely lapsed. At 4 a job is dead.
+
+local DEADLY = 4
+local TRIAL_TOKENS = 64 -- what may be computed and not logged when a worker dies
+local OFTEN, TOO_OFTEN = 4, 8 -- crashes met while decoding: then alone for a trial, then to the end
+local NO_END = 2147483647
+local MOST_DEAD = 1000
+local DEAD = '"state":"dead","error":{"code":"worker_crashed","message":"the job was given up: '
+  .. 'every worker that ran it alone crashed or was lost","status":500}'
 
 local budget, count = tonumber(ARGV[1]), 0
 write_when_full()
@@ -9,17 +22,67 @@ write_when_full()
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', NOW)) do
   redis.call('ZREM', PREFIX .. 'workers', worker)
   redis.call('DEL', PREFIX .. 'worker:' .. worker, attention_key(worker))
+  redis.call('HINCRBY', PREFIX .. 'counts', 'lapsed', 1)
 end
 
-local function hand_on(ready, entry)
-  local key = ready_key(ready)
-  local line = redis.call('XRANGE', key, entry, entry)[1]
-  local job = line and load(line[2][2])
-  if job and not job.ended and is_entry_of(job, ready, entry) then
-    requeue(job)
-  else
-    unclaim(ready, entry)
+-- The list is bounded by time and by number; what number pushes out is counted.
+local function bound_the_dead()
+  local key = PREFIX .. 'dead'
+  for _, line in ipairs(redis.call('XRANGE', key, '-', '+', 'COUNT', 16)) do
+    local is_old = tonumber(string.match(line[1], '^%d+')) < NOW - DEAD_TTL_S * 1000
+    if not is_old and redis.call('XLEN', key) <= MOST_DEAD then break end
+    redis.call('XDEL', key, line[1])
+    redis.call('DEL', PREFIX .. 'job:' .. line[2][2] .. ':request')
+    if not is_old then redis.call('HINCRBY', PREFIX .. 'counts', 'dead_dropped', 1) end
   end
+end
+
+local function bury(job, blame)
+  local told = redis.call('HMGET', job.key, 'class', 'digest', 'created_ms', 'crashes', 'crashed_on')
+  local num_bytes = redis.call('STRLEN', job.key .. ':request')
+  settle_failed(job, 'dead', DEAD)
+  if job.erase then return end
+  local entry = redis.call('XADD', PREFIX .. 'dead', '*', 'job', job.id, 'reason', 'worker_crashed',
+    'tenant', job.tenant, 'class', told[1], 'digest', told[2], 'request_bytes', num_bytes,
+    'num_tokens', job.position, 'deliveries', job.epoch, 'crashes', told[4], 'blame', blame,
+    'workers', told[5], 'created_ms', told[3], 'died_ms', NOW)
+  redis.call('HSET', job.key, 'dead', entry)
+  redis.call('EXPIRE', PREFIX .. 'dead', DEAD_TTL_S)
+  bound_the_dead()
+end
+
+local function put_on_trial(job, position)
+  if not job.trial or tonumber(job.trial) < position then
+    job.trial = position
+    redis.call('HSET', job.key, 'trial', position)
+  end
+end
+
+-- Returns the job's blame, if it met the crash alone.
+local function accuse(job, worker, how)
+  local crashes = redis.call('HINCRBY', job.key, 'crashes', 1)
+  local names = redis.call('HGET', job.key, 'crashed_on')
+  redis.call('HSET', job.key, 'crashed_on', names and names .. ' ' .. worker or worker)
+  if crashes >= TOO_OFTEN then
+    put_on_trial(job, NO_END)
+  elseif crashes >= OFTEN then
+    put_on_trial(job, job.position + TRIAL_TOKENS)
+  elseif job.state == 'admitting' then
+    put_on_trial(job, job.position + 1)
+  end
+  if job.ready ~= 'suspect' or not job.on_trial then return 0 end
+  return redis.call('HINCRBY', job.key, 'blame', how == 'crashed' and 2 or 1)
+end
+
+local function hand_on(ready, entry, worker, how)
+  local line = redis.call('XRANGE', ready_key(ready), entry, entry)[1]
+  local job = line and load(line[2][2])
+  if not job or job.ended or not is_entry_of(job, ready, entry) then return unclaim(ready, entry) end
+  if job.running then redis.call('HINCRBY', PREFIX .. 'counts', 'reaped', 1) end
+  local is_to_blame = how ~= 'left' and job.running and not job.cancel
+  job.on_trial = job.trial
+  local blame = is_to_blame and accuse(job, worker, how) or 0
+  if blame >= DEADLY then bury(job, blame) else requeue(job) end
 end
 
 local function reap_stream(ready)
@@ -28,10 +91,11 @@ local function reap_stream(ready)
   for _, consumer in ipairs(redis.pcall('XINFO', 'CONSUMERS', key, GROUP)) do
     local name, pending = consumer[2], consumer[4]
     if not redis.call('ZSCORE', PREFIX .. 'workers', name) then
+      local how = redis.call('GET', PREFIX .. 'worker:' .. name .. ':ended') or 'lapsed'
       local most = math.min(pending, budget - count)
       if most > 0 then
         for _, held in ipairs(redis.call('XPENDING', key, GROUP, '-', '+', most, name)) do
-          hand_on(ready, held[1])
+          hand_on(ready, held[1], name, how)
           count = count + 1
         end
       end

@@ -1,7 +1,12 @@
 -- with lane
--- A worker's lease ends now; `reap` hands on what it holds. ARGV: worker
+-- A worker's lease ends now; `reap` hands on what it holds. ARGV: worker, how (left | crashed): a job
+-- is blamed for a crash that its worker's supervisor saw, and for nothing in a worker that left
 
+local worker, how = unpack(ARGV)
 write_when_full()
-redis.call('ZREM', PREFIX .. 'workers', ARGV[1])
-redis.call('DEL', PREFIX .. 'worker:' .. ARGV[1], attention_key(ARGV[1]))
+if redis.call('ZREM', PREFIX .. 'workers', worker) == 1 and how == 'crashed' then
+  redis.call('HINCRBY', PREFIX .. 'counts', 'crashed', 1)
+end
+redis.call('DEL', PREFIX .. 'worker:' .. worker, attention_key(worker))
+redis.call('SET', PREFIX .. 'worker:' .. worker .. ':ended', how, 'EX', WORKER_TTL_S)
 return {'ok'}

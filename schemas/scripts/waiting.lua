@@ -86,9 +86,12 @@ end
 
 -- Jobs handed back, which nobody claimed yet.
 local function num_handed_back()
-  local key = ready_key('resume')
-  local length = redis.call('XLEN', key)
-  return length > 0 and length - num_pending('resume') or 0
+  local total = 0
+  for _, ready in ipairs({'suspect', 'resume'}) do
+    local length = redis.call('XLEN', ready_key(ready))
+    if length > 0 then total = total + length - num_pending(ready) end
+  end
+  return total
 end
 
 local function num_waiting()

@@ -3,9 +3,16 @@
 It costs nothing and imports no torch, so queue and recovery can be driven hard. Its vocabulary is
 the 256 bytes and two special tokens; what it says are words of eight bytes, with characters of
 several bytes among them. As with a model, whoever knows the tokens so far can go on.
+
+With `poison`, a word, it also fails as engines do. A prompt that begins `<word>:crash:5` kills its
+process in the step that would make the sixth token; `hang` never ends that step, and `idle` is a
+step that ends and computes nothing, for ever.
 """
 
 import hashlib
+import os
+import re
+import signal
 import time
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -41,6 +48,7 @@ class FakeEngine:
 
     limits: Limits
     step_s: float = 0.002
+    poison: str = ""
     _inbox: SimpleQueue[Addition | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)
     _outputs: list[Output] = field(default_factory=list)
@@ -69,6 +77,8 @@ class FakeEngine:
             self._take(self._inbox.get())
         outputs, self._outputs = self._outputs, []
         running = list(self._seqs.values())[: self.limits.max_num_seqs]
+        if self.poison and any(_fails(self.poison, seq) for seq in running):
+            return outputs
         if running and self.step_s:
             time.sleep(self.step_s)  # stands for the forward pass
         outputs += [self._next(seq) for seq in running]
@@ -126,12 +136,25 @@ class FakeEngine:
 
 
 def fake_engine(
-    max_model_len: int | None, max_num_seqs: int, block_size: int, step_s: float
+    max_model_len: int | None, max_num_seqs: int, block_size: int, step_s: float, poison: str = ""
 ) -> FakeEngine:
     length = max_model_len or 8192
     num_blocks = max_num_seqs * -(-length // block_size)
     limits = Limits(length, VOCAB_SIZE, num_blocks, block_size, max_num_seqs, frozenset([EOS]))
-    return FakeEngine(limits, step_s)
+    return FakeEngine(limits, step_s, poison)
+
+
+def _fails(word: str, seq: _Sequence) -> bool:
+    """Whether this step computes nothing, if it ends at all."""
+    prompt = bytes(token for token in seq.addition.prompt if token < EOS).decode(errors="replace")
+    asked = re.match(re.escape(word) + r":(crash|hang|idle):(\d+)", prompt)
+    if not asked or seq.num_made < int(asked[2]):
+        return False
+    if asked[1] == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while asked[1] == "hang":
+        time.sleep(1)
+    return True
 
 
 def _key(addition: Addition) -> bytes:
