@@ -47,6 +47,10 @@ class Known:
     is_late: bool = False
     is_erased: bool = False
     is_told: bool = False  # a beat of its worker would tell why to stop
+    is_decoding: bool = False  # committed since it was taken up
+    trial: int | None = None  # a suspect until this position is logged
+    crashes: int = 0
+    blame: int = 0
     state: str | None = None  # how it ended
 
     @property
@@ -56,6 +60,22 @@ class Known:
     @property
     def position(self) -> int:
         return self.log[-1].end if self.log else 0
+
+    def note_log(self) -> None:
+        self.is_decoding = True
+        if self.trial is not None and self.position >= self.trial:
+            self.trial = None
+
+    def meet_a_crash(self, weight: int) -> bool:
+        """While it was running; whether it is the job's end."""
+        if self.trial is not None and self.ready == "suspect":
+            self.blame += weight
+        self.crashes += 1
+        trial = 0 if self.is_decoding else self.position + 1
+        trial = self.position + 64 if self.crashes >= 4 else trial
+        trial = 2**31 - 1 if self.crashes >= 8 else trial
+        self.trial = max(self.trial or 0, trial) or None
+        return self.blame >= 4
 
     @property
     def letter(self) -> Letter:
@@ -133,7 +153,8 @@ class QueueMachine(RuleBasedStateMachine):
         """Its worker does not have it any more, and was not told."""
         if known.taken and known.worker:
             self.lost.append(Lost(known.worker, known, known.taken.epoch))
-        known.worker, known.taken, known.is_told, known.ready = None, None, False, "resume"
+        known.worker, known.taken, known.is_told, known.is_decoding = None, None, False, False
+        known.ready = "resume" if known.trial is None else "suspect"
         if known.is_cancelled:
             self.end(known, "cancelled")
 
@@ -203,11 +224,18 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pick=PICK, count=st.integers(1, 4), is_lost=st.booleans())
     def read(self, pick: int, count: int, is_lost: bool) -> None:
         worker, ticket = self.workers[pick % len(self.workers)], self.queue._ticket
-        entries = self.do(self.queue.read(worker, count)) or []
+        is_alone = not [one for one in self.held() if one.worker == worker]
+        entries = self.do(self.queue.read(worker, count, alone=is_alone)) or []
         if is_lost and entries:  # the reply never came: the call is repeated
             self.queue._ticket = ticket
-            assert self.do(self.queue.read(worker, count)) == entries
-        waiting = {one.job_id: one for one in self.waiting()}
+            assert self.do(self.queue.read(worker, count, alone=is_alone)) == entries
+        suspects = [one for one in self.waiting() if one.ready == "suspect"]
+        waiting = {one.job_id: one for one in self.waiting() if one not in suspects}
+        if self.queue.must_be_empty:
+            assert suspects and not is_alone and not entries
+            return
+        if suspects and is_alone:  # one of them, and nothing beside
+            count, waiting = 1, {one.job_id: one for one in suspects}
         assert len(entries) == min(count, len(waiting))
         for entry in entries:
             known = waiting.pop(entry.job_id)
@@ -231,6 +259,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.end(known, "expired")
             return
         assert taken and taken.job == known.job and taken.log == known.log
+        assert taken.trial == known.trial
         assert all(taken.epoch > lost.epoch for lost in self.lost if lost.known is known)
         known.taken = taken
         if repeats:
@@ -261,6 +290,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert letters == {one.job_id: one.letter for one in mine}
         for known in mine:
             known.log += made[known.job_id]
+            known.note_log()
         for _ in range(repeats):
             letters = self.do(self.queue.commit(worker, commits))
             assert letters == {
@@ -346,19 +376,33 @@ class QueueMachine(RuleBasedStateMachine):
         assert letters == {one.job_id: one.letter for one in told}
 
     @precondition(lambda self: len(self.workers) > 1)
-    @rule(pick=PICK, leaves=st.booleans())
-    def die(self, pick: int, leaves: bool) -> None:
+    @rule(pick=PICK, how=st.sampled_from(("lapses", "crashes", "crashes", "leaves")))
+    def die(self, pick: int, how: str) -> None:
         """Its lease lapses, or it unregisters; all that it held goes to others."""
         worker = self.workers.pop(pick % len(self.workers))
         held = [one for one in self.held() if one.worker == worker]
-        if leaves:
-            self.do(self.queue.unregister(worker))
-        else:
+        if how == "lapses":
             self.plain.zadd(f"{LANE.prefix}workers", {worker: 1})
             assert self.do(self.queue.reap()) == len(held)
+        else:
+            self.do(self.queue.unregister(worker, crashed=how == "crashes"))
         for known in held:
-            self.lose(known)
+            is_charged = how != "leaves" and known.taken and not known.is_cancelled
+            if is_charged and known.meet_a_crash(2 if how == "crashes" else 1):
+                self.lost.append(Lost(worker, known, known.taken.epoch))
+                self.end(known, "dead")
+            else:
+                self.lose(known)
         self.dead.append(worker)
+
+    @precondition(lambda self: [one for one in self.waiting() if one.ready == "suspect"])
+    @rule(how=st.sampled_from(("crashes", "crashes", "lapses", "works")))
+    def try_a_suspect(self, how: str) -> None:
+        """A new worker takes one, and nothing else."""
+        self.add_worker()
+        self.take_up(len(self.workers) - 1, 4)
+        if how != "works":
+            self.die(len(self.workers) - 1, how)
 
     @precondition(lambda self: self.lost)
     @rule(pick=PICK, finishes=st.booleans())
@@ -501,9 +545,9 @@ class QueueMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         """A last worker outlives all others, and runs every job that is left to its end."""
         while self.workers:
-            self.die(0, False)
+            self.die(0, "lapses")
         self.add_worker()
-        while entries := self.do(self.queue.read(self.workers[0], 4)):
+        while entries := self.do(self.queue.read(self.workers[0], 4, alone=True)):
             for entry in entries:
                 known = self.jobs[entry.job_id]
                 taken = self.do(self.queue.start(self.workers[0], entry))
