@@ -55,7 +55,7 @@ async def read_while(client: Client, job_id: str, act: Callable[[], None]) -> Re
 
 def test_sigterm_hands_running_jobs_to_another_worker(fresh, offline):
     """And the text is whole, equal to the undisturbed one; the exit status is 0."""
-    with WorkerProcess(fresh.url, "fake", "--drain-s", "0.1", "--fake-step-ms", "30") as first:
+    with WorkerProcess(fresh.url, "fake", "--drain-s", "0.1", "--fake-step-ms", "150") as first:
         first.ready()
         with WorkerProcess(fresh.url, "fake") as second:
 
