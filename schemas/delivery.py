@@ -54,6 +54,11 @@ class Entry:
     entry_id: str
     job_id: str
 
+    @property
+    def is_suspect(self) -> bool:
+        """Workers died with this job: nothing else may run beside it."""
+        return self.ready == "suspect"
+
 
 @dataclass(frozen=True, slots=True)
 class Started:

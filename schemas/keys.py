@@ -13,8 +13,7 @@ from dataclasses import dataclass
 NAMESPACE = "penstock"
 MODELS = f"{NAMESPACE}:models"  # hash: served name -> JSON ModelCard; configuration, never expires
 GROUP = "workers"
-CLASSES = ("high", "normal", "batch")
-READY = ("suspect", "resume", *CLASSES)  # in the order that workers read them
+READY = ("suspect", "resume", "high", "normal", "batch")  # in the order that workers read them
 JOB_ID = re.compile(r"job_([a-z2-7]{6}[0-9]+)_([a-z2-7]{26})")
 
 

@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+import redis.asyncio
 
 from gateway.client import Client
+from plain import plain
 from schemas.delivery import Commit, Started
 from schemas.event import Failed
 from schemas.model import WorkerCard
@@ -15,8 +17,9 @@ from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
 
-def redis_of(queue: Queue):
-    return queue._connection.redis
+def redis_of(queue: Queue) -> redis.asyncio.Redis:
+    """The queue's server, past the queue."""
+    return plain(queue._connection.redis)
 
 
 async def take(queue: Queue, worker: str, count: int = 1, alone: bool = True) -> list[Started]:

@@ -21,9 +21,9 @@ from schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
 from schemas.errors import Cancelled, JobNotFound
 from schemas.event import EVENT, Delta, Failed
 from schemas.job import Job
-from schemas.keys import CLASSES, READY
+from schemas.keys import READY
 from schemas.model import WorkerCard
-from schemas.queue import Queue
+from schemas.queue import CLASSES, Queue
 from schemas.result import after
 from scripted import LANE, a_job, delta, done
 

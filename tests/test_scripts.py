@@ -25,8 +25,8 @@ from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, starte
 # Redis 6.2's, as far as the scripts need them.
 COMMANDS = """
 DEL EXISTS EXPIRE GET HDEL HGET HINCRBY HMGET HSET HSETNX PUBLISH PUBSUB SADD SET SMEMBERS SREM
-STRLEN TIME PERSIST XACK XADD XDEL XGROUP XINFO XLEN XPENDING XRANGE XREADGROUP XREVRANGE ZADD ZCARD ZCOUNT
-ZINCRBY ZRANGE ZRANGEBYSCORE ZRANK ZREM ZSCORE
+STRLEN TIME PERSIST XACK XADD XDEL XGROUP XINFO XLEN XPENDING XRANGE XREADGROUP XREVRANGE ZADD
+ZCARD ZCOUNT ZINCRBY ZRANGE ZRANGEBYSCORE ZRANK ZREM ZSCORE
 """
 
 
@@ -351,7 +351,9 @@ async def test_a_lane_of_jobs_left_by_dead_workers_is_handed_on_64_at_a_time(que
     for job in jobs:
         await queue.enqueue(job, None, "d")
     for entry in (await queue.read("w", 100) or [])[:50]:
-        await queue.start("w", entry)
+        taken = await queue.start("w", entry)
+        assert taken
+        await queue.commit("w", [Commit(entry.job_id, taken.epoch, [delta(entry.job_id, 0)])])
     await lapse(queue, "w")
     assert [await queue.reap() for _ in range(3)] == [64, 36, 0]
     assert await queue.beat("w") is None

@@ -91,7 +91,7 @@ local function reap_stream(ready)
   for _, consumer in ipairs(redis.pcall('XINFO', 'CONSUMERS', key, GROUP)) do
     local name, pending = consumer[2], consumer[4]
     if not redis.call('ZSCORE', PREFIX .. 'workers', name) then
-      local how = redis.call('GET', PREFIX .. 'worker:' .. name .. ':ended') or 'lapsed'
+      local how = redis.call('GET', PREFIX .. 'ended:' .. name) or 'lapsed'
       local most = math.min(pending, budget - count)
       if most > 0 then
         for _, held in ipairs(redis.call('XPENDING', key, GROUP, '-', '+', most, name)) do

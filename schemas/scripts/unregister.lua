@@ -8,5 +8,5 @@ if redis.call('ZREM', PREFIX .. 'workers', worker) == 1 and how == 'crashed' the
   redis.call('HINCRBY', PREFIX .. 'counts', 'crashed', 1)
 end
 redis.call('DEL', PREFIX .. 'worker:' .. worker, attention_key(worker))
-redis.call('SET', PREFIX .. 'worker:' .. worker .. ':ended', how, 'EX', WORKER_TTL_S)
+redis.call('SET', PREFIX .. 'ended:' .. worker, how, 'EX', WORKER_TTL_S)
 return {'ok'}
