@@ -11,8 +11,9 @@ COMMANDS = {
     "demo": ("compose.demo", "the same, with three jobs streamed to the terminal"),
     "worker": ("worker.cli", "run jobs of one model"),
     "gateway": ("gateway.cli", "HTTP in front of the queue"),
-    "housekeeping": ("gateway.housekeeping", "chores on a clock"),
+    "housekeeping": ("gateway.housekeeping", "chores: sweeps, webhooks, batches"),
     "keys": ("gateway.keys", "create, list and revoke API keys"),
+    "webhooks": ("gateway.webhooks_cli", "receivers of events, and what they were sent"),
     "bench": ("loadtest.bench", "speed beside transformers, in one run"),
 }
 

@@ -1,6 +1,7 @@
 """`penstock up`: the whole of it on one machine, started, watched and ended in order."""
 
 import asyncio
+import os
 import signal
 import sys
 import time
@@ -157,6 +158,12 @@ async def running(
             stack.start(f"worker-{number}", "--model", settings.model, **env)
         await stack.ready()
         yield stack
+
+
+def _files_folder(folder: Path | None) -> dict[str, str]:
+    """What gateway and housekeeping share, unless the environment says it already."""
+    name = "PENSTOCK_FILES_FOLDER"
+    return {} if folder is None or name in os.environ else {name: str(folder / "files")}
 
 
 async def _stop_all(stack: Stack) -> None:

@@ -163,10 +163,13 @@ class Client:
         lane = card.lane(int.from_bytes(digest) % card.lanes)
         return lane.idempotent_job_id(tenant or self.tenant, idempotency_key)
 
-    async def submit(self, job: Job, account: Account | None = None) -> Submission:
+    async def submit(
+        self, job: Job, account: Account | None = None, note: str | None = None
+    ) -> Submission:
         """Put in a job that was named by `name_job`. A repeat of the same is no second job.
 
-        It counts for the account, under its limits; none: for its tenant, without limits.
+        It counts for the account, under its limits; none: for its tenant, without limits. `note`
+        is for who drains the outboxes (`gateway.outbox`).
         """
         queue = await self._queue(job.job_id)
         reply_to = None
@@ -179,6 +182,7 @@ class Client:
             max_queued=self.max_queued,
             result_ttl_s=self.result_ttl_s,
             account=account,
+            note=note,
         )
         if error := refusal(answer, job):
             raise error

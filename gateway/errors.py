@@ -13,7 +13,7 @@ from schemas.event import ErrorBody
 
 # Parts of OpenAI's interface that are not served: its clients get 501, not a riddle.
 NOT_SERVED = re.compile(
-    r"/v1/(responses|embeddings|files|batches|audio|realtime|images|videos|moderations|uploads"
+    r"/v1/(responses|embeddings|audio|realtime|images|videos|moderations|uploads"
     r"|fine_tuning|assistants|threads|vector_stores|evals|conversations|containers|webhooks"
     r"|messages|score|rerank)(/.*)?"
 )

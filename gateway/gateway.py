@@ -7,11 +7,15 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gateway.batches import Batches
 from gateway.client import Client
+from gateway.files import Files
 from gateway.gate import tenant_of
 from gateway.metrics import Metrics
+from gateway.outbound import Outbound
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
+from gateway.webhooks import Webhooks
 from schemas.errors import JobGone, JobNotFound
 from schemas.job import Job
 
@@ -25,6 +29,10 @@ class Gateway:
     shares: Shares
     metrics: Metrics
     version: str
+    files: Files
+    batches: Batches
+    webhooks: Webhooks
+    outbound: Outbound
 
     async def name_job(self, request: Request, model: str) -> str:
         """An id for what this request asks; the same one under the same idempotency key."""

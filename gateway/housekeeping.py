@@ -1,40 +1,42 @@
-"""Chores on a clock, by arq: reaping and sweeping, also when no worker lives to do it."""
+"""penstock housekeeping: chores by arq, also those that no worker lives to do."""
 
 import json
+import logging
 import sys
 from urllib.parse import urlsplit, urlunsplit
 
-from arq import cron
 from arq.connections import RedisSettings
 from arq.worker import Worker
 from pydantic import Field
 
-from schemas.connection import connect
-from schemas.process import Settings, load_settings, write_log_to_stderr
-from schemas.queue import Queue
-from schemas.registry import Registry
-from schemas.servers import Redis
+from gateway.batch_run import BatchRun
+from gateway.batches import Batches
+from gateway.chores import Chores
+from gateway.client import Client
+from gateway.files import Files, FilesSettings
+from gateway.outbound import Outbound, OutboundSettings
+from gateway.webhooks import Patience, Postman
+from schemas.process import load_settings, write_log_to_stderr
 
-EVERY_S = 5
+QUEUE = "penstock:chores"
+MOST_CHORE_S = 50  # then it is cancelled; after a killed process arq holds it for 10 s more
+AT_ONCE = 64
 
 
-class HousekeepingSettings(Settings):
-    """End what waited too long, hand on what the dead held."""
+class HousekeepingSettings(OutboundSettings, FilesSettings):
+    """End what waited too long, hand on what the dead held, send webhooks, run batches."""
 
     redis_url: str = Field("redis://127.0.0.1:6379/0", description="where the jobs are")
     chores_redis_url: str | None = Field(
         None, description="where arq keeps its own keys; none: the next database of the same server"
     )
-
-
-async def keep_lanes(ctx: dict[str, Redis]) -> int:
-    """Reap and sweep every lane of every known model; how many jobs were touched."""
-    redis, touched = ctx["jobs"], 0
-    for card in (await Registry(redis).cards()).values():
-        for number in range(card.lanes):
-            queue = Queue(redis, card.lane(number))
-            touched += await queue.reap() + await queue.sweep()
-    return touched
+    webhook_retry_s: float = Field(
+        5.0, gt=0, description="after the first failure; three times as long after each other"
+    )
+    webhook_max_attempts: int = Field(10, ge=1, description="then a webhook has failed")
+    batch_window: int = Field(
+        128, ge=1, le=4096, description="lines of one batch that are with the queue at once"
+    )
 
 
 def next_database(url: str) -> str:
@@ -47,20 +49,34 @@ def next_database(url: str) -> str:
 def main(argv: list[str]) -> int:
     settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
     write_log_to_stderr("housekeeping", settings.log_level)
-    chores_url = settings.chores_redis_url or next_database(settings.redis_url)
-    worker = Worker(
-        functions=[keep_lanes],
-        cron_jobs=[
-            cron(keep_lanes, second=set(range(0, 60, EVERY_S)), run_at_startup=True, keep_result=0)
-        ],
-        redis_settings=RedisSettings.from_dsn(chores_url),
-        queue_name="penstock:chores",
-        ctx={"jobs": connect(settings.redis_url)},
+    logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every chore, every second
+    worker(settings).run()
+    return 0
+
+
+def worker(settings: HousekeepingSettings) -> Worker:
+    client = Client.from_url(settings.redis_url)
+    patience = Patience(settings.webhook_retry_s, settings.webhook_max_attempts)
+    postman = Postman(client.redis, Outbound(settings), patience, settings.webhook_timeout_s)
+    batches, run = Batches(client.redis), None
+    if settings.files_folder is not None:
+        files = Files(client.redis, settings)
+        run = BatchRun(client, files, batches, postman, settings.batch_window)
+    chores = Chores(client, postman, batches, run)
+    return Worker(
+        functions=chores.on_call(),
+        cron_jobs=chores.on_a_clock(),
+        redis_settings=RedisSettings.from_dsn(
+            settings.chores_redis_url or next_database(settings.redis_url)
+        ),
+        queue_name=QUEUE,
         job_serializer=lambda chore: json.dumps(chore).encode(),
         job_deserializer=json.loads,
+        job_timeout=MOST_CHORE_S,
+        keep_result=0,  # a chore's id may come again
+        max_jobs=AT_ONCE,
+        log_results=False,
     )
-    worker.run()
-    return 0
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from gateway.body import checked, read_object
 from gateway.gate import caller_of, tenant_of
 from gateway.gateway import Open
 from gateway.intake import any_job, flattened
+from gateway.outbox import Note
 from gateway.share import MAX_S
 from gateway.sse import OpenedStream
 from schemas.delivery import JobStatus
 from schemas.errors import InvalidJob
 from schemas.event import Delta, Event, Result
 from schemas.openai import Asked, JsonObject
-from schemas.wire import Wire
+from schemas.wire import Report, Wire
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -28,13 +29,24 @@ class ShareRequest(Wire):
     expires_s: int = Field(3600, ge=1, le=MAX_S, description="from now")
 
 
+class Told(Report):
+    """Who hears of the job's end."""
+
+    webhook: str | None = None
+
+
 @router.post("")
 async def submit(request: Request, gateway: Open) -> Response:
     """The body is a chat's or a completion's; `params` may hold SamplingParams as they are."""
     body = flattened(await read_object(request, gateway.settings.max_body_bytes))
+    webhook = checked(Told, body).webhook
+    if webhook is not None:
+        gateway.outbound.check(webhook, "webhook")
     job_id = await gateway.name_job(request, checked(Asked, body).model)
     job = any_job(job_id, caller_of(request), body)
-    await gateway.client.submit(job)
+    is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
+    note = Note(webhook=webhook or "").dump() if is_told else None
+    await gateway.client.submit(job, note=note)
     return _json(_shape(await gateway.client.status(job_id, job.tenant)), 202)
 
 

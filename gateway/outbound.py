@@ -42,7 +42,7 @@ class OutboundSettings(Settings):
         default_factory=list,
         description="receivers of your own, as http://host:port; their address is not checked",
     )
-    webhook_timeout_s: float = Field(10.0, gt=0, description="for the whole of one request")
+    webhook_timeout_s: float = Field(10.0, gt=0, le=30, description="for the whole of one request")
 
 
 class NoAnswer(Unavailable):
@@ -60,6 +60,14 @@ class Target:
     host: str
     port: int
     is_private: bool  # named by the operator, wherever it is
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a receiver said; its body is not read."""
+
+    status: int
+    retry_after_s: float = 0.0  # 0: it did not say, or a date
 
 
 class Outbound:
@@ -89,8 +97,8 @@ class Outbound:
             raise InvalidJob(f"{param}: {error}", param) from None
         return target
 
-    async def post(self, url: str, headers: Mapping[str, str], content: bytes) -> int:
-        """The status of the answer, whose body is not read.
+    async def post(self, url: str, headers: Mapping[str, str], content: bytes) -> Answer:
+        """Call once; no redirect is followed.
 
         Raises InvalidJob when the URL or its address may not be called, NoAnswer when it should be
         tried again.
@@ -125,7 +133,7 @@ class Outbound:
             refuse_local([str(ip_address(host))])  # "2130706433" and "0x7f.1" are neither
         return Target(parsed, host, port, is_private=False)
 
-    async def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> int:
+    async def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> Answer:
         addresses = await self._resolve(target.host, target.port)
         if not target.is_private:
             try:
@@ -145,8 +153,9 @@ class Outbound:
             httpcore.AsyncConnectionPool(self._tls, network_backend=dialled) as pool,
             pool.stream("POST", url, headers=list(sent.items()), content=content) as answer,
         ):
-            status: int = answer.status
-            return status
+            named = {name.lower(): value for name, value in answer.headers}
+            asked = named.get(b"retry-after", b"").decode("latin-1")
+            return Answer(answer.status, float(asked) if asked.isdecimal() else 0.0)
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):

@@ -5,10 +5,12 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
+from gateway.files import FilesSettings
+from gateway.outbound import OutboundSettings
 from schemas.process import SecretSettings, words_of
 
 
-class GatewaySettings(SecretSettings):
+class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
     """HTTP in front of the queue."""
 
     host: str = Field("127.0.0.1", description="the address to listen on")
@@ -22,10 +24,6 @@ class GatewaySettings(SecretSettings):
     )
     open_metrics: bool = Field(False, description="/metrics needs no key")
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1, description="larger bodies get 413")
-    head_timeout_s: float = Field(15.0, gt=0, description="for a request's head to arrive whole")
-    body_timeout_s: float = Field(60.0, gt=0, description="for its body, after the head")
-    keep_alive_s: int = Field(30, ge=1, description="an idle connection is closed after this")
-    max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")
     ping_s: float = Field(10.0, gt=0, description="a stream silent for this long says `: ping`")
     max_num_queued_reqs: int = Field(10_000, ge=1, description="a lane that holds more gets 429")
     drain_s: int = Field(30, ge=0, description="open streams may run on this long after SIGTERM")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 NAMESPACE = "penstock"
 MODELS = f"{NAMESPACE}:models"  # hash: served name -> JSON ModelCard; configuration, never expires
+CHORES = f"{NAMESPACE}:{{chores}}:"  # begins every key of webhooks, files and batches: one slot
 GROUP = "workers"
 READY = ("suspect", "resume", "high", "normal", "batch")  # in the order that workers read them
 JOB_ID = re.compile(r"job_([a-z2-7]{6}[0-9]+)_([a-z2-7]{26})")
@@ -68,6 +69,11 @@ class Lane:
     def idempotent_job_id(self, tenant: str, key: str) -> str:
         digest = hashlib.blake2b(f"{len(tenant)}:{tenant}{key}".encode(), digest_size=17).digest()
         return f"job_{self.label}_{_base32(digest, 26)}"
+
+
+def short_digest(text: str) -> str:
+    """26 letters that follow from a text, for ids that a repeat shall make again."""
+    return _base32(hashlib.blake2b(text.encode(), digest_size=17).digest(), 26)
 
 
 def lane_label(job_id: str) -> str | None:

@@ -74,13 +74,15 @@ class Queue:
         max_queued: int = 10_000,
         result_ttl_s: int = 3600,
         account: Account | None = None,
+        note: str | None = None,
     ) -> Submission:
         """Accept a job, or say why not. `reply_to` is a pub/sub channel; none: the job's own.
 
         `digest` stands for the body: the same id with the same digest is the same job, submitted
         again; none: what the job itself asks. A foreground job is refused where no worker's lease
         runs. The job counts for `account`, under the limits that it has now; none: for its
-        tenant, without limits. The result is kept for `result_ttl_s` after the end.
+        tenant, without limits. The result is kept for `result_ttl_s` after the end. `note` is
+        put in the lane's outbox when the job ends.
         Raises InvalidJob.
         """
         text, own_digest = job.dump_and_digest()
@@ -99,6 +101,8 @@ class Queue:
             options["over_limit"] = job.over_limit
         if account is not None:
             options["account"] = account.model_dump(exclude_none=True)
+        if note is not None:
+            options["note"] = note
         reply = await self._run(
             "enqueue",
             job.job_id,

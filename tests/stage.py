@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkstemp
 from types import TracebackType
 from typing import Self
 
@@ -72,6 +74,39 @@ class GatewayProcess:
         self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=120)
         return self.process.returncode, output
+
+
+class HousekeepingProcess:
+    """`penstock housekeeping`, in a process group of its own; what it wrote is in `log`."""
+
+    def __init__(self, redis_url: str, *flags: str, **env: str) -> None:
+        number, path = mkstemp(prefix="penstock-housekeeping-", suffix=".log")
+        self.log = Path(path)
+        with os.fdopen(number, "w") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gateway.housekeeping", "--redis-url", redis_url, *flags],
+                env=os.environ | {"PYTHONPATH": "."} | env,
+                stdout=stream,
+                stderr=stream,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        if error is not None:
+            print(f"--- {self.log}\n{self.log.read_text()}")
+        self.log.unlink()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
 def spoken(*texts: str, index: int = 0, at: int = 0, reason: FinishReason = "stop") -> list[Delta]:

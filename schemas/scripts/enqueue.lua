@@ -13,6 +13,7 @@
 --   account          {"name": .., "limits": {"weight": .., "max_running": .., ..}}; the tenant
 --   max_queued       most jobs that may wait in the lane; 10000
 --   ttl_s            how long the result is kept; 3600
+--   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
 --   accepted | duplicate | mismatch | full | no_worker
 --   limited (reason: queued | rate | budget), unmeetable (the deadline, at the live rate)
@@ -62,6 +63,9 @@ local KINDS = {
   account = function(value) return type(value) == 'table', 'an object' end,
   max_queued = whole(0, MOST),
   ttl_s = whole(1, YEAR_MS / 1000),
+  note = function(value)
+    return type(value) == 'string' and value ~= '' and #value <= 4096, 'a text of 1 to 4096 bytes'
+  end,
 }
 local ACCOUNT_KINDS = {name = name, limits = KINDS.account}
 local LIMIT_KINDS = {}
@@ -175,6 +179,7 @@ redis.call('HSET', key, 'state', 'ready', 'epoch', 0, 'position', 0, 'ready', cl
   'digest', digest, 'tenant', tenant, 'account', account.name, 'channels', channel,
   'background', background, 'created_ms', NOW, 'ttl', options.ttl_s or 3600, 'cost', cost)
 if waits then redis.call('HSET', key, 'waits', 1) end
+if options.note then redis.call('HSET', key, 'note', options.note) end
 if deadline then redis.call('HSET', key, 'deadline', deadline) end
 if start_by then redis.call('HSET', key, 'start_by', start_by) end
 local last_ms = math.min(deadline or LAST_MS, start_by or LAST_MS)

@@ -142,6 +142,14 @@ local function retry_ms()
   return math.ceil(math.min(math.max(pace(), 100), 60000))
 end
 
+-- Whoever asked for a note finds here that a job ended: what it cost, and nothing of what it said.
+local function leave_note(job, state, event, note)
+  local is_read, told = pcall(cjson.decode, event)
+  local usage = is_read and type(told) == 'table' and told.usage or nil
+  redis.call('XADD', PREFIX .. 'outbox', '*', 'job', job.id, 'tenant', job.tenant, 'state', state,
+    'ended_ms', NOW, 'usage', usage and cjson.encode(usage) or '{}', 'note', note)
+end
+
 -- The one place where jobs end. Without a result of its own the log is kept as long as one.
 local function settle(job, epoch, state, event, result)
   redis.call('XADD', job.key .. ':log', epoch .. '-' .. job.position, 'e', event)
@@ -151,7 +159,8 @@ local function settle(job, epoch, state, event, result)
   redis.call('ZREM', PREFIX .. 'orphans', job.id)
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
   note_end()
-  local erases, ttl = unpack(redis.call('HMGET', job.key, 'erase', 'ttl'))
+  local erases, ttl, note = unpack(redis.call('HMGET', job.key, 'erase', 'ttl', 'note'))
+  if note then leave_note(job, state, event, note) end
   if erases then return erase(job.id) end
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
   if state == 'dead' then

@@ -1,0 +1,16 @@
+-- with lane
+-- Accept a batch. ARGV: id, tenant, what was asked as JSON, milliseconds of its window, most batches
+-- of the tenant that have not ended, most that its list holds, seconds that it is kept. Returns: ok; or full
+
+local id, tenant, asked, window_ms, most, listed, kept_s = unpack(ARGV)
+local list = PREFIX .. 'batches:' .. tenant
+redis.call('ZREMRANGEBYSCORE', list, '-inf', NOW - kept_s * 1000)
+if redis.call('SCARD', PREFIX .. 'batches_open:' .. tenant) >= tonumber(most) then return {'full'} end
+redis.call('HSET', PREFIX .. 'batch:' .. id, 'id', id, 'tenant', tenant, 'asked', asked, 'status',
+  'validating', 'created_ms', NOW, 'expires_ms', NOW + window_ms)
+redis.call('SADD', PREFIX .. 'batches_open:' .. tenant, id)
+redis.call('ZADD', list, NOW, id)
+redis.call('ZREMRANGEBYRANK', list, 0, -1 - listed)
+redis.call('EXPIRE', list, kept_s)
+redis.call('ZADD', PREFIX .. 'due:batches', NOW, id)
+return {'ok'}

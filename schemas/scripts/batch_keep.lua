@@ -1,0 +1,23 @@
+-- with lane
+-- What a turn made of a batch, all of it or nothing. ARGV: id, turn, seconds that it is kept after
+-- its end (0: it has not ended), fields as a JSON object (true: now), opened lines as an object,
+-- closed lines as a list. Returns: ok; or gone: the turn is over
+
+local id, turn, kept_s = unpack(ARGV, 1, 3)
+local fields, opened, closed = cjson.decode(ARGV[4]), cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
+if redis.call('HGET', PREFIX .. 'turns:batches', id) ~= turn then return {'gone'} end
+local key, open, items = PREFIX .. 'batch:' .. id, PREFIX .. 'batch_lines:' .. id, PREFIX .. 'items:batches:' .. id
+for field, value in pairs(fields) do
+  redis.call('HSET', key, field, value == true and NOW or value)
+end
+for line, place in pairs(opened) do redis.call('HSET', open, line, place) end
+for _, line in ipairs(closed) do
+  redis.call('HDEL', open, line)
+  redis.call('ZREM', items, line)
+end
+if tonumber(kept_s) > 0 then
+  redis.call('SREM', PREFIX .. 'batches_open:' .. redis.call('HGET', key, 'tenant'), id)
+  redis.call('DEL', open, items)
+  redis.call('EXPIRE', key, kept_s)
+end
+return {'ok'}

@@ -1,0 +1,16 @@
+-- with lane
+-- What ended and was asked about, the oldest first; what was handed on is forgotten.
+-- ARGV: most entries, then those that were handed on
+-- Returns: entry, job, tenant, state, ended_ms, usage as JSON, note for each
+
+for at = 2, #ARGV do redis.call('XDEL', PREFIX .. 'outbox', ARGV[at]) end
+local reply = {}
+for _, entry in ipairs(redis.call('XRANGE', PREFIX .. 'outbox', '-', '+', 'COUNT', ARGV[1])) do
+  local told = {}
+  for at = 1, #entry[2], 2 do told[entry[2][at]] = entry[2][at + 1] end
+  reply[#reply + 1] = entry[1]
+  for _, name in ipairs({'job', 'tenant', 'state', 'ended_ms', 'usage', 'note'}) do
+    reply[#reply + 1] = told[name] or ''
+  end
+end
+return reply

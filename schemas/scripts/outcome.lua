@@ -1,0 +1,16 @@
+-- with lane
+-- How an attempt went. ARGV: id, unit, turn of the attempt, state (pending | delivered | failed),
+-- what was answered, milliseconds until the next attempt, seconds that an ended one is kept
+-- Returns: ok; or late: its lease lapsed and another attempt began
+
+local id, unit, turn, state, answer, delay_ms, ttl_s = unpack(ARGV)
+local key, items = PREFIX .. 'webhook:' .. id, PREFIX .. 'items:webhooks:' .. unit
+if redis.call('HGET', key, 'turn') ~= turn then return {'late'} end
+redis.call('HSET', key, 'state', state, 'answer', answer, 'last_ms', NOW)
+if state == 'pending' then
+  redis.call('ZADD', items, NOW + delay_ms, id)
+else
+  redis.call('ZREM', items, id)
+  redis.call('EXPIRE', key, ttl_s)
+end
+return {'ok'}
