@@ -4,6 +4,7 @@ What is constant is rendered once for a stream; a token costs one string escape 
 Each choice opens with its role or its echo, and closes with an empty piece that has the reason.
 """
 
+from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
 
 from pydantic_core import to_json
@@ -18,7 +19,7 @@ from gateway.answers import (
     usage,
 )
 from gateway.tool_calls import Found
-from schemas.event import Delta, Done, Failed, TokenLogprob, Usage
+from schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
 from schemas.openai import JsonObject
 
 DONE = b"data: [DONE]\n\n"
@@ -41,15 +42,23 @@ class Chunks:
         self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
         self._opened: set[int] = set()
+        self._closed: set[int] = set()
 
     def render(self, event: Delta | Done | Failed) -> bytes:
         if isinstance(event, Delta):
             return self._delta(event)
         if isinstance(event, Failed):
             return b"data: " + to_json(error(event.error)) + b"\n\n" + DONE
+        last = b"".join(self._ends(event, event.finish_reason)) if event.finish_reason else b""
         if not self.form.options.include_usage:
-            return DONE
-        return self._head + _usage_tail(event.usage) + DONE
+            return last + DONE
+        return last + self._head + _usage_tail(event.usage) + DONE
+
+    def _ends(self, event: Done, reason: FinishReason) -> Iterator[bytes]:
+        """Of the choices that no delta of theirs ended."""
+        for index in range(self.form.job.num_choices):
+            if index not in self._closed:
+                yield self._delta(Delta(event.position, [], index, finish_reason=reason))
 
     def _delta(self, event: Delta) -> bytes:
         choices = []
@@ -58,6 +67,7 @@ class Chunks:
             choices += self.opening(event.index)
         choices += self.pieces(event)
         if event.finish_reason:
+            self._closed.add(event.index)
             choices.append(self.closing(event))
         tail = self._tail
         if self.form.options.continuous_usage_stats:

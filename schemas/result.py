@@ -6,7 +6,17 @@ import msgspec
 from pydantic import Field
 
 from schemas.checksum import NOTHING, roll
-from schemas.event import Choice, Delta, Done, EndState, Event, Failed, Result, TokenLogprob
+from schemas.event import (
+    Choice,
+    Delta,
+    Done,
+    EndState,
+    Event,
+    Failed,
+    FinishReason,
+    Result,
+    TokenLogprob,
+)
 
 
 class KeptResult(Result):
@@ -26,6 +36,7 @@ class KeptResult(Result):
             token_at[index], text_at[index] = begin + num_tokens, shown + num_chars
             is_last = token_at[index] == len(choice.token_ids)
             token_ids = choice.token_ids[begin : begin + num_tokens]
+            own_reason = None if choice.finish_reason == "budget" else choice.finish_reason
             checksum = roll(checksum, index, token_ids)
             yield Delta(
                 position=position,
@@ -33,7 +44,7 @@ class KeptResult(Result):
                 token_ids=token_ids,
                 text=choice.text[shown : shown + num_chars],
                 logprobs=choice.logprobs and choice.logprobs[begin : begin + num_tokens],
-                finish_reason=choice.finish_reason if is_last else None,
+                finish_reason=own_reason if is_last else None,
                 stop_reason=choice.stop_reason if is_last else None,
                 checksum=checksum,
             )
@@ -42,7 +53,13 @@ class KeptResult(Result):
 
     def _end(self, position: int, checksum: int) -> Done | Failed:
         if self.state == "succeeded" or self.error is None:
-            return Done(position=position, usage=self.usage, checksum=checksum)
+            is_cut = any(choice.finish_reason == "budget" for choice in self.choices)
+            return Done(
+                position=position,
+                usage=self.usage,
+                checksum=checksum,
+                finish_reason="budget" if is_cut else None,
+            )
         return Failed(
             position=position,
             state=self.state,
@@ -57,12 +74,13 @@ def fold(
 ) -> KeptResult:
     """The result of a whole log. A choice that never had a token is there, and empty."""
     state: EndState = end.state
+    reason = end.finish_reason if isinstance(end, Done) else None
     return KeptResult(
         job_id=job_id,
         model=model,
         state=state,
         choices=[
-            _choice(index, [delta for delta in deltas if delta.index == index])
+            _choice(index, [delta for delta in deltas if delta.index == index], reason)
             for index in range(num_choices)
         ],
         usage=end.usage,
@@ -71,7 +89,7 @@ def fold(
     )
 
 
-def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
+def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) -> Choice:
     logprobs: list[TokenLogprob] = [token for delta in deltas for token in delta.logprobs or []]
     last = deltas[-1] if deltas else None
     return Choice(
@@ -79,7 +97,7 @@ def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
         text="".join(delta.text for delta in deltas),
         token_ids=[token for delta in deltas for token in delta.token_ids],
         logprobs=logprobs or None,
-        finish_reason=last.finish_reason if last else None,
+        finish_reason=(last.finish_reason if last else None) or reason,
         stop_reason=last.stop_reason if last else None,
     )
 

@@ -1,9 +1,11 @@
-"""The text of a Lua script as Redis gets it: the shared files that it needs, then its own.
+"""The text of a Lua script as Redis gets it: what it uses of the shared files, then its own.
 
     python -m schemas.script enqueue
 
 prints one, for a client that has nothing but Redis: `EVAL` it with one key, the lane's prefix.
-Which shared files a script needs its first line says: `-- with lane, accounts, waiting`.
+
+Redis runs the whole text at each call, and every function that it defines costs. So the shared
+files are taken apart at their blank lines, and a part is sent where a name that it defines is used.
 """
 
 import hashlib
@@ -14,17 +16,38 @@ from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SHARED = ("lane", "accounts", "waiting", "log")  # in the order in which they are sent
+DEFINED = re.compile(r"^(?:local )?function (\w+)|^local ((?:\w+, )*\w+)", re.MULTILINE)
+COMMENT_OR_TEXT = re.compile(r"--.*|'[^'\n]*'")
 
 
 @cache
 def script_text(name: str) -> tuple[str, str]:
     """A script whole, and the digest by which Redis knows it."""
     own = (SCRIPTS / f"{name}.lua").read_text()
-    head = re.match(r"-- with ([a-z, ]+)\n", own)
-    needed = head[1].split(", ") if head else []
-    parts = [(SCRIPTS / f"{part}.lua").read_text() for part in SHARED if part in needed]
-    text = "".join([*parts, own])
+    wanted, sent = _names(own), set[str]()
+    while found := {part for part in _parts() if part not in sent and _defines(part) & wanted}:
+        sent |= found
+        wanted.update(*map(_names, found))
+    text = "\n\n".join([*(part for part in _parts() if part in sent), own])
     return text, hashlib.sha1(text.encode()).hexdigest()
+
+
+@cache
+def _parts() -> list[str]:
+    return [
+        part.strip("\n")
+        for name in SHARED
+        for part in re.split(r"\n\n+", (SCRIPTS / f"{name}.lua").read_text())
+    ]
+
+
+def _names(part: str) -> set[str]:
+    return set(re.findall(r"\w+", COMMENT_OR_TEXT.sub("", part)))
+
+
+def _defines(part: str) -> set[str]:
+    found = DEFINED.findall(part)
+    return {word for one, several in found for word in (one, *several.split(", ")) if word}
 
 
 if __name__ == "__main__":

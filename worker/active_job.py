@@ -9,7 +9,7 @@ from schemas.checksum import NOTHING, roll
 from schemas.cursor import Cursor
 from schemas.delivery import Commit, Ending, Started
 from schemas.errors import Cancelled, DeadlineExceeded
-from schemas.event import Delta, Done, ErrorBody, Failed, Usage
+from schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Usage
 from schemas.job import Job
 from worker.completion import Completion, Piece
 from worker.engine.messages import Addition, Output
@@ -31,6 +31,7 @@ class ActiveJob:
     deltas: list[Delta] = field(default_factory=list)
     num_committed: int = 0
     failure: tuple[Failure, ErrorBody] | None = None
+    is_spent: bool = False  # the account's budget is: what runs on ends here, and well
     behind_since_s: float | None = None  # monotonic; none when all is committed
     _pending: dict[int, Piece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
@@ -69,7 +70,8 @@ class ActiveJob:
 
     @property
     def is_over(self) -> bool:
-        return self.failure is not None or all(each.is_finished for each in self.completions)
+        is_stopped = self.failure is not None or self.is_spent
+        return is_stopped or all(each.is_finished for each in self.completions)
 
     def seq_id(self, index: int) -> str:
         """Unique over attempts: what an earlier one still sends is not taken for this one's."""
@@ -98,7 +100,7 @@ class ActiveJob:
     def take(self, index: int, output: Output) -> bool:
         """Add a step's output to a choice; true if a stop string ended it before the engine did."""
         completion = self.completions[index]
-        if completion.is_finished or self.failure is not None:
+        if completion.is_finished or self.failure is not None or self.is_spent:
             return False
         piece = completion.take(
             output.token_ids, output.logprobs, output.finish_reason, output.stop_reason
@@ -120,11 +122,38 @@ class ActiveJob:
         error = DeadlineExceeded("timeout_ms: the job's time was up while it ran", "timeout_ms")
         self.fail("expired", error.body())
 
+    def spend(self) -> None:
+        self.is_spent = True
+
+    def cut(self, position: int) -> None:
+        """Drop all tokens from a position on: the budget ends there. None of them is logged."""
+        self.is_spent = True
+        self._seal()
+        kept = [delta for delta in self.deltas if delta.end <= position]
+        beyond = self.deltas[len(kept) :]
+        self.deltas, self._checksum = kept, NOTHING
+        self.num_committed = min(self.num_committed, len(kept))
+        self.completions = [completion.anew() for completion in self.completions]
+        for delta in kept:
+            self.completions[delta.index].replay(delta)
+            self._checksum = roll(self._checksum, delta.index, delta.token_ids)
+        if beyond and beyond[0].position < position:
+            last, count = beyond[0], position - beyond[0].position
+            piece = self.completions[last.index].cut(last.token_ids[:count], last.logprobs)
+            self._pending[last.index] = piece
+            self._seal()
+
     def commit(self) -> Commit:
         """What is not logged yet. While that is under way new pieces wait, and merge."""
         if self.num_committed == len(self.deltas):
             self._seal()
-        return Commit(self.job.job_id, self.started.epoch, self.deltas[self.num_committed :])
+        new = self.deltas[self.num_committed :]
+        if self.num_committed > len(self.started.log):
+            return Commit(self.job.job_id, self.started.epoch, new)
+        usage = self.usage()
+        return Commit(
+            self.job.job_id, self.started.epoch, new, usage.prompt_tokens, usage.cached_tokens
+        )
 
     def note_committed(self, commit: Commit) -> None:
         self.num_committed += len(commit.deltas)
@@ -134,7 +163,8 @@ class ActiveJob:
         """What ends the job, with the deltas that are not logged yet."""
         self._seal()
         position, usage, checksum = self.position, self.usage(), self._checksum
-        end: Done | Failed = Done(position=position, usage=usage, checksum=checksum)
+        reason: FinishReason | None = "budget" if self.open_choices() else None
+        end: Done | Failed = Done(position, usage, checksum=checksum, finish_reason=reason)
         if self.failure is not None:
             state, error = self.failure
             end = Failed(

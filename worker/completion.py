@@ -87,6 +87,18 @@ class Completion:
         self._append(piece)
         return piece
 
+    def anew(self) -> "Completion":
+        """The same, before its first token."""
+        return Completion(self._text, self._params, self._enders)
+
+    def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Piece:
+        """Append its last ids, with all text that was held back. What ended it the job says."""
+        texts, _, _ = self._read(token_ids, "budget")
+        shown = list(logprobs[: len(token_ids)]) if logprobs is not None else None
+        piece = Piece(list(token_ids), "".join(texts), shown, None, None)
+        self._append(piece)
+        return piece
+
     def replay(self, delta: Delta) -> None:
         """Append what the log holds: the text readers got, and the states that the ids give."""
         self._read(delta.token_ids, None)

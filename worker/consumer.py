@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from schemas.delivery import Ending, Entry, Started
-from schemas.errors import PenstockError, PromptTooLong, Unavailable, WorkerFailed
+from schemas.errors import BudgetExceeded, PenstockError, PromptTooLong, Unavailable, WorkerFailed
 from schemas.event import Failed
 from schemas.job import Job
 from schemas.queue import Queue
@@ -40,6 +40,7 @@ class Intake:
         is_short = sum(len(prompt) for prompt in job.prompts) < _INLINE_CHARS and job.chat is None
         needs_thread = not is_short or job.params.structured_outputs is not None
         prompts = await asyncio.to_thread(self._read, job) if needs_thread else self._read(job)
+        self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
         completions = [Completion(self.text, job.params, enders) for _ in range(job.num_choices)]
         return ActiveJob(started, prompts, completions)
@@ -47,6 +48,12 @@ class Intake:
     def additions(self, active: ActiveJob) -> list[Addition]:
         job = active.job
         return active.additions(self.settings.cache_salt(job.tenant, job.cache_salt))
+
+    def _check_budget(self, started: Started, num_prompt: int) -> None:
+        left = started.budget_left
+        if left is not None and not started.log and num_prompt >= left:
+            sentence = f"prompt: {num_prompt} tokens; the account's budget has {left} left"
+            raise BudgetExceeded(sentence, "prompt")
 
     def _read(self, job: Job) -> list[list[int]]:
         if job.chat is not None:

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from schemas.delivery import Letter
+from schemas.delivery import Letter, OutOfBudget
 from schemas.errors import Unavailable
 from schemas.queue import Queue
 from worker.active_job import ActiveJob
@@ -87,6 +87,8 @@ class Streamer:
                 self._end_early(active, active.cancel)
             elif letter is Letter.DEADLINE:
                 self._end_early(active, active.expire)
+            elif letter is Letter.BUDGET:
+                self._end_early(active, active.spend)
 
     def is_behind(self) -> bool:
         """Whether a job has more that is not logged than may be lost or held."""
@@ -146,6 +148,8 @@ class Streamer:
         commits = [active.commit() for active in going]
         letters = await self.queue.commit(self.incarnation, commits)
         for active, commit in zip(going, commits, strict=True):
+            if letters[commit.job_id] is Letter.BUDGET:  # and `finish` says how far it is logged
+                continue
             active.note_committed(commit)
             if active.has_passed_trial:
                 self._room.end_trial(active.job.job_id)
@@ -154,7 +158,12 @@ class Streamer:
         self.obey(letters)
 
     async def _finish(self, active: ActiveJob) -> None:
-        is_ours = await self.queue.finish(self.incarnation, active.ending())
+        try:
+            is_ours = await self.queue.finish(self.incarnation, active.ending())
+        except OutOfBudget as budget:
+            active.cut(budget.position)
+            self._touch(active)
+            return
         log.info(
             "job %s ended: %s, %d tokens",
             active.job.job_id,

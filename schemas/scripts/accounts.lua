@@ -1,5 +1,5 @@
 
--- Accounts: what each may use of this lane, and has used. With lane.lua.
+-- Accounts: what each may use of this lane, and has used.
 --   account:<name>        hash: tenant, weight and limits as last submitted; jobs queued and running;
 --                         the minute's window; why it is blocked
 --   usage:<day>:<name>    hash: prompt_tokens, cached_tokens, completion_tokens, jobs
@@ -8,27 +8,38 @@
 -- before all that waits. All of it changes inside the transitions of jobs, so nothing can leak.
 
 local MINUTE_MS = 60000
+
 local DAY_MS = 86400000
+
 local IDLE_TTL_S = 3600
+
 local DAY_TTL_S = 40 * 86400
+
 local MONTH_TTL_S = 70 * 86400
+
 local LIMITS = {
   'requests_per_minute', 'tokens_per_minute', 'max_running', 'max_queued', 'tokens_per_day',
   'tokens_per_month', 'weight',
 }
-local COUNTS = {'running', 'queued', 'minute', 'requests', 'tokens'}
-local accounts, touched = {}, {}
+
+local ACCOUNT = {
+  'tenant', 'blocked', 'running', 'queued', 'minute', 'requests', 'tokens', unpack(LIMITS),
+}
+
+local accounts = {}
+
+local touched = {}
 
 local function account_of(name)
   local account = accounts[name]
   if account then return account end
-  account = {name = name, key = PREFIX .. 'account:' .. name, computed = {}}
-  local values = redis.call('HMGET', account.key, 'tenant', 'blocked', unpack(LIMITS))
+  local key = PREFIX .. 'account:' .. name
+  local values = redis.call('HMGET', key, unpack(ACCOUNT))
+  account = {name = name, key = key, computed = {}, is_new = not values[1]}
   account.tenant, account.blocked = values[1] or name, values[2]
-  for at, field in ipairs(LIMITS) do account[field] = tonumber(values[at + 2] or nil) end
+  for at = 3, 7 do account[ACCOUNT[at]] = tonumber(values[at] or 0) end
+  for at = 8, #ACCOUNT do account[ACCOUNT[at]] = values[at] and tonumber(values[at]) or nil end
   account.weight = account.weight or 1
-  local counts = redis.call('HMGET', account.key, unpack(COUNTS))
-  for at, field in ipairs(COUNTS) do account[field] = tonumber(counts[at] or 0) end
   accounts[name] = account
   return account
 end
@@ -105,9 +116,10 @@ end
 local function over_limit(account, tokens)
   local left, renews_ms = budget_left(account)
   if left <= 0 then return 'budget', renews_ms end
+  local requests, most = account.requests_per_minute, account.tokens_per_minute
+  if not requests and not most then return end
   roll(account)
   local end_ms = account.minute + MINUTE_MS
-  local requests, most = account.requests_per_minute, account.tokens_per_minute
   if requests and account.requests >= requests then return 'rate', end_ms end
   if most and (account.tokens >= most or account.tokens > 0 and account.tokens + tokens > most) then
     return 'rate', end_ms
@@ -130,14 +142,13 @@ end
 
 -- It has a job now; its limits are written where they are new.
 local function keep_account(account, is_changed)
-  redis.call('PERSIST', account.key)
-  if is_changed then
-    redis.call('HDEL', account.key, unpack(LIMITS))
-    for _, field in ipairs(LIMITS) do
-      if account[field] then redis.call('HSET', account.key, field, account[field]) end
-    end
-  end
+  if account.running + account.queued == 0 then redis.call('PERSIST', account.key) end
+  if not is_changed and not account.is_new then return end
+  redis.call('HDEL', account.key, unpack(LIMITS))
   redis.call('HSET', account.key, 'tenant', account.tenant)
+  for _, field in ipairs(LIMITS) do
+    if account[field] then redis.call('HSET', account.key, field, account[field]) end
+  end
 end
 
 -- Note what a job used; `book` writes it. `computed` went through the model, for the fair turns.

@@ -1,4 +1,3 @@
--- with lane
 -- Add a reader's channel to a job and give the log after its cursor, with nothing between the two.
 -- ARGV: tenant, job, channel, cursor, most events
 -- Returns: state, log, events; or state, result, its JSON, once the log is gone; or missing; or gone

@@ -1,4 +1,3 @@
--- with lane
 -- Renew a lease with nothing to show. ARGV: worker, lease_ms, statistics as JSON (empty: as before)
 -- Returns: ok, then (job, letter) for each held job that must stop; or lost
 

@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- Cancel a job, or erase all that is kept of it. ARGV: tenant, job, erase (0 | 1)
 -- Returns: the state before, or missing. A running job stops when its worker hears of it.
 

@@ -1,4 +1,3 @@
--- with lane, accounts, waiting, log
 -- Log and show what a step made. ARGV: worker, lease_ms, number of jobs, then for each: job, epoch,
 -- prompt (tokens:cached; empty: not known yet), number of events, and for each of these: position,
 -- tokens, JSON

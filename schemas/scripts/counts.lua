@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- How full the lane is. Returns: claimed or running, ended so far, average milliseconds between two
 -- ends while it is busy, handed back, delayed, waiting of class high, normal, batch; then
 -- (reason, jobs) for those whose account's limits hold them

@@ -1,4 +1,3 @@
--- with lane
 -- Take a reader's channel from a job. ARGV: job, channel
 
 local id, channel = unpack(ARGV)

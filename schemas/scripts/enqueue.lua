@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- Accept a job, or say why not.
 -- KEYS: the lane's prefix
 -- ARGV: job id, digest of the body, the Job as JSON, reply channel, options as a JSON object:
@@ -25,64 +24,80 @@ local DUE_MS = 600000 -- the place in its account's backlog of a job without a d
 local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 
+local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
+  .. 'prompt_tokens over_limit account max_queued ttl_s note '
+local ACCOUNT_OPTIONS = ' name limits '
+local LIMIT_OPTIONS = ' ' .. table.concat(LIMITS, ' ') .. ' '
+
 local options
 local id, digest, request, channel = unpack(ARGV, 1, 4)
 
-local function whole(least, most)
-  return function(value)
-    return type(value) == 'number' and value >= least and value <= most and value % 1 == 0,
-      'a whole number from ' .. string.format('%.0f to %.0f', least, most)
+local function whole(object, path, field, least, most)
+  local value = object[field]
+  if value == nil then return end
+  if type(value) ~= 'number' or value < least or value > most or value % 1 ~= 0 then
+    return string.format('%s.%s is a whole number from %.0f to %.0f', path, field, least, most)
   end
 end
 
-local function name(value)
-  return type(value) == 'string' and value ~= '' and #value <= 256 and not string.find(value, '%c'),
-    'a text of 1 to 256 bytes without control characters'
+local function name(value, path)
+  if value == nil then return end
+  if type(value) ~= 'string' or value == '' or #value > 256 or string.find(value, '%c') then
+    return path .. ' is a text of 1 to 256 bytes without control characters'
+  end
 end
 
-local function one_of(...)
-  local words = {...}
-  return function(value)
-    for _, word in ipairs(words) do
-      if value == word then return true end
+local function unknown(object, path, known)
+  for field in pairs(object) do
+    if not string.find(known, ' ' .. field .. ' ', 1, true) then
+      return path .. '.' .. string.sub(field, 1, 64) .. ' is not known; leave it out'
     end
-    return false, table.concat(words, ', ')
   end
 end
 
-local KINDS = {
-  tenant = name,
-  class = one_of('high', 'normal', 'batch'),
-  background = function(value) return type(value) == 'boolean', 'true or false' end,
-  timeout_ms = whole(1, YEAR_MS),
-  queue_timeout_ms = whole(1, YEAR_MS),
-  not_before_ms = whole(0, LAST_MS),
-  delay_ms = whole(0, YEAR_MS),
-  prompt_tokens = whole(0, MOST),
-  over_limit = one_of('refuse', 'wait'),
-  account = function(value) return type(value) == 'table', 'an object' end,
-  max_queued = whole(0, MOST),
-  ttl_s = whole(1, YEAR_MS / 1000),
-  note = function(value)
-    return type(value) == 'string' and value ~= '' and #value <= 4096, 'a text of 1 to 4096 bytes'
-  end,
-}
-local ACCOUNT_KINDS = {name = name, limits = KINDS.account}
-local LIMIT_KINDS = {}
-for _, field in ipairs(LIMITS) do LIMIT_KINDS[field] = whole(1, MOST) end
-LIMIT_KINDS.weight = function(value)
-  return type(value) == 'number' and value >= 0.001 and value <= 1000, 'a number from 0.001 to 1000'
+local function wrong_account(account)
+  if type(account) ~= 'table' then return 'options.account is an object' end
+  local wrong = unknown(account, 'options.account', ACCOUNT_OPTIONS)
+    or name(account.name, 'options.account.name')
+  if wrong then return wrong end
+  if not account.name then return 'options.account.name is missing' end
+  local limits, path = account.limits, 'options.account.limits'
+  if limits == nil then return end
+  if type(limits) ~= 'table' then return path .. ' is an object' end
+  wrong = unknown(limits, path, LIMIT_OPTIONS)
+  for _, field in ipairs(LIMITS) do
+    if field ~= 'weight' then wrong = wrong or whole(limits, path, field, 1, MOST) end
+  end
+  if wrong then return wrong end
+  local weight = limits.weight or 1
+  if type(weight) ~= 'number' or not (weight >= 0.001 and weight <= 1000) then
+    return path .. '.weight is a number from 0.001 to 1000'
+  end
 end
 
-local function wrong_field(path, object, kinds)
-  for field, value in pairs(object) do
-    local kind = kinds[field]
-    if not kind then
-      return path .. '.' .. string.sub(tostring(field), 1, 64) .. ' is not known; leave it out'
-    end
-    local is_good, needed = kind(value)
-    if not is_good then return path .. '.' .. field .. ' is ' .. needed end
+local function wrong_option()
+  local class, over = options.class or 'normal', options.over_limit or 'refuse'
+  if class ~= 'high' and class ~= 'normal' and class ~= 'batch' then
+    return 'options.class is high, normal or batch'
   end
+  if over ~= 'refuse' and over ~= 'wait' then return 'options.over_limit is refuse or wait' end
+  if type(options.background or false) ~= 'boolean' then
+    return 'options.background is true or false'
+  end
+  local note = options.note
+  if note ~= nil and (type(note) ~= 'string' or note == '' or #note > 4096) then
+    return 'options.note is a text of 1 to 4096 bytes'
+  end
+  return unknown(options, 'options', OPTIONS)
+    or name(options.tenant, 'options.tenant')
+    or whole(options, 'options', 'timeout_ms', 1, YEAR_MS)
+    or whole(options, 'options', 'queue_timeout_ms', 1, YEAR_MS)
+    or whole(options, 'options', 'not_before_ms', 0, LAST_MS)
+    or whole(options, 'options', 'delay_ms', 0, YEAR_MS)
+    or whole(options, 'options', 'prompt_tokens', 0, MOST)
+    or whole(options, 'options', 'max_queued', 0, MOST)
+    or whole(options, 'options', 'ttl_s', 1, YEAR_MS / 1000)
+    or options.account and wrong_account(options.account)
 end
 
 local function complaint()
@@ -97,15 +112,10 @@ local function complaint()
   local is_json, value = pcall(cjson.decode, ARGV[5])
   if not is_json or type(value) ~= 'table' then return 'options is a JSON object' end
   options = value
-  local wrong = wrong_field('options', options, KINDS)
-  local account = options.account or {}
-  wrong = wrong or wrong_field('options.account', account, ACCOUNT_KINDS)
-    or wrong_field('options.account.limits', account.limits or {}, LIMIT_KINDS)
-  if wrong then return wrong end
-  if options.account and not account.name then return 'options.account.name is missing' end
   if options.not_before_ms and options.delay_ms then
     return 'options.not_before_ms and delay_ms: give one of them'
   end
+  return wrong_option()
 end
 
 local wrong = complaint()
@@ -175,7 +185,7 @@ tally(account, 'queued', 1)
 
 local due_ms = math.min(deadline or LAST_MS, start_by or LAST_MS, begin_ms + DUE_MS)
 local due_us = due_ms * 1000 + NOW_US % 1000
-redis.call('HSET', key, 'state', 'ready', 'epoch', 0, 'position', 0, 'ready', class, 'class', class,
+redis.call('HSET', key, 'state', 'ready', 'epoch', 0, 'position', 0, 'class', class,
   'digest', digest, 'tenant', tenant, 'account', account.name, 'channels', channel,
   'background', background, 'created_ms', NOW, 'ttl', options.ttl_s or 3600, 'cost', cost)
 if waits then redis.call('HSET', key, 'waits', 1) end

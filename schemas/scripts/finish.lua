@@ -1,4 +1,3 @@
--- with lane, accounts, waiting, log
 -- End a job. ARGV: worker, lease_ms, job, epoch, state, end event as JSON, its position, result as
 -- JSON, prompt (tokens:cached; empty: none was computed), number of events before the end, and for
 -- each of these: position, tokens, JSON

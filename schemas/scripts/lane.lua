@@ -1,25 +1,38 @@
 -- What the scripts of a lane share. KEYS[1] is the lane's prefix, and every key begins with it, so
 -- a script touches one hash slot. Time is Redis's. Each script returns a flat list of strings.
--- What ends jobs or hands them on needs accounts.lua and waiting.lua too: a script's first line says.
+-- Parts between blank lines are sent with the scripts that use what they define: schemas/script.py.
 
 local PREFIX = KEYS[1]
+
 local READY = {'suspect', 'resume', 'high', 'normal', 'batch'}
+
 local GROUP = 'workers'
+
 local LOG_TTL_S = 60
+
 local DEAD_TTL_S = 7 * 24 * 3600 -- a dead letter, and the request to submit again
+
 local WORKER_TTL_S = 3600
-local CANCELLED = '"state":"cancelled","error":{"code":"cancelled","message":"the job was cancelled","status":499}'
+
+local RATE_MS = 30000 -- ends count for the drain rate for about as long
+
+local CANCELLED = '"state":"cancelled","error":{"code":"cancelled",'
+  .. '"message":"the job was cancelled","status":499}'
+
 local EXPIRED = '"state":"expired","error":{"code":"deadline_exceeded",'
   .. '"message":"timeout_ms: the job waited in the queue until its time was up","status":504}'
+
 local NOT_STARTED = '"state":"expired","error":{"code":"queue_timeout","message":'
   .. '"queue_timeout_ms: the job was not started in time","status":504,"retryable":true}'
+
 local OVER_BUDGET = '"state":"failed","error":{"code":"budget_exceeded",'
   .. '"message":"the token budget was used up before the job began","status":429,"retryable":true}'
-local FIELDS = { -- read for each job of each step: what is needed seldom is read where it is needed
+
+-- Read for each job of each step: what is needed seldom is read where it is needed.
+local FIELDS = {
   'state', 'epoch', 'owner', 'position', 'ready', 'entry', 'channels', 'cancel', 'deadline',
   'tenant', 'account', 'class', 'stop', 'prompt', 'trial',
 }
-local RATE_MS = 30000 -- ends count for the drain rate for about as long
 
 local vacate -- in waiting.lua
 
@@ -42,10 +55,11 @@ local function attention_key(worker)
 end
 
 local function load(id)
-  local values = redis.call('HMGET', PREFIX .. 'job:' .. id, unpack(FIELDS))
+  local key = PREFIX .. 'job:' .. id
+  local values = redis.call('HMGET', key, unpack(FIELDS))
   if not values[1] then return nil end
-  local job = {id = id, key = PREFIX .. 'job:' .. id}
-  for at, field in ipairs(FIELDS) do job[field] = values[at] end
+  local job = {id = id, key = key}
+  for at = 1, #FIELDS do job[FIELDS[at]] = values[at] end
   job.epoch, job.position = tonumber(job.epoch), tonumber(job.position)
   job.stop = job.stop and tonumber(job.stop)
   job.running = job.state == 'admitting' or job.state == 'decoding'
@@ -102,9 +116,11 @@ local function erase(id)
   redis.call('DEL', key, key .. ':request', key .. ':log', key .. ':result')
 end
 
--- Wakes the workers that wait for something to read.
+-- Wakes the workers that wait for something to read, if there are any.
 local function announce()
-  redis.call('XADD', PREFIX .. 'news', 'MAXLEN', 1, '*', 'n', 1)
+  if redis.call('DEL', PREFIX .. 'idle') == 1 then
+    redis.call('XADD', PREFIX .. 'news', 'MAXLEN', 1, '*', 'n', 1)
+  end
 end
 
 local function num_pending(ready)

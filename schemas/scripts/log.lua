@@ -1,5 +1,5 @@
 
--- The log of a job, which is also what it is charged for. With lane.lua, accounts.lua, waiting.lua.
+-- The log of a job, which is also what it is charged for.
 
 -- A job's prompt counts once, with the first tokens after it. `text`: tokens:cached; empty: none yet.
 local function note_prompt(job, account, text)

@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- Claim at most `count` jobs: those handed back, then high, normal and batch; of a class, the account
 -- whose tenant was served least. ARGV: worker, ticket, count, alone (0 | 1: the worker holds nothing,
 -- and takes nothing beside a suspect)
@@ -44,7 +43,7 @@ local function age(class)
       local due_us = redis.call('ZSCORE', backlog_key(class, account), id)
       leave_backlog(class, account, id)
       join_backlog(ABOVE[class], account, id, due_us, NOW)
-      redis.call('HSET', key, 'class', ABOVE[class], 'ready', ABOVE[class], 'moved', 1)
+      redis.call('HSET', key, 'class', ABOVE[class], 'moved', 1)
     end
   end
 end
@@ -96,7 +95,8 @@ local function claim(class)
   redis.call('HSET', PREFIX .. 'counts', 'clock:' .. class, v)
   serve(account, class, cost)
   local entry = redis.call('XADD', ready_key(class), '*', 'job', id)
-  redis.call('HSET', PREFIX .. 'job:' .. id, 'entry', entry, 'turn', NOW_US)
+  redis.call('HSET', PREFIX .. 'job:' .. id, 'entry', entry, 'ready', class, 'turn',
+    NOW_US)
   return true
 end
 
@@ -173,6 +173,7 @@ if #taken > 1 then
   return taken
 end
 
+redis.call('SET', PREFIX .. 'idle', 1, 'EX', 60)
 local newest = redis.call('XREVRANGE', PREFIX .. 'news', '+', '-', 'COUNT', 1)[1]
 local wait_ms = waits_ms and SUSPECT_WAIT_MS or -1
 for _, name in ipairs({'parked', 'delayed'}) do

@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- Hand on what is held by workers whose lease ended, or who have none. ARGV: most entries
 -- Returns: how many it was
 --

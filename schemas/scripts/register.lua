@@ -1,4 +1,3 @@
--- with lane
 -- A worker's lease begins, or its card changes. ARGV: worker, lease_ms, card as JSON
 
 local worker, lease_ms, card = unpack(ARGV)

@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- Hand jobs back, started or only claimed. ARGV: worker, jobs. Returns: how many it was
 
 local worker, count = ARGV[1], 0

@@ -1,4 +1,3 @@
--- with lane
 -- The end of a job. ARGV: tenant, job
 -- Returns: state, result, its JSON; or state, log, events, for a job that no worker ended; or state,
 -- running; or missing; or gone

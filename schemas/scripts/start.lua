@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- Take a claimed job up. ARGV: worker, ready, entry, job
 -- Returns: started, epoch, milliseconds left (-1: no deadline), milliseconds waited, class, turn,
 -- tokens left of the account's budgets (-1: no budget), the position at which its trial is passed

@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- What is known of a job. ARGV: tenant, job
 -- Returns: state, tokens, background, cancel, created_ms, started_ms, ended_ms, deadline, owner, class,
 -- and while it waits: position (1: the next), reason, eta_ms (each empty: none); or missing
@@ -23,7 +22,7 @@ local function place()
   local class, account = values[11], account_of(values[12])
   local has_worker = redis.call('ZCOUNT', PREFIX .. 'workers', NOW, '+inf') > 0
   local otherwise = has_worker and 'capacity' or 'no_worker'
-  if values[13] then return 1, otherwise, eta(0, 0) end
+  if values[13] then return 1, values[14] == 'suspect' and 'suspect' or otherwise, eta(0, 0) end
   local begin_ms = redis.call('ZSCORE', PREFIX .. 'delayed', ARGV[2])
   local rank = redis.call('ZRANK', backlog_key(class, account), ARGV[2])
     or redis.call('ZCARD', backlog_key(class, account))

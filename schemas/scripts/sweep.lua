@@ -1,4 +1,3 @@
--- with lane, accounts, waiting
 -- End waiting jobs that are out of time, and foreground jobs that nobody listened to for a grace; ask the
 -- workers of running ones. ARGV: grace_ms, most jobs of either kind
 -- Returns: how many jobs were looked at

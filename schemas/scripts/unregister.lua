@@ -1,4 +1,3 @@
--- with lane
 -- A worker's lease ends now; `reap` hands on what it holds. ARGV: worker, how (left | crashed): a job
 -- is blamed for a crash that its worker's supervisor saw, and for nothing in a worker that left
 

@@ -1,17 +1,20 @@
 
--- Who waits for what, and whose turn it is. With lane.lua and accounts.lua.
+-- Who waits for what, and whose turn it is.
 --   backlog:<class>:<account>  zset: the account's waiting jobs of a class, by when they are due
 --   waiting:<class>            zset: all of them, by when to look whether they waited too long
 --   fair:<class>               zset: accounts that may be served, by their tenant's virtual time
 --   served:<class>             zset: tenant -> tokens computed for it, over its weight
 --   delayed                    zset: jobs, by when they may begin
 --   parked                     zset: accounts that their limits block, by when to look again
---   news                       stream: something came that may be read
+--   news, idle                 stream: something came that may be read; key: a worker waits for it
 -- A job is in one backlog or in `delayed` until its first claim; later it has an entry in a stream.
 
 local CLASSES = {'high', 'normal', 'batch'}
+
 local ABOVE = {normal = 'high', batch = 'normal'}
+
 local PATIENCE_MS = {high = 0, normal = 60000, batch = 900000} -- then a job goes one class up
+
 local NEVER = 9e15
 
 local function backlog_key(class, account)

@@ -1,4 +1,3 @@
--- with lane
 -- Every worker with a lease, or with one that lapsed and was not reaped.
 -- Returns: (worker, milliseconds left, card, statistics) for each
 
