@@ -14,7 +14,7 @@ COMMANDS = {
     "housekeeping": ("gateway.housekeeping", "chores: sweeps, webhooks, batches"),
     "keys": ("gateway.keys", "create, list and revoke API keys"),
     "webhooks": ("gateway.webhooks_cli", "receivers of events, and what they were sent"),
-    "bench": ("loadtest.bench", "speed beside transformers, in one run"),
+    "bench": ("loadtest.bench", "speed beside transformers; `bench queue`: the queue's path"),
 }
 
 OWN = {"schemas", "kernels", "worker", "gateway", "compose", "loadtest"}

@@ -4,16 +4,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
+from loadtest import queue
+from loadtest.apart import in_a_process
 from loadtest.measurement import Measurement
 from loadtest.shape import save_135m
 from loadtest.subjects import BATCHED, ONE_BY_ONE, PENSTOCK, SUBJECTS
@@ -21,9 +19,6 @@ from loadtest.waste import measure
 from loadtest.workload import DESCRIPTIONS, NUM_REQUESTS, Name, workloads
 from schemas.process import Settings, load_settings
 from worker.bundled.paths import BUNDLED_MODEL
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class BenchSettings(Settings):
@@ -41,6 +36,8 @@ class BenchSettings(Settings):
 
 
 def main(argv: list[str]) -> int:
+    if argv[:1] == ["queue"]:
+        return queue.main(argv[1:])
     settings = load_settings(BenchSettings, "penstock bench", argv)
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # for all: spinning starves a neighbour
     console = Console()
@@ -52,7 +49,7 @@ def main(argv: list[str]) -> int:
         return 0
     _compare(console, f"{BUNDLED_MODEL.name} (bundled)", BUNDLED_MODEL, settings)
     with tempfile.TemporaryDirectory() as folder:
-        _in_a_process(save_135m, Path(folder))
+        in_a_process(save_135m, Path(folder))
         _compare(console, "135M Llama shape, random weights, bf16", Path(folder), settings)
     return 0
 
@@ -63,7 +60,7 @@ def _compare(console: Console, title: str, folder: Path, settings: BenchSettings
     found: dict[str, Measurement] = {}
     for name, some in given.items():
         with console.status(f"{title}: {name}, {len(some)} requests"):
-            found[name] = _in_a_process(SUBJECTS[name], folder, some)
+            found[name] = in_a_process(SUBJECTS[name], folder, some)
     console.print(_table(f"{title}, workload {settings.workload}", found))
     ours = found[PENSTOCK].tokens_per_s
     for name in (ONE_BY_ONE, BATCHED):
@@ -113,12 +110,6 @@ def _show_waste(console: Console) -> None:
     )
     console.print(table)
     console.print()
-
-
-def _in_a_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call in a fresh process: no engine inherits the memory or the threads of the one before."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *args, **kwargs).result()
 
 
 def _vocab_size(folder: Path) -> int:

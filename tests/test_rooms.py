@@ -53,6 +53,9 @@ MAY_IMPORT = {
     # What is measured: engines in process, ours and others'.
     "loadtest.subjects": LOADTEST | {"worker.engine", "torch", "transformers"},
     "loadtest.shape": {"torch", "transformers"},
+    "loadtest.queue": LOADTEST | {"worker.bundled.paths"},
+    "loadtest.queue_path": LOADTEST | {"compose.server", "worker.engine"},
+    "loadtest.system": LOADTEST | {"compose.server"},
     "loadtest.waste": LOADTEST | {"worker.engine"},
     "loadtest.bench": LOADTEST | {"worker.bundled.paths"},
 }  # fmt: skip

@@ -92,7 +92,8 @@ class ActiveJob:
                 choice=index,
                 completion=list(self.completions[index].token_ids),
                 cache_salt=cache_salt,
-                priority=_PRIORITIES[self.job.priority_class],
+                priority=_PRIORITIES[self.started.priority_class],
+                turn=self.started.turn,
             )
             for index in self.open_choices()
         ]

@@ -40,6 +40,7 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
             settings.block_size,
             settings.fake_step_ms / 1000,
             settings.fake_poison,
+            settings.fake_stamps,
         )
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

@@ -49,6 +49,9 @@ class WorkerSettings(Settings):
     fake_poison: str = Field(
         "", description="the fake engine fails at prompts that begin <word>:crash|hang|idle:<token>"
     )
+    fake_stamps: Path | None = Field(
+        None, description="a file where the fake engine notes when it made each token"
+    )
 
     lease_ttl_ms: int = Field(5000, ge=100, description="a worker unheard for this long is dead")
     orphan_grace_ms: int = Field(

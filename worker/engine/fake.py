@@ -10,11 +10,14 @@ step that ends and computes nothing, for ever.
 """
 
 import hashlib
+import mmap
 import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from schemas.event import FinishReason
@@ -34,6 +37,27 @@ _WORD_BYTES = 8
 _WORDS_A_COMPLETION = 64  # on average
 
 
+class Stamps:
+    """A file in which the steps note when they made each token, for whoever measures delivery.
+
+    Monotonic seconds, which all processes of a machine share; 0: not made. A row is the number
+    that a prompt ends with, in three digits; a column is a token's place in the completion.
+    """
+
+    ROWS, COLUMNS = 256, 4096
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            file.truncate(self.ROWS * self.COLUMNS * 8)
+            self._cells = memoryview(mmap.mmap(file.fileno(), 0)).cast("d")
+
+    def note(self, prompt: Sequence[int], place: int, at_s: float) -> None:
+        self._cells[int(bytes(prompt[-3:])) * self.COLUMNS + place] = at_s
+
+    def row(self, number: int) -> "memoryview[float]":
+        return self._cells[number * self.COLUMNS : (number + 1) * self.COLUMNS]
+
+
 @dataclass(slots=True, eq=False)
 class _Sequence:
     addition: Addition
@@ -49,6 +73,7 @@ class FakeEngine:
     limits: Limits
     step_s: float = 0.002
     poison: str = ""
+    stamps: Stamps | None = None
     _inbox: SimpleQueue[Addition | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)
     _outputs: list[Output] = field(default_factory=list)
@@ -82,6 +107,10 @@ class FakeEngine:
         if running and self.step_s:
             time.sleep(self.step_s)  # stands for the forward pass
         outputs += [self._next(seq) for seq in running]
+        if self.stamps:
+            now_s = time.monotonic()
+            for seq in running:
+                self.stamps.note(seq.addition.prompt, seq.num_made - 1, now_s)
         self._stats.num_steps += bool(running)
         self._stats.generation_tokens += len(running)
         return outputs
@@ -136,12 +165,17 @@ class FakeEngine:
 
 
 def fake_engine(
-    max_model_len: int | None, max_num_seqs: int, block_size: int, step_s: float, poison: str = ""
+    max_model_len: int | None,
+    max_num_seqs: int,
+    block_size: int,
+    step_s: float,
+    poison: str = "",
+    stamps: Path | None = None,
 ) -> FakeEngine:
     length = max_model_len or 8192
     num_blocks = max_num_seqs * -(-length // block_size)
     limits = Limits(length, VOCAB_SIZE, num_blocks, block_size, max_num_seqs, frozenset([EOS]))
-    return FakeEngine(limits, step_s, poison)
+    return FakeEngine(limits, step_s, poison, Stamps(stamps) if stamps else None)
 
 
 def _fails(word: str, seq: _Sequence) -> bool:

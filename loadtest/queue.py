@@ -1,0 +1,140 @@
+"""`penstock bench queue`: what the way through the queue takes, beside the goals for it."""
+
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import queue_path
+from loadtest.apart import in_a_process
+from loadtest.machine import Neighbours
+from loadtest.measurement import Measurement
+from loadtest.workload import Request, workloads
+from schemas.process import Settings, load_settings
+from worker.bundled.paths import BUNDLED_MODEL
+
+NUM_STREAMS = 64
+
+
+class QueueBenchSettings(Settings):
+    """The queue's latencies and costs with an engine that computes nothing, beside the goals."""
+
+    only: str = Field("", description="measure only lines whose name contains this")
+    num_tokens: int = Field(200, ge=10, le=4000, description="of each stream")
+    json_file: Path | None = Field(None, description="write the figures there too")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is measured, the figures to show of it, and how high (or low) each may be."""
+
+    name: str
+    measure: Callable[[int], Awaitable[queue_path.Figures]]
+    goals: dict[str, float]
+    at_least: bool = False
+
+
+LINES = [
+    Line(
+        "step's end to reader, 64 streams",
+        lambda tokens: queue_path.delivery(64, tokens),
+        {"p50_ms": 2, "p99_ms": 8, "worker_us": 6},
+    ),
+    Line(
+        "step's end to reader, 256 streams",
+        lambda tokens: queue_path.delivery(256, tokens),
+        {"p50_ms": 4, "p99_ms": 10, "worker_us": 6},
+    ),
+    Line(
+        "enqueue to a worker, 16 at once",
+        lambda tokens: queue_path.enqueue(16, 40),
+        {"p50_ms": 1, "p99_ms": 5},
+    ),
+    Line(
+        "jobs put in by one process",
+        lambda tokens: queue_path.submissions(40 * tokens, 64),
+        {"jobs_per_s": 4000},
+        at_least=True,
+    ),
+    Line("SSE in the gateway, per token", lambda tokens: queue_path.sse(64, tokens), {"us": 20}),
+    Line("crash to the next token", lambda tokens: queue_path.crash(100), {"pause_s": 6}),
+    Line("overhead, fake engine", lambda tokens: overhead_fake(tokens), {"percent": 2}),
+    Line("overhead, bundled model", lambda tokens: overhead_bundled(), {"percent": 2}),
+]
+
+
+async def overhead_fake(num_tokens: int) -> queue_path.Figures:
+    """Tokens a second lost against the same engine called in process, the same steps long."""
+    requests = [Request([50], num_tokens) for _ in range(NUM_STREAMS)]
+    alone = in_a_process(queue_path.in_process, requests)
+    flags = (*queue_path.FAKE, "--fake-step-ms", str(queue_path.STEP_MS))
+    return _overhead(alone, await queue_path.through(requests, *flags))
+
+
+async def overhead_bundled() -> queue_path.Figures:
+    """The same with a model that computes, on the workload of the engine's comparison."""
+    from loadtest.subjects import PENSTOCK, SUBJECTS
+
+    vocab_size = int(json.loads((BUNDLED_MODEL / "config.json").read_text())["vocab_size"])
+    requests = workloads(vocab_size)["W"]
+    alone = in_a_process(SUBJECTS[PENSTOCK], BUNDLED_MODEL, requests)
+    return _overhead(alone, await queue_path.through(requests, "--model", str(BUNDLED_MODEL)))
+
+
+def _overhead(alone: Measurement, through: Measurement) -> queue_path.Figures:
+    return {
+        "percent": (1 - through.tokens_per_s / alone.tokens_per_s) * 100,
+        "alone_tokens_per_s": alone.tokens_per_s,
+        "through_tokens_per_s": through.tokens_per_s,
+    }
+
+
+def main(argv: list[str]) -> int:
+    settings = load_settings(QueueBenchSettings, "penstock bench queue", argv)
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    console = Console()
+    if not console.is_terminal:
+        console.width = 110
+    table = Table(title="The queue's path", title_justify="left")
+    for column in ("what", "figure", "goal", "measured", "", "CPU used by others"):
+        table.add_column(column, justify="left" if column in ("what", "figure") else "right")
+    written: list[dict[str, object]] = []
+    for line in LINES:
+        if settings.only not in line.name:
+            continue
+        with console.status(line.name):
+            figures, others = _measured(line, settings.num_tokens)
+        written.append({"what": line.name, "others": others, **figures})
+        for row in _rows(line, figures, others):
+            table.add_row(*row)
+    console.print(table)
+    if settings.json_file is not None:
+        settings.json_file.write_text(json.dumps(written, indent=2) + "\n")
+    return 0
+
+
+def _measured(line: Line, num_tokens: int) -> tuple[queue_path.Figures, float]:
+    async def measure() -> queue_path.Figures:
+        return await line.measure(num_tokens)
+
+    with Neighbours() as neighbours:
+        figures = asyncio.run(measure())
+    return figures, neighbours.share
+
+
+def _rows(line: Line, figures: queue_path.Figures, others: float) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for name, value in figures.items():
+        goal = line.goals.get(name)
+        is_met = goal is not None and (value >= goal if line.at_least else value <= goal)
+        verdict = "" if goal is None else "met" if is_met else "missed"
+        shown = ["" if rows else line.name, name.replace("_", " ")]
+        shown += ["" if goal is None else f"{goal:g}", f"{value:,.1f}", verdict]
+        rows.append([*shown, "" if rows else f"{others:.0%}"])
+    return rows
