@@ -30,7 +30,16 @@ from faults.processes import System
 from faults.schedule import Fault, Schedule, inject, schedule
 from gateway.client import Client
 
-WORKER = ("--drain-s", "0.5", "--max-num-seqs", "16", "--max-model-len", "600")
+WORKER = (
+    "--drain-s",
+    "0.5",
+    "--max-num-seqs",
+    "16",
+    "--max-model-len",
+    "600",
+    "--fake-step-ms",
+    "8",
+)
 GATEWAY = ("--drain-s", "1", "--ping-s", "1")
 LOOK_S = 0.1
 MEMORY_BYTES = 4_000_000  # that Redis may hold more at a lane's end than after its first schedule

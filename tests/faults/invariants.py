@@ -14,9 +14,11 @@ from schemas.keys import MODELS, Lane
 
 END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
 PATIENCE_S = 60.0
-# Keys of a lane that may have no TTL: leases, counters, and streams and sets, which end empty.
-LASTING = ("workers", "counts", "ready:")
-EMPTY_WHEN_IDLE = ("ready:", "backlog:", "deadlines", "orphans", "waiting:", "resume")
+# Keys of a lane that may have no TTL: leases, counters, streams that end empty, one line of news.
+LASTING = ("workers", "counts", "ready:", "news")
+EMPTY_WHEN_IDLE = (
+    "ready:", "backlog:", "waiting:", "fair:", "deadlines", "orphans", "delayed", "parked", "outbox"
+)  # fmt: skip
 
 Store = redis.Redis
 
@@ -72,9 +74,9 @@ class Listener:
                 time.sleep(0.05)
 
 
-def wait_until_idle(store: Store, lane: Lane) -> None:
+def wait_until_idle(store: Store, lane: Lane, patience_s: float = PATIENCE_S) -> None:
     """No job waits or runs."""
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + patience_s
     while busy := _unfinished(store, lane):
         assert time.monotonic() < give_up, f"jobs that did not end: {busy}"
         time.sleep(0.05)
@@ -117,6 +119,9 @@ def check_leftovers(store: Store, lane: Lane) -> None:
     assert not (busy := _unfinished(store, lane)), busy
     for key in store.scan_iter(f"{lane.prefix}*", count=1000):
         name = key.decode().removeprefix(lane.prefix)
+        if name.startswith("account:"):
+            used = [int(count or 0) for count in store.hmget(key, "running", "queued")]
+            assert used == [0, 0], f"{name} counts {used} jobs running and queued"
         is_lasting = name.startswith(LASTING)
         assert is_lasting or store.ttl(key) != -1, f"{name} would stay for ever"
 

@@ -22,7 +22,7 @@ from compose.server import Server
 from faults.proxy import Proxy
 from schemas.keys import Lane
 
-PATIENCE_S = 60.0
+PATIENCE_S = 100.0
 LEASE_MS = 1500
 _PORT = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")
 CHILDREN = ("worker.service", "worker.engine_process")

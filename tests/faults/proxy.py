@@ -120,7 +120,7 @@ class Proxy:
                 self._pump(self.up, from_client, server, pair),
                 self._pump(self.down, from_server, client, pair),
             )
-        except (OSError, asyncio.CancelledError):  # of this connection, or at the end of all
+        except (OSError, RuntimeError, asyncio.CancelledError):  # closed, half-closed, or the end
             pass
         finally:
             self._writers.discard(pair)

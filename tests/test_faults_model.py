@@ -1,0 +1,214 @@
+"""A small real model: every process is killed, and the text is the one of an undisturbed run."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+import judges
+import tokenizers_made
+from faults.invariants import check_leftovers, check_logs, wait_until_idle
+from faults.processes import PATIENCE_S, System
+from gateway.client import Client
+from schemas.delivery import Started
+from schemas.event import Delta, Result
+from schemas.job import Job
+from schemas.keys import Lane
+from schemas.sampling import SamplingParams, StructuredOutputs
+from worker.active_job import ActiveJob
+from worker.consumer import Intake
+from worker.engines import AnyEngine, load_engine
+from worker.llm import LLM
+from worker.settings import WorkerSettings
+from worker.text import load_text
+from worker_process import same
+
+KV = 30_000_000
+SCHEMA = StructuredOutputs(
+    json_schema={
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "kind": {"enum": ["fish", "bird"]},
+        },
+        "required": ["name", "kind"],
+    }
+)
+KINDS = {
+    "plain": SamplingParams(temperature=0, max_tokens=12),
+    "sampled": SamplingParams(temperature=0.9, top_p=0.9, top_k=40, max_tokens=12),
+    "a schema": SamplingParams(structured_outputs=SCHEMA, max_tokens=40),
+    "three choices": SamplingParams(n=3, max_tokens=8),
+}
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("judge")
+    judges.save("llama", folder)
+    return tokenizers_made.save(tokenizers_made.byte_level(), folder)
+
+
+@pytest.mark.timeout(400)  # 40 s alone; two models are loaded, one more after the kill
+def test_all_processes_and_redis_are_killed_in_the_middle_of_200_jobs(judge):
+    asked = [
+        (f"{name} {number}", params.model_copy(update={"seed": number}))
+        for number in range(50)
+        for name, params in KINDS.items()
+    ]
+    alone = LLM(str(judge), deterministic=True, kv_cache_memory_bytes=KV, max_num_seqs=64)
+    expected = alone.generate([each[0] for each in asked], [each[1] for each in asked])
+    total = sum(len(each.token_ids) for output in expected for each in output.outputs)
+    flags = ("--deterministic", "--kv-cache-memory-bytes", str(KV), "--max-num-seqs", "64")
+    lane = Lane(judge.name)
+    with System(model=judge) as system, system.telling():
+        system.worker(*flags)
+        system.gateway()
+        system.ready()
+        job_ids = asyncio.run(submit(system, asked))
+        until_made(system, lane, total // 3)
+        for process in (*system.workers, *system.gateways):
+            process.kill()
+        system.server.kill()
+        system.start_server()
+        system.replace(system.workers[0], *flags)
+        with redis.Redis.from_url(system.url) as store:
+            wait_until_idle(store, lane, 200)
+            check_logs(store, lane, job_ids)
+            check_leftovers(store, lane)
+        for result, output in zip(asyncio.run(results(system, job_ids)), expected, strict=True):
+            same(result, output)
+
+
+async def submit(system: System, asked: list[tuple[str, SamplingParams]]) -> list[str]:
+    async with Client.from_url(system.url) as client:
+        return [
+            await client.enqueue(prompt, params=params, background=True) for prompt, params in asked
+        ]
+
+
+async def results(system: System, job_ids: list[str]) -> list[Result | None]:
+    async with Client.from_url(system.url) as client:
+        return [await client.result(job_id, wait=False) for job_id in job_ids]
+
+
+def until_made(system: System, lane: Lane, num_tokens: int) -> None:
+    """That many tokens are logged."""
+    give_up = time.monotonic() + PATIENCE_S
+    with redis.Redis.from_url(system.url) as store:
+        keys = [key for key in store.scan_iter(f"{lane.prefix}job:*") if key.count(b":") == 4]
+        while time.monotonic() < give_up:
+            pipeline = store.pipeline(transaction=False)
+            for key in keys:
+                pipeline.hget(key, "position")
+            if sum(int(position or 0) for position in pipeline.execute()) >= num_tokens:
+                return
+            time.sleep(0.05)
+    raise AssertionError(f"{num_tokens} tokens were not made in time")
+
+
+CUT = {
+    "unicode and stop strings": SamplingParams(
+        max_tokens=24, seed=3, ignore_eos=True, stop=["never there", "\n\n"]
+    ),
+    "a schema": SamplingParams(structured_outputs=SCHEMA, max_tokens=40, seed=5),
+    "penalties": SamplingParams(
+        max_tokens=20, seed=6, presence_penalty=1, frequency_penalty=0.5, repetition_penalty=1.3
+    ),
+    "log probabilities": SamplingParams(max_tokens=20, seed=7, logprobs=3, ignore_eos=True),
+    "three choices": SamplingParams(n=3, max_tokens=14, seed=8),
+}
+
+
+@pytest.fixture(scope="module")
+def engine(judge: Path) -> Iterator[tuple[AnyEngine, Intake]]:
+    settings = WorkerSettings(
+        model=str(judge), deterministic=True, kv_cache_memory_bytes=2 * KV, max_num_seqs=64
+    )
+    engine = load_engine(settings)
+    yield engine, Intake(settings, load_text(settings), engine.limits)
+
+
+@pytest.mark.parametrize("params", CUT.values(), ids=CUT)
+def test_cut_at_every_position_the_rest_is_the_same(engine, judge, params):
+    """Each worker has the log up to some event and nothing else; all go on to one same answer."""
+    job = Job(
+        job_id=Lane(judge.name).new_job_id(), model=judge.name, prompts=["€🙂"], params=params
+    )
+    [whole] = told(engine, job, [[]])
+    assert len(whole) > 8
+    for cut, rest in enumerate(told(engine, job, [whole[:at] for at in range(len(whole) + 1)])):
+        assert by_choice(rest) == by_choice(whole), f"cut after {cut} events"
+
+
+def told(engine: tuple[AnyEngine, Intake], job: Job, logs: list[list[Delta]]) -> list[list[Delta]]:
+    """The job from the end of each log on, all at once: one delta a token."""
+    runner, intake = engine
+    actives: dict[str, ActiveJob] = {}
+    every = []
+    for number, log in enumerate(logs):
+        started = Started(job, number + 1, log, left_ms=None, waited_ms=0)
+        active = asyncio.run(intake.prepare(started))
+        every.append(active)
+        for addition in intake.additions(active):
+            actives[addition.seq_id] = active
+            runner.add(addition)
+    give_up = time.monotonic() + PATIENCE_S
+    while not all(active.is_over for active in every):
+        assert time.monotonic() < give_up
+        runner.wait(0.1)  # for a grammar to be compiled
+        for output in runner.step():
+            assert output.error is None, output.error
+            if actives[output.seq_id].take(int(output.seq_id.rsplit(":", 1)[1]), output):
+                runner.cancel(output.seq_id)
+        for active in every:
+            active.note_committed(active.commit())
+    while runner.busy:
+        runner.step()
+    return [active.deltas for active in every]
+
+
+def by_choice(deltas: list[Delta]) -> dict[int, tuple[object, ...]]:
+    """What a reader has in the end of each choice."""
+    found = {}
+    for index in {delta.index for delta in deltas}:
+        own = [delta for delta in deltas if delta.index == index]
+        ids = [token for delta in own for token in delta.token_ids]
+        probs = [each for delta in own for each in delta.logprobs or []]
+        text = "".join(delta.text for delta in own)
+        found[index] = (ids, text, probs, own[-1].finish_reason, own[-1].stop_reason)
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_more_jobs_than_kv_blocks_take_turns_and_end_whole(judge):
+    """Sequences outgrow what was expected of them: some are preempted, none is lost or changed."""
+    params = SamplingParams(n=4, max_tokens=90, ignore_eos=True)
+    asked = [(f"long {number}", params.model_copy(update={"seed": number})) for number in range(4)]
+    alone = LLM(str(judge), deterministic=True, kv_cache_memory_bytes=KV)
+    expected = alone.generate([each[0] for each in asked], [each[1] for each in asked])
+    with System(model=judge) as system, system.telling():
+        worker = system.worker("--deterministic", "--num-gpu-blocks-override", "24")
+        worker.ready()
+        job_ids = asyncio.run(submit(system, asked))
+        with redis.Redis.from_url(system.url) as store:
+            wait_until_idle(store, system.lane, 200)
+        for result, output in zip(asyncio.run(results(system, job_ids)), expected, strict=True):
+            same(result, output)
+        assert asyncio.run(num_preemptions(system)) > 0
+
+
+async def num_preemptions(system: System) -> int:
+    """As the worker's next beat tells it."""
+    async with Client.from_url(system.url) as client:
+        [queue] = await client.queues()
+        for _ in range(300):
+            [status] = await queue.workers()
+            if count := status.stats.get("num_preemptions"):
+                assert isinstance(count, int)
+                return count
+            await asyncio.sleep(0.1)
+    return 0
