@@ -1,5 +1,9 @@
 """The gateway as an ASGI application."""
 
+import asyncio
+import logging
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -26,11 +30,20 @@ from gateway.outbound import Outbound
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
 from gateway.webhooks import Webhooks
+from schemas.process import NEVER_STARTS
+from schemas.server_check import Durability, UnfitServer, check_when_reached
+from schemas.servers import Redis
+
+log = logging.getLogger(__name__)
 
 
 def build(settings: GatewaySettings) -> FastAPI:
-    """Raises BadSecret."""
-    client = Client.from_url(settings.redis_url, max_queued=settings.max_num_queued_reqs)
+    """Raises BadSecret. The state's `exit_status` is what the process is to end with."""
+    client = Client.from_url(
+        settings.redis_url,
+        max_queued=settings.max_num_queued_reqs,
+        durability=settings.durability,
+    )
     secret = settings.read_secret()
     shares = Shares(secret, client.owner)
     gateway = Gateway(
@@ -54,14 +67,28 @@ def build(settings: GatewaySettings) -> FastAPI:
     )
 
     @asynccontextmanager
-    async def open_client(_: FastAPI) -> AsyncIterator[None]:
-        async with gateway.client:
+    async def open_client(app: FastAPI) -> AsyncIterator[None]:
+        async with gateway.client, asyncio.TaskGroup() as parts:
+            check = parts.create_task(_end_if_unfit(app, client.redis, settings.durability))
             yield
+            check.cancel()
 
     app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
     app.state.gateway = gateway
+    app.state.exit_status = 0
     app.add_middleware(Gate, access=access, metrics=gateway.metrics)
     for routes in (openai_routes, job_routes, file_routes, batch_routes, health_routes):
         app.include_router(routes.router)
     errors.install(app)
     return app
+
+
+async def _end_if_unfit(app: FastAPI, redis: Redis, durability: Durability) -> None:
+    """Redis may be away at the start: whether it is fit is found when it answers."""
+    try:
+        for warning in await check_when_reached(redis, durability):
+            log.warning("%s", warning)
+    except UnfitServer as error:
+        log.error("%s", error)
+        app.state.exit_status = NEVER_STARTS
+        os.kill(os.getpid(), signal.SIGTERM)

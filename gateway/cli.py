@@ -36,7 +36,8 @@ def main(argv: Sequence[str]) -> int:
         server_header=False,
         timeout_graceful_shutdown=settings.drain_s,
     )
-    return 0
+    status: int = app.state.exit_status
+    return status
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ A job belongs to a tenant, and is not found by any other.
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import re
 import secrets
@@ -33,6 +34,7 @@ from schemas.errors import (
     QueueUnreachable,
 )
 from schemas.event import Delta, Event, Result
+from schemas.group_sync import GroupSync, Mark, NoSync, Sync
 from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from schemas.keys import lane_label
 from schemas.model import ModelCard
@@ -40,6 +42,7 @@ from schemas.queue import Queue
 from schemas.refusal import refusal
 from schemas.registry import Registry
 from schemas.sampling import SamplingParams
+from schemas.server_check import Durability
 from schemas.servers import Redis
 
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
@@ -60,7 +63,9 @@ class Client:
         result_ttl_s: int = 3600,
         silence_s: float = SILENCE_S,
         max_unread: int = MAX_UNREAD,
+        durability: Durability = "server",
     ) -> None:
+        """With durability `fsync` nothing is accepted or shown that is not on the server's disk."""
         self.redis = redis
         self.tenant = tenant
         self.max_queued = max_queued
@@ -68,14 +73,21 @@ class Client:
         self.name = secrets.token_hex(8)
         self._registry = Registry(redis)
         self._inbox = Inbox(redis, silence_s, max_unread)
+        self._disk: Sync = GroupSync(redis) if durability == "fsync" else NoSync()
         self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
         self._cards: dict[str, ModelCard] = {}
         self._cards_until = 0.0
         self._queues: dict[str, Queue] = {}
 
     @classmethod
-    def from_url(cls, url: str, tenant: str = DEFAULT_TENANT, max_queued: int = 10_000) -> Self:
-        return cls(connect(url), tenant, max_queued)
+    def from_url(
+        cls,
+        url: str,
+        tenant: str = DEFAULT_TENANT,
+        max_queued: int = 10_000,
+        durability: Durability = "server",
+    ) -> Self:
+        return cls(connect(url), tenant, max_queued, durability=durability)
 
     async def __aenter__(self) -> Self:
         return self
@@ -90,6 +102,7 @@ class Client:
 
     async def aclose(self) -> None:
         await self._inbox.aclose()
+        self._disk.close()
         await self.redis.aclose()
 
     async def enqueue(
@@ -176,6 +189,7 @@ class Client:
         if not job.background:
             reply_to = queue.lane.inbox(self.name)
             await self._inbox.subscribe(reply_to)
+        mark = await self._disk.begin(queue.lane.prefix)
         answer = await queue.enqueue(
             job,
             reply_to,
@@ -186,6 +200,7 @@ class Client:
         )
         if error := refusal(answer, job):
             raise error
+        await self._disk.wait(mark)
         return answer
 
     async def stream(
@@ -216,16 +231,20 @@ class Client:
         try:
             with self._inbox.reader(job_id) as reader:
                 while not is_ended:
-                    page = await self._attach(queue, tenant, channel, cursor, reader)
+                    page, mark = await self._attach(queue, tenant, channel, cursor, reader)
+                    kept = copy.copy(cursor)
                     batch, is_whole = _logged(cursor, page.events), not page.more
-                    is_ended = _ends(batch)
-                    if batch:
-                        yield batch
-                    while is_whole and not is_ended and (live := await reader.take()):
-                        batch, is_whole = _published(cursor, live)
+                    while True:
+                        if batch and not await self._is_kept(mark):
+                            cursor = kept
+                            break
                         is_ended = _ends(batch)
                         if batch:
                             yield batch
+                        if not is_whole or is_ended or not (live := await reader.take()):
+                            break
+                        kept = copy.copy(cursor)
+                        batch, is_whole = _published(cursor, live)
         finally:
             if not is_ended and not self._inbox.is_read(job_id):
                 with contextlib.suppress(QueueUnreachable):
@@ -236,12 +255,15 @@ class Client:
     ) -> Result | None:
         """The whole answer; none only where it is not there yet and `wait` is false."""
         tenant, queue = tenant or self.tenant, await self._queue(job_id)
+        mark = await self._disk.begin(queue.lane.prefix)
         result = await queue.result(tenant, job_id)
         if result is None and wait:
             async with contextlib.aclosing(self.stream(job_id, 0, tenant)) as events:
                 async for _ in events:
                     pass
+            mark = await self._disk.begin(queue.lane.prefix)
             result = await queue.result(tenant, job_id)
+        await self._disk.wait(mark)
         return result
 
     async def cancel(self, job_id: str, tenant: str | None = None) -> JobStatus:
@@ -276,7 +298,7 @@ class Client:
 
     async def _attach(
         self, queue: Queue, tenant: str, channel: str, cursor: Cursor, reader: Reader
-    ) -> Page:
+    ) -> tuple[Page, Mark | None]:
         """The log after the cursor; what is published from now on goes to the reader."""
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -285,13 +307,23 @@ class Client:
                         await self._inbox.subscribe(channel)
                         async with self._paging:
                             reader.begin()
-                            return await queue.attach(
+                            mark = await self._disk.begin(queue.lane.prefix)
+                            page = await queue.attach(
                                 tenant, cursor.job_id, channel, cursor.position
                             )
+                            return page, mark
                     except QueueUnreachable:
                         await asyncio.sleep(RETRY_S)
         except TimeoutError:
             raise QueueUnreachable(f"Redis was away for {PATIENCE_S:.0f} s") from None
+
+    async def _is_kept(self, mark: Mark | None) -> bool:
+        """Whether what was read since the mark will not be taken back; else the log is asked."""
+        try:
+            await self._disk.wait(mark)
+        except QueueUnreachable:
+            return False
+        return True
 
     async def _queue(self, job_id: str) -> Queue:
         label = lane_label(job_id)

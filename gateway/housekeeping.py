@@ -16,6 +16,7 @@ from gateway.client import Client
 from gateway.files import Files, FilesSettings
 from gateway.outbound import Outbound, OutboundSettings
 from gateway.webhooks import Patience, Postman
+from schemas.place import RedisUrl
 from schemas.process import load_settings, write_log_to_stderr
 
 QUEUE = "penstock:chores"
@@ -26,7 +27,7 @@ AT_ONCE = 64
 class HousekeepingSettings(OutboundSettings, FilesSettings):
     """End what waited too long, hand on what the dead held, send webhooks, run batches."""
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where the jobs are")
+    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the jobs are")
     chores_redis_url: str | None = Field(
         None, description="where arq keeps its own keys; none: the next database of the same server"
     )

@@ -19,6 +19,7 @@ from schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from schemas.connection import connect
 from schemas.errors import PenstockError
 from schemas.job import DEFAULT_TENANT, PriorityClass
+from schemas.place import RedisUrl
 from schemas.process import BAD_USAGE, SecretSettings, Settings, load_settings, words_of
 from schemas.secret import BadSecret
 
@@ -40,7 +41,7 @@ def _seconds(given: object) -> object:
 
 
 class Command(Settings):
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where the queue is")
+    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the queue is")
     as_json: bool = Field(False, alias="json", description="JSON instead of a table")
 
     async def run(self, store: KeyStore) -> None:

@@ -7,7 +7,9 @@ from pydantic_settings import NoDecode
 
 from gateway.files import FilesSettings
 from gateway.outbound import OutboundSettings
+from schemas.place import RedisUrl
 from schemas.process import SecretSettings, words_of
+from schemas.server_check import Durability
 
 
 class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
@@ -15,7 +17,10 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
 
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where the queue is")
+    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the queue is")
+    durability: Durability = Field(
+        "server", description="fsync: accept and show only what is on the server's disk"
+    )
     api_key: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list, description="keys that are let in; none: everybody is"
     )

@@ -33,7 +33,7 @@ class Cluster:
     """Primaries with a third of the slots each, and as many replicas as asked for of the first."""
 
     def __init__(self, num_replicas: int = 0) -> None:
-        self.servers = [_start() for _ in range(3 + num_replicas)]
+        self.servers = [start_node() for _ in range(3 + num_replicas)]
         self.primaries = self.servers[:3]
 
     @property
@@ -117,7 +117,8 @@ def _share(at: int) -> tuple[int, int]:
     return at * NUM_SLOTS // 3, (at + 1) * NUM_SLOTS // 3 - 1
 
 
-def _start() -> Server:
+def start_node() -> Server:
+    """One server of a cluster that has no others yet."""
     for _ in range(TRIES):
         port = _port()
         options = {"cluster-enabled": "yes", "cluster-node-timeout": str(NODE_TIMEOUT_MS)}

@@ -9,6 +9,7 @@ from pydantic_settings import NoDecode
 
 from schemas.errors import InvalidJob
 from schemas.keys import Lane
+from schemas.place import RedisUrl
 from schemas.process import Settings, words_of
 
 FAKE = "fake"
@@ -21,7 +22,7 @@ class WorkerSettings(Settings):
     served_model_name: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list, description="names under which jobs ask for it; first: the folder's"
     )
-    redis_url: str = Field("redis://127.0.0.1:6379/0")
+    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0")
     lane: int | None = Field(None, ge=0, description="the one lane to serve; none: all")
     num_lanes: int = Field(1, ge=1, le=64)
 

@@ -14,6 +14,7 @@ from schemas.errors import Unavailable
 from schemas.model import WorkerCard
 from schemas.process import NEVER_STARTS
 from schemas.queue import Queue
+from schemas.server_check import UnfitServer, check_servers
 from schemas.servers import Redis
 from worker.crew import Crew, processes, threads
 from worker.engine_process import pulse_every_s
@@ -78,6 +79,8 @@ class Watch:
         self._crew = crew
         self._drains = drains
         self._hurries = hurries
+        self._redis = redis
+        self._is_checked = False
         self._queues = [Queue(redis, lane, settings.lease_ttl_ms) for lane in settings.lanes()]
         self._incarnation: str | None = None
         self._pulse: Pulse | None = None
@@ -185,6 +188,7 @@ class Watch:
         while True:
             try:
                 if self._is_alive():
+                    await self._check_server()
                     await self._register(incarnation)
                     return
             except (Unavailable, TimeoutError) as error:
@@ -192,6 +196,19 @@ class Watch:
                     log.warning("Redis could not be reached, trying again: %s", error)
                 is_told = True
             await asyncio.sleep(min(_REDIS_RETRY_S, self._renew_every_s))
+
+    async def _check_server(self) -> None:
+        """Once; a server that cannot hold the promises is a reason never to start."""
+        if self._is_checked:
+            return
+        try:
+            for warning in await check_servers(self._redis):
+                log.warning("%s", warning)
+        except UnfitServer as error:
+            log.error("%s", error)
+            self._end(NEVER_STARTS)
+            await asyncio.Event().wait()  # for the cancellation that comes with the end
+        self._is_checked = True
 
     async def _register(self, incarnation: str) -> None:
         async with asyncio.timeout(self._lease_s):
