@@ -15,6 +15,7 @@ COMMANDS = {
     "keys": ("gateway.keys", "create, list and revoke API keys"),
     "webhooks": ("gateway.webhooks_cli", "receivers of events, and what they were sent"),
     "bench": ("loadtest.bench", "speed beside transformers; `bench queue`: the queue's path"),
+    "dlq": ("gateway.dlq", "list, show, requeue and drop jobs that were given up"),
 }
 
 OWN = {"schemas", "kernels", "worker", "gateway", "compose", "loadtest"}

@@ -164,3 +164,21 @@ class LaneStatus(Report):
     def num_unended(self) -> int:
         """What is left to do: a lane may be scaled to zero when this is 0."""
         return self.num_queued + self.num_running
+
+
+class DeadLetter(Report):
+    """Of a job that was given up: what an operator needs, and nothing that it said."""
+
+    job: str
+    reason: str
+    tenant: str
+    class_: str = Field("", alias="class")
+    digest: str = Field("", description="of the body")
+    request_bytes: int = 0
+    num_tokens: int = Field(0, description="made before")
+    deliveries: int = 0
+    crashes: int = Field(0, description="of workers that had it")
+    blame: int = Field(0, description="2 a crash met alone, 1 a lost lease")
+    workers: str = Field("", description="that were lost with it")
+    created_ms: int = 0
+    died_ms: int = 0

@@ -17,6 +17,7 @@ from schemas.connection import Connection
 from schemas.crash import reach
 from schemas.delivery import (
     Commit,
+    DeadLetter,
     Ending,
     Entry,
     JobStatus,
@@ -291,6 +292,46 @@ class Queue:
             num_handed_back=int(handed_back),
             by_reason=dict(zip(reply[8::2], map(int, reply[9::2]), strict=True)),
         )
+
+    # For operators.
+
+    async def dead_letters(self, most: int = 100) -> tuple[list[DeadLetter], int]:
+        """The newest, newest first; and how many older ones were dropped to make room."""
+        dropped, *letters = await self._run("dead", "", most)
+        return [DeadLetter.model_validate_json(text) for text in letters], int(dropped)
+
+    async def dead_letter(self, job_id: str) -> tuple[DeadLetter, Job | None]:
+        """One letter, and its job to submit again; none if that is gone. Raises JobNotFound."""
+        _, *rest = await self._run("dead", job_id, 1)
+        if not rest:
+            raise JobNotFound(job_id)
+        job = Job.model_validate_json(rest[1]) if rest[1] else None
+        return DeadLetter.model_validate_json(rest[0]), job
+
+    async def drop_dead(self, job_id: str) -> bool:
+        """Drop a dead letter and its request; false when there was none."""
+        return (await self._run("drop", job_id))[0] == b"1"
+
+    async def requeue_dead(self, job_id: str) -> Submission:
+        """Submit a dead job again, in the background, under an id that follows from its own.
+
+        Its letter goes when the queue has it. Repeated after a failure it is the same job.
+        Raises JobNotFound, and JobGone when the request was kept no longer.
+        """
+        letter, job = await self.dead_letter(job_id)
+        if job is None:
+            raise JobGone(job_id)
+        again = {"job_id": self.successor(job_id, letter.tenant), "background": True}
+        job = job.model_copy(update={**again, "delay_ms": None, "not_before_ms": None})
+        account = Account(name=f"dlq:{letter.tenant}")  # the tenant's own keep their limits
+        submission = await self.enqueue(job, None, account=account)
+        if submission.outcome in (Outcome.ACCEPTED, Outcome.DUPLICATE):
+            await self.drop_dead(job_id)
+        return submission
+
+    def successor(self, job_id: str, tenant: str) -> str:
+        """The id under which a dead job is submitted again."""
+        return self.lane.idempotent_job_id(tenant, f"dead:{job_id}")
 
     # For readers. A job of another tenant is not found.
 

@@ -1,0 +1,169 @@
+"""penstock dlq list | show | requeue | drop: the jobs that were given up, over all models."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from pydantic import Field, JsonValue
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from gateway.client import Client
+from schemas.delivery import DeadLetter, Outcome
+from schemas.errors import JobNotFound, PenstockError
+from schemas.keys import lane_label
+from schemas.process import BAD_USAGE, Settings, load_settings
+from schemas.queue import Queue
+
+USAGE = "usage: penstock dlq list | show ID | requeue ID | drop ID [--flag VALUE ...]"
+
+
+class Command(Settings):
+    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where the queue is")
+    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
+
+    async def run(self, client: Client) -> None:
+        raise NotImplementedError
+
+
+class OfOne(Command):
+    job_id: CliPositionalArg[str] = Field(description="as `penstock dlq list` shows it")
+
+    async def queue(self, client: Client) -> Queue:
+        """The lane that the id names; raises JobNotFound."""
+        label = lane_label(self.job_id)
+        queue = next((each for each in await client.queues() if each.lane.label == label), None)
+        if queue is None:
+            raise JobNotFound(self.job_id)
+        return queue
+
+    def say(self, told: dict[str, JsonValue], sentence: str) -> None:
+        print(json.dumps({"job": self.job_id} | told) if self.as_json else sentence)
+
+
+class List(Command):
+    """All dead letters, newest first. They are kept for a week, a thousand of each lane."""
+
+    most: int = Field(100, ge=1, le=1000, description="of each lane")
+
+    async def run(self, client: Client) -> None:
+        letters: list[DeadLetter] = []
+        num_dropped = 0
+        for queue in await client.queues():
+            some, dropped = await queue.dead_letters(self.most)
+            letters += some
+            num_dropped += dropped
+        letters.sort(key=lambda letter: -letter.died_ms)
+        if self.as_json:
+            shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
+            print(json.dumps({"letters": shown, "dropped": num_dropped}))
+            return
+        _console().print(_table(letters))
+        if num_dropped:
+            print(f"{num_dropped} older ones were dropped to make room.")
+
+
+class Show(OfOne):
+    """One letter: everything that is known of the job, but what it said."""
+
+    async def run(self, client: Client) -> None:
+        letter, job = await (await self.queue(client)).dead_letter(self.job_id)
+        told = letter.model_dump(mode="json", by_alias=True) | {"can_be_requeued": job is not None}
+        if self.as_json:
+            print(json.dumps(told))
+            return
+        table = Table("field", "value")
+        for name, value in told.items():
+            shown = _time(value) if name.endswith("_ms") and isinstance(value, int) else value
+            table.add_row(name, escape(str(shown)))
+        _console().print(table)
+
+
+class Requeue(OfOne):
+    """Submit a job again, under an id that follows from its own; its letter goes."""
+
+    async def run(self, client: Client) -> None:
+        queue = await self.queue(client)
+        letter, _ = await queue.dead_letter(self.job_id)
+        submission = await queue.requeue_dead(self.job_id)
+        if submission.outcome not in (Outcome.ACCEPTED, Outcome.DUPLICATE):
+            raise PenstockError(f"the queue refused it: {submission.outcome}; try again later")
+        again = queue.successor(self.job_id, letter.tenant)
+        self.say({"requeued_as": again}, f"{self.job_id} was submitted again as {again}")
+
+
+class Drop(OfOne):
+    """Forget a letter, and the request kept for it."""
+
+    async def run(self, client: Client) -> None:
+        if not await (await self.queue(client)).drop_dead(self.job_id):
+            raise JobNotFound(self.job_id)
+        self.say({"dropped": True}, f"{self.job_id} was dropped")
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "list": List,
+    "show": Show,
+    "requeue": Requeue,
+    "drop": Drop,
+}
+
+
+def main(argv: list[str]) -> int:
+    name, words = (argv[0], argv[1:]) if argv else ("", [])
+    if name not in COMMANDS:
+        print(USAGE, file=sys.stderr)
+        return 0 if name in ("-h", "--help") else BAD_USAGE
+    asked = load_settings(COMMANDS[name], f"penstock dlq {name}", words)
+    try:
+        asyncio.run(_run(asked))
+    except (PenstockError, OSError) as refusal:
+        print(f"penstock dlq {name}: {refusal}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(asked: Command) -> None:
+    async with Client.from_url(asked.redis_url) as client:
+        await asked.run(client)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def _table(letters: Sequence[DeadLetter]) -> Table:
+    table = Table(
+        Column("job", no_wrap=True),
+        "tenant",
+        "reason",
+        "deliveries",
+        "tokens",
+        "bytes",
+        "died",
+        "workers",
+    )
+    for letter in letters:
+        table.add_row(
+            letter.job,
+            escape(letter.tenant),
+            letter.reason,
+            str(letter.deliveries),
+            str(letter.num_tokens),
+            str(letter.request_bytes),
+            _time(letter.died_ms),
+            escape(letter.workers),
+        )
+    return table
+
+
+def _time(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""`penstock dlq`: jobs that were given up are listed, submitted again once, and dropped."""
+
+import asyncio
+import json
+
+import pytest
+
+from compose.cli import main
+from schemas.delivery import Outcome
+from schemas.model import WorkerCard
+from scripted import a_job, delta, finish, queue_at, started
+
+
+def bury(redis_url: str, prompt: str = "CANARY-577") -> str:
+    """A job dies of three crashes; its id."""
+
+    async def crash() -> str:
+        async with queue_at(redis_url) as queue:
+            job = a_job(prompts=[prompt], background=True, tenant="acme")
+            await queue.enqueue(job, None)
+            for number in range(3):
+                worker = f"w{number}{job.job_id[-4:]}"
+                await queue.register(worker, WorkerCard())
+                [entry] = await queue.read(worker, 1, alone=True) or []
+                assert await queue.start(worker, entry)
+                await queue.unregister(worker, crashed=True)
+            return job.job_id
+
+    return asyncio.run(crash())
+
+
+def dlq(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> tuple[int, str, str]:
+    status = main(["dlq", *words, "--redis-url", url])
+    shown = capsys.readouterr()
+    return status, shown.out, shown.err
+
+
+def test_the_dead_are_listed_and_shown_without_their_words(redis_url, capsys):
+    job_ids = [bury(redis_url), bury(redis_url)]
+    status, out, _ = dlq(capsys, redis_url, "list")
+    assert status == 0 and all(job_id in out for job_id in job_ids) and "acme" in out
+    status, out, _ = dlq(capsys, redis_url, "list", "--json")
+    listed = json.loads(out)
+    assert [letter["job"] for letter in listed["letters"]] == job_ids[::-1]
+    assert listed["dropped"] == 0
+    for flag in ([], ["--json"]):
+        status, shown, _ = dlq(capsys, redis_url, "show", job_ids[0], *flag)
+        assert status == 0 and job_ids[0] in shown and "worker_crashed" in shown
+        assert "CANARY" not in shown + out
+    assert json.loads(shown)["can_be_requeued"] is True
+
+
+def test_a_requeued_job_runs_once_however_often_it_is_asked_for(redis_url, capsys):
+    job_id = bury(redis_url)
+
+    async def half(url: str) -> None:
+        """The letter was not dropped: the first try failed in between."""
+        async with queue_at(url) as queue:
+            drop, queue.drop_dead = queue.drop_dead, lambda job_id: asyncio.sleep(0, True)
+            assert (await queue.requeue_dead(job_id)).outcome is Outcome.ACCEPTED
+            queue.drop_dead = drop
+
+    asyncio.run(half(redis_url))
+    status, out, _ = dlq(capsys, redis_url, "requeue", job_id, "--json")
+    assert status == 0
+    again = json.loads(out)["requeued_as"]
+    assert dlq(capsys, redis_url, "requeue", job_id)[0] == 1
+    assert json.loads(dlq(capsys, redis_url, "list", "--json")[1])["letters"] == []
+
+    async def work() -> None:
+        async with queue_at(redis_url) as queue:
+            await queue.register("w", WorkerCard())
+            taken = await started(queue)
+            assert taken.job.job_id == again != job_id
+            assert (taken.job.prompts, taken.job.tenant) == (["CANARY-577"], "acme")
+            assert taken.trial is None and await queue.read("w", 4) == []
+            assert await finish(queue, taken, [delta(again, 0)])
+            assert (await queue.status("acme", again)).state == "succeeded"
+            assert (await queue.status("acme", job_id)).state == "dead"
+
+    asyncio.run(work())
+
+
+def test_a_dropped_letter_is_gone_with_its_request(redis_url, capsys):
+    job_id = bury(redis_url)
+    assert dlq(capsys, redis_url, "drop", job_id)[0] == 0
+    for command in ("show", "requeue", "drop"):
+        status, _, err = dlq(capsys, redis_url, command, job_id)
+        assert status == 1 and job_id in err and "Traceback" not in err
+    assert dlq(capsys, redis_url, "show", "nonsense")[0] == 1
+    assert dlq(capsys, redis_url, "mourn")[0] == 2
