@@ -3,10 +3,13 @@
 import logging
 import os
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import TracebackType
 from typing import Literal, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError
@@ -21,6 +24,7 @@ from pydantic_settings import (
 from schemas.secret import DEFAULT_FILE, make_secret, read_secret
 
 S = TypeVar("S", bound="Settings")
+_Failure = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 # Exit statuses after which a restart would end in the same way.
 BAD_USAGE = 2
@@ -100,16 +104,49 @@ def words_of(given: object) -> list[str]:
 
 
 def write_log_to_stderr(part: str, level: str, logger: logging.Logger | None = None) -> None:
-    """One line an occurrence, in UTC. `part` says which process speaks."""
-    formatter = logging.Formatter(f"%(asctime)s {part}[%(process)d] %(levelname)s %(message)s")
+    """One line an occurrence, in UTC. `part` says which process speaks.
+
+    Of an exception it shows type and place. What it says may hold a caller's text.
+    """
+    formatter = _Formatter(f"%(asctime)s {part}[%(process)d] %(levelname)s %(message)s")
     formatter.converter = time.gmtime
-    formatter.default_msec_format = "%s.%03dZ"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
-    target = logger or logging.getLogger()
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    target = logger or root
     target.handlers[:] = [handler]
     target.setLevel(level.upper())
     target.propagate = False
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *failure: root.critical("it ended by an error", exc_info=failure)
+    threading.excepthook = lambda failed: root.critical(
+        "a thread ended by an error",
+        exc_info=(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback),
+    )
+
+
+class _Formatter(logging.Formatter):
+    default_msec_format = "%s.%03dZ"
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name == "asyncio":  # its later lines show tasks with what they failed by
+            record.msg, record.args = record.getMessage().partition("\n")[0], None
+        return super().format(record)
+
+    def formatException(self, ei: _Failure) -> str:
+        return "\n".join(_places(ei[1]))
+
+
+def _places(error: BaseException | None) -> list[str]:
+    """Of the error, what caused it and what it is made of: its type, and where it passed."""
+    if error is None:
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [type(error).__name__, *(f"  {at.filename}:{at.lineno} in {at.name}" for at in frames)]
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return own + [line for each in (*inner, before) for line in _places(each)]
 
 
 def _config_path(argv: Sequence[str]) -> str | None:

@@ -1,6 +1,7 @@
 """The worker's settings, and what follows from them alone."""
 
 import hashlib
+import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,7 +62,11 @@ class WorkerSettings(Settings):
     drain_s: float = Field(30.0, ge=0, description="decode on for this long after SIGTERM")
     step_timeout_s: float = Field(30.0, gt=0, description="a step that takes longer is wedged")
     cache_salt_secret: str = Field(
-        "", description="tenants' prefix caches are apart by a digest of this and their name"
+        default_factory=lambda: secrets.token_hex(32),
+        min_length=16,
+        repr=False,
+        description="tenants' prefix caches are apart by a digest of this and their name; "
+        "none: drawn at the start, since no cache outlives its worker",
     )
     in_process: bool = Field(False, description="everything in one process, to debug it")
 
