@@ -144,7 +144,8 @@ def test_nothing_is_called_unless_it_was_allowed() -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        f"http://{NAME}/", f"ftp://{NAME}/", "file:///etc/passwd", f"//{NAME}/", NAME, "", "https:///x",
+        f"http://{NAME}/", f"http://{NAME}:443/", f"ftp://{NAME}/", "file:///etc/passwd",
+        f"//{NAME}/", NAME, "", "https:///x",
         f"https://user@{NAME}/", f"https://user:word@{NAME}/", f"https://{NAME}:22/",
         f"https://{NAME}:6379/", f"https://{NAME}:80/", f"https://{NAME}:0/", f"https://{NAME}:99999/",
         "https://x:" + "9" * 5000, "https://127.0.0.1/", "https://127.1/", "https://2130706433/",

@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "worker.engine": ENGINE,
     "worker.engine.sampler": ENGINE | {"kernels"},
     "worker.engine.constraints": ENGINE | {"llguidance", "transformers"},
+    "worker.engine.sandbox_process": {"schemas", "worker.engine.structured", "llguidance"},
     "worker.engine.structured": ENGINE | {"llguidance", "outlines", "jsonschema", "pydantic"},
     "worker": {"worker", "schemas", "pydantic", "pydantic_settings", "uvloop", "rich"},
     "worker.settings": {"worker", "schemas", "pydantic", "pydantic_settings", "huggingface_hub"},

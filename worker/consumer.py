@@ -38,8 +38,7 @@ class Intake:
         """The job with its prompts as ids; raises InvalidJob if it can never run."""
         job = started.job
         is_short = sum(len(prompt) for prompt in job.prompts) < _INLINE_CHARS and job.chat is None
-        needs_thread = not is_short or job.params.structured_outputs is not None
-        prompts = await asyncio.to_thread(self._read, job) if needs_thread else self._read(job)
+        prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
         completions = [Completion(self.text, job.params, enders) for _ in range(job.num_choices)]
@@ -62,12 +61,6 @@ class Intake:
             param, prompts = "prompt", [self.text.prompt_ids(prompt) for prompt in job.prompts]
         for prompt in prompts:
             self._check(job, prompt, param)
-        if job.params.structured_outputs is not None and not self.settings.is_fake:
-            from worker.engine.structured import (
-                check_structured_outputs,
-            )  # loads outlines: a second
-
-            check_structured_outputs(job.params.structured_outputs)
         return prompts
 
     def _check(self, job: Job, prompt: list[int], param: str) -> None:

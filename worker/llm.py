@@ -142,10 +142,6 @@ class LLM:
         error = limits.check(Addition("", ids, params))
         if error is not None:
             raise error
-        if params.structured_outputs is not None and not self._settings.is_fake:
-            from worker.engine.structured import check_structured_outputs  # a second to load
-
-            check_structured_outputs(params.structured_outputs)
         completions = [
             Completion(self._text, params, limits.eos_token_ids) for _ in range(params.n)
         ]

@@ -1,7 +1,9 @@
 """Grammars that hold completions to a form: compiled once, and one matcher for each sequence."""
 
+import json
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
@@ -11,7 +13,8 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from torch import Tensor
 
 from schemas.sampling import StructuredOutputs
-from worker.engine.structured import LIMITS, grammar_of, refusal
+from worker.engine.sandbox import Sandbox, SandboxLimits
+from worker.engine.structured import LIMITS, alternatives, reason_of, refusal
 
 BITS = 32  # tokens of a mask in one word
 ALL_ALLOWED = -1
@@ -28,7 +31,7 @@ class Constraint:
     @property
     def error(self) -> str | None:
         """Why the matcher gave up: a token that its mask forbade, or a limit. It stays so."""
-        return _reason(self.matcher) if self.matcher.is_error() else None
+        return reason_of(self.matcher) if self.matcher.is_error() else None
 
     @property
     def is_complete(self) -> bool:
@@ -47,7 +50,8 @@ class Constraint:
 class Grammar:
     """A compiled form; any number of sequences may follow it."""
 
-    def __init__(self, prototype: LLMatcher) -> None:
+    def __init__(self, prototype: LLMatcher, num_bytes: int) -> None:
+        self.num_bytes = num_bytes  # of memory, about
         self._prototype = prototype
 
     def constraint(self, completion: list[int]) -> Constraint:
@@ -56,7 +60,9 @@ class Grammar:
 
 
 class Grammars:
-    """The grammars of one engine, the latest of them kept.
+    """The grammars of one engine, the latest of them kept, in memory alone.
+
+    Each is compiled in the sandbox first: what would take the engine down ends a child of that.
 
     vocab_size is the number of the head's rows: it may exceed what the tokenizer knows, and what
     is beyond is never allowed. Nothing is loaded before the first grammar is asked for.
@@ -67,18 +73,22 @@ class Grammars:
         tokenizer_folder: Path,
         vocab_size: int,
         eos_token_ids: frozenset[int],
-        num_threads: int = 2,
+        num_threads: int = 4,
         max_kept: int = 64,
+        max_kept_bytes: int = 256 << 20,
+        limits: SandboxLimits = SandboxLimits(),  # noqa: B008 - frozen
     ) -> None:
         self.tokenizer_folder = tokenizer_folder
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.max_kept = max_kept
+        self.max_kept_bytes = max_kept_bytes
+        self.limits = limits
         self._pool = ThreadPoolExecutor(num_threads, "grammar")
         self._kept: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
         self._kept_lock = Lock()
-        self._tokenizer: LLTokenizer | None = None
-        self._tokenizer_lock = Lock()
+        self._loaded: tuple[LLTokenizer, Sandbox] | None = None
+        self._loaded_lock = Lock()
 
     def compile(self, outputs: StructuredOutputs) -> Future[Grammar]:
         """The grammar, in time, or InvalidJob that says why there is none. One future a form."""
@@ -87,27 +97,44 @@ class Grammars:
             if key not in self._kept:
                 self._kept[key] = self._pool.submit(self._compile, outputs)
             self._kept.move_to_end(key)
-            if len(self._kept) > self.max_kept:
+            while len(self._kept) > 1 and self._is_over():
                 self._kept.popitem(last=False)
             return self._kept[key]
 
     def close(self) -> None:
-        """End the threads; what was not begun is cancelled."""
+        """End the threads and the sandbox; what was not begun is cancelled."""
         self._pool.shutdown(cancel_futures=True)
+        if self._loaded is not None:
+            self._loaded[1].close()
+
+    def _is_over(self) -> bool:
+        kept = [each for each in self._kept.values() if each.done() and not each.cancelled()]
+        num_bytes = sum(each.result().num_bytes for each in kept if each.exception() is None)
+        return len(self._kept) > self.max_kept or num_bytes > self.max_kept_bytes
 
     def _compile(self, outputs: StructuredOutputs) -> Grammar:
-        grammar, tokenizer = grammar_of(outputs), self._loaded_tokenizer()
-        prototype = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-        prototype.compute_bitmask()  # finds forms that nothing matches, and warms the copies
+        tokenizer, sandbox = self._load_once()
+        kind, text = outputs.constraint
+        try:
+            if kind == "choice":  # no pattern of a caller's, and what is heavy to load is here
+                kind, text = "regex", alternatives(json.loads(text))
+            tried = sandbox.attempt(kind, text)
+        except ValueError as error:
+            raise refusal(outputs, str(error)) from None
+        prototype = LLMatcher(tokenizer, tried.grammar, log_level=0, limits=LIMITS)
+        prototype.compute_bitmask()  # warms the copies
         if prototype.is_error():
-            raise refusal(outputs, _reason(prototype))
-        return Grammar(prototype)
+            raise refusal(outputs, reason_of(prototype))
+        return Grammar(prototype, tried.num_bytes)
 
-    def _loaded_tokenizer(self) -> LLTokenizer:
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
-                self._tokenizer = _load(self.tokenizer_folder, self.vocab_size, self.eos_token_ids)
-            return self._tokenizer
+    def _load_once(self) -> tuple[LLTokenizer, Sandbox]:
+        with self._loaded_lock:
+            if self._loaded is None:
+                backend, own = _backend(self.tokenizer_folder)
+                ends = sorted(self.eos_token_ids or own)
+                tokenizer = LLTokenizer(backend, n_vocab=self.vocab_size, eos_token=ends)
+                self._loaded = tokenizer, Sandbox(backend, self.vocab_size, ends, self.limits)
+            return self._loaded
 
 
 class Masks:
@@ -136,18 +163,15 @@ class Masks:
         return masks
 
 
-def _load(folder: Path, vocab_size: int, eos_token_ids: frozenset[int]) -> LLTokenizer:
-    # Loaded here: only an engine with a constrained job needs them.
-    from llguidance.hf import from_tokenizer
+def _backend(folder: Path) -> tuple[str, set[int]]:
+    """The tokenizer as JSON, with the tokens that were added to it, and its own end."""
+    # Loaded here: only an engine with a constrained job needs it.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise TypeError(f"a {type(tokenizer).__name__} does not tell the bytes of its tokens")
-    return from_tokenizer(tokenizer, vocab_size, sorted(eos_token_ids) or None)
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """What went wrong."""
-    error = matcher.get_error().partition("<non-verbose/>")[0].strip()
-    return "no text matches it" if error == "NoExtensionBias" else error
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend.to_str(), {tokenizer.eos_token_id}

@@ -2,15 +2,20 @@
 
 import json
 import math
+import re
 
 from llguidance import LLMatcher, LLParserLimits, grammar_from, regex_to_lark
 from pydantic import JsonValue
 
 from schemas.errors import InvalidJob
-from schemas.sampling import StructuredOutputs
+from schemas.sampling import ConstraintKind, StructuredOutputs
 
 MAX_DEPTH = 32  # brackets inside brackets of a schema
+MAX_REPETITION = 1000  # of a part of a pattern; of a part inside a part, the product
+MAX_OPTIONAL = 256  # properties of one object that may be absent: masks slow down with their number
 MAX_REASON = 300  # characters
+# Of a pattern or a grammar, what counts for repetitions; escapes and sets hide what is in them.
+_SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|.", re.DOTALL)
 # Masks are computed while a step of the model runs: at 14,000 units of fuel a millisecond, the
 # worst pattern ends after some 15 ms with an error. Errors carry nothing of the parser's state.
 LIMITS = LLParserLimits(
@@ -18,31 +23,29 @@ LIMITS = LLParserLimits(
 )
 
 
-def check_structured_outputs(outputs: StructuredOutputs) -> None:
-    """Raise InvalidJob if no completion has the form asked for, or none can be promised to.
+def grammar_of(kind: ConstraintKind, text: str) -> str:
+    """The grammar in llguidance's form; raises ValueError where the text itself is broken.
 
-    It takes milliseconds and needs no tokenizer; what only a vocabulary tells, compiling finds.
+    What is worse than broken can take minutes, gigabytes or the process: call it in the sandbox.
     """
-    failed, reasons = LLMatcher.validate_grammar_with_warnings(grammar_of(outputs), limits=LIMITS)
-    if failed:
-        raise refusal(outputs, reasons[0])
-
-
-def grammar_of(outputs: StructuredOutputs) -> str:
-    """The grammar in llguidance's form; raises InvalidJob where the text itself is broken."""
-    kind, text = outputs.constraint
     try:
         if kind == "json":
             return _json_grammar(_schema(text))
-        if kind == "regex":
-            return _regex_grammar(text)
-        if kind == "choice":
-            return _regex_grammar(_alternatives(json.loads(text)))
-        return grammar_from("grammar", text)
+        if kind == "grammar":
+            check_repetitions(text)
+            return grammar_from("grammar", text)
+        return _regex_grammar(text)
     except UnicodeEncodeError:
-        raise refusal(outputs, "it holds half a surrogate pair, which no text matches") from None
-    except ValueError as error:
-        raise refusal(outputs, str(error)) from None
+        raise ValueError("it holds half a surrogate pair, which no text matches") from None
+
+
+def alternatives(choices: list[str]) -> str:
+    """A pattern that each choice matches, and nothing else."""
+    # Loading outlines takes a second, and most jobs ask for no choice.
+    from outlines.types import Choice
+    from outlines.types.dsl import to_regex
+
+    return to_regex(Choice(choices))
 
 
 def refusal(outputs: StructuredOutputs, reason: str) -> InvalidJob:
@@ -54,6 +57,12 @@ def refusal(outputs: StructuredOutputs, reason: str) -> InvalidJob:
         lines = [line for line in reason.splitlines() if line.startswith("error: ")]
         told = (lines or [told])[0][:MAX_REASON]
     return InvalidJob(f"structured_outputs.{kind}{alias}: {told}", "structured_outputs")
+
+
+def reason_of(matcher: LLMatcher) -> str:
+    """What went wrong."""
+    error = matcher.get_error().partition("<non-verbose/>")[0].strip()
+    return "no text matches it" if error == "NoExtensionBias" else error
 
 
 def _json_grammar(schema: str) -> str:
@@ -83,6 +92,7 @@ def _schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise ValueError("a schema is an object, true or false")
     schema.pop("x-guidance", None)  # would change how the grammar is made, not what it means
+    _check_parts(schema)
     written = json.dumps(schema, ensure_ascii=False)
     written.encode()
     return written
@@ -101,6 +111,37 @@ def _parsed(text: str) -> JsonValue:
     return value
 
 
+def _check_parts(value: JsonValue) -> None:
+    """Patterns and objects anywhere inside; what only looks like one, in a const, is treated so."""
+    if isinstance(value, dict):
+        pattern, patterns = value.get("pattern"), value.get("patternProperties")
+        for each in [pattern, *(patterns if isinstance(patterns, dict) else ())]:
+            if isinstance(each, str):
+                check_repetitions(each)
+        _check_optional(value)
+    for inner in _inside(value):
+        _check_parts(inner)
+
+
+def _check_optional(schema: dict[str, JsonValue]) -> None:
+    names, required = schema.get("properties"), schema.get("required")
+    if isinstance(names, dict):
+        needed = (
+            [each for each in required if isinstance(each, str)]
+            if isinstance(required, list)
+            else []
+        )
+        count = len(names.keys() - needed)
+        if count > MAX_OPTIONAL:
+            raise ValueError(f"properties: {count} that are not required; at most {MAX_OPTIONAL}")
+
+
+def _inside(value: JsonValue) -> list[JsonValue]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
 def _refuse(name: str) -> float:
     raise ValueError(f"not JSON: {name[:20]} is not a finite number")
 
@@ -110,26 +151,32 @@ def _finite(digits: str) -> float:
 
 
 def _depth(value: JsonValue) -> int:
-    inner: list[JsonValue] = []
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, list):
-        inner = value
-    else:
+    if not isinstance(value, dict | list):
         return 0
-    return 1 + max(map(_depth, inner), default=0)
+    return 1 + max(map(_depth, _inside(value)), default=0)
+
+
+def check_repetitions(pattern: str) -> None:
+    """Raise ValueError if a part may be asked for more than `MAX_REPETITION` times."""
+    last, most, opened = 1, 1, list[int]()  # of the part before, of the group, of those around
+    for sign, count in ((each[0], each[2] or each[1]) for each in _SIGNS.finditer(pattern)):
+        if sign == "(":
+            opened.append(most)
+            last = most = 1
+        elif sign == ")":
+            last, most = most, max(opened.pop() if opened else 1, most)
+        elif count:
+            last *= max(1, int(count[:9]))
+            most = max(most, last)
+            if last > MAX_REPETITION:
+                raise ValueError(f"a part is repeated {last} times; at most {MAX_REPETITION}")
+        else:
+            last = 1
 
 
 def _regex_grammar(pattern: str) -> str:
     r"""Matched whole. `\d` and `\w` are ASCII, as in JSON Schema: dialects differ on the rest."""
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise ValueError("it ends in a backslash that escapes nothing")
+    check_repetitions(pattern)
     return grammar_from("lark", f"start: /{regex_to_lark(pattern, 'dw')}/")
-
-
-def _alternatives(choices: list[str]) -> str:
-    # Loading outlines takes a second, and most jobs ask for no choice.
-    from outlines.types import Choice
-    from outlines.types.dsl import to_regex
-
-    return to_regex(Choice(choices))

@@ -1,0 +1,215 @@
+"""A grammar that would take the engine down ends a child of the sandbox, and no one else's work."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import InvalidJob
+from schemas.sampling import MAX_CONSTRAINT_BYTES, StructuredOutputs
+from stage import eventually
+from worker.bundled.paths import BUNDLED_MODEL
+from worker.engine.constraints import Grammar, Grammars
+from worker.engine.sandbox import Sandbox, SandboxLimits, Tried
+from worker.engine.structured import (
+    MAX_DEPTH,
+    MAX_OPTIONAL,
+    MAX_REPETITION,
+    alternatives,
+    grammar_of,
+)
+
+VOCAB_SIZE, EOS = 4096, 2
+ENDLESS = "[" * 60_000  # many seconds of looking for where each set ends
+WIDE = "\\p{L}" * 10_000  # some 60 MB
+
+
+def sandbox_of(limits: SandboxLimits) -> Sandbox:
+    backend = (BUNDLED_MODEL / "tokenizer.json").read_text()
+    return Sandbox(backend, VOCAB_SIZE, [EOS], limits)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    made = sandbox_of(SandboxLimits(cpu_s=1))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(BUNDLED_MODEL, VOCAB_SIZE, frozenset([EOS]), limits=SandboxLimits(cpu_s=1))
+    yield made
+    made.close()
+
+
+def children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in path.read_text().split()]
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_limits_are_as_written() -> None:
+    assert SandboxLimits() == SandboxLimits(cpu_s=2, wall_s=10, memory_bytes=2**30)
+    assert (MAX_CONSTRAINT_BYTES, MAX_DEPTH) == (65536, 32)
+    assert (MAX_REPETITION, MAX_OPTIONAL) == (1000, 256)
+
+
+def test_what_compiles_comes_back_as_its_grammar(sandbox: Sandbox) -> None:
+    tried = sandbox.attempt("regex", "a{1000}")
+    assert tried.grammar == grammar_of("regex", "a{1000}")
+    assert sandbox.attempt("regex", WIDE).num_bytes > tried.num_bytes + (8 << 20)
+
+
+def test_a_grammar_that_takes_too_long_is_ended(sandbox: Sandbox) -> None:
+    with pytest.raises(ValueError, match=r"takes more than 1 s; make it simpler"):
+        sandbox.attempt("regex", ENDLESS)
+
+
+def test_a_grammar_that_stands_still_is_ended() -> None:
+    waiting = sandbox_of(SandboxLimits(cpu_s=60, wall_s=0.5))
+    try:
+        with pytest.raises(ValueError, match=r"took more than 0\.5 s"):
+            waiting.attempt("regex", ENDLESS)
+    finally:
+        waiting.close()
+
+
+def test_a_grammar_that_takes_too_much_memory_is_ended() -> None:
+    small = sandbox_of(SandboxLimits(memory_bytes=24 << 20))
+    try:
+        assert small.attempt("regex", "a{3}").grammar
+        with pytest.raises(ValueError, match=r"takes more than 24 MiB"):
+            small.attempt("regex", WIDE)
+        assert small.attempt("regex", "a{3}").grammar
+    finally:
+        small.close()
+
+
+def test_masks_that_would_hold_up_the_others_are_refused(sandbox: Sandbox) -> None:
+    nested = 'start: X\nX: Y{60}\nY: Z{60}\nZ: "a"{60}'  # hidden behind names
+    with pytest.raises(ValueError, match=r"its masks take more than 50 ms|takes more than 1 s"):
+        sandbox.attempt("grammar", nested)
+
+
+def test_others_are_tried_while_one_takes_its_time(sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(sandbox.attempt, "regex", ENDLESS)
+        quick: Future[Tried] = pool.submit(sandbox.attempt, "regex", "a")
+        done, _ = wait([slow, quick], 60, FIRST_COMPLETED)
+        assert done == {quick} and quick.result().grammar
+        with pytest.raises(ValueError, match="takes more than"):
+            slow.result(60)
+
+
+def test_a_sandbox_that_was_killed_is_started_again(sandbox: Sandbox) -> None:
+    sandbox.attempt("regex", "a")
+    process = sandbox._process
+    assert process is not None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert sandbox.attempt("regex", "b").grammar
+    assert sandbox._process is not None and sandbox._process.pid != process.pid
+
+
+def test_a_closed_sandbox_leaves_no_process_behind() -> None:
+    closed = sandbox_of(SandboxLimits())
+    closed.attempt("regex", "a")
+    process = closed._process
+    assert process is not None
+    eventually(lambda: not any(map(lives, children_of(process.pid))))
+    closed.close()
+    assert process.returncode is not None
+
+
+def test_it_ends_with_the_process_that_started_it() -> None:
+    code = (
+        "import os, sys\nfrom worker.engine.sandbox import Sandbox\n"
+        "made = Sandbox(open(sys.argv[1]).read(), 4096, [2])\nmade.attempt('regex', 'a')\n"
+        "print(made._process.pid, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(BUNDLED_MODEL / "tokenizer.json")],
+        capture_output=True,
+        text=True,
+    )
+    eventually(lambda: not lives(int(done.stdout)), within_s=60)
+
+
+def test_it_stays_small() -> None:
+    """It is forked for each grammar, and a thread in it would be a lock that nobody opens."""
+    code = "import sys, threading, worker.engine.sandbox_process\n"
+    code += "print(threading.active_count(), *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    threads, *loaded = done.stdout.split()
+    heavy = {"torch", "transformers", "outlines", "numpy", "tokenizers", "redis"}
+    assert threads == "1" and heavy.isdisjoint(name.split(".")[0] for name in loaded)
+
+
+def test_no_pattern_of_a_callers_reaches_pythons_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    compiled = re._compile  # type: ignore[attr-defined]
+    monkeypatch.setattr(re, "_compile", lambda *given: seen.append(given[0]) or compiled(*given))
+    grammar_of("regex", "marked+")
+    grammar_of("json", '{"pattern": "marked+", "patternProperties": {"marked*": {}}}')
+    grammar_of("grammar", "start: /marked+/")
+    grammar_of("grammar", 'root ::= [m] "arked+"')
+    grammar_of("regex", alternatives(["marked+"]))
+    re.search("seen", "")
+    assert "seen" in seen and not [each for each in seen if "arked" in str(each)]
+
+
+def ended(future: Future[Grammar]) -> str:
+    error = future.exception(60)
+    assert isinstance(error, InvalidJob) and error.param == "structured_outputs"
+    return error.message
+
+
+def test_the_engine_compiles_nothing_that_the_sandbox_did_not() -> None:
+    nothing = SandboxLimits(wall_s=0.000001)
+    grammars = Grammars(BUNDLED_MODEL, VOCAB_SIZE, frozenset([EOS]), limits=nothing)
+    try:
+        for form in (
+            StructuredOutputs(regex="a"),
+            StructuredOutputs(choice=["a", "b"]),
+            StructuredOutputs(grammar='start: "a"'),
+            StructuredOutputs(json_object=True),
+        ):
+            kind, _ = form.constraint
+            assert re.match(
+                rf"structured_outputs\.{kind}.*took more than 1e-06 s",
+                ended(grammars.compile(form)),
+            )
+    finally:
+        grammars.close()
+
+
+def test_a_refusal_is_kept_like_a_grammar(grammars: Grammars) -> None:
+    killer = StructuredOutputs(regex=ENDLESS)
+    first = grammars.compile(killer)
+    assert "structured_outputs.regex: compiling it takes more than 1 s" in ended(first)
+    assert grammars.compile(StructuredOutputs(regex=ENDLESS)) is first
+    assert grammars.compile(StructuredOutputs(regex="a")).result(60).constraint([]).error is None
+
+
+def test_what_is_kept_is_bounded_by_its_memory() -> None:
+    few = Grammars(BUNDLED_MODEL, VOCAB_SIZE, frozenset([EOS]), max_kept_bytes=16 << 20)
+    try:
+        wide, small = StructuredOutputs(regex=WIDE), StructuredOutputs(regex="a")
+        first = few.compile(wide)
+        assert first.result(60).num_bytes > 16 << 20
+        few.compile(small).result(60)
+        assert few.compile(wide) is not first
+    finally:
+        few.close()
