@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import uvicorn
 
 from gateway.app import build
+from gateway.protocol import Patience, bounded
 from gateway.settings import GatewaySettings
 from schemas.process import BAD_USAGE, load_settings, write_log_to_stderr
 from schemas.secret import BadSecret
@@ -29,7 +30,10 @@ def main(argv: Sequence[str]) -> int:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=bounded(
+            Patience(settings.head_timeout_s, settings.body_timeout_s, settings.max_connections)
+        ),
+        timeout_keep_alive=settings.keep_alive_s,
         ws="none",
         access_log=False,  # paths hold job ids; metrics count the responses
         log_config=None,

@@ -9,6 +9,7 @@ PenstockError
 +-- JobNotFound 404
 +-- JobGone 410                 it ended, and its result was kept no longer
 +-- BodyTooLarge 413
++-- UnreadableBody 415
 +-- IdempotencyMismatch 422
 +-- Cancelled 499
 +-- Unavailable                 nothing is wrong with the job: try again
@@ -103,6 +104,11 @@ class JobGone(PenstockError):
 class BodyTooLarge(PenstockError):
     code = "body_too_large"
     status = 413
+
+
+class UnreadableBody(PenstockError):
+    code = "unsupported_encoding"
+    status = 415
 
 
 class IdempotencyMismatch(PenstockError):

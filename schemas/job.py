@@ -16,7 +16,8 @@ CHARS_A_TOKEN = 4  # for guesses
 DEFAULT_TENANT = "default"
 
 PriorityClass = Literal["high", "normal", "batch"]
-Prompt = str | list[TokenId]
+Prompt = str | Annotated[list[TokenId], Field(fail_fast=True)]
+Short = Annotated[str, Field(max_length=512)]
 Message = dict[str, JsonValue]
 
 
@@ -57,7 +58,7 @@ class Job(Wire):
         "refuse", description="above the rates and budgets of the account"
     )
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    metadata: dict[Short, Short] = Field(default_factory=dict, max_length=16)
     traceparent: str | None = None
 
     @model_validator(mode="after")

@@ -147,6 +147,11 @@ class ChatRequest(Asked):
 
 
 class CompletionRequest(Asked):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+    )
     echo: bool = Field(False, description="the prompt's text before the completion's")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
