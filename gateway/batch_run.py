@@ -42,7 +42,7 @@ from schemas.event import Result
 from schemas.job import Job
 from schemas.keys import short_digest
 
-LEASE_MS = 10_000
+LEASE_MS = 5000  # renewed while a turn lasts
 TURN_S = 10.0  # then others come first
 AT_ONCE = 64  # lines a step
 IDLE_MS = 30_000  # a line's end wakes its batch

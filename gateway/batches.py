@@ -51,7 +51,7 @@ class BatchAsked(Report):
     def is_a_time(cls, text: str) -> str:
         match = WINDOW.fullmatch(text)
         if match is None or not 1 <= int(match[1]) * UNITS_S[match[2]] <= MOST_WINDOW_S:
-            raise ValueError("completion_window: a time as 24h or 90m, at most 30d")
+            raise ValueError("a time such as 24h or 90m, at most 30d")
         return text
 
     @field_validator("metadata")
@@ -59,7 +59,7 @@ class BatchAsked(Report):
     def is_small(cls, metadata: dict[str, str]) -> dict[str, str]:
         for name, value in metadata.items():
             if len(name) > 64 or len(value) > 512:
-                raise ValueError("metadata: names have at most 64 characters, values at most 512")
+                raise ValueError("names have at most 64 characters, values at most 512")
         return metadata
 
     @property

@@ -26,7 +26,7 @@ from schemas.wire import Report
 LISTED = 1000  # webhooks that a tenant's list goes back
 LIST_KEPT_S = 30 * 86_400  # after the last of them
 AT_ONCE = 8  # requests to one host
-LEASE_MS = 10_000  # of a host, renewed while it is served
+LEASE_MS = 5000  # of a host, renewed while it is served
 NEWS_S = 0.5  # so soon a new webhook joins those under way
 WINDOW_S = 10.0  # how long one chore serves one host
 MOST_DELAY_S = 3600.0
