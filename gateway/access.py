@@ -12,12 +12,14 @@ from starlette.types import Scope as Asgi
 
 from gateway.keyring import Keyring
 from gateway.share import Shares
+from schemas.account import Account
 from schemas.api_key import MAX_CHARS, ApiKey, Scope
 from schemas.errors import OutOfScope, Unauthorized
 from schemas.job import DEFAULT_TENANT, PriorityClass
 from schemas.keys import READY
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
 TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # The first that a path begins with says what its key must allow; other paths take any key.
@@ -38,7 +40,13 @@ class Caller:
     tenant: str = DEFAULT_TENANT
     traceparent: str | None = None
     key: ApiKey | None = None
+    over_limit: str | None = None  # of jobs that do not say it themselves
     is_guest: bool = False  # let in by a share token, to read one job
+
+    @property
+    def account(self) -> Account | None:
+        """What its jobs count for; none: for the tenant, without limits."""
+        return self.key.account if self.key else None
 
     def bounded(self, asked: PriorityClass) -> PriorityClass:
         """The class that was asked for, or the highest that the key allows."""
@@ -80,7 +88,7 @@ class Access:
         key = await self._keyring.find(text)
         if key is not None:
             _refuse_out_of_scope(asgi["path"], key)
-            return Caller(key.tenant, trace, key)
+            return Caller(key.tenant, trace, key, headers.get(OVER_LIMIT))
         if self._demands_keys or self._keyring.has_keys:
             raise Unauthorized("give a valid API key as a bearer token")
         return Caller(traceparent=trace)

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import JsonValue, ValidationError
 
@@ -26,7 +26,7 @@ from gateway.reader import Reader
 from schemas.account import Account
 from schemas.connection import connect
 from schemas.cursor import Cursor
-from schemas.delivery import JobStatus, Page, Submission
+from schemas.delivery import JobStatus, Page, Rates, Submission
 from schemas.errors import (
     InvalidJob,
     JobNotFound,
@@ -48,6 +48,7 @@ from schemas.servers import Redis
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
+REMEMBER_S = 86_400  # an idempotency key, whatever became of its job's result
 CARDS_S = 1.0  # how old the list of models may be
 PAGES_AT_ONCE = 4  # of logs: more of them in one turn of the loop would hold up everybody else
 
@@ -122,6 +123,11 @@ class Client:
         metadata: dict[str, str] | None = None,
         traceparent: str | None = None,
         tenant: str | None = None,
+        queue_timeout_ms: int | None = None,
+        not_before_ms: int | None = None,
+        delay_ms: int | None = None,
+        over_limit: Literal["refuse", "wait"] = "refuse",
+        account: Account | None = None,
         **sampling: JsonValue,
     ) -> str:
         """Submit a job and return its id: `prompt`, or `messages`, and how to draw.
@@ -146,6 +152,10 @@ class Client:
                 priority_class=priority_class,
                 background=background,
                 timeout_ms=timeout_ms,
+                queue_timeout_ms=queue_timeout_ms,
+                not_before_ms=not_before_ms,
+                delay_ms=delay_ms,
+                over_limit=over_limit,
                 cache_salt=cache_salt,
                 metadata=metadata or {},
                 traceparent=traceparent,
@@ -154,7 +164,8 @@ class Client:
             raise _invalid(error) from None
         if params is not None and sampling:
             raise InvalidJob(f"params: given twice, also as {', '.join(sampling)}", "params")
-        await self.submit(job)
+        remember_s = 0 if idempotency_key is None else REMEMBER_S
+        await self.submit(job, account, remember_s=remember_s)
         return job_id
 
     async def name_job(
@@ -177,12 +188,17 @@ class Client:
         return lane.idempotent_job_id(tenant or self.tenant, idempotency_key)
 
     async def submit(
-        self, job: Job, account: Account | None = None, note: str | None = None
+        self,
+        job: Job,
+        account: Account | None = None,
+        note: str | None = None,
+        remember_s: int = 0,
     ) -> Submission:
         """Put in a job that was named by `name_job`. A repeat of the same is no second job.
 
         It counts for the account, under its limits; none: for its tenant, without limits. `note`
-        is for who drains the outboxes (`gateway.outbox`).
+        is for who drains the outboxes (`gateway.outbox`). The id is remembered for `remember_s` at
+        least, also when its result is gone.
         """
         queue = await self._queue(job.job_id)
         reply_to = None
@@ -195,8 +211,9 @@ class Client:
             reply_to,
             max_queued=self.max_queued,
             result_ttl_s=self.result_ttl_s,
-            account=account,
+            account=self._in_lane(job, account),
             note=note,
+            remember_s=remember_s,
         )
         if error := refusal(answer, job):
             raise error
@@ -272,6 +289,26 @@ class Client:
 
     async def status(self, job_id: str, tenant: str | None = None) -> JobStatus:
         return await (await self._queue(job_id)).status(tenant or self.tenant, job_id)
+
+    async def rates(self, job_id: str, account: Account) -> Rates:
+        """What the account has left of its minute: in the job's lane, as if all were like it."""
+        queue = await self._queue(job_id)
+        rates, lanes = await queue.rates(account.name), self._num_lanes(queue.lane.model)
+        return Rates(
+            rates.requests_left and rates.requests_left * lanes,
+            rates.tokens_left and rates.tokens_left * lanes,
+            rates.reset_ms,
+        )
+
+    def _in_lane(self, job: Job, account: Account | None) -> Account | None:
+        lanes = self._num_lanes(job.model)
+        if account is None or lanes == 1:
+            return account
+        return Account(name=account.name, limits=account.limits.share(lanes))
+
+    def _num_lanes(self, model: str) -> int:
+        card = self._cards.get(model)
+        return card.lanes if card else 1
 
     async def owner(self, job_id: str) -> str | None:
         """The tenant of a job, for those who may know it; none where the job is not known."""

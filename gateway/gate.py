@@ -14,6 +14,7 @@ from schemas.errors import PenstockError
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CALLER = "penstock.caller"
+MORE_HEADERS = "penstock.headers"  # of the response, whatever it will be
 
 
 class Gate:
@@ -33,7 +34,9 @@ class Gate:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                shown = MutableHeaders(scope=message)
+                shown["x-request-id"] = request_id
+                shown.update(scope.get(MORE_HEADERS, {}))
                 self._metrics.responses.labels(str(message["status"])).inc()
             await send(message)
 

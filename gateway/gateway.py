@@ -10,9 +10,10 @@ from fastapi import Depends, Request
 from gateway.batches import Batches
 from gateway.client import Client
 from gateway.files import Files
-from gateway.gate import tenant_of
+from gateway.gate import MORE_HEADERS, caller_of, tenant_of
 from gateway.metrics import Metrics
 from gateway.outbound import Outbound
+from gateway.rates import rate_headers
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
 from gateway.webhooks import Webhooks
@@ -20,6 +21,7 @@ from schemas.errors import JobGone, JobNotFound
 from schemas.job import Job
 
 IDEMPOTENCY_KEY = "idempotency-key"
+REMEMBER_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,20 @@ class Gateway:
         """An id for what this request asks; the same one under the same idempotency key."""
         key = request.headers.get(IDEMPOTENCY_KEY)
         return await self.client.name_job(model, key, tenant_of(request))
+
+    async def submit(self, request: Request, job: Job, note: str | None = None) -> None:
+        """Put the job in on the caller's account; the response says what is left of its minute.
+
+        An idempotency key is remembered for a day.
+        """
+        account = caller_of(request).account
+        remember_s = REMEMBER_S if IDEMPOTENCY_KEY in request.headers else 0
+        try:
+            await self.client.submit(job, account, note, remember_s)
+        finally:
+            if account is not None and account.limits.has_rates:
+                rates = await self.client.rates(job.job_id, account)
+                request.scope[MORE_HEADERS] = rate_headers(account.limits, rates)
 
     def leaving(self, request: Request, job: Job) -> Callable[[], Awaitable[None]]:
         """What to do when the caller hangs up: nobody else waits for a foreground job.

@@ -1,13 +1,15 @@
 """Turns what an HTTP request asks into a Job."""
 
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
 
 from pydantic import JsonValue
 
 from gateway.access import Caller
 from gateway.body import checked
 from schemas.errors import InvalidJob
-from schemas.job import Job, PriorityClass
+from schemas.job import LAST_MS, Job, PriorityClass
 from schemas.openai import (
     Asked,
     ChatMessage,
@@ -24,8 +26,18 @@ from schemas.sampling import SamplingParams, StructuredOutputs
 # What goes through to the job under its own name.
 SAMPLING = set(SamplingParams.model_fields) - {"logprobs", "structured_outputs"}
 STRUCTURES = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
-OPTIONS = ("timeout_ms", "background", "cache_salt", "metadata")
+OPTIONS = (
+    "timeout_ms",
+    "queue_timeout_ms",
+    "not_before_ms",
+    "delay_ms",
+    "over_limit",
+    "background",
+    "cache_salt",
+    "metadata",
+)
 
+LAST_S = LAST_MS // 1000
 CALLED = {"prompts": "prompt", "params": "", "chat": ""}
 TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
 
@@ -101,8 +113,25 @@ def _job(
         "traceparent": caller.traceparent,
         "priority_class": caller.bounded(_priority_class(asked)),
     }
+    if caller.over_limit is not None:
+        fields["over_limit"] = caller.over_limit
     fields |= {name: body[name] for name in OPTIONS if name in body}
+    if "not_before" in body:
+        fields["not_before_ms"] = _unix_ms(body["not_before"])
     return checked(Job, fields | question, CALLED)
+
+
+def _unix_ms(given: JsonValue) -> int:
+    """Of unix seconds, or of a time in ISO 8601 with its zone."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            time = datetime.fromisoformat(given)
+            if time.tzinfo is not None:
+                return int(time.timestamp() * 1000)
+    elif isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= LAST_S:
+        return int(given * 1000)
+    forms = "unix seconds, or a time with its zone such as 2030-01-31T12:00:00Z"
+    raise InvalidJob(f"not_before: give {forms}", "not_before")
 
 
 def _priority_class(asked: Asked) -> PriorityClass:

@@ -46,7 +46,7 @@ async def submit(request: Request, gateway: Open) -> Response:
     job = any_job(job_id, caller_of(request), body)
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
     note = Note(webhook=webhook or "").dump() if is_told else None
-    await gateway.client.submit(job, note=note)
+    await gateway.submit(request, job, note)
     return _json(_shape(await gateway.client.status(job_id, job.tenant)), 202)
 
 

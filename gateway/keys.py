@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.keyring import KeyStore
+from schemas.account import Limits
 from schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from schemas.connection import connect
 from schemas.errors import PenstockError
@@ -65,12 +66,21 @@ class Create(Command, SecretSettings):
         None, description="30d, 12h, 15m; none: never"
     )
 
+    requests_per_minute: int | None = Field(None, description="of one model, as all limits")
+    tokens_per_minute: int | None = Field(None, description="of prompts and completions")
+    max_running: int | None = Field(None, description="jobs that a worker has; others wait")
+    max_queued: int | None = Field(None, description="jobs that wait; others are refused")
+    tokens_per_day: int | None = Field(None, description="of UTC; then jobs stop")
+    tokens_per_month: int | None = None
+    weight: float = Field(1.0, description="share beside other tenants")
+
     async def run(self, store: KeyStore) -> None:
         now_s = int(time.time())
         record: dict[str, object] = {
             "name": self.name,
             "tenant": self.tenant,
             "scopes": tuple(self.scopes),
+            "limits": {name: getattr(self, name) for name in Limits.model_fields},
             "max_priority": self.max_priority,
             "created_s": now_s,
             "expires_s": None if self.expires is None else now_s + self.expires,
@@ -149,13 +159,16 @@ def _shown(key: ApiKey) -> dict[str, JsonValue]:
 
 
 def _table(keys: Sequence[ApiKey]) -> Table:
-    table = Table(*("id", "name", "tenant", "scopes", "priority", "made", "expires", "state"))
+    names = ("id", "name", "tenant", "scopes", "limits", "priority", "made", "expires", "state")
+    table = Table(*names)
     for key in keys:
+        limits = key.limits.model_dump(exclude_defaults=True)
         table.add_row(
             key.key_id,
             escape(key.name),
             key.tenant,
             " ".join(key.scopes),
+            "\n".join(f"{name} {most:g}" for name, most in limits.items()),
             key.max_priority,
             _minute(key.created_s),
             "never" if key.expires_s is None else _minute(key.expires_s),
@@ -170,4 +183,4 @@ def _minute(time_s: int) -> str:
 
 def _complaint(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
-    return f"--{first['loc'][0]}: {first['msg']}".replace("_", "-")
+    return f"--{first['loc'][-1]}: {first['msg']}".replace("_", "-")

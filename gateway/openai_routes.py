@@ -74,7 +74,7 @@ async def model(name: str, gateway: Open) -> Response:
 
 async def _stream(request: Request, gateway: Gateway, watch: Watch, chunks: Chunks) -> Response:
     job = chunks.form.job
-    await gateway.client.submit(job)
+    await gateway.submit(request, job)
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
     leave = gateway.leaving(request, job)
     return EventStream(batches, leave, chunks.render, gateway.settings.ping_s)
@@ -92,7 +92,7 @@ async def _whole(
     def render(deltas: list[Delta], done: Done) -> bytes:
         return to_json(shape(form, fold(job.job_id, job.model, job.num_choices, deltas, done)))
 
-    await gateway.client.submit(job)
+    await gateway.submit(request, job)
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
     return WholeAnswer(batches, gateway.leaving(request, job), render)
 

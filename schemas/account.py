@@ -22,6 +22,10 @@ class Limits(Wire):
     tokens_per_month: int | None = Field(None, ge=1, le=MOST)
     weight: float = Field(1.0, ge=0.001, le=1000, description="share beside other tenants")
 
+    @property
+    def has_rates(self) -> bool:
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
     def share(self, lanes: int) -> "Limits":
         """What one of a model's lanes keeps of it, rounded up: lanes share nothing at run time."""
         counts = self.model_dump(exclude_none=True, exclude={"weight"})

@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
+from schemas.account import Account, Limits
 from schemas.job import DEFAULT_TENANT, PriorityClass
 from schemas.secret import sign
 from schemas.wire import Wire
@@ -29,6 +30,7 @@ class ApiKey(Wire):
     name: str = Field("", max_length=256, description="for people")
     tenant: str = Field(DEFAULT_TENANT, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")
     scopes: tuple[Scope, ...] = DEFAULT_SCOPES
+    limits: Limits = Limits()
     max_priority: PriorityClass = Field("normal", description="what asks for more gets this class")
     created_s: int = 0
     expires_s: int | None = None
@@ -41,6 +43,11 @@ class ApiKey(Wire):
         text = f"psk_{key_id}_{drawn}"
         fields = record | {"key_id": key_id, "digest": digest_of(secret, text)}
         return text, cls.model_validate(fields)
+
+    @property
+    def account(self) -> Account:
+        """What its jobs count for. No tenant has a name like this one."""
+        return Account(name=f"{self.tenant}/{self.key_id}", limits=self.limits)
 
     def has_ended(self, now_s: float) -> bool:
         return self.revoked_s is not None or (self.expires_s or float("inf")) <= now_s

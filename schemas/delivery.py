@@ -47,6 +47,15 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """What an account has left of its minute; none: no such limit."""
+
+    requests_left: int | None
+    tokens_left: int | None
+    reset_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A claim on a job that is not started yet: its place in one ready stream."""
 
@@ -140,6 +149,7 @@ class JobStatus(Report):
     priority_class: PriorityClass = Field("normal", description="raised when it waited too long")
     position: int | None = Field(None, description="while it waits, about: 1 is the next")
     reason: Reason | None = Field(None, description="what it waits for")
+    metadata: dict[str, str] = Field({}, description="as submitted")
     eta_ms: int | None = Field(None, description="until it begins, at the live rate")
 
 

@@ -149,6 +149,7 @@ class RateLimited(Unavailable):
 class BudgetExceeded(Unavailable):
     code = "budget_exceeded"
     status = 429
+    retryable = False  # by itself; the period ends long after a client's own tries
 
 
 class DeadlineUnmeetable(Unavailable):

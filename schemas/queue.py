@@ -26,6 +26,7 @@ from schemas.delivery import (
     Outcome,
     OutOfBudget,
     Page,
+    Rates,
     Reason,
     Started,
     Submission,
@@ -76,6 +77,7 @@ class Queue:
         result_ttl_s: int = 3600,
         account: Account | None = None,
         note: str | None = None,
+        remember_s: int = 0,
     ) -> Submission:
         """Accept a job, or say why not. `reply_to` is a pub/sub channel; none: the job's own.
 
@@ -100,6 +102,10 @@ class Queue:
                 options[name] = value
         if job.over_limit != "refuse":
             options["over_limit"] = job.over_limit
+        if job.metadata:
+            options["metadata"] = job.metadata
+        if remember_s:
+            options["remember_s"] = remember_s
         if account is not None:
             options["account"] = account.model_dump(exclude_none=True)
         if note is not None:
@@ -364,7 +370,7 @@ class Queue:
         reply = await self._run("status", tenant, job_id)
         state = _known(reply, job_id)
         tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:9]
-        priority_class, position, reason, eta_ms = (item.decode() for item in reply[9:])
+        priority_class, metadata, position, reason, eta_ms = (item.decode() for item in reply[9:])
         return JobStatus(
             job_id=job_id,
             model=self.lane.model,
@@ -381,7 +387,13 @@ class Queue:
             position=_int(position),
             reason=REASON.validate_python(reason) if reason else None,
             eta_ms=_int(eta_ms),
+            metadata=json.loads(metadata or "{}"),
         )
+
+    async def rates(self, account: str) -> Rates:
+        """What an account has left of its minute in this lane."""
+        requests, tokens, reset_ms = await self._run("rates", account)
+        return Rates(_int(requests), _int(tokens), int(reset_ms))
 
     async def owner(self, job_id: str) -> str | None:
         """The tenant of a job, if it is known."""

@@ -10,15 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+import redis
 
 from compose.server import Server
 from gateway.client import Client
-from schemas.errors import IdempotencyMismatch, InvalidJob
+from schemas.errors import IdempotencyMismatch, InvalidJob, JobGone
+from schemas.keys import Lane
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 from test_keys import bearer, issue
 
 TEXT = {"model": MODEL, "prompt": "hi"}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+DAY_S = 86_400
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +146,32 @@ def test_the_sdk_takes_keys_too(actor: Actor) -> None:
 
     asyncio.run(ask())
     assert len(actor.jobs) == num_jobs + 1
+
+
+def test_a_key_is_remembered_for_a_day_also_when_the_result_is_gone(
+    http: httpx.Client, actor: Actor
+) -> None:
+    actor.script = lambda job: spoken("once")
+    headers = {"idempotency-key": "day"}
+    job_id = http.post("/v1/jobs", json=TEXT, headers=headers).json()["id"]
+    eventually(lambda: http.get(f"/v1/jobs/{job_id}").json()["ended_ms"] is not None, 60)
+    key, num_jobs = Lane(MODEL).job(job_id), len(actor.jobs)
+    with redis.Redis.from_url(actor.redis_url) as client:
+        assert DAY_S - 600 < client.ttl(key) <= DAY_S
+        client.delete(key + ":result", key + ":log")  # as their own time does it, earlier
+    repeat = http.post("/v1/completions", json=TEXT | {"background": True}, headers=headers)
+    assert (repeat.status_code, repeat.json()["error"]["code"]) == (410, "job_gone")
+    assert repeat.headers["x-should-retry"] == "false"
+    other = http.post("/v1/jobs", json=TEXT | {"prompt": "b"}, headers=headers)
+    assert other.status_code == 422
+    assert len(actor.jobs) == num_jobs
+
+    async def ask() -> None:
+        async with Client.from_url(actor.redis_url) as sdk:
+            with pytest.raises(JobGone):
+                await sdk.result(job_id)
+
+    asyncio.run(ask())
 
 
 ASK = """

@@ -11,6 +11,7 @@ if job.ended then
 end
 if erases then
   redis.call('HSET', job.key, 'erase', 1)
+  redis.call('HDEL', job.key, 'metadata')
   redis.call('DEL', job.key .. ':request')
 end
 cancel(job)

@@ -12,6 +12,8 @@
 --   account          {"name": .., "limits": {"weight": .., "max_running": .., ..}}; the tenant
 --   max_queued       most jobs that may wait in the lane; 10000
 --   ttl_s            how long the result is kept; 3600
+--   remember_s       how long the id is known after the end, at least twice ttl_s; 0
+--   metadata         {name: text, ..}, given back with the job's status; {}
 --   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
 --   accepted | duplicate | mismatch | full | no_worker
@@ -25,7 +27,7 @@ local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 
 local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
-  .. 'prompt_tokens over_limit account max_queued ttl_s note '
+  .. 'prompt_tokens over_limit account max_queued ttl_s remember_s metadata note '
 local ACCOUNT_OPTIONS = ' name limits '
 local LIMIT_OPTIONS = ' ' .. table.concat(LIMITS, ' ') .. ' '
 
@@ -88,6 +90,7 @@ local function wrong_option()
   if note ~= nil and (type(note) ~= 'string' or note == '' or #note > 4096) then
     return 'options.note is a text of 1 to 4096 bytes'
   end
+  if type(options.metadata or {}) ~= 'table' then return 'options.metadata is an object' end
   return unknown(options, 'options', OPTIONS)
     or name(options.tenant, 'options.tenant')
     or whole(options, 'options', 'timeout_ms', 1, YEAR_MS)
@@ -97,6 +100,7 @@ local function wrong_option()
     or whole(options, 'options', 'prompt_tokens', 0, MOST)
     or whole(options, 'options', 'max_queued', 0, MOST)
     or whole(options, 'options', 'ttl_s', 1, YEAR_MS / 1000)
+    or whole(options, 'options', 'remember_s', 0, YEAR_MS / 1000)
     or options.account and wrong_account(options.account)
 end
 
@@ -189,6 +193,8 @@ redis.call('HSET', key, 'state', 'ready', 'epoch', 0, 'position', 0, 'class', cl
   'digest', digest, 'tenant', tenant, 'account', account.name, 'channels', channel,
   'background', background, 'created_ms', NOW, 'ttl', options.ttl_s or 3600, 'cost', cost)
 if waits then redis.call('HSET', key, 'waits', 1) end
+if options.remember_s then redis.call('HSET', key, 'remember', options.remember_s) end
+if options.metadata then redis.call('HSET', key, 'metadata', cjson.encode(options.metadata)) end
 if options.note then redis.call('HSET', key, 'note', options.note) end
 if deadline then redis.call('HSET', key, 'deadline', deadline) end
 if start_by then redis.call('HSET', key, 'start_by', start_by) end

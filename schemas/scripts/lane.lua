@@ -175,7 +175,8 @@ local function settle(job, epoch, state, event, result)
   redis.call('ZREM', PREFIX .. 'orphans', job.id)
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
   note_end()
-  local erases, ttl, note = unpack(redis.call('HMGET', job.key, 'erase', 'ttl', 'note'))
+  local values = redis.call('HMGET', job.key, 'erase', 'ttl', 'note', 'remember')
+  local erases, ttl, note, remember = unpack(values)
   if note then leave_note(job, state, event, note) end
   if erases then return erase(job.id) end
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
@@ -186,8 +187,8 @@ local function settle(job, epoch, state, event, result)
   end
   if result then redis.call('SET', job.key .. ':result', result, 'EX', ttl) end
   redis.call('EXPIRE', job.key .. ':log', result and LOG_TTL_S or ttl)
-  local kept_s = ttl * 2 -- remembers that there was a result
-  redis.call('EXPIRE', job.key, state == 'dead' and math.max(kept_s, DEAD_TTL_S) or kept_s)
+  -- It remembers that there was a result, and what its idempotency key stands for.
+  redis.call('EXPIRE', job.key, math.max(ttl * 2, remember or 0, state == 'dead' and DEAD_TTL_S or 0))
 end
 
 -- Ends a job that no worker answers for; a new epoch, so that none can add to it.

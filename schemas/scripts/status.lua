@@ -1,14 +1,14 @@
 -- What is known of a job. ARGV: tenant, job
 -- Returns: state, tokens, background, cancel, created_ms, started_ms, ended_ms, deadline, owner, class,
--- and while it waits: position (1: the next), reason, eta_ms (each empty: none); or missing
+-- metadata as JSON, and while it waits: position (1: the next), reason, eta_ms (each empty: none); or missing
 
 local key = PREFIX .. 'job:' .. ARGV[2]
 local values = redis.call('HMGET', key, 'tenant', 'state', 'position', 'background', 'cancel',
-  'created_ms', 'started_ms', 'ended_ms', 'deadline', 'owner', 'class', 'account', 'entry', 'ready')
+  'created_ms', 'started_ms', 'ended_ms', 'deadline', 'owner', 'class', 'account', 'entry', 'metadata')
 if values[1] ~= ARGV[1] then return {'missing'} end
 local reply = {}
 for at = 2, 11 do reply[at - 1] = values[at] or '' end
-reply[11], reply[12], reply[13] = '', '', ''
+reply[11], reply[12], reply[13], reply[14] = values[14] or '', '', '', ''
 if values[2] ~= 'ready' then return reply end
 
 local function eta(ahead, least_ms)
@@ -35,5 +35,5 @@ local function place()
   return ahead + 1, foreign > 0 and has_worker and 'turn' or otherwise, eta(ahead, 0)
 end
 
-reply[11], reply[12], reply[13] = place()
+reply[12], reply[13], reply[14] = place()
 return reply
