@@ -17,6 +17,7 @@ from schemas.event import Delta, Done, Event, Failed
 
 Batches = AsyncGenerator[list[Event], None]
 
+MAX_SEND_BYTES = 1 << 16  # about what a socket takes: more would only wait in memory
 PING = b": ping\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -124,13 +125,21 @@ class EventStream(Listened):
 
     async def _send(self, send: Send, batch: list[Event]) -> None:
         """Return once the socket has room for more."""
-        body = b"".join([self._render(event) for event in batch])
-        if batch:
-            self._position = batch[-1].position
-        if body:
-            self._is_sending = True
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-            self._is_sending = False
+        pieces, num_bytes = list[bytes](), 0
+        for event in batch:
+            pieces.append(self._render(event))
+            num_bytes += len(pieces[-1])
+            self._position = event.position
+            if num_bytes >= MAX_SEND_BYTES:
+                await self._send_bytes(send, b"".join(pieces))
+                pieces, num_bytes = [], 0
+        if num_bytes:
+            await self._send_bytes(send, b"".join(pieces))
+
+    async def _send_bytes(self, send: Send, body: bytes) -> None:
+        self._is_sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._is_sending = False
 
     async def _ping(self, send: Send) -> None:
         while True:
