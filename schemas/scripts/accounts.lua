@@ -88,11 +88,13 @@ end
 local function budget_left(account)
   if not account.left then
     account.left, account.renews_ms = math.huge, 0
+    local charged = (account.prompt or 0) + (account.completion or 0) -- and not booked yet
     if account.tokens_per_day then
-      account.left, account.renews_ms = account.tokens_per_day - spent(DAY_NAME, account), day_end_ms()
+      account.left = account.tokens_per_day - spent(DAY_NAME, account) - charged
+      account.renews_ms = day_end_ms()
     end
     if account.tokens_per_month then
-      local left = account.tokens_per_month - spent(MONTH_NAME, account)
+      local left = account.tokens_per_month - spent(MONTH_NAME, account) - charged
       if left < account.left or left <= 0 then
         account.left, account.renews_ms = math.min(left, account.left), month_end_ms()
       end

@@ -1,4 +1,3 @@
--- with lane
 -- Begin to send a webhook that is due; for a lease nobody else does. ARGV: id, unit, lease_ms
 -- Returns: send, turn, attempts so far, tenant, URL, body; or no
 

@@ -1,4 +1,3 @@
--- with lane
 -- Accept a batch. ARGV: id, tenant, what was asked as JSON, milliseconds of its window, most batches
 -- of the tenant that have not ended, most that its list holds, seconds that it is kept. Returns: ok; or full
 

@@ -1,4 +1,3 @@
--- with lane
 -- Ask for the end of a batch; its next turn sees it. ARGV: id, tenant. Returns: ok; ended; missing
 
 local id, tenant = unpack(ARGV)

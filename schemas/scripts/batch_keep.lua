@@ -1,4 +1,3 @@
--- with lane
 -- What a turn made of a batch, all of it or nothing. ARGV: id, turn, seconds that it is kept after
 -- its end (0: it has not ended), fields as a JSON object (true: now), opened lines as an object,
 -- closed lines as a list. Returns: ok; or gone: the turn is over

@@ -1,4 +1,3 @@
--- with lane
 -- Work for chores. `due:<kind>` says when to look at a unit of it, `turns:<kind>` how often one was
 -- taken, `held:<kind>` until when it is its taker's, `items:<kind>:<unit>` what in it is due when.
 -- ARGV: kind, most units. Returns: (unit, turn) for each that is due now, the longest waiting first

@@ -1,4 +1,3 @@
--- with lane
 -- What is due in a unit. ARGV: kind, unit, most. Returns: the items, the longest waiting first
 
 local key = PREFIX .. 'items:' .. ARGV[1] .. ':' .. ARGV[2]

@@ -1,4 +1,3 @@
--- with lane
 -- A hash as it is, with the time. ARGV: the rest of its key
 -- Returns: the time in milliseconds, then field and value for each
 

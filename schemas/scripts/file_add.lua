@@ -1,4 +1,3 @@
--- with lane
 -- Record a file that is on disk. ARGV: id, tenant, record as JSON, bytes, when it expires (ms), most
 -- files and bytes of the tenant. Returns: ok; known; or files or bytes: the limit it would pass
 

@@ -1,4 +1,3 @@
--- with lane
 -- Forget a file. ARGV: id, tenant, its bytes. Returns: ok; or missing
 
 local id, tenant, bytes = unpack(ARGV)

@@ -1,4 +1,3 @@
--- with lane
 -- Files whose time is over. ARGV: most. Returns: their records, or their ids where those are gone
 
 local reply = {}

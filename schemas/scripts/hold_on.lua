@@ -1,4 +1,3 @@
--- with lane
 -- Keep a unit for another lease. ARGV: kind, unit, its turn, lease_ms. Returns: ok; or gone
 
 local kind, unit, turn, lease_ms = unpack(ARGV)

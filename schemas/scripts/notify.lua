@@ -1,4 +1,3 @@
--- with lane
 -- Record a webhook that is to be sent; a repeat changes nothing. ARGV: id, tenant, URL, unit, body,
 -- most that a tenant's list holds, seconds that the list is kept. Returns: its state
 

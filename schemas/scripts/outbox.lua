@@ -1,4 +1,3 @@
--- with lane
 -- What ended and was asked about, the oldest first; what was handed on is forgotten.
 -- ARGV: most entries, then those that were handed on
 -- Returns: entry, job, tenant, state, ended_ms, usage as JSON, note for each

@@ -1,4 +1,3 @@
--- with lane
 -- How an attempt went. ARGV: id, unit, turn of the attempt, state (pending | delivered | failed),
 -- what was answered, milliseconds until the next attempt, seconds that an ended one is kept
 -- Returns: ok; or late: its lease lapsed and another attempt began

@@ -1,4 +1,3 @@
--- with lane
 -- An item of a unit will be due, if it is not there already, leased or waiting for its time. Whoever
 -- has the unit at present will see it.
 -- ARGV: kind, unit, item, milliseconds until then

@@ -1,4 +1,3 @@
--- with lane
 -- The taker of a unit is done with it for now. ARGV: kind, unit, its turn, milliseconds until it is
 -- to be looked at, if no item is due before (-1: not without an item)
 -- Returns: ok; or gone: the lease lapsed, and the unit is another's

@@ -1,4 +1,3 @@
--- with lane
 -- Make an ended webhook one to be sent again, under its id. ARGV: tenant, id
 -- Returns: the unit that it is due in; or missing
 

@@ -1,4 +1,3 @@
--- with lane
 -- Make a unit one taker's for a lease. ARGV: kind, unit, its turn, lease_ms
 -- Returns: taken, once for each turn; or gone
 
