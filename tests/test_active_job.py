@@ -1,8 +1,10 @@
 """A job in work: what is logged of it, what waits, what is to be sent again."""
 
+from schemas.cursor import Cursor
 from schemas.delivery import Started
 from schemas.event import Delta, Done
 from schemas.job import Job
+from schemas.result import fold
 from schemas.sampling import SamplingParams
 from worker.active_job import ActiveJob
 from worker.byte_tokenizer import ByteTokenizer
@@ -80,3 +82,41 @@ def test_a_log_with_every_choice_finished_is_over():
     job = active(log)
     assert job.is_over and not job.additions(b"")
     assert isinstance(job.ending().end, Done)
+
+
+def test_a_budget_cuts_the_deltas_that_are_not_logged_at_its_last_token():
+    """Inside a delta, between two, and before all; what was held back of the text comes with it."""
+    for position, texts in ((5, ["d", "e"]), (6, ["d", "ef"]), (3, []), (7, ["d", "ef\ufffd"])):
+        job = active(LOG)
+        job.take(0, made("d"))
+        job.commit()  # which is told to stop
+        job.take(0, made("ef"))
+        job.take(0, Output("", [0xC3]))
+        job.take(0, Output("", [0xA9]))
+        job.ending()
+        job.cut(position)
+        ending = job.ending()
+        new = ending.deltas[len(LOG) :]
+        assert [each.text for each in new] == texts
+        assert isinstance(ending.end, Done)
+        assert (ending.end.position, ending.end.finish_reason) == (position, "budget")
+        assert ending.end.usage.completion_tokens == position
+        cursor = Cursor(job.job.job_id, 0)
+        for event in [*ending.deltas, ending.end]:
+            cursor.take(event)
+        assert cursor.position == position
+        job.take(0, made("more"))
+        assert job.ending() == ending and job.is_over
+
+
+def test_the_result_of_a_job_out_of_budget_gives_its_log_again():
+    job = active(LOG)
+    job.take(0, made("de"))
+    job.cut(4)
+    ending = job.ending()
+    kept = fold(job.job.job_id, "fake", 2, ending.deltas, ending.end)
+    assert [choice.finish_reason for choice in kept.choices] == ["budget", "stop"]
+    again = list(kept.events())
+    assert [event.token_ids for event in again[:-1]] == [each.token_ids for each in ending.deltas]
+    assert [event.finish_reason for event in again] == [None, "stop", None, "budget"]
+    assert again[-1] == ending.end

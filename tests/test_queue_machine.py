@@ -6,6 +6,7 @@ lost a job writes poison where the log goes on, so that a fence that leaks is se
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from schemas.account import Account, Limits
 from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
 from schemas.errors import Cancelled, JobNotFound
@@ -29,6 +31,7 @@ from scripted import LANE, a_job, delta, done
 
 T = TypeVar("T")
 TAP = "tap"
+LIMITED = Account(name="other/key", limits=Limits(max_running=2, weight=2))  # of tenant `other`
 POISON = 10**6
 PICK = st.integers(0, 10**6)
 FEW = st.integers(1, 3)
@@ -41,6 +44,9 @@ class Known:
     job: Job
     ready: str
     worker: str | None = None
+    has_slot: bool = False  # claimed once, and not ended
+    is_delayed: bool = False
+    prompt: int | None = None  # tokens that its account was charged for it
     taken: Started | None = None  # none while claimed and not started
     log: list[Delta] = field(default_factory=list)
     is_cancelled: bool = False
@@ -76,6 +82,11 @@ class Known:
         trial = 2**31 - 1 if self.crashes >= 8 else trial
         self.trial = max(self.trial or 0, trial) or None
         return self.blame >= 4
+
+    @property
+    def is_held_up(self) -> bool:
+        """Where its account has no slot free."""
+        return self.job.tenant == "other" and not self.has_slot
 
     @property
     def letter(self) -> Letter:
@@ -143,11 +154,14 @@ class QueueMachine(RuleBasedStateMachine):
     def claimed(self) -> list[Known]:
         return [one for one in self.held() if not one.taken]
 
+    def num_slots(self) -> int:
+        return sum(one.has_slot for one in self.jobs.values() if one.job.tenant == "other")
+
     # What happens to a job.
 
     def end(self, known: Known, state: str) -> None:
         assert known.state is None
-        known.state, known.worker = state, None
+        known.state, known.worker, known.has_slot = state, None, False
 
     def lose(self, known: Known) -> None:
         """Its worker does not have it any more, and was not told."""
@@ -171,23 +185,37 @@ class QueueMachine(RuleBasedStateMachine):
         names=st.lists(st.sampled_from(CLASSES), min_size=1, max_size=3),
         background=st.booleans(),
         is_timed=st.booleans(),
+        is_delayed=st.booleans(),
+        tenant=st.sampled_from(("default", "other", "other")),
     )
-    def enqueue(self, names: list[str], background: bool, is_timed: bool) -> None:
+    def enqueue(
+        self, names: list[str], background: bool, is_timed: bool, is_delayed: bool, tenant: str
+    ) -> None:
         for name in names:
-            self.submit(name, background, is_timed)
+            self.submit(name, background, is_timed, is_delayed, tenant)
 
-    def submit(self, name: str, background: bool, is_timed: bool) -> None:
-        fields = {"timeout_ms": 600_000} if is_timed else {}
-        job = a_job(priority_class=name, background=background, **fields)
+    def submit(
+        self,
+        name: str,
+        background: bool,
+        is_timed: bool,
+        is_delayed: bool = False,
+        tenant: str = "default",
+    ) -> None:
+        fields: dict[str, object] = {"timeout_ms": 600_000} if is_timed else {}
+        if is_delayed:
+            fields["delay_ms"] = 500_000
+        job = a_job(priority_class=name, background=background, tenant=tenant, **fields)
+        account = LIMITED if tenant == "other" else None
         num_waiting = len(self.waiting())
-        answer = self.do(self.queue.enqueue(job, TAP, "d", max_queued=8))
+        answer = self.do(self.queue.enqueue(job, TAP, "d", max_queued=8, account=account))
         if not background and not self.workers:
             assert answer.outcome is Outcome.NO_WORKER
         elif num_waiting >= 8:
             assert answer.outcome is Outcome.FULL
         else:
             assert answer.outcome is Outcome.ACCEPTED
-            self.jobs[job.job_id] = Known(job, name)
+            self.jobs[job.job_id] = Known(job, name, is_delayed=is_delayed)
         assert answer.num_queued == num_waiting
 
     @rule(
@@ -212,6 +240,16 @@ class QueueMachine(RuleBasedStateMachine):
         answer = self.do(self.queue.enqueue(known.job, "elsewhere", "d" if is_same else "other"))
         assert answer.outcome is (Outcome.DUPLICATE if is_same else Outcome.MISMATCH)
 
+    @precondition(lambda self: [one for one in self.waiting() if one.is_delayed])
+    @rule(pick=PICK)
+    def come_due(self, pick: int) -> None:
+        delayed = [one for one in self.waiting() if one.is_delayed]
+        self.make_due(delayed[pick % len(delayed)])
+
+    def make_due(self, known: Known) -> None:
+        self.plain.zadd(f"{LANE.prefix}delayed", {known.job_id: 1}, xx=True)
+        known.is_delayed = False
+
     @precondition(lambda self: self.workers and self.waiting())
     @rule(pick=PICK, count=st.integers(1, 4))
     def take_up(self, pick: int, count: int) -> None:
@@ -230,19 +268,25 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue._ticket = ticket
             assert self.do(self.queue.read(worker, count, alone=is_alone)) == entries
         suspects = [one for one in self.waiting() if one.ready == "suspect"]
-        waiting = {one.job_id: one for one in self.waiting() if one not in suspects}
+        others = [one for one in self.waiting() if one not in suspects and not one.is_delayed]
+        waiting = {one.job_id: one for one in others}
         if self.queue.must_be_empty:
             assert suspects and not is_alone and not entries
             return
         if suspects and is_alone:  # one of them, and nothing beside
             count, waiting = 1, {one.job_id: one for one in suspects}
-        assert len(entries) == min(count, len(waiting))
+        free = 2 - self.num_slots()
+        num_held_up = max(0, sum(one.is_held_up for one in waiting.values()) - free)
+        assert len(entries) == min(count, len(waiting) - num_held_up)
         for entry in entries:
             known = waiting.pop(entry.job_id)
             assert entry.ready == known.ready
-            known.worker = worker
-        if entries and waiting:
-            rest = min(READY.index(one.ready) for one in waiting.values())
+            free -= known.is_held_up
+            known.worker, known.has_slot = worker, True
+        assert free >= 0
+        left = [one for one in waiting.values() if free or not one.is_held_up]
+        if entries and left:
+            rest = min(READY.index(one.ready) for one in left)
             assert max(READY.index(entry.ready) for entry in entries) <= rest
 
     @precondition(lambda self: self.claimed())
@@ -284,12 +328,13 @@ class QueueMachine(RuleBasedStateMachine):
             new: list[Delta] = []
             for size in sizes:
                 new.append(delta(known.job_id, new[-1].end if new else known.position, size))
-            commits.append(Commit(known.job_id, known.taken.epoch, new))
+            commits.append(Commit(known.job_id, known.taken.epoch, new, 7, 2))
             made[known.job_id] = new
         letters = self.do(self.queue.commit(worker, commits))
         assert letters == {one.job_id: one.letter for one in mine}
         for known in mine:
             known.log += made[known.job_id]
+            known.prompt = known.prompt or 7
             known.note_log()
         for _ in range(repeats):
             letters = self.do(self.queue.commit(worker, commits))
@@ -325,6 +370,7 @@ class QueueMachine(RuleBasedStateMachine):
             is_ended = self.do(self.queue.finish(known.worker, ending))
             assert is_ended or (known.is_erased and known.state)
             if known.state is None:
+                known.prompt = known.prompt or ending.end.usage.prompt_tokens
                 known.log = made
                 self.lost.append(Lost(known.worker, known, known.taken.epoch))
                 worker = known.worker
@@ -348,10 +394,10 @@ class QueueMachine(RuleBasedStateMachine):
         if how == "late":
             return self.time_is_up(known)
         if how == "erased":
-            self.do(self.queue.delete("default", known.job_id))
+            self.do(self.queue.delete(known.job.tenant, known.job_id))
             known.is_erased = True
         else:
-            status = self.do(self.queue.cancel("default", known.job_id))
+            status = self.do(self.queue.cancel(known.job.tenant, known.job_id))
             assert status.num_tokens == known.position
         if known.state is None:
             known.is_cancelled = True
@@ -476,7 +522,7 @@ class QueueMachine(RuleBasedStateMachine):
         known = reader.known
         try:
             page = self.do(
-                self.queue.attach("default", known.job_id, reader.channel, reader.cursor)
+                self.queue.attach(known.job.tenant, known.job_id, reader.channel, reader.cursor)
             )
         except JobNotFound:
             assert known.is_erased and known.state
@@ -532,6 +578,13 @@ class QueueMachine(RuleBasedStateMachine):
         # A claimed job that ended is unclaimed with it, so what is held is what is pending.
         assert (counts.num_queued, counts.num_running) == (len(self.waiting()), len(self.held()))
 
+    @invariant()
+    def the_account_holds_its_slots_and_no_more(self) -> None:
+        account = self.plain.hmget(f"{LANE.prefix}account:{LIMITED.name}", "running", "queued")
+        mine = [one for one in self.waiting() if one.is_held_up]
+        assert [int(count or 0) for count in account] == [self.num_slots(), len(mine)]
+        assert self.num_slots() <= 2
+
     def teardown(self) -> None:
         try:
             self.drain()
@@ -547,6 +600,9 @@ class QueueMachine(RuleBasedStateMachine):
         while self.workers:
             self.die(0, "lapses")
         self.add_worker()
+        for known in self.waiting():
+            if known.is_delayed:
+                self.make_due(known)
         while entries := self.do(self.queue.read(self.workers[0], 4, alone=True)):
             for entry in entries:
                 known = self.jobs[entry.job_id]
@@ -556,6 +612,7 @@ class QueueMachine(RuleBasedStateMachine):
                     self.end(known, "expired")
                     continue
                 assert taken.log == known.log
+                known.prompt = known.prompt or 1
                 known.log = [*known.log, delta(known.job_id, known.position, 2)]
                 ending = Ending(known.job, taken.epoch, known.log, len(taken.log), done(known.log))
                 assert self.do(self.queue.finish(self.workers[0], ending))
@@ -565,6 +622,8 @@ class QueueMachine(RuleBasedStateMachine):
     def check_the_end(self) -> None:
         for known in self.jobs.values():
             self.check_job(known)
+        self.check_usage("default", "default")
+        self.check_usage("other", LIMITED.name)
         for reader in self.readers:
             self.read_log(reader)
             if not reader.known.is_erased:
@@ -582,6 +641,20 @@ class QueueMachine(RuleBasedStateMachine):
             assert is_lane or self.plain.ttl(key) > 0, f"{name} would stay for ever"
         self.do(self.queue.unregister(self.workers[0]))
 
+    def check_usage(self, tenant: str, account: str) -> None:
+        """What an account was charged is what its logs hold; a day may have ended meanwhile."""
+        charged: Counter[str] = Counter()
+        for key in self.plain.keys(f"{LANE.prefix}usage:????-??-??:{account}"):
+            charged.update({name.decode(): int(n) for name, n in self.plain.hgetall(key).items()})
+        mine = [one for one in self.jobs.values() if one.job.tenant == tenant]
+        prompts = [one.prompt or 0 for one in mine]
+        assert charged == Counter(
+            completion_tokens=sum(one.position for one in mine),
+            prompt_tokens=sum(prompts),
+            cached_tokens=2 * prompts.count(7),
+            jobs=len(mine),
+        )
+
     def check_job(self, known: Known) -> None:
         assert known.state is not None
         lines = [json.loads(line)["event"] for line in self.shown.get(known.job_id, [])]
@@ -593,7 +666,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert not self.plain.keys(f"*{known.job_id}*")
         else:
             assert [json.loads(fields[b"e"]) for _, fields in log] == lines
-            result = self.do(self.queue.result("default", known.job_id))
+            result = self.do(self.queue.result(known.job.tenant, known.job_id))
             assert result and result.state == known.state
 
 
