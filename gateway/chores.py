@@ -19,11 +19,14 @@ from gateway.batches import Batches
 from gateway.client import Client
 from gateway.due import Due
 from gateway.outbox import Ended, drain
+from gateway.reconcile import Reconciler
 from gateway.webhooks import Occurrence, Postman
 from schemas.errors import PenstockError
 from schemas.queue import Queue
 
 EVERY_S = 5  # the sweeps behind the workers' own
+RECONCILE_EVERY_MIN = 5
+RECONCILE_S = 10.0  # for one lane; the next time goes on there
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +37,7 @@ class Chores:
     client: Client
     postman: Postman
     batches: Batches
+    reconciler: Reconciler
     run: BatchRun | None  # none: this process has no folder of files
 
     def on_call(self) -> list[Function]:
@@ -48,6 +52,12 @@ class Chores:
                 name="keep_lanes",
                 second=set(range(0, 60, EVERY_S)),
                 run_at_startup=True,
+            ),
+            cron(
+                self.reconcile,
+                name="reconcile",
+                minute=set(range(0, 60, RECONCILE_EVERY_MIN)),
+                second=15,
             ),
             cron(self.keep_files, name="keep_files", minute=0, second=30, run_at_startup=True),
         ]
@@ -83,6 +93,14 @@ class Chores:
     async def keep_files(self, ctx: dict[str, ArqRedis]) -> None:
         if self.run is not None:
             await self.run.files.sweep()
+
+    async def reconcile(self, ctx: dict[str, ArqRedis]) -> None:
+        """Mend what drifted, in every lane."""
+
+        async def look(queue: Queue) -> int:
+            return len(await self.reconciler.look(queue, RECONCILE_S))
+
+        await self._each_lane(look)
 
     async def _hand_on(self, ended: Ended) -> None:
         """A job ended that somebody asked about. Repeatable."""

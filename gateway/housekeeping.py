@@ -15,6 +15,7 @@ from gateway.chores import Chores
 from gateway.client import Client
 from gateway.files import Files, FilesSettings
 from gateway.outbound import Outbound, OutboundSettings
+from gateway.reconcile import Reconciler
 from gateway.webhooks import Patience, Postman
 from schemas.place import RedisUrl
 from schemas.process import load_settings, write_log_to_stderr
@@ -63,7 +64,7 @@ def worker(settings: HousekeepingSettings) -> Worker:
     if settings.files_folder is not None:
         files = Files(client.redis, settings)
         run = BatchRun(client, files, batches, postman, settings.batch_window)
-    chores = Chores(client, postman, batches, run)
+    chores = Chores(client, postman, batches, Reconciler(client.redis), run)
     return Worker(
         functions=chores.on_call(),
         cron_jobs=chores.on_a_clock(),
