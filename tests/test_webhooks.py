@@ -248,6 +248,7 @@ def test_two_houses_send_each_webhook_once(house: House) -> None:
     assert house.receiver.most_at_once == 1
 
 
+@pytest.mark.timeout(300)
 def test_a_webhook_whose_sender_died_is_sent_again_and_never_twice_at_once() -> None:
     receiver = Receiver()
     receiver.answers["/a"] = [held := Wait()]
