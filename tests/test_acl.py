@@ -1,0 +1,138 @@
+"""Every role runs under a Redis user of its own, and is refused what it does not need."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import redis
+
+from compose.acl import ROLES, line
+from compose.server import Server
+from schemas.api_key import API_KEYS
+from schemas.keys import CHORES, MODELS, Lane
+from stage import GatewayProcess, eventually
+from worker_process import WorkerProcess
+
+PASSWORD = "for a test"
+LANE = Lane("fake")
+OUTSIDE = "elsewhere:key"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    server: Server
+
+    def url(self, role: str) -> str:
+        return self.server.url.replace("//", f"//{role}:{PASSWORD.replace(' ', '%20')}@")
+
+    def as_role(self, role: str) -> redis.Redis:
+        return redis.Redis(port=self.server.port, username=role, password=PASSWORD)
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    with Server() as server:
+        with redis.Redis(port=server.port) as admin:
+            for role in ROLES:
+                _, name, *rules = line(role, PASSWORD, has_waitaof=False).split(" ")
+                admin.execute_command("ACL", "SETUSER", name, *rules)
+            admin.set(OUTSIDE, "secret")
+            admin.hset(API_KEYS, "id", "{}")
+            admin.hdel(API_KEYS, "id")
+            admin.acl_setuser("default", enabled=False)
+        yield Guarded(server)
+
+
+def test_jobs_run_with_every_process_under_its_own_user(guarded: Guarded) -> None:
+    command = [sys.executable, "-m", "compose.cli", "housekeeping", "--redis-url"]
+    environment = os.environ | {"PYTHONPATH": "."}
+    housekeeping = subprocess.Popen(
+        [*command, guarded.url("housekeeping")],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with (
+            WorkerProcess(guarded.url("worker"), "fake") as worker,
+            GatewayProcess(guarded.url("gateway")) as gateway,
+            httpx.Client(base_url=gateway.url, timeout=60) as http,
+        ):
+            worker.ready()
+            body = {"model": "fake", "prompt": "x", "max_tokens": 20}
+            assert http.post("/v1/completions", json=body).status_code == 200
+            job = http.post("/v1/jobs", json=body)
+            assert job.status_code in (200, 202), job.text
+            path = f"/v1/jobs/{job.json()['id']}"
+            eventually(lambda: http.get(path).json()["status"] == "succeeded", 60)
+            assert http.delete(path).status_code < 300
+            assert worker.stop() == 0
+            assert "NOPERM" not in worker.logged()
+    finally:
+        housekeeping.terminate()
+        said = housekeeping.communicate(timeout=60)[1]
+    assert "NOPERM" not in said, said
+
+
+@pytest.mark.parametrize("role", [role.name for role in ROLES])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("FLUSHALL",),
+        ("CONFIG", "GET", "*"),
+        ("ACL", "LIST"),
+        ("SHUTDOWN", "NOSAVE"),
+        ("GET", OUTSIDE),
+        ("SET", OUTSIDE, "x"),
+        ("EVAL", "return redis.call('GET', KEYS[1])", "1", OUTSIDE),
+        ("EVAL", f"return redis.call('GET', '{OUTSIDE}')", "1", LANE.prefix),
+        ("SUBSCRIBE", "elsewhere"),
+        ("REPLICAOF", "NO", "ONE"),
+        ("MODULE", "LIST"),
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_nobody_may_reach_outside_or_rule_the_server(
+    guarded: Guarded, role: str, words: tuple[str, ...]
+) -> None:
+    with (
+        guarded.as_role(role) as client,
+        pytest.raises(redis.ResponseError, match=r"(?i)no permissions|NOPERM|can't run"),
+    ):
+        client.execute_command(*words)
+
+
+@pytest.mark.parametrize(
+    "role, key", [("worker", API_KEYS), ("client", API_KEYS), ("worker", f"{CHORES}secrets")]
+)
+def test_who_computes_or_submits_sees_no_api_keys(guarded: Guarded, role: str, key: str) -> None:
+    with guarded.as_role(role) as client, pytest.raises(redis.exceptions.NoPermissionError):
+        client.hgetall(key)
+
+
+def test_all_roles_reach_the_lanes(guarded: Guarded) -> None:
+    for role in ROLES:
+        with guarded.as_role(role.name) as client:
+            assert client.hget(LANE.job("none"), "state") is None
+            client.hget(MODELS, "none")
+
+
+def test_printed_lines_are_what_a_server_takes() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "compose.cli", "acl"], capture_output=True, text=True, timeout=60
+    )
+    lines = printed.stdout.splitlines()
+    assert [each.split()[1] for each in lines] == [role.name for role in ROLES]
+    logins = dict(each.removeprefix("redis://").split(":", 1) for each in printed.stderr.split())
+    with Server() as server, redis.Redis(port=server.port) as admin:
+        for each in lines:
+            _, name, *rules = each.split(" ")
+            admin.execute_command("ACL", "SETUSER", name, *rules)
+            password = logins[name].removesuffix("@...")
+            with redis.Redis(port=server.port, username=name, password=password) as client:
+                assert client.ping()
+                assert password not in each
