@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up test lint bench mutants chaos
+.PHONY: demo up test lint bench matrix mutants chaos
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -25,6 +25,15 @@ mutants: .venv/installed
 chaos: .venv/installed
 	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
 	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500)
+
+# The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names.
+comma := ,
+PROTOCOL := scripts queue_machine plain_redis link client durability server_check failover cluster acl
+matrix: .venv/installed
+	@for server in "" $(subst $(comma), ,$(PENSTOCK_TEST_SERVERS)); do \
+		echo "== $${server:-the embedded server}"; \
+		PENSTOCK_SERVER=$$server $(BIN)/pytest -n 2 --dist loadfile $(PROTOCOL:%=tests/test_%.py) || exit 1; \
+	done
 
 bench: .venv/installed
 	$(BIN)/penstock bench

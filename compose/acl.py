@@ -15,7 +15,7 @@ from schemas.keys import MODELS, NAMESPACE
 from schemas.process import Settings, load_settings
 from schemas.script import SCRIPTS
 
-CALL = re.compile(r"redis\.p?call\(\s*'(\w+)'")
+CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also a table that is unpacked
 LANES = f"{NAMESPACE}:{{*:*}}:*"  # every key and channel of every lane
 EVERYBODY = "auth hello ping echo select eval evalsha info role cluster|slots pubsub|numsub"
 HEARS = "subscribe unsubscribe"

@@ -68,7 +68,7 @@ def test_jobs_run_with_every_process_under_its_own_user(guarded: Guarded) -> Non
             job = http.post("/v1/jobs", json=body)
             assert job.status_code in (200, 202), job.text
             path = f"/v1/jobs/{job.json()['id']}"
-            eventually(lambda: http.get(path).json()["status"] == "succeeded", 60)
+            eventually(lambda: http.get(path).json()["state"] == "succeeded", 60)
             assert http.delete(path).status_code < 300
             assert worker.stop() == 0
             assert "NOPERM" not in worker.logged()
