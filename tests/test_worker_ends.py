@@ -134,7 +134,11 @@ def test_the_children_end_with_their_supervisor(fresh, offline):
 
             async def asks(client: Client) -> None:
                 job_id = await client.enqueue(LONG, params=STORY, background=True)
-                act = lambda: os.kill(first.process.pid, signal.SIGKILL)  # noqa: E731
+
+                def act() -> None:
+                    os.kill(children[0], signal.SIGSTOP)  # hung: it cannot end by itself
+                    os.kill(first.process.pid, signal.SIGKILL)
+
                 same(await read_while(client, job_id, act), told(offline))
 
             ask(fresh.url, asks)
@@ -164,7 +168,7 @@ def test_a_frozen_worker_loses_its_jobs_and_comes_back_under_a_new_name(fresh, o
 
 
 def test_a_wedged_engine_is_ended_and_its_jobs_go_on(fresh, offline):
-    with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "1", *SLOW) as worker:
+    with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "3", *SLOW) as worker:
         worker.ready()
 
         async def asks(client: Client) -> None:

@@ -121,6 +121,7 @@ class Consumer:
 
     async def _read(self) -> list[Entry] | None:
         count, entries = await self._room.wait(self), []
+        await self._streamer.lease.holds()
         incarnation, is_alone = self._streamer.incarnation, not self._room.is_used
         try:
             given = await self._queue.read(incarnation, count, READ_BLOCK_MS, is_alone)

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from worker.engine_process import EngineLoop, pulse_every_s
+from worker.engine_process import EngineLoop
 from worker.engines import load_engine
 from worker.link import BlockingWire, Instruction, Notice, Pulse, Wire
 from worker.service import EngineGone, serve
-from worker.settings import WorkerSettings
+from worker.settings import WorkerSettings, pulse_every_s
 
 _END_S = 2.0  # to end by itself, once its sockets are closed
 

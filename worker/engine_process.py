@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from schemas.crash import reach
 from schemas.errors import PenstockError
+from schemas.parent import end_with_parent
 from schemas.process import NEVER_STARTS, write_log_to_stderr
 from worker.engine.messages import Addition
 from worker.engines import AnyEngine, load_engine
@@ -28,7 +29,7 @@ from worker.link import (
     receive_text,
 )
 from worker.log import log
-from worker.settings import WorkerSettings
+from worker.settings import WorkerSettings, pulse_every_s
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25
@@ -51,8 +52,7 @@ class EngineLoop:
         self._goes_on = threading.Event()
         self._goes_on.set()
         self._is_closed = threading.Event()
-        self._num_steps = 0
-        self._step_began_s: float | None = None
+        self._unmoved_since_s: float | None = None
         self._stats = replace(engine.stats())
         self._stats_taken_s = 0.0
 
@@ -65,18 +65,23 @@ class EngineLoop:
             while not self._is_closed.is_set():
                 if self._goes_on.wait(_IDLE_WAIT_S):
                     self._step()
+                else:
+                    self._unmoved_since_s = None  # paused
         except Closed:
             return
 
     def _step(self) -> None:
         if not self._engine.wait(_IDLE_WAIT_S):
+            self._unmoved_since_s = None
             self._take_stats()
             return
-        self._step_began_s = time.monotonic()
+        num_steps = self._engine.num_steps
+        if self._unmoved_since_s is None:
+            self._unmoved_since_s = time.monotonic()
         reach("engine.step")
         outputs = self._engine.step()
-        self._num_steps += 1
-        self._step_began_s = None
+        if outputs or self._engine.num_steps > num_steps or not self._engine.busy:
+            self._unmoved_since_s = None  # else a step that computed nothing, with work to do
         self._take_stats()
         if outputs:
             self._io.send(Step(outputs, self._stats.num_held_blocks, self._stats.num_waiting))
@@ -109,18 +114,14 @@ class EngineLoop:
         """From a thread beside the loop: a step that holds the interpreter stops the pulse too."""
         try:
             while not self._is_closed.wait(self._pulse_every_s):
-                self._supervisor.send(Pulse(self._num_steps, self._step_began_s, self._stats))
+                self._supervisor.send(Pulse(self._unmoved_since_s, self._stats))
         except Closed:
             return
 
 
-def pulse_every_s(settings: WorkerSettings) -> float:
-    """Five times a lease, so that a late one costs nothing."""
-    return min(1.0, settings.lease_ttl_ms / 5000)
-
-
 def main() -> None:
     """Started by the supervisor with two sockets: the I/O process's and its own."""
+    end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
     io, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])

@@ -21,6 +21,10 @@ class AnyEngine(Protocol):
     @property
     def busy(self) -> bool: ...
 
+    @property
+    def num_steps(self) -> int:
+        """That computed something."""
+
     def add(self, addition: Addition) -> None: ...
 
     def cancel(self, seq_id: str) -> None: ...

@@ -94,10 +94,11 @@ Happening = Ready | Step
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Sent at intervals from beside the loop. `step_began_s` is monotonic; none between steps."""
+    """Sent at intervals from beside the loop. `unmoved_since_s` is monotonic: since then there is
+    work and nothing was computed; none while the engine moves, is idle or is paused.
+    """
 
-    num_steps: int
-    step_began_s: float | None
+    unmoved_since_s: float | None
     stats: Stats
 
 
@@ -109,6 +110,13 @@ class BeginShift:
     """Take jobs under this name; its lease runs."""
 
     incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The lease was renewed by a call that began at this time of the monotonic clock."""
+
+    began_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ class Drain:
     seconds: float
 
 
-Instruction = BeginShift | EndShift | Letters | Drain
+Instruction = BeginShift | Renewed | EndShift | Letters | Drain
 
 
 # From the I/O process to the supervisor.
@@ -148,7 +156,12 @@ class Drained:
     pass
 
 
-Notice = Prepared | Drained
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The event loop turns."""
+
+
+Notice = Prepared | Drained | Alive
 
 Received = TypeVar("Received")
 Sent = TypeVar("Sent")

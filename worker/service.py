@@ -13,12 +13,14 @@ import uvloop
 from schemas.connection import connect
 from schemas.errors import PenstockError, Unavailable
 from schemas.model import ModelCard
+from schemas.parent import end_with_parent
 from schemas.process import NEVER_STARTS, write_log_to_stderr
 from schemas.registry import Registry
 from schemas.servers import Redis
 from worker.consumer import Intake
 from worker.engine.limits import Limits
 from worker.link import (
+    Alive,
     BeginShift,
     Closed,
     Drain,
@@ -32,13 +34,14 @@ from worker.link import (
     Pause,
     Prepared,
     Ready,
+    Renewed,
     Resume,
     Step,
     Wire,
     receive_text,
 )
 from worker.log import log
-from worker.settings import WorkerSettings, fingerprint
+from worker.settings import WorkerSettings, fingerprint, pulse_every_s
 from worker.shift import Shift
 from worker.text import Text, load_text
 
@@ -123,6 +126,8 @@ class Service:
                     parts.create_task(self._register(intake.limits))
                     self._shift = Shift(incarnation, intake, self._redis, self._order)
                     self._work = parts.create_task(self._shift.work())
+                case Renewed(began_s) if self._shift:
+                    self._shift.lease.renew(began_s)
                 case EndShift():
                     await self._end_shift()
                 case Letters(letters) if self._shift:
@@ -200,21 +205,31 @@ async def _until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
+async def _beat(supervisor: Wire[Instruction, Notice], every_s: float) -> None:
+    with suppress(Closed):
+        while True:
+            supervisor.send(Alive())
+            await asyncio.sleep(every_s)
+
+
 async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: socket.socket) -> None:
     """The whole of the I/O side, over the sockets to the two others."""
     text = await asyncio.to_thread(load_text, settings)
     engine_wire: Wire[Happening, list[Order]] = await Wire.open(engine)
     supervisor_wire: Wire[Instruction, Notice] = await Wire.open(supervisor)
+    pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings)))
     async with connect(settings.redis_url) as redis:
         try:
             await Service(settings, text, redis, engine_wire, supervisor_wire).run()
         finally:
+            pulse.cancel()
             engine_wire.close()
             supervisor_wire.close()
 
 
 def main() -> None:
     """Started by the supervisor with two sockets: the engine's and its own."""
+    end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
     engine, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])

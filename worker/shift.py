@@ -7,6 +7,7 @@ from schemas.delivery import Letter
 from schemas.queue import Queue
 from schemas.servers import Redis
 from worker.consumer import Consumer, Intake
+from worker.lease import Lease
 from worker.link import Order, Step
 from worker.log import log
 from worker.room import Room
@@ -23,11 +24,13 @@ class Shift:
     ) -> None:
         settings = intake.settings
         self._lease_ms = settings.lease_ttl_ms
+        self.lease = Lease(settings.lease_ttl_ms / 1000)
         self._room = Room(intake.limits, len(settings.lanes()))
         self._streamers = [
             Streamer(
                 Queue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),
                 incarnation,
+                self.lease,
                 self._room,
                 order,
             )

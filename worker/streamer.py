@@ -13,6 +13,7 @@ from schemas.errors import Unavailable
 from schemas.queue import Queue
 from worker.active_job import ActiveJob
 from worker.engine.messages import Addition, Output
+from worker.lease import Lease
 from worker.link import Cancellation, Order
 from worker.log import log
 from worker.room import Room
@@ -30,11 +31,13 @@ class Streamer:
         self,
         queue: Queue,
         incarnation: str,
+        lease: Lease,
         room: Room,
         order: Callable[[list[Order]], None],
     ) -> None:
         self.queue = queue
         self.incarnation = incarnation
+        self.lease = lease
         self.jobs: dict[str, ActiveJob] = {}
         self._room = room
         self._order = order
@@ -107,6 +110,7 @@ class Streamer:
             self._work.clear()
             try:
                 while self._dirty:
+                    await self.lease.holds()
                     await self._settle(list(self._dirty))
                 is_away = False
             except Unavailable as error:
@@ -146,7 +150,10 @@ class Streamer:
 
     async def _commit(self, going: list[ActiveJob]) -> None:
         commits = [active.commit() for active in going]
+        began_s = time.monotonic()
         letters = await self.queue.commit(self.incarnation, commits)
+        if any(letter is not Letter.FENCED for letter in letters.values()):
+            self.lease.renew(began_s)
         for active, commit in zip(going, commits, strict=True):
             if letters[commit.job_id] is Letter.BUDGET:  # and `finish` says how far it is logged
                 continue

@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 
@@ -17,10 +18,21 @@ from schemas.queue import Queue
 from schemas.server_check import UnfitServer, check_servers
 from schemas.servers import Redis
 from worker.crew import Crew, processes, threads
-from worker.engine_process import pulse_every_s
-from worker.link import BeginShift, Drain, Drained, EndShift, Letters, Prepared, Pulse
+from worker.link import (
+    Alive,
+    BeginShift,
+    Closed,
+    Drain,
+    Drained,
+    EndShift,
+    Instruction,
+    Letters,
+    Prepared,
+    Pulse,
+    Renewed,
+)
 from worker.log import log
-from worker.settings import WorkerSettings, fingerprint
+from worker.settings import WorkerSettings, fingerprint, pulse_every_s
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
 _REDIS_RETRY_S = 0.5
@@ -85,6 +97,7 @@ class Watch:
         self._incarnation: str | None = None
         self._pulse: Pulse | None = None
         self._heard_s = 0.0
+        self._io_heard_s = 0.0
         self._prepared = asyncio.Event()
         self._over: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._card = WorkerCard(
@@ -112,6 +125,8 @@ class Watch:
                 )
             ]
             status = await self._over
+            if status is None:
+                self._forsake()
             for task in tasks:
                 task.cancel()
         return status
@@ -127,13 +142,24 @@ class Watch:
         except (Unavailable, TimeoutError):
             log.warning("worker %s was left to the reapers", self._incarnation)
 
+    def _forsake(self) -> None:
+        """A crash is told to the queue by the supervisor alone: the I/O side hands nothing back."""
+        self._tell(EndShift())
+
+    def _tell(self, instruction: Instruction) -> None:
+        with suppress(Closed):  # `_follow_end` sees it too, and ends all
+            self._crew.io.send(instruction)
+
     def _end(self, status: int | None) -> None:
         if not self._over.done():
             self._over.set_result(status)
 
     async def _follow_io(self) -> None:
         async for notice in self._crew.io.received():
+            self._io_heard_s = time.monotonic()
             match notice:
+                case Alive():
+                    pass
                 case Prepared():
                     self._prepared.set()
                 case Drained():
@@ -155,7 +181,7 @@ class Watch:
             return
         drain_s = self._settings.drain_s
         log.info("worker began to drain, for at most %g s", drain_s)
-        self._crew.io.send(Drain(drain_s))
+        self._tell(Drain(drain_s))
         self._card = self._card.model_copy(update={"draining": True})
         if self._incarnation is not None:
             await self._register(self._incarnation)
@@ -164,7 +190,7 @@ class Watch:
                 await self._hurries.wait()
         except TimeoutError:
             pass
-        self._crew.io.send(Drain(0))
+        self._tell(Drain(0))
         await asyncio.sleep(_DRAIN_GRACE_S)  # for Drained
         self._end(0)
 
@@ -177,10 +203,10 @@ class Watch:
             incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
             await self._register_when_possible(incarnation)
             self._incarnation = incarnation
-            self._crew.io.send(BeginShift(incarnation))
+            self._tell(BeginShift(incarnation))
             log.info("worker %s took up work on %s", incarnation, ", ".join(self._settings.names))
             await self._renew_until_lost(incarnation)
-            self._crew.io.send(EndShift())
+            self._tell(EndShift())
             log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
 
     async def _register_when_possible(self, incarnation: str) -> None:
@@ -220,6 +246,8 @@ class Watch:
         while (left_s := renewed_s + self._lease_s - time.monotonic()) > 0:
             await asyncio.sleep(min(self._renew_every_s, left_s))
             began_s = time.monotonic()
+            if began_s >= renewed_s + self._lease_s:  # this process was frozen
+                return
             if not self._is_alive():
                 continue
             try:
@@ -230,6 +258,7 @@ class Watch:
             if not is_ours:
                 return
             renewed_s = began_s
+            self._tell(Renewed(began_s))
 
     async def _renew(self, incarnation: str) -> bool:
         stats = asdict(self._pulse.stats) if self._pulse else None
@@ -238,17 +267,20 @@ class Watch:
             if letters is None:
                 return False
             if letters:
-                self._crew.io.send(Letters(letters))
+                self._tell(Letters(letters))
         return True
 
     def _is_alive(self) -> bool:
-        """Whether the engine was heard of lately and no step hangs; a wedged one is ended."""
-        now = time.monotonic()
+        """Whether both sides move; a crew that does not is ended, and its jobs are handed on."""
         if self._pulse is None:
             return False
-        silent_s = now - self._heard_s
-        step_s = now - (self._pulse.step_began_s or now)
-        if max(silent_s, step_s) > self._settings.step_timeout_s:
-            log.error("engine did not move for %.1f s; it is ended", max(silent_s, step_s))
-            self._end(None)
-        return max(silent_s, step_s) <= self._settings.step_timeout_s
+        now = time.monotonic()
+        unmoved_s = {
+            "engine": max(now - self._heard_s, now - (self._pulse.unmoved_since_s or now)),
+            "I/O process": now - self._io_heard_s,
+        }
+        for name, seconds in unmoved_s.items():
+            if seconds > self._settings.step_timeout_s:
+                log.error("%s did not move for %.1f s; it is ended", name, seconds)
+                self._end(None)
+        return max(unmoved_s.values()) <= self._settings.step_timeout_s

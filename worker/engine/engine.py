@@ -68,6 +68,11 @@ class Engine:
         waits = self.scheduler.running or self.scheduler.waiting
         return bool(waits or self._letters or not self._inbox.empty())
 
+    @property
+    def num_steps(self) -> int:
+        """That computed something."""
+        return self._stats.num_steps
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Sleep until there is something to do; false when nothing came in time."""
         if not self.busy:

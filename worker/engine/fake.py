@@ -89,6 +89,11 @@ class FakeEngine:
     def busy(self) -> bool:
         return bool(self._seqs or self._outputs or not self._inbox.empty())
 
+    @property
+    def num_steps(self) -> int:
+        """That computed something."""
+        return self._stats.num_steps
+
     def wait(self, timeout_s: float | None = None) -> bool:
         if not self.busy:
             try:
@@ -103,6 +108,7 @@ class FakeEngine:
         outputs, self._outputs = self._outputs, []
         running = list(self._seqs.values())[: self.limits.max_num_seqs]
         if self.poison and any(_fails(self.poison, seq) for seq in running):
+            time.sleep(self.step_s)
             return outputs
         if running and self.step_s:
             time.sleep(self.step_s)  # stands for the forward pass

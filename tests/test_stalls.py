@@ -1,0 +1,127 @@
+"""A worker that does not move, or that lost its lease, stops writing and is begun anew."""
+
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+import redis
+
+from gateway.client import Client
+from schemas.connection import connect
+from schemas.keys import Lane
+from schemas.model import WorkerCard
+from schemas.queue import Queue
+from schemas.sampling import SamplingParams
+from scripted import LANE, MODEL, a_job, started
+from worker.consumer import Intake
+from worker.engine.fake import fake_engine
+from worker.engine.messages import Output
+from worker.lease import Lease
+from worker.llm import LLM
+from worker.room import Room
+from worker.settings import WorkerSettings
+from worker.streamer import Streamer
+from worker.text import load_text
+from worker_process import WorkerProcess, ask, incarnations, same, until
+
+STORY = SamplingParams(max_tokens=200, seed=6, ignore_eos=True)
+FLAGS = ("--step-timeout-s", "3", "--fake-step-ms", "20", "--fake-poison", "poison")
+
+
+@pytest.fixture(scope="module")
+def offline() -> LLM:
+    return LLM("fake", load_format="fake", fake_step_ms=0)
+
+
+def crashes(url: str) -> int:
+    with redis.Redis.from_url(url) as client:
+        return int(client.hget(f"{Lane('fake').prefix}counts", "crashed") or 0)
+
+
+async def tokens(client: Client, job_id: str, least: int) -> None:
+    while (await client.status(job_id)).num_tokens < least:
+        await asyncio.sleep(0.02)
+
+
+def test_a_wedged_io_process_is_ended_and_its_jobs_go_on(redis_url, offline):
+    """The engine lives, and so does the supervisor; the crash is told to the queue."""
+    with WorkerProcess(redis_url, "fake", *FLAGS) as worker:
+        worker.ready()
+        [name] = incarnations(redis_url)
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue("long", params=STORY, background=True)
+            await tokens(client, job_id, 20)
+            os.kill(worker.child("worker.service"), signal.SIGSTOP)
+            same(await client.result(job_id), offline.generate("long", STORY)[0])
+
+        ask(redis_url, asks)
+        assert "I/O process did not move" in worker.logged()
+        assert name not in incarnations(redis_url) and crashes(redis_url) >= 1
+
+
+def test_an_engine_whose_steps_compute_nothing_is_ended(redis_url, offline):
+    """Each step returns; its pulse goes on; and yet nothing comes of it."""
+    with WorkerProcess(redis_url, "fake", *FLAGS) as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            bad = await client.enqueue("poison:idle:30", params=STORY, background=True)
+            good = await client.enqueue("long", params=STORY, background=True)
+            await tokens(client, good, 20)
+            await asyncio.to_thread(until, lambda: crashes(redis_url) > 0, "the engine's end")
+            await client.cancel(bad)
+            same(await client.result(good), offline.generate("long", STORY)[0])
+
+        ask(redis_url, asks)
+        assert "engine did not move" in worker.logged()
+
+
+def test_nothing_is_written_past_the_lease(redis_url):
+    """By the worker's own clock: the queue, which nobody reaped, would still take it."""
+
+    async def main() -> None:
+        settings = WorkerSettings(model=MODEL, load_format="fake")
+        limits = fake_engine(512, 8, 16, 0).limits
+        intake = Intake(settings, load_text(settings), limits)
+        async with connect(redis_url) as server:
+            queue, lease = Queue(server, LANE, lease_ms=60_000), Lease(60)
+            await queue.register("w", WorkerCard())
+            await queue.enqueue(a_job(background=True), None)
+            taken = await started(queue)
+            active = await intake.prepare(taken)
+            streamer = Streamer(queue, "w", lease, Room(limits, 1), lambda orders: None)
+            streamer.admit(active, intake.additions(active))
+            lease.until_s = time.monotonic() - 1
+            running = asyncio.create_task(streamer.run())
+            streamer.take([Output(active.seq_id(0), [65])])
+            await asyncio.sleep(0.3)
+            assert (await queue.status("default", taken.job.job_id)).num_tokens == 0
+            lease.renew(time.monotonic())
+            async with asyncio.timeout(30):
+                while (await queue.status("default", taken.job.job_id)).num_tokens == 0:
+                    await asyncio.sleep(0.01)
+            running.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_supervisor_that_was_frozen_does_not_renew_what_ran_out(redis_url, offline):
+    """Nobody reaped its lease, so the queue would renew it; the worker itself takes a new name."""
+    with WorkerProcess(redis_url, "fake", *FLAGS, "--lease-ttl-ms", "1500") as worker:
+        worker.ready()
+        [name] = incarnations(redis_url)
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue("long", params=STORY, background=True)
+            await tokens(client, job_id, 20)
+            worker.signal_all(signal.SIGSTOP)
+            await asyncio.sleep(2)
+            worker.signal_all(signal.SIGCONT)
+            same(await client.result(job_id), offline.generate("long", STORY)[0])
+
+        ask(redis_url, asks)
+        until(lambda: incarnations(redis_url) not in ({name}, set()), "a new name")
+        assert "lost its lease and dropped" in worker.logged()
