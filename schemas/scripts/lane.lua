@@ -13,6 +13,7 @@ local LOG_TTL_S = 60
 local DEAD_TTL_S = 7 * 24 * 3600 -- a dead letter, and the request to submit again
 
 local WORKER_TTL_S = 3600
+local ASIDE_MS = 30000 -- how long a job with tokens waits for a worker of the model that made them
 
 local RATE_MS = 30000 -- ends count for the drain rate for about as long
 
@@ -173,6 +174,7 @@ local function settle(job, epoch, state, event, result)
   vacate(job)
   redis.call('ZREM', PREFIX .. 'deadlines', job.id)
   redis.call('ZREM', PREFIX .. 'orphans', job.id)
+  redis.call('ZREM', PREFIX .. 'foreign', job.id)
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
   note_end()
   local values = redis.call('HMGET', job.key, 'erase', 'ttl', 'note', 'remember')

@@ -147,6 +147,18 @@ local function must_be_empty(waits_ms)
   return alone ~= '1'
 end
 
+-- Jobs that only a worker of this model can go on with.
+local function adopt()
+  local own = PREFIX .. 'foreign:' .. (redis.call('HGET', worker_key, 'fingerprint') or '')
+  for at, id in ipairs(redis.call('SMEMBERS', own)) do
+    if at > count then break end
+    local job = load(id)
+    redis.call('SREM', own, id)
+    if redis.call('ZREM', PREFIX .. 'foreign', id) == 1 and job.state == 'ready' then requeue(job) end
+  end
+end
+
+adopt()
 local waits_ms = suspect_waits_ms()
 if waits_ms then
   if must_be_empty(waits_ms) then return {'empty'} end

@@ -5,6 +5,17 @@
 
 local worker, ready, entry, id = unpack(ARGV)
 write_when_full()
+
+local function set_aside(job, fingerprint)
+  local key = PREFIX .. 'foreign:' .. fingerprint
+  unclaim(job.ready, job.entry)
+  redis.call('ZADD', PREFIX .. 'foreign', NOW + ASIDE_MS, job.id)
+  redis.call('SADD', key, job.id)
+  redis.call('EXPIRE', key, WORKER_TTL_S)
+  redis.call('HSET', job.key, 'aside', fingerprint)
+  announce()
+end
+
 if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return {'lost'} end
 local job = load(id)
 if not job or job.ended or not is_entry_of(job, ready, entry) then
@@ -21,6 +32,13 @@ if job.state == 'ready' then
     publish()
     return {'none'}
   end
+  local own = redis.call('HGET', PREFIX .. 'worker:' .. worker, 'fingerprint') or ''
+  local made_by = redis.call('HGET', job.key, 'fingerprint')
+  if job.position > 0 and made_by and made_by ~= own then -- another model would go on differently
+    set_aside(job, made_by)
+    return {'none'}
+  end
+  redis.call('HSET', job.key, 'fingerprint', own)
   job.epoch = job.epoch + 1
   redis.call('HSET', job.key, 'state', 'admitting', 'epoch', job.epoch, 'owner', worker)
   redis.call('HSETNX', job.key, 'started_ms', NOW)

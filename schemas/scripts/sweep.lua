@@ -5,6 +5,9 @@
 
 local grace_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local AGAIN_MS = 1000
+local MODEL_CHANGED = '"state":"failed","error":{"code":"model_changed","message":"the model was '
+  .. 'replaced while the job ran, and another cannot go on with it: submit the job again",'
+  .. '"status":503,"retryable":true}'
 local look_ms = math.ceil(grace_ms / 5)
 write_when_full()
 
@@ -36,6 +39,13 @@ local function look(job)
   return true
 end
 
+local function is_served(fingerprint)
+  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', NOW, '+inf')) do
+    if redis.call('HGET', PREFIX .. 'worker:' .. worker, 'fingerprint') == fingerprint then return true end
+  end
+  return false
+end
+
 local expired = due('deadlines')
 for _, id in ipairs(expired) do
   local job = load(id)
@@ -59,5 +69,16 @@ for _, id in ipairs(lonely) do
     redis.call('ZREM', PREFIX .. 'orphans', id)
   end
 end
+local aside = due('foreign')
+for _, id in ipairs(aside) do
+  local job = load(id)
+  if not job or job.state ~= 'ready' then
+    redis.call('ZREM', PREFIX .. 'foreign', id)
+  elseif is_served(redis.call('HGET', job.key, 'aside')) then
+    redis.call('ZADD', PREFIX .. 'foreign', NOW + ASIDE_MS, id)
+  else
+    settle_failed(job, 'failed', MODEL_CHANGED)
+  end
+end
 publish()
-return {math.max(#expired, #lonely)}
+return {math.max(#expired, #lonely, #aside)}

@@ -7,6 +7,8 @@
 --   delayed                    zset: jobs, by when they may begin
 --   parked                     zset: accounts that their limits block, by when to look again
 --   news, idle                 stream: something came that may be read; key: a worker waits for it
+--   foreign                    zset: jobs with tokens of a model that is not here, by when they end
+--   foreign:<fingerprint>      set: those of one model
 -- A job is in one backlog or in `delayed` until its first claim; later it has an entry in a stream.
 
 local CLASSES = {'high', 'normal', 'batch'}
@@ -89,7 +91,7 @@ end
 
 -- Jobs handed back, which nobody claimed yet.
 local function num_handed_back()
-  local total = 0
+  local total = redis.call('ZCARD', PREFIX .. 'foreign')
   for _, ready in ipairs({'suspect', 'resume'}) do
     local length = redis.call('XLEN', ready_key(ready))
     if length > 0 then total = total + length - num_pending(ready) end
