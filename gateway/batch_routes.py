@@ -5,7 +5,7 @@ from pydantic_core import to_json
 
 from gateway.batches import BatchAsked
 from gateway.body import checked, read_object
-from gateway.gate import tenant_of
+from gateway.gate import caller_of, tenant_of
 from gateway.gateway import Open
 from gateway.paging import After, Limit, cut, page
 from schemas.openai import JsonObject
@@ -19,9 +19,9 @@ async def create(request: Request, gateway: Open) -> Response:
     asked = checked(BatchAsked, body)
     if asked.webhook is not None:
         gateway.outbound.check(asked.webhook, "webhook")
-    tenant = tenant_of(request)
+    tenant, account = tenant_of(request), caller_of(request).account
     await gateway.files.get(tenant, asked.input_file_id)
-    return _json((await gateway.batches.create(tenant, asked)).shape())
+    return _json((await gateway.batches.create(tenant, asked, account)).shape())
 
 
 @router.get("")

@@ -229,7 +229,7 @@ class _Turn:
         try:
             job = form_of(line.job_id, Caller(self.batch.tenant), asked).job
             note = Note(batch=self.batch.id, line=line.number)
-            await self.home.client.submit(self._dressed(job), note=note.dump())
+            await self.home.client.submit(self._dressed(job), self.batch.account, note.dump())
         except Unavailable as error:
             return error
         except PenstockError as error:

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, field_validator
 
 from gateway.due import Due, fields_of
+from schemas.account import Account
 from schemas.connection import Connection, texts_of
 from schemas.errors import JobNotFound, PenstockError, QueueFull
 from schemas.keys import CHORES, short_digest
@@ -74,6 +75,7 @@ class Batch(Report):
 
     id: str
     tenant: str
+    account: Account | None = None  # as it was when the batch was made
     asked: BatchAsked
     status: Status
     created_ms: int
@@ -152,8 +154,11 @@ class Batches:
         self._connection = Connection(redis)
         self.due = Due(redis, "batches")
 
-    async def create(self, tenant: str, asked: BatchAsked) -> Batch:
-        """Raises QueueFull when too many of the tenant's have not ended."""
+    async def create(self, tenant: str, asked: BatchAsked, account: Account | None) -> Batch:
+        """Its lines count for the account.
+
+        Raises QueueFull when too many of the tenant's have not ended.
+        """
         batch_id = f"batch_{short_digest(secrets.token_hex(16))}"
         reply = await self._connection.run(
             "batch_add",
@@ -165,6 +170,7 @@ class Batches:
             MOST_OPEN,
             LISTED,
             KEPT_S,
+            account.dump() if account else "",
         )
         if reply[0] != b"ok":
             raise QueueFull(
@@ -185,7 +191,8 @@ class Batches:
         _, fields = await fields_of(self._connection, f"batch:{batch_id}")
         if not fields:
             return None
-        parsed = {name: json.loads(fields[name]) for name in ("asked", "errors") if name in fields}
+        in_json = [name for name in ("asked", "errors", "account") if name in fields]
+        parsed = {name: json.loads(fields[name]) for name in in_json}
         return Batch.model_validate(fields | parsed)
 
     async def ids(self, tenant: str) -> list[str]:

@@ -1,15 +1,18 @@
 """What a key may use, as callers see it: refusals that say when to come back, jobs that wait."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
+import redis
 
 from compose.server import Server
-from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
+from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, Wait, eventually, spoken
 from test_keys import bearer, issue
 
 TEXT = {"model": MODEL, "prompt": "hi"}
@@ -221,6 +224,29 @@ def test_a_job_may_wait_for_its_time(http: httpx.Client, actor: Actor, form: obj
         assert (shown["state"], shown["reason"]) == ("ready", "delayed")
         assert 3_000_000 < shown["eta_ms"] <= 3_700_000
         assert one.post(f"{url}/cancel").json()["state"] == "cancelled"
+
+
+def test_a_batchs_lines_count_for_its_key(actor: Actor, tmp_path: Path) -> None:
+    actor.script = lambda job: spoken("a", "b")
+    folder = ("--files-folder", str(tmp_path))
+    line = {"method": "POST", "url": "/v1/completions", "body": TEXT}
+    content = "\n".join(json.dumps(line | {"custom_id": str(number)}) for number in range(3))
+    with (
+        GatewayProcess(actor.redis_url, *folder) as gateway,
+        HousekeepingProcess(actor.redis_url, *folder),
+        redis.Redis.from_url(actor.redis_url) as client,
+    ):
+        key = issue(actor.redis_url, tenant="acme", limits={"max_running": 1})
+        account = f"acme/{key.split('_')[1]}"
+        api = openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=9)
+        eventually(lambda: httpx.get(f"{gateway.url}/version", headers=bearer(key)).is_success, 60)
+        file = api.files.create(file=("in.jsonl", content.encode()), purpose="batch").id
+        batch = api.batches.create(
+            input_file_id=file, endpoint="/v1/completions", completion_window="24h"
+        )
+        eventually(lambda: api.batches.retrieve(batch.id).status == "completed", 90)
+        ledgers = client.keys(f"*:usage:*:{account}")
+        assert {client.hget(ledger, "jobs") for ledger in ledgers} == {b"3"}
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,14 @@
 -- Accept a batch. ARGV: id, tenant, what was asked as JSON, milliseconds of its window, most batches
--- of the tenant that have not ended, most that its list holds, seconds that it is kept. Returns: ok; or full
+-- of the tenant that have not ended, most that its list holds, seconds that it is kept, what
+-- its lines count for as JSON (empty: the tenant). Returns: ok; or full
 
-local id, tenant, asked, window_ms, most, listed, kept_s = unpack(ARGV)
+local id, tenant, asked, window_ms, most, listed, kept_s, account = unpack(ARGV)
 local list = PREFIX .. 'batches:' .. tenant
 redis.call('ZREMRANGEBYSCORE', list, '-inf', NOW - kept_s * 1000)
 if redis.call('SCARD', PREFIX .. 'batches_open:' .. tenant) >= tonumber(most) then return {'full'} end
 redis.call('HSET', PREFIX .. 'batch:' .. id, 'id', id, 'tenant', tenant, 'asked', asked, 'status',
   'validating', 'created_ms', NOW, 'expires_ms', NOW + window_ms)
+if account ~= '' then redis.call('HSET', PREFIX .. 'batch:' .. id, 'account', account) end
 redis.call('SADD', PREFIX .. 'batches_open:' .. tenant, id)
 redis.call('ZADD', list, NOW, id)
 redis.call('ZREMRANGEBYRANK', list, 0, -1 - listed)
