@@ -273,6 +273,7 @@ async def test_what_was_not_started_in_time_ends_and_what_was_goes_on(queue: Que
     await redis.hset(LANE.job(waiting.job_id), "start_by", 1)
     await redis.zadd(f"{LANE.prefix}deadlines", {waiting.job_id: 1})
     assert await redis.zscore(f"{LANE.prefix}deadlines", begun.job_id) is None
+    assert await redis.hget(LANE.job(begun.job_id), "start_by") is None
     await queue.sweep()
     (end,) = (await queue.attach("default", waiting.job_id, "r", 0)).events
     assert isinstance(end, Failed)
