@@ -23,6 +23,7 @@ from schemas.errors import InvalidJob, Unavailable
 from schemas.process import Settings, words_of
 
 MAX_URL_CHARS = 2048
+MAX_RETRY_AFTER_S = 86_400.0  # a receiver may ask for more, and does not get it
 PORTS = (443, 8443)
 # Global by the registries, but no receiver's: relays, and a cloud's own host.
 IPV4_NEVER = [IPv4Network(each) for each in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16")]
@@ -155,7 +156,8 @@ class Outbound:
         ):
             named = {name.lower(): value for name, value in answer.headers}
             asked = named.get(b"retry-after", b"").decode("latin-1")
-            return Answer(answer.status, float(asked) if asked.isdecimal() else 0.0)
+            wait_s = min(float(asked), MAX_RETRY_AFTER_S) if asked.isdecimal() else 0.0
+            return Answer(answer.status, wait_s)
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):

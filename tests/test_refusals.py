@@ -1,0 +1,73 @@
+"""The page of what is refused says what the code does."""
+
+import re
+from pathlib import Path
+
+from annotated_types import MaxLen
+from pydantic import BaseModel
+
+from gateway import body, protocol
+from gateway.outbound import OutboundSettings
+from gateway.settings import GatewaySettings
+from schemas import job, sampling
+from schemas.job import Job
+from schemas.sampling import SamplingParams
+from worker.engine import structured
+from worker.engine.sandbox import SandboxLimits
+
+PAGE = Path(__file__).parent.parent / "gateway" / "README.md"
+ROW = re.compile(r"^\| (\w[^|]*) \| (\d+) \| (\d{3}|closed|tried again) \|$", re.MULTILINE)
+
+
+def most(shape: type[BaseModel], name: str) -> int:
+    """How many a field may hold."""
+    [limit] = [
+        each.max_length for each in shape.model_fields[name].metadata if isinstance(each, MaxLen)
+    ]
+    return limit
+
+
+def of(settings: type[BaseModel], name: str) -> float:
+    default: float = settings.model_fields[name].default
+    return default
+
+
+def longest(text: object) -> int:
+    """Characters of an annotated string."""
+    found = re.search(r"max_length=(\d+)", repr(text))
+    assert found
+    return int(found[1])
+
+
+def test_the_page_says_what_the_code_does() -> None:
+    tried = SandboxLimits()
+    expected = {
+        "head, bytes": protocol.MAX_HEAD_BYTES,
+        "head, fields": protocol.MAX_HEADERS,
+        "seconds for the head": of(GatewaySettings, "head_timeout_s"),
+        "seconds for the body": of(GatewaySettings, "body_timeout_s"),
+        "seconds without a request": of(GatewaySettings, "keep_alive_s"),
+        "connections": of(GatewaySettings, "max_connections"),
+        "requests that wait on one connection": protocol.MAX_PIPELINED,
+        "body, bytes": of(GatewaySettings, "max_body_bytes"),
+        "body, values": body.MAX_VALUES,
+        "body, nesting": body.MAX_DEPTH,
+        "messages": job.MAX_MESSAGES,
+        "prompts": job.MAX_PROMPTS,
+        "n": sampling.MAX_CHOICES,
+        "logprobs": sampling.MAX_LOGPROBS,
+        "stop strings": most(SamplingParams, "stop"),
+        "characters of a stop string": longest(sampling.StopString),
+        "metadata, entries": most(Job, "metadata"),
+        "metadata, characters of a name or a value": longest(job.Short),
+        "schema or pattern, bytes": sampling.MAX_CONSTRAINT_BYTES,
+        "schema, nesting": structured.MAX_DEPTH,
+        "pattern, repetitions of a part": structured.MAX_REPETITION,
+        "schema, optional properties of one object": structured.MAX_OPTIONAL,
+        "compiling, seconds of CPU": tried.cpu_s,
+        "compiling, seconds in all": tried.wall_s,
+        "compiling, bytes of memory": tried.memory_bytes,
+        "webhook, seconds for all of one request": of(OutboundSettings, "webhook_timeout_s"),
+    }
+    section = PAGE.read_text().partition("## What is refused, and why")[2].partition("\n## ")[0]
+    assert {name: int(value) for name, value, _ in ROW.findall(section)} == expected
