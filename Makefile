@@ -26,9 +26,10 @@ chaos: .venv/installed
 	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
 	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500)
 
-# The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names.
+# The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names. Durability
+# fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2.
 comma := ,
-PROTOCOL := scripts queue_machine plain_redis link client durability server_check failover cluster acl
+PROTOCOL := scripts queue_machine plain_redis link client server_check failover cluster acl
 matrix: .venv/installed
 	@for server in "" $(subst $(comma), ,$(PENSTOCK_TEST_SERVERS)); do \
 		echo "== $${server:-the embedded server}"; \
