@@ -7,7 +7,7 @@ local function is_claimed(job)
   if job.running then return job.owner == worker end
   if not job.entry then return false end
   local range = {ready_key(job.ready), GROUP, job.entry, job.entry, 1, worker}
-  return job.state == 'ready' and #redis.call('XPENDING', unpack(range)) == 1
+  return job.state == 'ready' and #redis.pcall('XPENDING', unpack(range)) == 1
 end
 
 for at = 2, #ARGV do
