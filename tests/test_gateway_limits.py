@@ -70,7 +70,10 @@ def test_the_fourth_request_of_three_a_minute_is_told_when_to_come_back(
 ) -> None:
     actor.script = lambda job: spoken("x")
     limits = {"requests_per_minute": 3, "tokens_per_minute": 1000}
-    with caller(http, actor.redis_url, **limits) as one, caller(http, actor.redis_url) as other:
+    with (
+        caller(http, actor.redis_url, **limits) as one,
+        caller(http, actor.redis_url, requests_per_minute=3) as other,
+    ):
         for left in (2, 1, 0):
             answer = one.post("/v1/completions", json=TEXT)
             assert answer.status_code == 200
@@ -84,8 +87,7 @@ def test_the_fourth_request_of_three_a_minute_is_told_when_to_come_back(
             assert refused(answer, "rate_limited") <= 60_000
             assert answer.headers["x-ratelimit-remaining-requests"] == "0"
             assert answer.headers["x-should-retry"] == "true"
-        answer = other.post("/v1/completions", json=TEXT)
-        assert answer.is_success and "x-ratelimit-limit-requests" not in answer.headers
+        assert other.post("/v1/completions", json=TEXT).is_success
 
 
 def test_openais_client_sees_a_rate_limit(http: httpx.Client, actor: Actor) -> None:
