@@ -256,6 +256,10 @@ class Queue:
             count += int((await self._run("release", worker, *some))[0])
         return count
 
+    async def held(self, worker: str, idle_ms: int) -> set[str]:
+        """Jobs that the worker claimed at least `idle_ms` ago, whether or not it knows of them."""
+        return {job_id.decode() for job_id in await self._run("held", worker, idle_ms)}
+
     async def workers(self) -> list[WorkerStatus]:
         """Every worker that registered and was not reaped."""
         reply = await self._run("workers")

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from compose.server import Server
 from gateway.client import Client
+from plain import plain
 from schemas.event import Delta, Failed
 from schemas.job import Message
 from schemas.sampling import SamplingParams
@@ -275,3 +276,19 @@ def test_settings_that_cannot_work_are_refused_in_a_line(server, words, status, 
     run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == status
     assert says in run.stderr and "Traceback" not in run.stderr
+
+
+def test_a_job_that_redis_takes_for_a_workers_and_it_does_not_know_is_handed_on(worker, offline):
+    """As after a failover that lost a job's end, or a claim's reply."""
+
+    async def asks(client: Client) -> None:
+        [queue] = await client.queues()
+        [status] = await queue.workers()
+        params = SamplingParams(max_tokens=10, seed=3)
+        job_id = await client.enqueue("hello", params=params, background=True, delay_ms=3_600_000)
+        await plain(client.redis).zadd(f"{queue.lane.prefix}delayed", {job_id: 0})
+        assert [entry.job_id for entry in await queue.read(status.worker, 1) or []] == [job_id]
+        (expected,) = offline.generate(["hello"], params)
+        same(await client.result(job_id), expected)
+
+    ask(worker.url, asks)

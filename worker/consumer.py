@@ -86,6 +86,7 @@ class Consumer:
         self._room = room
         self._hand_back = hand_back
         self._is_closed = False
+        self._taking_up: set[str] = set()
 
     def close(self) -> None:
         """Take up nothing that is not read already."""
@@ -135,17 +136,30 @@ class Consumer:
             self._room.note_read(self, count, len(entries))
 
     async def keep_house(self, lease_ms: int) -> None:
-        """Twice a lease: hand on what dead workers held, and end what nobody waits for."""
+        """Twice a lease: hand on what nobody works on, and end what nobody waits for."""
         while True:
             await asyncio.sleep(lease_ms / 2000 * random.uniform(0.8, 1.2))  # not all at once
             try:
                 while count := await self._queue.reap():
                     log.info("handed on %d jobs of workers whose lease lapsed", count)
+                await self._release_unknown(2 * lease_ms)
                 await self._queue.sweep()
             except Unavailable as error:
                 log.warning("queue could not be swept: %s", error.message)
 
+    async def _release_unknown(self, idle_ms: int) -> None:
+        """Hand on what Redis takes for this worker's and it does not have.
+
+        A server that lost its newest writes (a failover, a power loss) may have lost a job's end.
+        """
+        incarnation = self._streamer.incarnation
+        held = await self._queue.held(incarnation, idle_ms)
+        unknown = held - self._streamer.jobs.keys() - self._taking_up
+        if unknown and (count := await self._queue.release(incarnation, unknown)):
+            log.warning("handed on %d jobs that this worker held and did not know", count)
+
     async def _take_up(self, entry: Entry, is_admitted: bool) -> None:
+        self._taking_up.add(entry.job_id)
         try:
             if is_admitted and not self._is_closed:
                 await self._take_up_now(entry)
@@ -156,6 +170,7 @@ class Consumer:
             log.warning("job %s could not be started: %s", entry.job_id, error.message)
             await self._give_up(entry.job_id)
         finally:
+            self._taking_up.discard(entry.job_id)
             self._room.note_prepared()
             if entry.job_id not in self._streamer.jobs:
                 self._room.end_trial(entry.job_id)
