@@ -104,8 +104,10 @@ local function take(ready)
   local command = {'XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS',
     ready_key(ready), '>'}
   local reply = redis.pcall(unpack(command))
-  if reply and reply.err then -- the first read of this stream: no group yet
-    redis.call('XGROUP', 'CREATE', ready_key(ready), GROUP, '0', 'MKSTREAM')
+  if reply and reply.err then
+    if string.find(reply.err, 'NOGROUP', 1, true) then -- the first read of this stream
+      redis.call('XGROUP', 'CREATE', ready_key(ready), GROUP, '0', 'MKSTREAM')
+    end
     reply = redis.call(unpack(command))
   end
   return reply and reply[1][2] or {}
