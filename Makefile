@@ -10,7 +10,7 @@ up: .venv/installed
 	$(BIN)/penstock up
 
 test: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from signal import Signals
 from urllib.parse import urlsplit, urlunsplit
 
 from arq.connections import RedisSettings
@@ -19,6 +20,8 @@ from gateway.reconcile import Reconciler
 from gateway.webhooks import Patience, Postman
 from schemas.place import RedisUrl
 from schemas.process import load_settings, write_log_to_stderr
+
+log = logging.getLogger(__name__)
 
 QUEUE = "penstock:chores"
 MOST_CHORE_S = 50  # then it is cancelled; after a killed process arq holds it for 10 s more
@@ -52,7 +55,14 @@ def main(argv: list[str]) -> int:
     settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
     write_log_to_stderr("housekeeping", settings.log_level)
     logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every chore, every second
-    worker(settings).run()
+    house, signals = worker(settings), list[Signals]()
+    house.on_stop = signals.append
+    try:
+        house.run()
+    except Exception:
+        if not signals:
+            raise
+        log.exception("a chore did not end in order; it is done again by whoever comes next")
     return 0
 
 

@@ -107,13 +107,18 @@ def test_openais_client_does_not_retry_a_mismatch(http: httpx.Client, actor: Act
         client.completions.create(model=MODEL, prompt="other", extra_headers=key)
 
 
-@pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "é", "\x01"])
+@pytest.mark.parametrize("key", ["", "x" * 256, "tab\there", "é"])
 def test_a_key_that_cannot_be_one_is_refused(http: httpx.Client, key: str) -> None:
     headers = [(b"idempotency-key", key.encode())]
     refused = http.post("/v1/completions", json=TEXT, headers=headers)
     assert refused.status_code == 400
-    if "error" in refused.text:  # else the server refused the bytes before it was a request
-        assert refused.json()["error"]["param"] == "Idempotency-Key"
+    assert refused.json()["error"]["param"] == "Idempotency-Key"
+
+
+def test_a_key_of_control_characters_is_no_request(http: httpx.Client) -> None:
+    headers = [(b"idempotency-key", b"\x01")]
+    refused = http.post("/v1/completions", json=TEXT, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_a_key_is_the_tenants_own(actor: Actor) -> None:

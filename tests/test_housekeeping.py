@@ -21,7 +21,7 @@ def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) ->
             assert asyncio.run(_ends(redis_url)) == "expired"
         finally:
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0
 
 
 async def _ends(url: str) -> str:

@@ -184,7 +184,10 @@ def held(url: str, besides: tuple[bytes, ...] = OWN) -> Iterator[bytes]:
                 if kind == b"string":
                     yield client.get(key) or b""
                 elif kind == b"hash":
-                    yield repr(client.hgetall(key)).encode()
+                    fields = client.hgetall(key)
+                    if besides:  # a job's metadata is its caller's too
+                        fields.pop(b"metadata", None)
+                    yield repr(fields).encode()
                 elif kind == b"list":
                     yield repr(client.lrange(key, 0, -1)).encode()
                 elif kind == b"set":
