@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+import msgspec
 from pydantic import Field, JsonValue
 
 from schemas.event import Delta, Done, Failed, State
@@ -88,8 +89,7 @@ class Started:
         return self.log[-1].end if self.log else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True, gc=False):
     """New deltas of one job, in order. After an ambiguous failure send the very same again.
 
     The prompt's tokens, and how many of them were found computed, count once for the job: with the

@@ -110,19 +110,19 @@ class Failed(Line, frozen=True, gc=False, omit_defaults=True, tag="failed"):
 Event = Delta | Done | Failed
 
 
-def _of_report(kind: type, value: object) -> object:
+def of_report(kind: type, value: object) -> object:
     """The parts of a line that are pydantic's: log probabilities, usage and errors are rare."""
     assert issubclass(kind, Report)
     return kind.model_validate(value)
 
 
-def _to_report(value: object) -> object:
+def to_report(value: object) -> object:
     assert isinstance(value, Report)
     return value.model_dump(exclude_defaults=True)
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_to_report)
-_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event, dec_hook=_of_report)
+_ENCODER = msgspec.json.Encoder(enc_hook=to_report)
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event, dec_hook=of_report)
 
 
 class EVENT:
@@ -138,7 +138,7 @@ class EVENT:
     @staticmethod
     def validate_python(value: object) -> Event:
         try:
-            event: Event = msgspec.convert(value, Event, dec_hook=_of_report)
+            event: Event = msgspec.convert(value, Event, dec_hook=of_report)
         except msgspec.ValidationError as error:
             raise ValueError(f"not an event: {error}") from error
         return event

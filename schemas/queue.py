@@ -8,7 +8,7 @@ memory, and the errors that each method names.
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
@@ -36,6 +36,7 @@ from schemas.errors import InvalidJob, JobGone, JobNotFound
 from schemas.event import EVENT, Delta, Failed, Result, State
 from schemas.job import Job, PriorityClass
 from schemas.keys import Lane
+from schemas.link import Word
 from schemas.model import WorkerCard
 from schemas.result import KeptResult, fold
 from schemas.servers import Redis
@@ -46,6 +47,7 @@ MAX_BLOCK_MS = 2000  # below the socket's time-out
 CLASSES: tuple[PriorityClass, ...] = ("high", "normal", "batch")
 STATE: TypeAdapter[State] = TypeAdapter(State)
 CLASS: TypeAdapter[PriorityClass] = TypeAdapter(PriorityClass)
+LETTERS = {letter.value.encode(): letter for letter in Letter}
 REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
 STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
@@ -203,10 +205,12 @@ class Queue:
         letters: dict[str, Letter] = {}
         for at in range(0, len(commits), MAX_JOBS_A_CALL):
             some = commits[at : at + MAX_JOBS_A_CALL]
-            args = [arg for commit in some for arg in _commit_args(commit)]
+            args: list[Word] = []
+            for commit in some:
+                args += _commit_args(commit)
             reply = await self._run("commit", worker, self.lease_ms, len(some), *args)
             for commit, letter in zip(some, reply, strict=True):
-                letters[commit.job_id] = Letter(letter.decode())
+                letters[commit.job_id] = LETTERS[letter]
         return letters
 
     async def beat(
@@ -424,7 +428,7 @@ class Queue:
 
     # Private.
 
-    async def _run(self, script: str, *args: str | bytes | int) -> list[bytes]:
+    async def _run(self, script: str, *args: Word) -> list[bytes]:
         reach(f"{script}.asked")
         reply = await self._connection.run(script, self.lane.prefix, *args)
         reach(f"{script}.answered")
@@ -461,15 +465,16 @@ def _known(reply: list[bytes], job_id: str) -> State:
     return STATE.validate_python(reply[0].decode())
 
 
-def _event_args(deltas: Sequence[Delta]) -> Iterator[str | int]:
+def _event_args(deltas: Sequence[Delta]) -> list[Word]:
+    args: list[Word] = []
     for delta in deltas:
-        yield from (delta.position, len(delta.token_ids), delta.dump())
+        args += (delta.position, len(delta.token_ids), delta.dump())
+    return args
 
 
-def _commit_args(commit: Commit) -> Iterator[str | int]:
+def _commit_args(commit: Commit) -> list[Word]:
     prompt = _prompt(commit.num_prompt, commit.num_cached)
-    yield from (commit.job_id, commit.epoch, prompt, len(commit.deltas))
-    yield from _event_args(commit.deltas)
+    return [commit.job_id, commit.epoch, prompt, len(commit.deltas), *_event_args(commit.deltas)]
 
 
 def _prompt(num_prompt: int | None, num_cached: int) -> str:

@@ -33,6 +33,8 @@ class ActiveJob:
     failure: tuple[Failure, ErrorBody] | None = None
     is_spent: bool = False  # the account's budget is: what runs on ends here, and well
     behind_since_s: float | None = None  # monotonic; none when all is committed
+    num_behind: int = 0  # tokens that are not known to be logged
+    _num_open: int = 0  # choices that are not finished
     _pending: dict[int, Piece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
     _checksum: int = NOTHING
@@ -45,6 +47,7 @@ class ActiveJob:
             logged.take(delta)
             self.completions[delta.index].replay(delta)
         self._checksum = logged.checksum or NOTHING
+        self._num_open = len(self.open_choices())
 
     @property
     def job(self) -> Job:
@@ -56,22 +59,16 @@ class ActiveJob:
         return self.deltas[-1].end if self.deltas else 0
 
     @property
-    def num_behind(self) -> int:
-        """Tokens that are not known to be logged."""
-        sealed = sum(len(delta.token_ids) for delta in self.deltas[self.num_committed :])
-        return sealed + sum(len(piece.token_ids) for piece in self._pending.values())
-
-    @property
     def has_passed_trial(self) -> bool:
         """Whether enough is logged that nobody suspects the job any more, or never did."""
         trial = self.started.trial
-        done = self.deltas[self.num_committed - 1].end if self.num_committed else 0
-        return trial is None or done >= trial
+        if trial is None:
+            return True
+        return self.num_committed > 0 and self.deltas[self.num_committed - 1].end >= trial
 
     @property
     def is_over(self) -> bool:
-        is_stopped = self.failure is not None or self.is_spent
-        return is_stopped or all(each.is_finished for each in self.completions)
+        return not self._num_open or self.failure is not None or self.is_spent
 
     def seq_id(self, index: int) -> str:
         """Unique over attempts: what an earlier one still sends is not taken for this one's."""
@@ -109,8 +106,13 @@ class ActiveJob:
         waiting = self._pending.get(index)
         self._pending[index] = waiting.joined(piece) if waiting else piece
         self._num_cached.setdefault(index, output.num_cached)
-        self.behind_since_s = self.behind_since_s or time.monotonic()
-        return piece.finish_reason is not None and output.finish_reason is None
+        self.num_behind += len(piece.token_ids)
+        if self.behind_since_s is None:
+            self.behind_since_s = time.monotonic()
+        if piece.finish_reason is None:
+            return False
+        self._num_open -= 1
+        return output.finish_reason is None
 
     def fail(self, state: Failure, error: ErrorBody) -> None:
         """The first reason wins."""
@@ -143,6 +145,9 @@ class ActiveJob:
             piece = self.completions[last.index].cut(last.token_ids[:count], last.logprobs)
             self._pending[last.index] = piece
             self._seal()
+        self._num_open = len(self.open_choices())
+        committed = self.deltas[self.num_committed - 1].end if self.num_committed else 0
+        self.num_behind = self.position - committed
 
     def commit(self) -> Commit:
         """What is not logged yet. While that is under way new pieces wait, and merge."""
@@ -158,6 +163,7 @@ class ActiveJob:
 
     def note_committed(self, commit: Commit) -> None:
         self.num_committed += len(commit.deltas)
+        self.num_behind -= sum([len(delta.token_ids) for delta in commit.deltas])
         self.behind_since_s = time.monotonic() if self._pending else None
 
     def ending(self) -> Ending:
@@ -183,9 +189,11 @@ class ActiveJob:
         )
 
     def _seal(self) -> None:
+        position = self.position
         for index, piece in self._pending.items():
             self._checksum = roll(self._checksum, index, piece.token_ids)
-            self.deltas.append(piece.delta(self.position, index, self._checksum))
+            self.deltas.append(piece.delta(position, index, self._checksum))
+            position += len(piece.token_ids)
         self._pending.clear()
 
 

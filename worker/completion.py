@@ -1,7 +1,8 @@
 """One choice as it is written: drawn ids in, certain text out, ended by the first stop string."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from schemas.event import Choice, Delta, FinishReason, TokenLogprob
 from schemas.sampling import SamplingParams
@@ -10,8 +11,7 @@ from worker.stop_strings import Match, StopStrings
 from worker.text import Text
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """What some ids added to a completion. Those after the one that completed a stop are gone."""
 
     token_ids: list[int]
@@ -76,13 +76,13 @@ class Completion:
         A piece that is finished although no `finish_reason` came was ended by a stop string: the
         engine's sequence is then to be cancelled.
         """
-        texts, num_kept, match = self._read(token_ids, finish_reason)
+        text, num_kept, match = self._read(token_ids, finish_reason)
         piece = Piece(
-            token_ids=list(token_ids[:num_kept]),
-            text="".join(texts),
-            logprobs=self._spelled(logprobs, num_kept),
-            finish_reason="stop" if match else finish_reason,
-            stop_reason=match.stop if match else stop_reason,
+            list(token_ids[:num_kept]),
+            text,
+            self._spelled(logprobs, num_kept),
+            "stop" if match else finish_reason,
+            match.stop if match else stop_reason,
         )
         self._append(piece)
         return piece
@@ -93,9 +93,9 @@ class Completion:
 
     def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Piece:
         """Append its last ids, with all text that was held back. What ended it the job says."""
-        texts, _, _ = self._read(token_ids, "budget")
+        text, _, _ = self._read(token_ids, "budget")
         shown = list(logprobs[: len(token_ids)]) if logprobs is not None else None
-        piece = Piece(list(token_ids), "".join(texts), shown, None, None)
+        piece = Piece(list(token_ids), text, shown, None, None)
         self._append(piece)
         return piece
 
@@ -135,29 +135,29 @@ class Completion:
 
     def _read(
         self, token_ids: Sequence[int], finish_reason: FinishReason | None
-    ) -> tuple[list[str], int, Match | None]:
-        """The texts released, the number of ids up to the match if there was one, and the match."""
-        texts: list[str] = []
+    ) -> tuple[str, int, Match | None]:
+        """The text released, the number of ids up to the match if there was one, and the match."""
         shown = self._shown(token_ids, finish_reason)
         if not self._params.stop:
-            texts.append(self._detokenizer.push(shown))
+            text = self._detokenizer.push(shown)
             if finish_reason is not None:
-                texts.append(self._detokenizer.finish())
-            return texts, len(token_ids), None
+                text += self._detokenizer.finish()
+            return text, len(token_ids), None
+        texts: list[str] = []
         for number, token_id in enumerate(shown, 1):
             # Which texts may stop depends on the count alone, not on how the ids were grouped.
             may_stop = len(self.token_ids) + number > self._params.min_tokens
             released, match = self._stops.push(self._detokenizer.push((token_id,)), may_stop)
             texts.append(released)
             if match:
-                return texts, number, match
+                return "".join(texts), number, match
         if finish_reason is not None:
             released, match = self._stops.push(self._detokenizer.finish())
             texts.append(released)
             if not match:
                 texts.append(self._stops.finish())
-            return texts, len(token_ids), match
-        return texts, len(token_ids), None
+            return "".join(texts), len(token_ids), match
+        return "".join(texts), len(token_ids), None
 
     def _shown(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:
         """Without the id that ended the sequence, unless the job wants to see what stopped it."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from schemas.event import ErrorBody, FinishReason
 from schemas.sampling import SamplingParams
 
@@ -21,8 +23,7 @@ class Addition:
     turn: int = 0  # in its class the earlier goes first: microseconds, comparable over lanes
 
 
-@dataclass(frozen=True, slots=True)
-class Logprob:
+class Logprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Log probabilities of the drawn token and of the likeliest, likeliest first."""
 
     token_id: int
@@ -31,9 +32,11 @@ class Logprob:
     top_logprobs: list[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What one step did for one sequence. An error ends it with no token."""
+class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What one step did for one sequence. An error ends it with no token.
+
+    Made once a token, and sent to another process: hence no dataclass.
+    """
 
     seq_id: str
     token_ids: list[int]
