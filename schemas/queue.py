@@ -6,6 +6,7 @@ exception. What raises: QueueUnreachable when Redis cannot be asked, QueueFull w
 memory, and the errors that each method names.
 """
 
+import asyncio
 import json
 import secrets
 from collections.abc import Iterable, Sequence
@@ -203,14 +204,12 @@ class Queue:
     async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
         """Log and publish the deltas of a step; renew the lease; one letter for each job."""
         letters: dict[str, Letter] = {}
-        for at in range(0, len(commits), MAX_JOBS_A_CALL):
-            some = commits[at : at + MAX_JOBS_A_CALL]
-            args: list[Word] = []
-            for commit in some:
-                args += _commit_args(commit)
-            reply = await self._run("commit", worker, self.lease_ms, len(some), *args)
-            for commit, letter in zip(some, reply, strict=True):
-                letters[commit.job_id] = LETTERS[letter]
+        calls = [
+            self._commit(worker, commits[at : at + MAX_JOBS_A_CALL])
+            for at in range(0, len(commits), MAX_JOBS_A_CALL)
+        ]
+        for some in await asyncio.gather(*calls):
+            letters |= some
         return letters
 
     async def beat(
@@ -282,6 +281,11 @@ class Queue:
     async def reap(self) -> int:
         """Hand on what workers with a lapsed lease hold, at most 64 entries; how many it was."""
         return int((await self._run("reap", MAX_JOBS_A_CALL))[0])
+
+    async def next_lapse_ms(self) -> int | None:
+        """Until the lease that ends first does so, if it is not renewed; none where none runs."""
+        left_ms = int((await self._run("lapse"))[0])
+        return left_ms if left_ms >= 0 else None
 
     async def sweep(self) -> int:
         """End queued jobs that are out of time, and foreground jobs that nobody listens to."""
@@ -433,6 +437,14 @@ class Queue:
         reply = await self._connection.run(script, self.lane.prefix, *args)
         reach(f"{script}.answered")
         return reply
+
+    async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
+        args: list[Word] = []
+        for commit in commits:
+            args += _commit_args(commit)
+        reply = await self._run("commit", worker, self.lease_ms, len(commits), *args)
+        ids = [commit.job_id for commit in commits]
+        return dict(zip(ids, [LETTERS[letter] for letter in reply], strict=True))
 
     async def _wait(self, newest: bytes, block_ms: int, due_ms: int) -> None:
         """Return once there is news, or something is due. It claims nothing: others wait too."""

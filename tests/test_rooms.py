@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS = ("schemas", "kernels", "worker", "gateway", "compose", "loadtest")
 ANYTHING = {"*"}
 # The longest matching prefix of a file's module decides.
-ENGINE = {"worker.engine", "worker.models", "worker.layers", "schemas", "torch", "numpy"}
+ENGINE = {"msgspec", "worker.engine", "worker.models", "worker.layers", "schemas", "torch", "numpy"}
 TEXT = {"worker", "schemas", "transformers", "tokenizers", "pydantic", "jinja2"}
 LOADTEST = {
     "loadtest",
@@ -34,7 +34,9 @@ MAY_IMPORT = {
     "worker.engine.constraints": ENGINE | {"llguidance", "transformers"},
     "worker.engine.sandbox_process": {"schemas", "worker.engine.structured", "llguidance"},
     "worker.engine.structured": ENGINE | {"llguidance", "outlines", "jsonschema", "pydantic"},
-    "worker": {"worker", "schemas", "pydantic", "pydantic_settings", "uvloop", "rich"},
+    "worker": {
+        "worker", "schemas", "msgspec", "pydantic", "pydantic_settings", "uvloop", "rich",
+    },
     "worker.settings": {"worker", "schemas", "pydantic", "pydantic_settings", "huggingface_hub"},
     "worker.chat_template": TEXT,
     "worker.text": TEXT,

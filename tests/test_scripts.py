@@ -194,6 +194,22 @@ async def test_a_commit_that_does_not_continue_the_log_gives_the_job_to_another(
 
 
 @on_a_lane
+async def test_the_next_lapse_is_that_of_the_oldest_lease(queue: Queue) -> None:
+    patient = Queue(queue._connection.redis, LANE, lease_ms=600_000)
+    await patient.register("new", WorkerCard())
+    left_ms = await queue.next_lapse_ms()
+    assert left_ms is not None and 0 < left_ms <= queue.lease_ms
+    await lapse(queue, "w")
+    assert await queue.next_lapse_ms() == 0
+    await queue.reap()
+    left_ms = await queue.next_lapse_ms()
+    assert left_ms is not None and left_ms > queue.lease_ms
+    await lapse(queue, "new")
+    await queue.reap()
+    assert await queue.next_lapse_ms() is None
+
+
+@on_a_lane
 async def test_who_lost_a_job_can_write_nothing_more(queue: Queue) -> None:
     await queue.enqueue(a_job(), None, "d")
     old = await started(queue)

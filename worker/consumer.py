@@ -135,13 +135,24 @@ class Consumer:
         finally:
             self._room.note_read(self, count, len(entries))
 
-    async def keep_house(self, lease_ms: int) -> None:
-        """Twice a lease: hand on what nobody works on, and end what nobody waits for."""
+    async def reap(self, lease_ms: int) -> None:
+        """As a lease lapses, hand on what its worker held; twice a lease what else nobody holds."""
         while True:
-            await asyncio.sleep(lease_ms / 2000 * random.uniform(0.8, 1.2))  # not all at once
+            left_ms = None
             try:
                 while count := await self._queue.reap():
                     log.info("handed on %d jobs of workers whose lease lapsed", count)
+                left_ms = await self._queue.next_lapse_ms()
+            except Unavailable as error:
+                log.warning("lapsed leases could not be looked for: %s", error.message)
+            wait_ms = lease_ms / 2 if left_ms is None else min(left_ms, lease_ms / 2)
+            await asyncio.sleep((wait_ms + lease_ms * random.uniform(0.01, 0.05)) / 1000)
+
+    async def keep_house(self, lease_ms: int) -> None:
+        """Twice a lease: hand on what nobody knows, and end what nobody waits for."""
+        while True:
+            await asyncio.sleep(lease_ms / 2000 * random.uniform(0.8, 1.2))  # not all at once
+            try:
                 await self._release_unknown(2 * lease_ms)
                 await self._queue.sweep()
             except Unavailable as error:

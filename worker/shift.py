@@ -46,6 +46,7 @@ class Shift:
                 parts.create_task(streamer.run())
             for consumer in self._consumers:
                 parts.create_task(consumer.run())
+                parts.create_task(consumer.reap(self._lease_ms))
                 parts.create_task(consumer.keep_house(self._lease_ms))
 
     def take(self, step: Step) -> None:
