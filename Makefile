@@ -19,7 +19,8 @@ lint: .venv/installed
 
 # Each defence taken out in a copy of the tree, and a test seen to fail for it.
 mutants: .venv/installed
-	$(BIN)/python tests/faults/mutants.py --only "$(ONLY)" --jobs $(or $(JOBS),1) $(if $(CHECK),--check)
+	$(BIN)/python tests/faults/mutants.py --only "$(ONLY)" --jobs $(or $(JOBS),1) $(if $(CHECK),--check) \
+	  $(if $(RESUME),--resume "$(RESUME)")
 
 # Random schedules of faults on whole systems of real processes; prints seeds that reproduce.
 chaos: .venv/installed

@@ -151,6 +151,21 @@ async def test_a_claim_that_was_not_taken_up_is_not_charged(queue: Queue) -> Non
 
 
 @on_a_lane
+async def test_a_suspect_that_nobody_has_read_is_nobodys_to_hand_back(queue: Queue) -> None:
+    """Its stream has no group of readers yet."""
+    job = a_job()
+    await queue.enqueue(job, None, "d")
+    await take(queue, "a")
+    await queue.unregister("a", crashed=True)
+    await queue.register("b", WorkerCard())
+    assert (await fields(queue, job.job_id))["ready"] == "suspect"
+    for worker in ("a", "b"):
+        assert await queue.release(worker, [job.job_id]) == 0
+    [taken] = await take(queue, "c")
+    assert (taken.job, taken.trial) == (job, 1)
+
+
+@on_a_lane
 async def test_a_cancelled_suspect_ends_as_cancelled(queue: Queue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")

@@ -152,8 +152,11 @@ def told(engine: tuple[AnyEngine, Intake], job: Job, logs: list[list[Delta]]) ->
     for number, log in enumerate(logs):
         started = Started(job, number + 1, log, left_ms=None, waited_ms=0)
         active = asyncio.run(intake.prepare(started))
+        assert active.deltas == log
         every.append(active)
         for addition in intake.additions(active):
+            own = [delta for delta in log if delta.index == addition.choice]
+            assert addition.completion == [token for delta in own for token in delta.token_ids]
             actives[addition.seq_id] = active
             runner.add(addition)
     give_up = time.monotonic() + PATIENCE_S

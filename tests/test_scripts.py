@@ -717,6 +717,17 @@ async def test_an_entry_that_its_job_left_starts_nothing(queue: Queue) -> None:
 
 
 @on_a_lane
+async def test_a_worker_without_a_lease_starts_nothing(queue: Queue) -> None:
+    await queue.enqueue(a_job(), None, "d")
+    [entry] = await queue.read("w", 1) or []
+    await queue.unregister("w")
+    assert await queue.start("w", entry) is None
+    assert (await queue.status("default", entry.job_id)).state == "ready"
+    await queue.register("v", WorkerCard())
+    assert (await started(queue, "v")).epoch == 1
+
+
+@on_a_lane
 async def test_an_end_that_does_not_fit_the_log_gives_the_job_to_another(queue: Queue) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)

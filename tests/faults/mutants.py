@@ -11,14 +11,17 @@ The table is the TOML files of `tests/faults/mutants/`, one file an area, each a
     # Where two defences stand behind one another, both are taken out:
     also = [{ file = "...", old = '''...''', new = '''...''' }]
 
-Each mutant gets a copy of the tree, so the checkout stays as it is. `make mutants ONLY=word` runs
-those whose area, defence, file or test holds the word; `CHECK=1` only looks whether the table fits
-the code. The exit status is 1 when a mutant survived or does not fit.
+Each mutant gets a copy of the tree, so the checkout stays as it is. It is caught when its test
+fails and says so in time; a test that hangs has not failed. `make mutants ONLY=word` runs those
+whose area, defence, file or test holds the word; `RESUME=path` keeps the names of the caught ones
+in that file and passes over those it has already; `CHECK=1` only looks whether the table fits the
+code. The exit status is 1 when a mutant was not caught or does not fit.
 """
 
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +34,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TABLES = Path(__file__).parent / "mutants"
-LIMIT_S = 180  # a test that hangs has seen the mutant too
+LIMIT_S = 180  # per test
+NO_LUA = "Error compiling script"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,15 @@ class Edit:
 
     def complaint(self) -> str | None:
         path = ROOT / self.file
-        count = path.read_text().count(self.old) if path.exists() else 0
-        return None if count == 1 else f"its text occurs {count} times in {self.file}"
+        text = path.read_text() if path.exists() else ""
+        if (count := text.count(self.old)) != 1:
+            return f"its text occurs {count} times in {self.file}"
+        if path.suffix == ".py":
+            try:
+                compile(text.replace(self.old, self.new), self.file, "exec")
+            except SyntaxError as error:
+                return f"what stands there instead is no Python: {error}"
+        return None
 
     def apply(self, tree: Path) -> None:
         path = tree / self.file
@@ -57,9 +68,13 @@ class Mutant:
     edits: list[Edit]
     test: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.area}: {self.defence}"
+
     def holds(self, word: str) -> bool:
         files = " ".join(edit.file for edit in self.edits)
-        return word in f"{self.area} {self.defence} {files} {self.test}"
+        return word in f"{self.name} {files} {self.test}"
 
     def complaint(self) -> str | None:
         """Why the table does not fit the code; none when it does."""
@@ -80,21 +95,35 @@ def mutants() -> Iterator[Mutant]:
             yield Mutant(path.stem, row["defence"], edits, row["test"])
 
 
-def verdict(mutant: Mutant) -> str:
-    """`killed`, or what is wrong."""
-    if complaint := mutant.complaint():
-        return f"DOES NOT FIT: {complaint}"
-    tree = Path(tempfile.mkdtemp(prefix="penstock-mutant-"))
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    is_good: bool
+    text: str
+
+
+def fit(mutant: Mutant) -> Verdict:
+    complaint = mutant.complaint()
+    return Verdict(complaint is None, f"DOES NOT FIT: {complaint}" if complaint else "fits")
+
+
+def verdict(mutant: Mutant) -> Verdict:
+    if not (found := fit(mutant)).is_good:
+        return found
+    tree, began_s = Path(tempfile.mkdtemp(prefix="penstock-mutant-")), time.monotonic()
     try:
         copy_tree(tree)
         for edit in mutant.edits:
             edit.apply(tree)
-        status, tail = run_test(tree, mutant.test)
+        status, reason = run_test(tree, mutant.test)
+    except subprocess.TimeoutExpired:
+        return Verdict(False, f"HUNG for {LIMIT_S} s")
     finally:
         shutil.rmtree(tree, ignore_errors=True)
+    if NO_LUA in reason:
+        return Verdict(False, "DOES NOT FIT: what stands there instead is no Lua")
     if status == 1:
-        return "killed"
-    return "SURVIVED" if status == 0 else f"pytest ended with {status}: {tail}"
+        return Verdict(True, f"caught in {time.monotonic() - began_s:.0f} s by {reason}")
+    return Verdict(False, "SURVIVED" if status == 0 else f"pytest ended with {status}: {reason}")
 
 
 def copy_tree(tree: Path) -> None:
@@ -107,22 +136,28 @@ def copy_tree(tree: Path) -> None:
 
 
 def run_test(tree: Path, test: str) -> tuple[int, str]:
-    """pytest's exit status (1 also when it did not come to an end), and its last line."""
+    """pytest's exit status, and its first line about a failure."""
     words = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [*words, *test.split()],
+        cwd=tree,
+        env=environment | {"COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        process = subprocess.run(
-            [*words, *test.split()],
-            cwd=tree,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
+        lines = process.communicate(timeout=LIMIT_S)[0].strip().splitlines()
     except subprocess.TimeoutExpired:
-        return 1, "it did not end"
-    lines = process.stdout.strip().splitlines()
-    return process.returncode, lines[-1] if lines else process.stderr[-200:]
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    summary = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    if any(NO_LUA in line for line in lines):
+        return process.returncode, NO_LUA
+    return process.returncode, (summary or lines[-1:] or ["nothing that it said"])[0]
 
 
 def main() -> int:
@@ -130,15 +165,22 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a word of area, defence, file or test")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
     parser.add_argument("--check", action="store_true", help="run nothing")
+    parser.add_argument("--resume", type=Path, help="a file of names that were caught")
     asked = parser.parse_args()
-    chosen = [mutant for mutant in mutants() if mutant.holds(asked.only)]
-    judge = Mutant.complaint if asked.check else verdict
+    known = asked.resume.read_text() if asked.resume and asked.resume.exists() else ""
+    caught = set(known.splitlines())
+    chosen = [each for each in mutants() if each.holds(asked.only) and each.name not in caught]
     num_bad, began_s = 0, time.monotonic()
     with ThreadPoolExecutor(asked.jobs) as pool:
-        for mutant, found in zip(chosen, pool.map(judge, chosen), strict=True):
-            num_bad += found not in (None, "killed")
-            print(f"{found or 'fits'}: {mutant.area}: {mutant.defence} ({mutant.test})", flush=True)
-    print(f"{len(chosen)} mutants, {num_bad} bad, {time.monotonic() - began_s:.0f} s")
+        found = pool.map(fit if asked.check else verdict, chosen)
+        for mutant, each in zip(chosen, found, strict=True):
+            num_bad += not each.is_good
+            print(f"{mutant.name}: {each.text}", flush=True)
+            if each.is_good and asked.resume and not asked.check:
+                with asked.resume.open("a") as file:
+                    file.write(f"{mutant.name}\n")
+    took_s = time.monotonic() - began_s
+    print(f"{len(chosen)} mutants, {len(chosen) - num_bad} good, {num_bad} bad, {took_s:.0f} s")
     return int(num_bad > 0)
 
 
