@@ -61,11 +61,12 @@ async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(queu
     jobs = [a_job(priority_class=name) for name in ("normal", "batch", "high", "normal")]
     for job in jobs:
         await queue.enqueue(job, None, "d")
-    first = await started(queue)
-    assert first.job == jobs[2]
-    assert await queue.release("w", [first.job.job_id]) == 1
-    entries = [entry for _ in range(4) for entry in await queue.read("w", 1, 100) or []]
-    assert [entry.job_id for entry in entries] == [jobs[at].job_id for at in (2, 0, 3, 1)]
+    first, second = await started(queue), await started(queue)
+    assert (first.job, second.job) == (jobs[2], jobs[0])
+    assert await queue.release("w", [first.job.job_id, second.job.job_id]) == 2
+    reads = [await queue.read("w", 1, 100) or [] for _ in range(4)]
+    ids = [[entry.job_id for entry in entries] for entries in reads]
+    assert ids == [[jobs[at].job_id] for at in (2, 0, 3, 1)]
     assert await queue.read("w", 8) == []
     for name in ("high", "normal", "normal", "batch"):
         await queue.enqueue(a_job(priority_class=name), None, "d")
@@ -598,7 +599,7 @@ async def test_a_result_kept_no_longer_is_gone_and_not_unknown(queue: Queue) -> 
 
 @on_a_lane
 async def test_a_deleted_job_leaves_nothing_behind(queue: Queue) -> None:
-    running, ended, queued = (a_job(timeout_ms=60_000) for _ in range(3))
+    running, ended, queued = (a_job(timeout_ms=60_000, metadata={"a": "b"}) for _ in range(3))
     for job in (running, ended, queued):
         await queue.enqueue(job, None, "d")
     taken = await started(queue)
@@ -608,6 +609,7 @@ async def test_a_deleted_job_leaves_nothing_behind(queue: Queue) -> None:
     for job in (ended, queued):
         assert await keys_of(queue, job.job_id) == set()
     assert await redis_of(queue).get(f"{LANE.job(running.job_id)}:request") is None
+    assert not await redis_of(queue).hexists(LANE.job(running.job_id), "metadata")
     assert await queue.beat("w") == {running.job_id: Letter.CANCEL}
     assert await finish(queue, taken, deltas(running.job_id, 2))
     assert await keys_of(queue, running.job_id) == set()
@@ -720,10 +722,11 @@ async def test_an_entry_that_its_job_left_starts_nothing(queue: Queue) -> None:
 async def test_a_worker_without_a_lease_starts_nothing(queue: Queue) -> None:
     await queue.enqueue(a_job(), None, "d")
     [entry] = await queue.read("w", 1) or []
-    await queue.unregister("w")
+    await redis_of(queue).zrem(f"{LANE.prefix}workers", "w")
     assert await queue.start("w", entry) is None
     assert (await queue.status("default", entry.job_id)).state == "ready"
     await queue.register("v", WorkerCard())
+    assert await queue.reap() == 1
     assert (await started(queue, "v")).epoch == 1
 
 

@@ -12,10 +12,10 @@ The table is the TOML files of `tests/faults/mutants/`, one file an area, each a
     also = [{ file = "...", old = '''...''', new = '''...''' }]
 
 Each mutant gets a copy of the tree, so the checkout stays as it is. It is caught when its test
-fails and says so in time; a test that hangs has not failed. `make mutants ONLY=word` runs those
-whose area, defence, file or test holds the word; `RESUME=path` keeps the names of the caught ones
-in that file and passes over those it has already; `CHECK=1` only looks whether the table fits the
-code. The exit status is 1 when a mutant was not caught or does not fit.
+fails and says so in time; one that hangs, or cannot begin, has not failed. `make mutants ONLY=word`
+runs those whose area, defence, file or test holds the word; `RESUME=path` keeps the names of the
+caught ones in that file and passes over those it has already; `CHECK=1` only looks whether the
+table fits the code. The exit status is 1 when a mutant was not caught or does not fit.
 """
 
 import argparse
@@ -106,7 +106,7 @@ def fit(mutant: Mutant) -> Verdict:
     return Verdict(complaint is None, f"DOES NOT FIT: {complaint}" if complaint else "fits")
 
 
-def verdict(mutant: Mutant) -> Verdict:
+def verdict(mutant: Mutant, limit_s: float = LIMIT_S) -> Verdict:
     if not (found := fit(mutant)).is_good:
         return found
     tree, began_s = Path(tempfile.mkdtemp(prefix="penstock-mutant-")), time.monotonic()
@@ -114,16 +114,16 @@ def verdict(mutant: Mutant) -> Verdict:
         copy_tree(tree)
         for edit in mutant.edits:
             edit.apply(tree)
-        status, reason = run_test(tree, mutant.test)
+        status, reason = run_test(tree, mutant.test, limit_s)
     except subprocess.TimeoutExpired:
-        return Verdict(False, f"HUNG for {LIMIT_S} s")
+        return Verdict(False, f"HUNG for {limit_s:g} s")
     finally:
         shutil.rmtree(tree, ignore_errors=True)
     if NO_LUA in reason:
         return Verdict(False, "DOES NOT FIT: what stands there instead is no Lua")
-    if status == 1:
+    if status == 1 and reason.startswith("FAILED"):
         return Verdict(True, f"caught in {time.monotonic() - began_s:.0f} s by {reason}")
-    return Verdict(False, "SURVIVED" if status == 0 else f"pytest ended with {status}: {reason}")
+    return Verdict(False, "SURVIVED" if status == 0 else f"BROKE THE TEST ({status}): {reason}")
 
 
 def copy_tree(tree: Path) -> None:
@@ -135,8 +135,8 @@ def copy_tree(tree: Path) -> None:
             shutil.copy2(ROOT / name, tree / name)
 
 
-def run_test(tree: Path, test: str) -> tuple[int, str]:
-    """pytest's exit status, and its first line about a failure."""
+def run_test(tree: Path, test: str, limit_s: float) -> tuple[int, str]:
+    """pytest's exit status, and its first line about a failure. Raises TimeoutExpired."""
     words = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
@@ -149,7 +149,7 @@ def run_test(tree: Path, test: str) -> tuple[int, str]:
         start_new_session=True,
     )
     try:
-        lines = process.communicate(timeout=LIMIT_S)[0].strip().splitlines()
+        lines = process.communicate(timeout=limit_s)[0].strip().splitlines()
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
