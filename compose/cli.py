@@ -1,10 +1,9 @@
 """The command `penstock`: which part of it runs, loaded only when asked for."""
 
-import importlib
+import importlib.metadata
 import sys
-from importlib.metadata import version
 
-from schemas.process import NEVER_STARTS
+from schemas.exit_status import NEVER_STARTS
 
 COMMANDS = {
     "up": ("compose.local", "server, gateway, worker and housekeeping, on this machine"),
@@ -29,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         print(_usage())
         return 0
     if words[0] in ("-V", "--version", "version"):
-        print(f"penstock {version('penstock')}")
+        print(f"penstock {importlib.metadata.version('penstock')}")
         return 0
     if words[0] not in COMMANDS:
         print(f"penstock: there is no command {words[0]!r}\n\n{_usage()}", file=sys.stderr)

@@ -9,8 +9,8 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from schemas.exit_status import BAD_USAGE, NEVER_STARTS
 from schemas.parent import end_with_parent
-from schemas.process import BAD_USAGE, NEVER_STARTS
 
 RESTART_DELAYS_S = (0.2, 1.0, 5.0)
 

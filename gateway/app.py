@@ -30,7 +30,7 @@ from gateway.outbound import Outbound
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
 from gateway.webhooks import Webhooks
-from schemas.process import NEVER_STARTS
+from schemas.exit_status import NEVER_STARTS
 from schemas.server_check import Durability, UnfitServer, check_when_reached
 from schemas.servers import Redis
 

@@ -10,8 +10,8 @@ from pydantic_core import from_json, to_json
 
 from gateway.access import Caller
 from gateway.answers import Form, chat_answer, error, text_answer
-from gateway.body import checked, refuse_extremes
 from gateway.intake import chat_job, prompts_of, text_job
+from gateway.shape import checked, refuse_extremes
 from gateway.tool_calls import PlainText, reader_for
 from schemas.errors import InvalidJob
 from schemas.event import ErrorBody, Result

@@ -4,10 +4,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from gateway.batches import BatchAsked
-from gateway.body import checked, read_object
+from gateway.body import read_object
 from gateway.gate import caller_of, tenant_of
 from gateway.gateway import Open
 from gateway.paging import After, Limit, cut, page
+from gateway.shape import checked
 from schemas.openai import JsonObject
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])

@@ -9,7 +9,8 @@ import uvicorn
 from gateway.app import build
 from gateway.protocol import Patience, bounded
 from gateway.settings import GatewaySettings
-from schemas.process import BAD_USAGE, load_settings, write_log_to_stderr
+from schemas.exit_status import BAD_USAGE
+from schemas.process import load_settings, write_log_to_stderr
 from schemas.secret import BadSecret
 
 

@@ -15,8 +15,9 @@ from rich.table import Column, Table
 from gateway.client import Client
 from schemas.delivery import DeadLetter, Outcome
 from schemas.errors import JobNotFound, PenstockError
+from schemas.exit_status import BAD_USAGE
 from schemas.keys import lane_label
-from schemas.process import BAD_USAGE, Settings, load_settings
+from schemas.process import Settings, load_settings
 from schemas.queue import Queue
 
 USAGE = "usage: penstock dlq list | show ID | requeue ID | drop ID [--flag VALUE ...]"

@@ -7,11 +7,11 @@ from fastapi.responses import FileResponse
 from pydantic import Field
 from pydantic_core import to_json
 
-from gateway.body import checked
 from gateway.files import FileNotFound, FileRecord, new_file_id
 from gateway.gate import tenant_of
 from gateway.gateway import Open
 from gateway.paging import After, Limit, Order, cut, page
+from gateway.shape import checked
 from gateway.upload import discarded, receive
 from schemas.errors import InvalidJob
 from schemas.openai import JsonObject

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import JsonValue
 
 from gateway.access import Caller
-from gateway.body import checked
+from gateway.shape import checked
 from schemas.errors import InvalidJob
 from schemas.job import LAST_MS, Job, PriorityClass
 from schemas.openai import (

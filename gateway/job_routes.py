@@ -6,11 +6,12 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 from pydantic_core import to_json
 
-from gateway.body import checked, read_object
+from gateway.body import read_object
 from gateway.gate import caller_of, tenant_of
 from gateway.gateway import Open
 from gateway.intake import any_job, flattened
 from gateway.outbox import Note
+from gateway.shape import checked
 from gateway.share import MAX_S
 from gateway.sse import OpenedStream
 from schemas.delivery import JobStatus

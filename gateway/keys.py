@@ -19,9 +19,10 @@ from schemas.account import Limits
 from schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from schemas.connection import connect
 from schemas.errors import PenstockError
+from schemas.exit_status import BAD_USAGE
 from schemas.job import DEFAULT_TENANT, PriorityClass
 from schemas.place import RedisUrl
-from schemas.process import BAD_USAGE, SecretSettings, Settings, load_settings, words_of
+from schemas.process import SecretSettings, Settings, load_settings, words_of
 from schemas.secret import BadSecret
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -7,12 +7,13 @@ from pydantic import BaseModel
 from pydantic_core import to_json
 
 from gateway.answers import Form, chat_answer, model_shape, text_answer
-from gateway.body import checked, read_object
+from gateway.body import read_object
 from gateway.chunks import ChatChunks, Chunks, TextChunks
 from gateway.gate import caller_of
 from gateway.gateway import Gateway, Open
 from gateway.intake import chat_job, prompts_of, text_job
 from gateway.metrics import Watch
+from gateway.shape import checked
 from gateway.sse import EventStream, WholeAnswer
 from gateway.tool_calls import PlainText, reader_for
 from schemas.errors import ModelNotFound
@@ -25,7 +26,7 @@ router = APIRouter(tags=["openai"])
 
 
 def _documented(asked: type[BaseModel]) -> dict[str, object]:
-    """For /docs alone: `gateway.body` reads bodies, and says more when one is wrong."""
+    """For /docs alone: `gateway.shape` checks bodies, and says more when one is wrong."""
     schema = {"allOf": [asked.model_json_schema(), SamplingParams.model_json_schema()]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 

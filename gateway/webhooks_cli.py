@@ -8,7 +8,8 @@ from pydantic import Field
 
 from gateway.webhooks import Webhooks
 from schemas.connection import connect
-from schemas.process import BAD_USAGE, Settings, load_settings, write_log_to_stderr
+from schemas.exit_status import BAD_USAGE
+from schemas.process import Settings, load_settings, write_log_to_stderr
 from schemas.servers import Redis
 
 USAGE = """\

@@ -21,14 +21,11 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from schemas.exit_status import BAD_USAGE
 from schemas.secret import DEFAULT_FILE, make_secret, read_secret
 
 S = TypeVar("S", bound="Settings")
 _Failure = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
-
-# Exit statuses after which a restart would end in the same way.
-BAD_USAGE = 2
-NEVER_STARTS = 3
 
 
 class Settings(BaseSettings):

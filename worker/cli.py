@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import uvloop
 
 from schemas.errors import InvalidJob
-from schemas.process import NEVER_STARTS, load_settings, write_log_to_stderr
+from schemas.exit_status import NEVER_STARTS
+from schemas.process import load_settings, write_log_to_stderr
 from worker.log import log
 from worker.settings import WorkerSettings, model_folder
 from worker.supervisor import Supervisor

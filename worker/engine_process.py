@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from schemas.crash import reach
 from schemas.errors import PenstockError
+from schemas.exit_status import NEVER_STARTS
 from schemas.parent import end_with_parent
-from schemas.process import NEVER_STARTS, write_log_to_stderr
+from schemas.process import write_log_to_stderr
 from worker.engine.messages import Addition
 from worker.engines import AnyEngine, load_engine
 from worker.link import (

@@ -12,9 +12,10 @@ import uvloop
 
 from schemas.connection import connect
 from schemas.errors import PenstockError, Unavailable
+from schemas.exit_status import NEVER_STARTS
 from schemas.model import ModelCard
 from schemas.parent import end_with_parent
-from schemas.process import NEVER_STARTS, write_log_to_stderr
+from schemas.process import write_log_to_stderr
 from schemas.registry import Registry
 from schemas.servers import Redis
 from worker.consumer import Intake

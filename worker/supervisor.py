@@ -12,8 +12,8 @@ from importlib.metadata import version
 
 from schemas.connection import connect
 from schemas.errors import Unavailable
+from schemas.exit_status import NEVER_STARTS
 from schemas.model import WorkerCard
-from schemas.process import NEVER_STARTS
 from schemas.queue import Queue
 from schemas.server_check import UnfitServer, check_servers
 from schemas.servers import Redis
