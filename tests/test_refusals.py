@@ -6,10 +6,11 @@ from pathlib import Path
 from annotated_types import MaxLen
 from pydantic import BaseModel
 
-from gateway import body, protocol
+from gateway import body, protocol, shape
 from gateway.outbound import OutboundSettings
 from gateway.settings import GatewaySettings
-from schemas import job, sampling
+from schemas import job, sampling, script
+from schemas.errors import PenstockError
 from schemas.job import Job
 from schemas.sampling import SamplingParams
 from worker.engine import structured
@@ -17,6 +18,16 @@ from worker.engine.sandbox import SandboxLimits
 
 PAGE = Path(__file__).parent.parent / "gateway" / "README.md"
 ROW = re.compile(r"^\| (\w[^|]*) \| (\d+) \| (\d{3}|closed|tried again) \|$", re.MULTILINE)
+
+ENDED = re.compile(
+    r'"error":{"code":"(?P<code>\w+)","message":"[^"]*","status":(?P<status>\d+)'
+    r'(,"retryable":(?P<retryable>\w+))?}'
+)
+
+
+def kinds(error: type[PenstockError]) -> set[type[PenstockError]]:
+    """A class and all below it."""
+    return {error}.union(*map(kinds, error.__subclasses__()))
 
 
 def most(shape: type[BaseModel], name: str) -> int:
@@ -51,7 +62,7 @@ def test_the_page_says_what_the_code_does() -> None:
         "requests that wait on one connection": protocol.MAX_PIPELINED,
         "body, bytes": of(GatewaySettings, "max_body_bytes"),
         "body, values": body.MAX_VALUES,
-        "body, nesting": body.MAX_DEPTH,
+        "body, nesting": shape.MAX_DEPTH,
         "messages": job.MAX_MESSAGES,
         "prompts": job.MAX_PROMPTS,
         "n": sampling.MAX_CHOICES,
@@ -71,3 +82,15 @@ def test_the_page_says_what_the_code_does() -> None:
     }
     section = PAGE.read_text().partition("## What is refused, and why")[2].partition("\n## ")[0]
     assert {name: int(value) for name, value, _ in ROW.findall(section)} == expected
+
+
+def test_jobs_that_scripts_end_are_refused_as_the_error_classes_say() -> None:
+    texts = [each.read_text() for each in Path(script.__file__).parent.glob("scripts/*.lua")]
+    said = {
+        (found["code"], int(found["status"]), found["retryable"] == "true")
+        for text in texts
+        for found in ENDED.finditer(re.sub(r"'\s*\.\. '", "", text))
+    }
+    declared = {(each.code, each.status, each.retryable) for each in kinds(PenstockError)}
+    assert len(said) >= 5 and said <= declared
+    assert ("budget_exceeded", 429, False) in said

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import redis
 
 from cluster import start_node
 from compose.server import Server
@@ -57,9 +56,7 @@ def test_a_cluster_and_its_url_belong_together(redis_url: str) -> None:
 
 
 def test_a_wrong_login_is_said_without_the_password() -> None:
-    with Server() as server:
-        with redis.Redis(port=server.port) as admin:
-            admin.config_set("requirepass", "sesame")
+    with Server(options={"requirepass": "sesame"}) as server:
         with pytest.raises(UnfitServer, match="refuses the URL's login") as refusal:
             checked(server.url.replace("//", "//:opensesame@"))
         assert "opensesame" not in str(refusal.value)
