@@ -10,7 +10,6 @@ A job belongs to a tenant, and is not found by any other.
 
 import asyncio
 import contextlib
-import copy
 import hashlib
 import re
 import secrets
@@ -249,18 +248,18 @@ class Client:
             with self._inbox.reader(job_id) as reader:
                 while not is_ended:
                     page, mark = await self._attach(queue, tenant, channel, cursor, reader)
-                    kept = copy.copy(cursor)
+                    kept = cursor.position, cursor.checksum
                     batch, is_whole = _logged(cursor, page.events), not page.more
                     while True:
                         if batch and not await self._is_kept(mark):
-                            cursor = kept
+                            cursor = Cursor(job_id, *kept)
                             break
                         is_ended = _ends(batch)
                         if batch:
                             yield batch
                         if not is_whole or is_ended or not (live := await reader.take()):
                             break
-                        kept = copy.copy(cursor)
+                        kept = cursor.position, cursor.checksum
                         batch, is_whole = _published(cursor, live)
         finally:
             if not is_ended and not self._inbox.is_read(job_id):
