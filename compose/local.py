@@ -155,7 +155,7 @@ async def running(
         env = {"PENSTOCK_SERVER_SECRET": secret.get_secret_value()} if secret else {}
         stack.start("gateway", "--host", settings.host, "--port", str(stack.port), **env)
         for number in range(1, settings.num_workers + 1):
-            stack.start(f"worker-{number}", "--model", settings.model, **env)
+            stack.start(f"worker-{number}", "--model", settings.model, **env, **_crash_folder())
         await stack.ready()
         yield stack
 
@@ -164,6 +164,12 @@ def _files_folder(folder: Path | None) -> dict[str, str]:
     """What gateway and housekeeping share, unless the environment says it already."""
     name = "PENSTOCK_FILES_FOLDER"
     return {} if folder is None or name in os.environ else {name: str(folder / "files")}
+
+
+def _crash_folder() -> dict[str, str]:
+    """Where workers say why they crashed, unless the environment says it already."""
+    name = "PENSTOCK_CRASH_DUMP_FOLDER"
+    return {} if name in os.environ else {name: str(Path("~/.penstock/crashes").expanduser())}
 
 
 async def _stop_all(stack: Stack) -> None:

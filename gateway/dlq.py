@@ -73,7 +73,10 @@ class Show(OfOne):
 
     async def run(self, client: Client) -> None:
         letter, job = await (await self.queue(client)).dead_letter(self.job_id)
-        told = letter.model_dump(mode="json", by_alias=True) | {"can_be_requeued": job is not None}
+        told: dict[str, JsonValue] = letter.model_dump(mode="json", by_alias=True) | {
+            "crash_dumps": [f"{name}.crash.json" for name in letter.workers.split()],
+            "can_be_requeued": job is not None,
+        }
         if self.as_json:
             print(json.dumps(told))
             return

@@ -132,10 +132,10 @@ class _Formatter(logging.Formatter):
         return super().format(record)
 
     def formatException(self, ei: _Failure) -> str:
-        return "\n".join(_places(ei[1]))
+        return "\n".join(places(ei[1]))
 
 
-def _places(error: BaseException | None) -> list[str]:
+def places(error: BaseException | None) -> list[str]:
     """Of the error, what caused it and what it is made of: its type, and where it passed."""
     if error is None:
         return []
@@ -143,7 +143,7 @@ def _places(error: BaseException | None) -> list[str]:
     own = [type(error).__name__, *(f"  {at.filename}:{at.lineno} in {at.name}" for at in frames)]
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return own + [line for each in (*inner, before) for line in _places(each)]
+    return own + [line for each in (*inner, before) for line in places(each)]
 
 
 def _config_path(argv: Sequence[str]) -> str | None:

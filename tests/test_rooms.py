@@ -39,6 +39,7 @@ MAY_IMPORT = {
         "worker", "schemas", "msgspec", "pydantic", "pydantic_settings", "uvloop", "rich",
     },
     "worker.settings": {"worker", "schemas", "pydantic", "pydantic_settings", "huggingface_hub"},
+    "worker.black_box": {"worker", "schemas", "pydantic", "msgspec"},
     "worker.chat_template": TEXT,
     "worker.text": TEXT,
     "worker.detokenizer": TEXT,

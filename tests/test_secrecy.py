@@ -97,8 +97,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         fake = ["--model", FAKE, "--load-format", "fake", "--fake-poison", "poison"]
         stack.enter_context(Process(folder, "gateway.housekeeping", *at))
         for flags in (real, fake):
-            lease = ["--lease-ttl-ms", "1500"]
-            stack.enter_context(Process(folder, "worker.cli", *flags, *lease, *at))
+            own = ["--lease-ttl-ms", "1500", "--crash-dump-folder", str(folder / "crashes")]
+            stack.enter_context(Process(folder, "worker.cli", *flags, *own, *at))
         made = Service(f"http://127.0.0.1:{port}", server.url, keys, folder)
 
         def serves() -> bool:
@@ -107,7 +107,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
                 models = httpx.get(f"{made.url}/v1/models", headers=headers, timeout=20).json()
             except (httpx.TransportError, ValueError):
                 return False
-            return {each["id"] for each in models.get("data", [])} == {MODEL, FAKE}
+            said = [path.read_text() for path in folder.glob("worker.cli-*.out")]
+            are_at_work = all("took up work" in text for text in said)  # a model comes a bit sooner
+            return are_at_work and {each["id"] for each in models.get("data", [])} == {MODEL, FAKE}
 
         eventually(serves, within_s=100)
         yield made
@@ -227,6 +229,7 @@ def test_a_canary_is_found_nowhere_but_in_its_job(service: Service) -> None:
     eventually(lambda: {state(job_id) for job_id in ids} <= ended, within_s=100)
     assert "dead" in {state(job_id) for job_id in ids}
     assert CANARY.encode() in b"".join(held(service.redis_url, besides=()))  # it looks everywhere
+    assert len(list(service.folder.rglob("*.crash.json"))) >= 3  # and what it looks at
     for place, text in written(service).items():
         assert b"Traceback" not in text, place
         for secret in (CANARY, SALT_SECRET, os.environ["PENSTOCK_SERVER_SECRET"]):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
@@ -25,11 +26,11 @@ def free_port() -> int:
 class Up:
     """A running `penstock up` with the fake engine, and what it printed so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, **env: str) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "compose.cli", "up", "--model", "fake", "--port", str(port)],
-            env=os.environ | FAKE,
+            env=os.environ | FAKE | env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -48,13 +49,7 @@ class Up:
 
     def children(self) -> dict[str, int]:
         """The process of each component, by its command."""
-        found = subprocess.run(
-            ["ps", "-o", "pid=,args=", "--ppid", str(self.process.pid)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        lines = [line.split() for line in found.splitlines()]
+        lines = [line.split() for line in children_of(self.process.pid)]
         return {
             words[words.index("compose.cli") + 1]: int(words[0])
             for words in lines
@@ -62,9 +57,17 @@ class Up:
         }
 
 
+def children_of(pid: int) -> list[str]:
+    """A line for each: its process id and its command line."""
+    found = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True, check=True
+    )
+    return found.stdout.splitlines()
+
+
 @contextmanager
-def up() -> Iterator[Up]:
-    running = Up()
+def up(**env: str) -> Iterator[Up]:
+    running = Up(**env)
     try:
         running.read_until("Penstock serves")
         yield running
@@ -72,6 +75,16 @@ def up() -> Iterator[Up]:
         if running.process.poll() is None:
             running.process.send_signal(signal.SIGINT)
         running.process.wait(120)
+
+
+def test_up_keeps_what_a_crash_left_in_the_home(tmp_path: Path) -> None:
+    with up(HOME=str(tmp_path)) as running:
+        supervisor = running.children()["worker"]
+        [engine] = [line for line in children_of(supervisor) if "worker.engine_process" in line]
+        os.kill(int(engine.split()[0]), signal.SIGKILL)
+        running.read_until("what the crash left is in")
+        [dump] = (tmp_path / ".penstock" / "crashes").iterdir()
+        assert '"exit": "SIGKILL"' in dump.read_text()
 
 
 def test_up_serves_restarts_what_dies_and_ends_in_order() -> None:

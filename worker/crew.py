@@ -4,10 +4,11 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from worker.black_box import BlackBox, black_box
 from worker.engine_process import EngineLoop
 from worker.engines import load_engine
 from worker.link import BlockingWire, Instruction, Notice, Pulse, Wire
@@ -19,11 +20,15 @@ _END_S = 2.0  # to end by itself, once its sockets are closed
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """`ended` is done when either of the two is; its result is the exit status."""
+    """`ended` is done when either of the two is; its result is the exit status.
+
+    `box` holds what they leave behind; none where nobody asks for it.
+    """
 
     io: Wire[Notice, Instruction]
     engine: Wire[Pulse, None]
     ended: asyncio.Future[int]
+    box: BlackBox | None = None
 
 
 @asynccontextmanager
@@ -32,16 +37,20 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
     engine_ours, engine_theirs = socket.socketpair()
+    files = ExitStack()
+    box = files.enter_context(black_box()) if settings.crash_dump_folder else None
     with io_engine, engine_io, io_theirs, engine_theirs:
-        io_process = await _start("worker.service", io_engine, io_theirs)
-        engine_process = await _start("worker.engine_process", engine_io, engine_theirs)
+        io_process = await _start("io", "worker.service", [io_engine, io_theirs], box)
+        engine_process = await _start(
+            "engine", "worker.engine_process", [engine_io, engine_theirs], box
+        )
     io: Wire[Notice, Instruction] = await Wire.open(io_ours)
     engine: Wire[Pulse, None] = await Wire.open(engine_ours)
     io.send_text(settings.model_dump_json())
     engine.send_text(settings.model_dump_json())
     waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
     try:
-        yield Crew(io, engine, asyncio.create_task(_first(waits)))
+        yield Crew(io, engine, asyncio.create_task(_first(waits)), box)
     finally:
         io.close()
         engine.close()
@@ -50,13 +59,19 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
             if process.returncode is None:
                 process.kill()
         await asyncio.wait(waits)
+        files.close()
 
 
-async def _start(module: str, *ends: socket.socket) -> asyncio.subprocess.Process:
-    numbers = [end.fileno() for end in ends]
-    return await asyncio.create_subprocess_exec(
+async def _start(
+    part: str, module: str, ends: Sequence[socket.socket], box: BlackBox | None
+) -> asyncio.subprocess.Process:
+    numbers = [*(end.fileno() for end in ends), *(box.fds(part) if box else [])]
+    process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *map(str, numbers), pass_fds=numbers
     )
+    if box is not None:
+        box.watch(part, process)
+    return process
 
 
 async def _first(waits: list[asyncio.Task[int]]) -> int:

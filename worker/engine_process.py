@@ -14,7 +14,8 @@ from schemas.errors import PenstockError
 from schemas.exit_status import NEVER_STARTS
 from schemas.parent import end_with_parent
 from schemas.process import write_log_to_stderr
-from worker.engine.messages import Addition
+from worker.black_box import Recorder, leave_stacks
+from worker.engine.messages import Addition, Output
 from worker.engines import AnyEngine, load_engine
 from worker.link import (
     BlockingWire,
@@ -45,8 +46,12 @@ class EngineLoop:
         io: BlockingWire[list[Order], Happening],
         supervisor: BlockingWire[None, Pulse],
         pulse_every_s: float,
+        recorder: Recorder | None = None,
     ) -> None:
         self._engine = engine
+        self._recorder = recorder
+        if recorder is not None:
+            engine.note_plan = recorder.note_plan
         self._io = io
         self._supervisor = supervisor
         self._pulse_every_s = pulse_every_s
@@ -85,7 +90,15 @@ class EngineLoop:
             self._unmoved_since_s = None  # else a step that computed nothing, with work to do
         self._take_stats()
         if outputs:
+            self._note_ends(outputs)
             self._io.send(Step(outputs, self._stats.num_held_blocks, self._stats.num_waiting))
+
+    def _note_ends(self, outputs: list[Output]) -> None:
+        if self._recorder is None:
+            return
+        for output in outputs:
+            if end := output.error.code if output.error else output.finish_reason:
+                self._recorder.note("ended", output.seq_id, end)
 
     def _take_stats(self) -> None:
         now = time.monotonic()
@@ -102,9 +115,13 @@ class EngineLoop:
 
     def _obey(self, order: Order) -> None:
         match order:
-            case Addition():
+            case Addition(seq_id, prompt, completion=completion):
+                if self._recorder is not None:
+                    self._recorder.note("added", seq_id, len(prompt), len(completion))
                 self._engine.add(order)
             case Cancellation(seq_id):
+                if self._recorder is not None:
+                    self._recorder.note("cancelled", seq_id)
                 self._engine.cancel(seq_id)
             case Pause():
                 self._goes_on.clear()
@@ -121,19 +138,26 @@ class EngineLoop:
 
 
 def main() -> None:
-    """Started by the supervisor with two sockets: the I/O process's and its own."""
+    """Started by the supervisor with two sockets, the I/O process's and its own, and perhaps two
+    files: for its stacks and for what it is about to do."""
     end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
     io, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     settings = WorkerSettings.model_validate_json(receive_text(supervisor))
     write_log_to_stderr("engine", settings.log_level, log)
+    recorder = None
+    if files := [int(number) for number in sys.argv[3:]]:
+        leave_stacks(files[0])
+        recorder = Recorder(files[1])
     try:
         engine = load_engine(settings)
     except PenstockError as error:
         log.error("engine was refused: %s", error.message)
         sys.exit(NEVER_STARTS)
-    loop = EngineLoop(engine, BlockingWire(io), BlockingWire(supervisor), pulse_every_s(settings))
+    loop = EngineLoop(
+        engine, BlockingWire(io), BlockingWire(supervisor), pulse_every_s(settings), recorder
+    )
     loop.run(when_closed=lambda: os._exit(0))
 
 

@@ -1,19 +1,23 @@
 """Which engine a worker runs, built from its settings."""
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 from schemas.errors import InvalidJob
 from worker.engine.config import EngineConfig
 from worker.engine.fake import fake_engine
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Output, Stats
+from worker.engine.messages import Addition, Output, PlanRow, Stats
 from worker.models.errors import ModelError
 from worker.settings import WorkerSettings, model_folder
 
 
 class AnyEngine(Protocol):
     """What `worker.engine.engine.Engine` and the fake one have in common."""
+
+    note_plan: Callable[[list[PlanRow]], None] | None
+    """Told of each step's plan before it is computed."""
 
     @property
     def limits(self) -> Limits: ...

@@ -18,6 +18,7 @@ from schemas.parent import end_with_parent
 from schemas.process import write_log_to_stderr
 from schemas.registry import Registry
 from schemas.servers import Redis
+from worker.black_box import leave_stacks
 from worker.consumer import Intake
 from worker.engine.limits import Limits
 from worker.link import (
@@ -229,13 +230,16 @@ async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: soc
 
 
 def main() -> None:
-    """Started by the supervisor with two sockets: the engine's and its own."""
+    """Started by the supervisor with two sockets, the engine's and its own, and perhaps a file for
+    its stacks."""
     end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
     engine, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     settings = WorkerSettings.model_validate_json(receive_text(supervisor))
     write_log_to_stderr("io", settings.log_level, log)
+    for stacks in sys.argv[3:]:
+        leave_stacks(int(stacks))
     try:
         uvloop.run(serve(settings, engine, supervisor))
     except PenstockError as error:

@@ -49,7 +49,9 @@ class WorkerSettings(Settings):
     deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
     fake_step_ms: float = Field(2.0, ge=0, description="how long a step of the fake engine takes")
     fake_poison: str = Field(
-        "", description="the fake engine fails at prompts that begin <word>:crash|hang|idle:<token>"
+        "",
+        description="the fake engine fails at prompts that begin "
+        "<word>:crash|hang|raise|idle:<token>",
     )
     fake_stamps: Path | None = Field(
         None, description="a file where the fake engine notes when it made each token"
@@ -61,6 +63,9 @@ class WorkerSettings(Settings):
     )
     drain_s: float = Field(30.0, ge=0, description="decode on for this long after SIGTERM")
     step_timeout_s: float = Field(30.0, gt=0, description="a step that takes longer is wedged")
+    crash_dump_folder: Path | None = Field(
+        None, description="where a file tells of each crash, the latest 16; not with --in-process"
+    )
     cache_salt_secret: str = Field(
         default_factory=lambda: secrets.token_hex(32),
         min_length=16,

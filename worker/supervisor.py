@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 
+from pydantic import JsonValue
+
 from schemas.connection import connect
 from schemas.errors import Unavailable
 from schemas.exit_status import NEVER_STARTS
@@ -17,6 +19,7 @@ from schemas.model import WorkerCard
 from schemas.queue import Queue
 from schemas.server_check import UnfitServer, check_servers
 from schemas.servers import Redis
+from worker.crash_dump import shown, write_dump
 from worker.crew import Crew, processes, threads
 from worker.link import (
     Alive,
@@ -65,6 +68,8 @@ class Supervisor:
                     watch = Watch(self._settings, crew, redis, self._drains, self._hurries)
                     status = await watch.run()
                     await watch.unregister(crashed=status is None)
+                    if status is None:
+                        await watch.leave_dump()
                 if status is not None:
                     return status
                 pause_s = _RESTART_FIRST_S if watch.was_prepared else pause_s
@@ -95,6 +100,8 @@ class Watch:
         self._is_checked = False
         self._queues = [Queue(redis, lane, settings.lease_ttl_ms) for lane in settings.lanes()]
         self._incarnation: str | None = None
+        self._why = "a process ended"
+        self._records: dict[str, JsonValue] = {}
         self._pulse: Pulse | None = None
         self._heard_s = 0.0
         self._io_heard_s = 0.0
@@ -126,6 +133,7 @@ class Watch:
             ]
             status = await self._over
             if status is None:
+                self._records = self._crew.box.records() if self._crew.box else {}
                 self._forsake()
             for task in tasks:
                 task.cancel()
@@ -141,6 +149,26 @@ class Watch:
                     await queue.unregister(self._incarnation, crashed)
         except (Unavailable, TimeoutError):
             log.warning("worker %s was left to the reapers", self._incarnation)
+
+    async def leave_dump(self) -> None:
+        """Of a crash, before what is left of the crew is killed."""
+        folder, box = self._settings.crash_dump_folder, self._crew.box
+        if folder is None or box is None:
+            return
+        told: dict[str, JsonValue] = {
+            "why": self._why,
+            "card": self._card.model_dump(mode="json"),
+            "settings": shown(self._settings),
+            "stats": asdict(self._pulse.stats) if self._pulse else None,
+            **await box.remains(),
+            **self._records,
+        }
+        name = self._incarnation or f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
+        try:
+            path = await asyncio.to_thread(write_dump, folder, name, told)
+            log.error("what the crash left is in %s", path)
+        except OSError as error:
+            log.warning("crash dump could not be written: %s", error)
 
     def _forsake(self) -> None:
         """A crash is told to the queue by the supervisor alone: the I/O side hands nothing back."""
@@ -281,6 +309,7 @@ class Watch:
         }
         for name, seconds in unmoved_s.items():
             if seconds > self._settings.step_timeout_s:
-                log.error("%s did not move for %.1f s; it is ended", name, seconds)
+                self._why = f"{name} did not move for {seconds:.1f} s"
+                log.error("%s; it is ended", self._why)
                 self._end(None)
         return max(unmoved_s.values()) <= self._settings.step_timeout_s

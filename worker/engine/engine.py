@@ -11,7 +11,7 @@ from schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from schemas.event import FinishReason
 from worker.engine.constraints import Grammar, Grammars
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Logprob, Output, Stats
+from worker.engine.messages import Addition, Logprob, Output, PlanRow, Stats
 from worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, Slice, Status
@@ -38,6 +38,7 @@ class Engine:
         self.scheduler = scheduler
         self.runner = runner
         self.grammars = grammars
+        self.note_plan: Callable[[list[PlanRow]], None] | None = None
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._letters: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
@@ -57,6 +58,8 @@ class Engine:
         plan = self.scheduler.schedule()
         self._stats.scheduler_seconds += time.perf_counter() - begin
         if plan:
+            if self.note_plan is not None:
+                self.note_plan([(at.seq.seq_id, at.count, at.seq.num_computed) for at in plan])
             outputs += self._update(plan, self.runner.run(plan))
             self._stats.num_steps += 1
             self._stats.step_seconds += time.perf_counter() - begin

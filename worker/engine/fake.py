@@ -5,8 +5,8 @@ the 256 bytes and two special tokens; what it says are words of eight bytes, wit
 several bytes among them. As with a model, whoever knows the tokens so far can go on.
 
 With `poison`, a word, it also fails as engines do. A prompt that begins `<word>:crash:5` kills its
-process in the step that would make the sixth token; `hang` never ends that step, and `idle` is a
-step that ends and computes nothing, for ever.
+process in the step that would make the sixth token; `hang` never ends that step, `raise` ends it
+by an exception, and `idle` is a step that ends and computes nothing, for ever.
 """
 
 import hashlib
@@ -15,14 +15,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from schemas.event import FinishReason
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Logprob, Output, Stats
+from worker.engine.messages import Addition, Logprob, Output, PlanRow, Stats
 
 EOS, BOS = 256, 257
 VOCAB_SIZE = 258
@@ -65,6 +65,10 @@ class _Sequence:
     num_made: int
     is_new: bool = True
 
+    @property
+    def row(self) -> PlanRow:
+        return self.addition.seq_id, 1, len(self.addition.prompt) + self.num_made - 1
+
 
 @dataclass(slots=True)
 class FakeEngine:
@@ -74,6 +78,7 @@ class FakeEngine:
     step_s: float = 0.002
     poison: str = ""
     stamps: Stamps | None = None
+    note_plan: Callable[[list[PlanRow]], None] | None = None
     _inbox: SimpleQueue[Addition | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)
     _outputs: list[Output] = field(default_factory=list)
@@ -107,6 +112,8 @@ class FakeEngine:
             self._take(self._inbox.get())
         outputs, self._outputs = self._outputs, []
         running = list(self._seqs.values())[: self.limits.max_num_seqs]
+        if self.note_plan is not None and running:
+            self.note_plan([seq.row for seq in running])
         if self.poison and any(_fails(self.poison, seq) for seq in running):
             time.sleep(self.step_s)
             return outputs
@@ -187,11 +194,13 @@ def fake_engine(
 def _fails(word: str, seq: _Sequence) -> bool:
     """Whether this step computes nothing, if it ends at all."""
     prompt = bytes(token for token in seq.addition.prompt if token < EOS).decode(errors="replace")
-    asked = re.match(re.escape(word) + r":(crash|hang|idle):(\d+)", prompt)
+    asked = re.match(re.escape(word) + r":(crash|hang|raise|idle):(\d+)", prompt)
     if not asked or seq.num_made < int(asked[2]):
         return False
     if asked[1] == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
+    if asked[1] == "raise":
+        raise RuntimeError(prompt)
     while asked[1] == "hang":
         time.sleep(1)
     return True

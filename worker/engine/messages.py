@@ -23,6 +23,9 @@ class Addition:
     turn: int = 0  # in its class the earlier goes first: microseconds, comparable over lanes
 
 
+PlanRow = tuple[str, int, int]  # of a step: sequence, tokens to compute, tokens computed before
+
+
 class Logprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Log probabilities of the drawn token and of the likeliest, likeliest first."""
 
