@@ -9,6 +9,7 @@ memory, and the errors that each method names.
 import asyncio
 import json
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
@@ -297,7 +298,11 @@ class Queue:
         return total
 
     async def counts(self) -> LaneStatus:
-        reply = [item.decode() for item in await self._run("counts")]
+        reply, reasons, seen = list[str](), Counter[str](), 0
+        while not reply or int(reply[8]) >= MAX_JOBS_A_CALL:
+            reply = [item.decode() for item in await self._run("counts", seen)]
+            reasons.update(dict(zip(reply[9::2], map(int, reply[10::2]), strict=True)))
+            seen += int(reply[8])
         running, ended, interval_ms, handed_back, delayed = reply[:5]
         by_class = dict(zip(CLASSES, map(int, reply[5:8]), strict=True))
         return LaneStatus(
@@ -308,7 +313,7 @@ class Queue:
             by_class=by_class,
             num_delayed=int(delayed),
             num_handed_back=int(handed_back),
-            by_reason=dict(zip(reply[8::2], map(int, reply[9::2]), strict=True)),
+            by_reason=dict(reasons),
         )
 
     # For operators.

@@ -174,13 +174,17 @@ local function add_usage(account, field, amount)
   end
 end
 
+-- One key for each tenant: who is gone for good is forgotten, however busy the others keep the lane.
+local function served_key(class, account)
+  return PREFIX .. 'served:' .. class .. ':' .. account.tenant
+end
+
 -- A tenant's virtual time in a class goes on.
 local function serve(account, class, computed)
-  local served = PREFIX .. 'served:' .. class
-  local v = redis.call('ZINCRBY', served, computed / account.weight, account.tenant)
+  local key = served_key(class, account)
+  local v = redis.call('INCRBYFLOAT', key, computed / account.weight)
+  redis.call('EXPIRE', key, IDLE_TTL_S)
   redis.call('ZADD', PREFIX .. 'fair:' .. class, 'XX', v, account.name)
-  redis.call('EXPIRE', served, IDLE_TTL_S)
-  return tonumber(v)
 end
 
 -- Write what was charged in this call, once an account.

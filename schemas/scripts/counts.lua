@@ -1,14 +1,20 @@
--- How full the lane is. Returns: claimed or running, ended so far, average milliseconds between two
--- ends while it is busy, handed back, delayed, waiting of class high, normal, batch; then
--- (reason, jobs) for those whose account's limits hold them
+-- How full the lane is. ARGV: how many of the accounts that their limits block were looked at before
+-- Returns: claimed or running, ended so far, average milliseconds between two ends while it is busy,
+-- handed back, delayed, waiting of class high, normal, batch; how many blocked accounts were looked
+-- at now (64: there may be more); then (reason, jobs) for the jobs of these
+
+local MOST = 64
+local before = tonumber(ARGV[1])
 
 local reply = {num_claimed(), redis.call('HGET', PREFIX .. 'counts', 'ended') or '0', tostring((pace())),
   num_handed_back(), redis.call('ZCARD', PREFIX .. 'delayed')}
 for _, class in ipairs(CLASSES) do
   reply[#reply + 1] = redis.call('ZCARD', PREFIX .. 'waiting:' .. class)
 end
+local blocked = redis.call('ZRANGE', PREFIX .. 'parked', before, before + MOST - 1)
+reply[#reply + 1] = #blocked
 local reasons = {}
-for _, name in ipairs(redis.call('ZRANGE', PREFIX .. 'parked', 0, -1)) do
+for _, name in ipairs(blocked) do
   local account = account_of(name)
   for _, class in ipairs(CLASSES) do
     local jobs = redis.call('ZCARD', backlog_key(class, account))

@@ -69,7 +69,11 @@ local function next_turn(class)
     local name, score = unpack(redis.call('ZRANGE', fair, 0, 0, 'WITHSCORES'))
     if not name then return nil end
     local account = account_of(name)
-    local v = redis.call('ZSCORE', PREFIX .. 'served:' .. class, account.tenant) or '0'
+    local v = redis.call('GET', served_key(class, account))
+    if not v then -- none of its jobs began for so long that it was forgotten, and its place was not
+      redis.call('SET', served_key(class, account), score, 'EX', IDLE_TTL_S)
+      v = score
+    end
     local id = redis.call('ZRANGE', backlog_key(class, account), 0, 0)[1]
     if not id then
       redis.call('ZREM', fair, name)
@@ -152,8 +156,7 @@ end
 -- Jobs that only a worker of this model can go on with.
 local function adopt()
   local own = PREFIX .. 'foreign:' .. (redis.call('HGET', worker_key, 'fingerprint') or '')
-  for at, id in ipairs(redis.call('SMEMBERS', own)) do
-    if at > count then break end
+  for _, id in ipairs(redis.call('SRANDMEMBER', own, count)) do
     local job = load(id)
     redis.call('SREM', own, id)
     if redis.call('ZREM', PREFIX .. 'foreign', id) == 1 and job.state == 'ready' then requeue(job) end

@@ -1,5 +1,5 @@
--- Hand on what is held by workers whose lease ended, or who have none. ARGV: most entries
--- Returns: how many it was
+-- Hand on what is held by workers whose lease ended, or who have none. ARGV: most entries, and most
+-- workers. Returns: how many entries it was
 --
 -- Blame. A crash makes suspects of the jobs that had not committed a first step, and of those that
 -- met too many crashes later; suspects run alone, until they passed their trial. What dies while it
@@ -14,15 +14,20 @@ local MOST_DEAD = 1000
 local DEAD = '"state":"dead","error":{"code":"worker_crashed","message":"the job was given up: '
   .. 'every worker that ran it alone crashed or was lost","status":500}'
 
-local budget, count = tonumber(ARGV[1]), 0
+local budget, count, num_forgotten = tonumber(ARGV[1]), 0, 0
+local is_done = {} -- workers that are gone: whether nothing is theirs any more
 write_when_full()
 
 -- Gone from here a worker is fenced as a whole, however many calls its entries take.
-for _, worker in ipairs(redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', NOW)) do
+local lapsed = redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', NOW, 'LIMIT', 0, budget)
+for _, worker in ipairs(lapsed) do
   redis.call('ZREM', PREFIX .. 'workers', worker)
   redis.call('DEL', PREFIX .. 'worker:' .. worker, attention_key(worker))
   redis.call('HINCRBY', PREFIX .. 'counts', 'lapsed', 1)
 end
+
+local live = {}
+for _, worker in ipairs(redis.call('ZRANGE', PREFIX .. 'workers', 0, -1)) do live[worker] = true end
 
 -- The list is bounded by time and by number; what number pushes out is counted.
 local function bound_the_dead()
@@ -89,7 +94,7 @@ local function reap_stream(ready)
   if redis.call('EXISTS', key) == 0 then return end
   for _, consumer in ipairs(redis.pcall('XINFO', 'CONSUMERS', key, GROUP)) do
     local name, pending = consumer[2], consumer[4]
-    if not redis.call('ZSCORE', PREFIX .. 'workers', name) then
+    if not live[name] then
       local how = redis.call('GET', PREFIX .. 'ended:' .. name) or 'lapsed'
       local most = math.min(pending, budget - count)
       if most > 0 then
@@ -98,11 +103,18 @@ local function reap_stream(ready)
           count = count + 1
         end
       end
-      if most == pending then redis.call('XGROUP', 'DELCONSUMER', key, GROUP, name) end
+      is_done[name] = is_done[name] ~= false and most == pending
+      if most == pending and num_forgotten < budget then
+        redis.call('XGROUP', 'DELCONSUMER', key, GROUP, name)
+        num_forgotten = num_forgotten + 1
+      end
     end
   end
 end
 
 for _, ready in ipairs(READY) do reap_stream(ready) end
+for name, is_so in pairs(is_done) do
+  if is_so then redis.call('DEL', PREFIX .. 'ended:' .. name) end
+end
 publish()
 return {count}

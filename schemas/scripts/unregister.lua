@@ -7,5 +7,12 @@ if redis.call('ZREM', PREFIX .. 'workers', worker) == 1 and how == 'crashed' the
   redis.call('HINCRBY', PREFIX .. 'counts', 'crashed', 1)
 end
 redis.call('DEL', PREFIX .. 'worker:' .. worker, attention_key(worker))
-redis.call('SET', PREFIX .. 'ended:' .. worker, how, 'EX', WORKER_TTL_S)
+
+local function holds_something()
+  for _, ready in ipairs(READY) do
+    if #redis.pcall('XPENDING', ready_key(ready), GROUP, '-', '+', 1, worker) == 1 then return true end
+  end
+end
+
+if holds_something() then redis.call('SET', PREFIX .. 'ended:' .. worker, how, 'EX', WORKER_TTL_S) end
 return {'ok'}

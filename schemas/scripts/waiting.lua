@@ -3,7 +3,7 @@
 --   backlog:<class>:<account>  zset: the account's waiting jobs of a class, by when they are due
 --   waiting:<class>            zset: all of them, by when to look whether they waited too long
 --   fair:<class>               zset: accounts that may be served, by their tenant's virtual time
---   served:<class>             zset: tenant -> tokens computed for it, over its weight
+--   served:<class>:<tenant>    tokens computed for it, over its weight
 --   delayed                    zset: jobs, by when they may begin
 --   parked                     zset: accounts that their limits block, by when to look again
 --   news, idle                 stream: something came that may be read; key: a worker waits for it
@@ -25,12 +25,12 @@ end
 
 -- An account may be served from now on. Who comes back has no credit for the time away.
 local function enter_turns(class, account)
-  local fair, served = PREFIX .. 'fair:' .. class, PREFIX .. 'served:' .. class
+  local fair, served = PREFIX .. 'fair:' .. class, served_key(class, account)
   if redis.call('ZSCORE', fair, account.name) then return end
-  local own = tonumber(redis.call('ZSCORE', served, account.tenant) or 0)
+  local own = tonumber(redis.call('GET', served) or 0)
   local head = redis.call('ZRANGE', fair, 0, 0, 'WITHSCORES')
   local clock = tonumber(head[2] or redis.call('HGET', PREFIX .. 'counts', 'clock:' .. class) or 0)
-  if clock > own then redis.call('ZADD', served, clock, account.tenant) end
+  if clock > own then redis.call('SET', served, clock, 'EX', IDLE_TTL_S) end
   redis.call('ZADD', fair, math.max(own, clock), account.name)
 end
 
