@@ -20,9 +20,9 @@ from schemas.connection import connect
 from schemas.event import Delta
 from schemas.keys import Lane
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue
 from schemas.registry import Registry
 from schemas.sampling import SamplingParams
+from schemas.worker_queue import WorkerQueue
 from worker.engine.fake import Stamps, fake_engine
 from worker.engine.messages import Addition
 
@@ -97,12 +97,12 @@ async def _read_http(port: int, num_tokens: int) -> None:
 
 
 @asynccontextmanager
-async def _lane() -> AsyncIterator[tuple[Client, Queue]]:
+async def _lane() -> AsyncIterator[tuple[Client, WorkerQueue]]:
     """A client, and the lane as its one worker, this process, sees it over its own connection."""
     with Server() as server:
         async with Client.from_url(server.url) as client, connect(server.url) as redis:
             await Registry(redis).register(ModelCard(name=MODEL))
-            queue = Queue(redis, Lane(MODEL))
+            queue = WorkerQueue(redis, Lane(MODEL))
             await queue.register(BENCH, WorkerCard())
             yield client, queue
 

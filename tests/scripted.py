@@ -16,8 +16,8 @@ from schemas.event import Delta, Done, Failed, Usage
 from schemas.job import Job
 from schemas.keys import Lane
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue
 from schemas.registry import Registry
+from schemas.worker_queue import WorkerQueue
 
 MODEL = "tiny"
 LANE = Lane(MODEL)
@@ -25,16 +25,16 @@ PIECES = ("a", "é", "", "日本", "\n", '"', " the", "🙂")
 
 
 @asynccontextmanager
-async def queue_at(url: str, **settings: int) -> AsyncIterator[Queue]:
+async def queue_at(url: str, **settings: int) -> AsyncIterator[WorkerQueue]:
     redis = connect(url)
     try:
         await Registry(redis).register(ModelCard(name=MODEL))
-        yield Queue(redis, LANE, **settings)
+        yield WorkerQueue(redis, LANE, **settings)
     finally:
         await redis.aclose()
 
 
-def on_a_lane(test: Callable[[Queue], Awaitable[None]]) -> Callable[[str], None]:
+def on_a_lane(test: Callable[[WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
     """A test of one queue on an empty database, with the worker `w` registered."""
 
     def run(redis_url: str) -> None:
@@ -87,7 +87,7 @@ def done(made: list[Delta]) -> Done:
     return Done(position=end, usage=usage, checksum=checksum)
 
 
-async def started(queue: Queue, worker: str = "w") -> Started:
+async def started(queue: WorkerQueue, worker: str = "w") -> Started:
     """The next job, taken up."""
     entries = await queue.read(worker, 1)
     assert entries, "nothing to read"
@@ -96,7 +96,7 @@ async def started(queue: Queue, worker: str = "w") -> Started:
     return taken
 
 
-async def finish(queue: Queue, taken: Started, made: list[Delta], worker: str = "w") -> bool:
+async def finish(queue: WorkerQueue, taken: Started, made: list[Delta], worker: str = "w") -> bool:
     ending = Ending(taken.job, taken.epoch, made, len(taken.log), done(made))
     return await queue.finish(worker, ending)
 
@@ -105,7 +105,7 @@ async def finish(queue: Queue, taken: Started, made: list[Delta], worker: str = 
 class ScriptedWorker:
     """Runs every job that it reads, `num_tokens` tokens each, a step for all of them at once."""
 
-    queue: Queue
+    queue: WorkerQueue
     name: str = "w"
     num_tokens: int = 12
     step_s: float = 0.0

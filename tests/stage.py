@@ -24,8 +24,8 @@ from schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, TopLo
 from schemas.job import Job
 from schemas.keys import Lane
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue
 from schemas.registry import Registry
+from schemas.worker_queue import WorkerQueue
 
 MODEL = "acme/tiny"
 Wait = threading.Event
@@ -174,7 +174,7 @@ class Actor:
         redis = connect(self.redis_url)
         try:
             await Registry(redis).register(ModelCard(name=self.model, max_model_len=2048))
-            queue = Queue(redis, Lane(self.model))
+            queue = WorkerQueue(redis, Lane(self.model))
             await queue.register("actor", WorkerCard(max_num_seqs=64))
             self._ready.set()
             async with asyncio.TaskGroup() as parts:
@@ -189,7 +189,7 @@ class Actor:
         finally:
             await redis.aclose()
 
-    async def _play(self, queue: Queue, taken: Started) -> None:
+    async def _play(self, queue: WorkerQueue, taken: Started) -> None:
         job, made, began_s = taken.job, list[Delta](), time.monotonic()
         end: Done | Failed | None = None
         for line in self.script(job):

@@ -7,7 +7,7 @@ from schemas.delivery import Commit, Ending, Letter, OutOfBudget, Started
 from schemas.event import Delta
 from schemas.job import Job
 from schemas.model import WorkerCard
-from schemas.queue import Queue
+from schemas.worker_queue import WorkerQueue
 from scripted import delta, done
 
 
@@ -15,7 +15,7 @@ from scripted import delta, done
 class SteppedWorker:
     """`slots` jobs at once, a token of each in a step, as many as the job's max_tokens say."""
 
-    queue: Queue
+    queue: WorkerQueue
     slots: int
     name: str = "w"
     running: dict[str, tuple[Started, list[Delta]]] = field(default_factory=dict)

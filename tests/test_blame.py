@@ -11,42 +11,44 @@ from schemas.delivery import Commit, Started
 from schemas.event import Failed
 from schemas.keys import Lane
 from schemas.model import WorkerCard
-from schemas.queue import Queue
 from schemas.sampling import SamplingParams
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, finish, on_a_lane
 from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
 
-def redis_of(queue: Queue) -> redis.asyncio.Redis:
+def redis_of(queue: WorkerQueue) -> redis.asyncio.Redis:
     """The queue's server, past the queue."""
     return plain(queue._connection.redis)
 
 
-async def take(queue: Queue, worker: str, count: int = 1, alone: bool = True) -> list[Started]:
+async def take(
+    queue: WorkerQueue, worker: str, count: int = 1, alone: bool = True
+) -> list[Started]:
     """What a new worker of that name reads, taken up."""
     await queue.register(worker, WorkerCard())
     entries = await queue.read(worker, count, alone=alone) or []
     return [taken for entry in entries if (taken := await queue.start(worker, entry))]
 
 
-async def step(queue: Queue, worker: str, taken: Started, num_tokens: int = 1) -> None:
+async def step(queue: WorkerQueue, worker: str, taken: Started, num_tokens: int = 1) -> None:
     new = delta(taken.job.job_id, taken.position, num_tokens)
     await queue.commit(worker, [Commit(taken.job.job_id, taken.epoch, [new])])
 
 
-async def lapse(queue: Queue, worker: str) -> None:
+async def lapse(queue: WorkerQueue, worker: str) -> None:
     await redis_of(queue).zadd(f"{LANE.prefix}workers", {worker: 1})
     await queue.reap()
 
 
-async def fields(queue: Queue, job_id: str) -> dict[str, str]:
+async def fields(queue: WorkerQueue, job_id: str) -> dict[str, str]:
     pairs = await redis_of(queue).hgetall(LANE.job(job_id))
     return {name.decode(): value.decode() for name, value in pairs.items()}
 
 
 @on_a_lane
-async def test_a_job_dies_after_two_crashes_met_alone(queue: Queue) -> None:
+async def test_a_job_dies_after_two_crashes_met_alone(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
     for number in range(3):
@@ -66,7 +68,7 @@ async def test_a_job_dies_after_two_crashes_met_alone(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_lease_that_lapsed_weighs_half_of_a_crash(queue: Queue) -> None:
+async def test_a_lease_that_lapsed_weighs_half_of_a_crash(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
     for number in range(5):
@@ -76,7 +78,7 @@ async def test_a_lease_that_lapsed_weighs_half_of_a_crash(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_who_was_beside_is_tried_alone_and_not_charged(queue: Queue) -> None:
+async def test_who_was_beside_is_tried_alone_and_not_charged(queue: WorkerQueue) -> None:
     """Eight in one crash, five of which have given tokens: three are tried, one after another."""
     jobs = [a_job() for _ in range(8)]
     for job in jobs:
@@ -100,7 +102,7 @@ async def test_who_was_beside_is_tried_alone_and_not_charged(queue: Queue) -> No
 
 
 @on_a_lane
-async def test_several_that_crash_die_and_nobody_else(queue: Queue) -> None:
+async def test_several_that_crash_die_and_nobody_else(queue: WorkerQueue) -> None:
     jobs = [a_job() for _ in range(20)]
     poison = {jobs[at].job_id for at in (2, 11, 19)}
     for job in jobs:
@@ -124,7 +126,7 @@ async def test_several_that_crash_die_and_nobody_else(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_worker_that_leaves_charges_nobody(queue: Queue) -> None:
+async def test_a_worker_that_leaves_charges_nobody(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
     assert await take(queue, "a")
@@ -139,7 +141,7 @@ async def test_a_worker_that_leaves_charges_nobody(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_claim_that_was_not_taken_up_is_not_charged(queue: Queue) -> None:
+async def test_a_claim_that_was_not_taken_up_is_not_charged(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     for number in range(6):
         await queue.register(f"a{number}", WorkerCard())
@@ -151,7 +153,7 @@ async def test_a_claim_that_was_not_taken_up_is_not_charged(queue: Queue) -> Non
 
 
 @on_a_lane
-async def test_a_suspect_that_nobody_has_read_is_nobodys_to_hand_back(queue: Queue) -> None:
+async def test_a_suspect_that_nobody_has_read_is_nobodys_to_hand_back(queue: WorkerQueue) -> None:
     """Its stream has no group of readers yet."""
     job = a_job()
     await queue.enqueue(job, None, "d")
@@ -166,7 +168,7 @@ async def test_a_suspect_that_nobody_has_read_is_nobodys_to_hand_back(queue: Que
 
 
 @on_a_lane
-async def test_a_cancelled_suspect_ends_as_cancelled(queue: Queue) -> None:
+async def test_a_cancelled_suspect_ends_as_cancelled(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
     for number in range(3):
@@ -178,7 +180,7 @@ async def test_a_cancelled_suspect_ends_as_cancelled(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_job_that_crashes_workers_later_does_not_loop_for_ever(queue: Queue) -> None:
+async def test_a_job_that_crashes_workers_later_does_not_loop_for_ever(queue: WorkerQueue) -> None:
     """Each time it gets a token further; then it has to get further alone, and then to its end."""
     job = a_job()
     await queue.enqueue(job, None, "d")
@@ -195,7 +197,7 @@ async def test_a_job_that_crashes_workers_later_does_not_loop_for_ever(queue: Qu
 
 
 @on_a_lane
-async def test_a_bystander_of_many_crashes_passes_a_short_trial(queue: Queue) -> None:
+async def test_a_bystander_of_many_crashes_passes_a_short_trial(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
     for number in range(4):
@@ -211,7 +213,9 @@ async def test_a_bystander_of_many_crashes_passes_a_short_trial(queue: Queue) ->
 
 
 @on_a_lane
-async def test_a_suspect_waits_for_an_empty_worker_which_is_made_if_need_be(queue: Queue) -> None:
+async def test_a_suspect_waits_for_an_empty_worker_which_is_made_if_need_be(
+    queue: WorkerQueue,
+) -> None:
     await queue.enqueue(a_job(), None, "d")
     await take(queue, "a")
     await queue.unregister("a", crashed=True)
@@ -229,12 +233,12 @@ async def test_a_suspect_waits_for_an_empty_worker_which_is_made_if_need_be(queu
     assert entry.is_suspect and not queue.must_be_empty
 
 
-def letters(queue: Queue) -> object:
+def letters(queue: WorkerQueue) -> object:
     return redis_of(queue).xrange(f"{LANE.prefix}dead")
 
 
 @on_a_lane
-async def test_a_dead_letter_says_all_but_the_text(queue: Queue) -> None:
+async def test_a_dead_letter_says_all_but_the_text(queue: WorkerQueue) -> None:
     job = a_job(prompts=["CANARY-2718"], metadata={"k": "CANARY-2718"})
     await queue.enqueue(job, None, "the digest")
     for number in range(3):

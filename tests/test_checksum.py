@@ -18,8 +18,8 @@ from schemas.delivery import Commit, Started
 from schemas.errors import StreamDiverged
 from schemas.event import EVENT, Delta, Done, Event, Failed, Usage
 from schemas.model import WorkerCard
-from schemas.queue import Queue
 from schemas.result import fold
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, continued, deltas, done, finish, queue_at, started
 from worker.active_job import ActiveJob
 from worker.byte_tokenizer import ByteTokenizer
@@ -152,7 +152,7 @@ def test_a_worker_does_not_go_on_with_a_log_that_was_changed() -> None:
         active([log[0], another_token(log[1]), log[2]])
 
 
-def with_a_reader(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[[str], None]:
+def with_a_reader(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
     def run(redis_url: str) -> None:
         async def main() -> None:
             async with queue_at(redis_url) as queue, Client.from_url(redis_url) as client:
@@ -167,7 +167,7 @@ def with_a_reader(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[
 
 @with_a_reader
 async def test_a_log_that_lost_its_end_and_was_made_anew_is_an_error_to_who_saw_it(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     """As after a failover to a replica that lagged."""
     job_id = await client.enqueue("x")
@@ -189,7 +189,7 @@ async def test_a_log_that_lost_its_end_and_was_made_anew_is_an_error_to_who_saw_
 
 
 @with_a_reader
-async def test_a_log_with_a_hole_is_an_error(client: Client, queue: Queue) -> None:
+async def test_a_log_with_a_hole_is_an_error(client: Client, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x")
     job = await started(queue)
     made = deltas(job_id, *[1] * 6)
@@ -200,7 +200,7 @@ async def test_a_log_with_a_hole_is_an_error(client: Client, queue: Queue) -> No
 
 
 @with_a_reader
-async def test_a_cut_result_fits_what_its_reader_has(client: Client, queue: Queue) -> None:
+async def test_a_cut_result_fits_what_its_reader_has(client: Client, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x")
     job = await started(queue)
     made = deltas(job_id, 1, 2, 3)

@@ -23,15 +23,15 @@ from schemas.errors import (
 )
 from schemas.event import Delta, Done, Event, Failed
 from schemas.model import ModelCard, WorkerCard
-from schemas.queue import Queue
 from schemas.registry import Registry
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, MODEL, ScriptedWorker, a_job, delta, deltas, finish, queue_at, started
 
 
 @asynccontextmanager
 async def service(
     url: str, num_tokens: int = 12, step_s: float = 0.0
-) -> AsyncIterator[tuple[Client, Queue]]:
+) -> AsyncIterator[tuple[Client, WorkerQueue]]:
     """A client, and a worker that runs its jobs."""
     async with queue_at(url) as queue, queue_at(url) as own, Client.from_url(url) as client:
         await queue.register("w", WorkerCard())
@@ -41,7 +41,7 @@ async def service(
             worker.cancel()
 
 
-def on_a_service(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[[str], None]:
+def on_a_service(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
     def run(redis_url: str) -> None:
         async def main() -> None:
             async with service(redis_url) as (client, queue):
@@ -53,7 +53,7 @@ def on_a_service(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[[
     return run
 
 
-def with_no_worker(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[[str], None]:
+def with_no_worker(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
     """The test drives the worker `w` itself."""
 
     def run(redis_url: str) -> None:
@@ -98,7 +98,9 @@ def tokens_of(events: list[Event]) -> list[int]:
 
 
 @on_a_service
-async def test_a_job_streams_to_its_end_and_leaves_a_result(client: Client, queue: Queue) -> None:
+async def test_a_job_streams_to_its_end_and_leaves_a_result(
+    client: Client, queue: WorkerQueue
+) -> None:
     job_id = await client.enqueue("x", temperature=0.5, max_tokens=12)
     events = await read(client, job_id)
     whole = delta(job_id, 0, 12)
@@ -110,7 +112,9 @@ async def test_a_job_streams_to_its_end_and_leaves_a_result(client: Client, queu
 
 
 @on_a_service
-async def test_a_hundred_streams_at_once_each_get_their_own(client: Client, queue: Queue) -> None:
+async def test_a_hundred_streams_at_once_each_get_their_own(
+    client: Client, queue: WorkerQueue
+) -> None:
     job_ids = [await client.enqueue("x", messages=None) for _ in range(100)]
     for job_id, events in zip(
         job_ids, await asyncio.gather(*(read(client, job_id) for job_id in job_ids)), strict=True
@@ -121,7 +125,7 @@ async def test_a_hundred_streams_at_once_each_get_their_own(client: Client, queu
 
 @on_a_service
 async def test_a_late_reader_gets_the_same_from_the_log_and_from_the_result(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     live = await read(client, job_id)
@@ -158,7 +162,7 @@ def test_a_stream_cut_200_times_and_resumed_elsewhere_is_whole(redis_url: str) -
 
 @with_no_worker
 async def test_a_cursor_inside_an_event_gets_the_tokens_left_and_the_whole_text(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -181,7 +185,7 @@ async def test_a_cursor_inside_an_event_gets_the_tokens_left_and_the_whole_text(
 
 @with_no_worker
 async def test_a_reader_who_missed_messages_gets_them_from_the_log(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -202,7 +206,7 @@ async def test_a_reader_who_missed_messages_gets_them_from_the_log(
 
 @with_no_worker
 async def test_an_end_that_fell_into_a_lost_connection_is_found_at_once(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -217,7 +221,7 @@ async def test_an_end_that_fell_into_a_lost_connection_is_found_at_once(
 
 @with_no_worker
 async def test_a_long_log_is_read_without_waiting_between_its_pages(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -229,7 +233,7 @@ async def test_a_long_log_is_read_without_waiting_between_its_pages(
 
 
 @with_no_worker
-async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: Queue) -> None:
+async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
     with silence(client, 0.2):
@@ -243,7 +247,7 @@ async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: Queue)
 
 @with_no_worker
 async def test_a_slow_reader_pages_from_the_log_and_holds_up_nobody(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -285,7 +289,7 @@ def test_streams_outlive_a_server_that_is_killed_and_comes_back(redis_url: str) 
 
 @with_no_worker
 async def test_a_lost_subscriber_connection_is_a_pause_and_no_more(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -302,7 +306,9 @@ async def test_a_lost_subscriber_connection_is_a_pause_and_no_more(
 
 
 @with_no_worker
-async def test_a_reader_that_leaves_is_taken_from_the_job(client: Client, queue: Queue) -> None:
+async def test_a_reader_that_leaves_is_taken_from_the_job(
+    client: Client, queue: WorkerQueue
+) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
     await queue.commit("w", [Commit(job_id, taken.epoch, deltas(job_id, 1, 1))])
@@ -315,7 +321,7 @@ async def test_a_reader_that_leaves_is_taken_from_the_job(client: Client, queue:
 
 
 @with_no_worker
-async def test_a_cancelled_job_tells_its_readers(client: Client, queue: Queue) -> None:
+async def test_a_cancelled_job_tells_its_readers(client: Client, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x")
     reading = asyncio.create_task(read(client, job_id))
     await asyncio.sleep(0.05)
@@ -327,7 +333,7 @@ async def test_a_cancelled_job_tells_its_readers(client: Client, queue: Queue) -
 
 
 @on_a_service
-async def test_fifty_identical_submissions_are_one_job(client: Client, queue: Queue) -> None:
+async def test_fifty_identical_submissions_are_one_job(client: Client, queue: WorkerQueue) -> None:
     calls = (client.enqueue("x", idempotency_key="k", seed=4) for _ in range(50))
     job_ids = await asyncio.gather(*calls)
     assert len(set(job_ids)) == 1
@@ -342,7 +348,7 @@ async def test_fifty_identical_submissions_are_one_job(client: Client, queue: Qu
 
 @with_no_worker
 async def test_what_cannot_be_taken_is_refused_with_its_reason(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     async def refusal(**asked: object) -> PenstockError:
         with pytest.raises(PenstockError) as caught:
@@ -373,7 +379,7 @@ async def test_what_cannot_be_taken_is_refused_with_its_reason(
 
 
 @with_no_worker
-async def test_unknown_and_foreign_jobs_are_not_found(client: Client, queue: Queue) -> None:
+async def test_unknown_and_foreign_jobs_are_not_found(client: Client, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x", tenant="mine")
     for unknown in (job_id, "job_zzzzzz0_" + "a" * 26, "nonsense", LANE.new_job_id()):
         for ask in (client.status, client.result, client.cancel, client.delete):
@@ -389,12 +395,12 @@ async def test_unknown_and_foreign_jobs_are_not_found(client: Client, queue: Que
 
 @with_no_worker
 async def test_jobs_of_a_model_with_many_lanes_are_found_by_their_ids(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     await Registry(client.redis).register(ModelCard(name="wide", lanes=4))
     client._cards_until = 0
     for wide in [one for one in await client.queues() if one.lane.model == "wide"]:
-        await wide.register("w", WorkerCard())
+        await WorkerQueue(client.redis, wide.lane).register("w", WorkerCard())
     job_ids = [await client.enqueue("x", model="wide") for _ in range(32)]
     assert len({job_id.split("_")[1] for job_id in job_ids}) > 1
     for job_id in job_ids:
@@ -437,7 +443,9 @@ def test_a_job_submitted_by_hand_is_the_same_job(redis_url: str) -> None:
 
 
 @with_no_worker
-async def test_a_stranger_on_the_channel_disturbs_nobody(client: Client, queue: Queue) -> None:
+async def test_a_stranger_on_the_channel_disturbs_nobody(
+    client: Client, queue: WorkerQueue
+) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
     made = deltas(job_id, 1, 1)
@@ -453,7 +461,7 @@ async def test_a_stranger_on_the_channel_disturbs_nobody(client: Client, queue: 
 
 
 @with_no_worker
-async def test_a_cancelled_call_stays_cancelled(client: Client, queue: Queue) -> None:
+async def test_a_cancelled_call_stays_cancelled(client: Client, queue: WorkerQueue) -> None:
     async def ask_for_ever() -> None:
         while True:
             await queue.counts()

@@ -17,7 +17,7 @@ from schemas.errors import JobNotFound, QueueUnreachable
 from schemas.event import Event
 from schemas.group_sync import GroupSync
 from schemas.model import WorkerCard
-from schemas.queue import Queue
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, MODEL, deltas, finish, queue_at, started
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def file_of(server: Server) -> Path:
 
 
 @asynccontextmanager
-async def kept(server: Server) -> AsyncIterator[tuple[Client, Queue]]:
+async def kept(server: Server) -> AsyncIterator[tuple[Client, WorkerQueue]]:
     """A client that asks for the disk, beside a queue for the worker's part."""
     async with queue_at(server.url) as queue:
         await queue.register("w", WorkerCard())
@@ -44,12 +44,12 @@ async def kept(server: Server) -> AsyncIterator[tuple[Client, Queue]]:
             yield client, queue
 
 
-async def disk(queue: Queue, takes: str) -> None:
+async def disk(queue: WorkerQueue, takes: str) -> None:
     """Whether the server writes its file through: `everysec`, or `no` more."""
     await plain(queue._connection.redis).config_set("appendfsync", takes)
 
 
-def over(server: Server, test: Callable[[Client, Queue], Awaitable[None]]) -> None:
+def over(server: Server, test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> None:
     async def main() -> None:
         async with kept(server) as (client, queue), asyncio.timeout(90):
             await test(client, queue)
@@ -63,7 +63,7 @@ async def is_pending(task: asyncio.Task[T]) -> bool:
 
 
 def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -> None:
-    async def test(client: Client, queue: Queue) -> None:
+    async def test(client: Client, queue: WorkerQueue) -> None:
         job_id = await client.enqueue("x", model=MODEL, background=True)
         taken = await started(queue)
         made = deltas(job_id, 1, 1, 1)
@@ -94,7 +94,7 @@ def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -
 
 
 def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(server: Server) -> None:
-    async def test(client: Client, queue: Queue) -> None:
+    async def test(client: Client, queue: WorkerQueue) -> None:
         await client.models()
         await disk(queue, "no")
         with pytest.raises(QueueUnreachable, match="disk") as refusal:
@@ -108,7 +108,7 @@ def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(server: 
 
 
 def test_one_wait_serves_all_who_came_meanwhile(server: Server) -> None:
-    async def test(client: Client, queue: Queue) -> None:
+    async def test(client: Client, queue: WorkerQueue) -> None:
         await asyncio.gather(
             *(client.enqueue("x", model=MODEL, background=True) for _ in range(200))
         )
@@ -121,7 +121,7 @@ def test_one_wait_serves_all_who_came_meanwhile(server: Server) -> None:
 def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server) -> None:
     """Power loss: the file ends where it was written through last."""
 
-    async def before(client: Client, queue: Queue) -> None:
+    async def before(client: Client, queue: WorkerQueue) -> None:
         async with Client.from_url(server.url) as hasty:
             await client.models()
             kept_id = await client.enqueue("kept", model=MODEL, background=True)
@@ -140,7 +140,7 @@ def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server)
         os.truncate(file_of(server), size)
         server.start()
 
-    async def after(client: Client, queue: Queue) -> None:
+    async def after(client: Client, queue: WorkerQueue) -> None:
         kept_id, lost_id = ids
         assert (await client.status(kept_id)).num_tokens == 2
         with pytest.raises(JobNotFound):
@@ -161,7 +161,7 @@ def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server)
 
 
 def test_a_server_that_was_away_in_between_is_not_taken_at_its_word(server: Server) -> None:
-    async def test(client: Client, queue: Queue) -> None:
+    async def test(client: Client, queue: WorkerQueue) -> None:
         sync = GroupSync(client.redis)
         mark = await sync.begin(LANE.prefix)
         await sync.wait(mark)

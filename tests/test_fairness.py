@@ -5,13 +5,13 @@ from collections import Counter
 from plain import plain
 from schemas.account import Account, Limits
 from schemas.delivery import Outcome
-from schemas.queue import Queue
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, finish, on_a_lane, started
 from stepped import SteppedWorker
 
 
 async def submit(
-    queue: Queue, tenant: str, count: int, num_tokens: int, weight: float = 1.0
+    queue: WorkerQueue, tenant: str, count: int, num_tokens: int, weight: float = 1.0
 ) -> None:
     account = Account(name=tenant, limits=Limits(weight=weight))
     for _ in range(count):
@@ -35,7 +35,9 @@ def computed_by(worker: SteppedWorker) -> Counter[str]:
 
 
 @on_a_lane
-async def test_a_flood_of_jobs_delays_another_tenants_ten_less_than_twice(queue: Queue) -> None:
+async def test_a_flood_of_jobs_delays_another_tenants_ten_less_than_twice(
+    queue: WorkerQueue,
+) -> None:
     for slots, num_tokens in ((1, 4), (4, 5)):
         worker = SteppedWorker(queue, slots)
         await submit(queue, "flood", 1000, num_tokens)
@@ -49,7 +51,7 @@ async def test_a_flood_of_jobs_delays_another_tenants_ten_less_than_twice(queue:
 
 
 @on_a_lane
-async def test_shares_follow_the_weights(queue: Queue) -> None:
+async def test_shares_follow_the_weights(queue: WorkerQueue) -> None:
     """1 : 2 : 0.5, within 5 %, though the tenants' jobs are of different lengths."""
     weights = {"one": 1.0, "two": 2.0, "half": 0.5}
     for (tenant, weight), num_tokens in zip(weights.items(), (3, 8, 5), strict=True):
@@ -64,7 +66,7 @@ async def test_shares_follow_the_weights(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_time_away_is_no_credit(queue: Queue) -> None:
+async def test_time_away_is_no_credit(queue: WorkerQueue) -> None:
     worker = SteppedWorker(queue, 2)
     await submit(queue, "busy", 200, 5)
     await submit(queue, "idler", 1, 5)
@@ -75,7 +77,7 @@ async def test_time_away_is_no_credit(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_coming_and_going_is_no_credit_either(queue: Queue) -> None:
+async def test_coming_and_going_is_no_credit_either(queue: WorkerQueue) -> None:
     """Who has one job at a time in the queue gets no more than its share."""
     worker = SteppedWorker(queue, 1)
     await submit(queue, "busy", 100, 2)
@@ -92,7 +94,7 @@ async def test_coming_and_going_is_no_credit_either(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_the_accounts_of_a_tenant_share_its_turns(queue: Queue) -> None:
+async def test_the_accounts_of_a_tenant_share_its_turns(queue: WorkerQueue) -> None:
     for name in [*(f"a/{number}" for number in range(10)), *["b"] * 10]:
         for _ in range(4):
             job = a_job(tenant=name[0], background=True, params={"max_tokens": 4})
@@ -105,7 +107,9 @@ async def test_the_accounts_of_a_tenant_share_its_turns(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_classes_go_strictly_and_what_waited_too_long_one_class_up(queue: Queue) -> None:
+async def test_classes_go_strictly_and_what_waited_too_long_one_class_up(
+    queue: WorkerQueue,
+) -> None:
     old, other = a_job(priority_class="batch"), a_job(priority_class="batch")
     for job in (other, old):
         await queue.enqueue(job, None, "d")
@@ -123,7 +127,7 @@ async def test_classes_go_strictly_and_what_waited_too_long_one_class_up(queue: 
 
 
 @on_a_lane
-async def test_of_one_account_the_earlier_deadline_goes_first(queue: Queue) -> None:
+async def test_of_one_account_the_earlier_deadline_goes_first(queue: WorkerQueue) -> None:
     """And a job without one is not put off for ever."""
     times = (None, 90_000, 60_000, 3_000_000, 60_000)
     jobs = [a_job(timeout_ms=ms) for ms in times]
@@ -134,7 +138,7 @@ async def test_of_one_account_the_earlier_deadline_goes_first(queue: Queue) -> N
 
 
 @on_a_lane
-async def test_a_handed_back_job_keeps_its_turn(queue: Queue) -> None:
+async def test_a_handed_back_job_keeps_its_turn(queue: WorkerQueue) -> None:
     await submit(queue, "a", 2, 2)
     first = await started(queue)
     await queue.release("w", [first.job.job_id])
@@ -143,7 +147,7 @@ async def test_a_handed_back_job_keeps_its_turn(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_place_reason_and_time_are_told(queue: Queue) -> None:
+async def test_place_reason_and_time_are_told(queue: WorkerQueue) -> None:
     mine = [a_job(tenant="mine") for _ in range(3)]
     for job in mine:
         await queue.enqueue(job, None, "d")

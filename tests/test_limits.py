@@ -9,8 +9,8 @@ from schemas.delivery import Commit, Outcome, Submission
 from schemas.errors import BudgetExceeded, DeadlineUnmeetable, QueueTimeout, RateLimited
 from schemas.event import Failed
 from schemas.model import WorkerCard
-from schemas.queue import Queue
 from schemas.refusal import refusal
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, deltas, finish, on_a_lane, started
 from stepped import SteppedWorker
 
@@ -21,16 +21,16 @@ def limited(**limits: float) -> Account:
     return Account(name="key", limits=Limits.model_validate(limits))
 
 
-async def submit(queue: Queue, account: Account, **fields: object) -> Submission:
+async def submit(queue: WorkerQueue, account: Account, **fields: object) -> Submission:
     job = a_job(**{"background": True, **fields})
     return await queue.enqueue(job, None, "d", account=account)
 
 
-async def account_field(queue: Queue, field: str) -> int:
+async def account_field(queue: WorkerQueue, field: str) -> int:
     return int(await plain(queue._connection.redis).hget(f"{LANE.prefix}account:key", field) or 0)
 
 
-async def used(queue: Queue) -> dict[str, int]:
+async def used(queue: WorkerQueue) -> dict[str, int]:
     """Of today, by field. A test that runs into midnight has two days."""
     total: dict[str, int] = {}
     redis = plain(queue._connection.redis)
@@ -41,7 +41,7 @@ async def used(queue: Queue) -> dict[str, int]:
     return total
 
 
-async def minute_passes(queue: Queue) -> None:
+async def minute_passes(queue: WorkerQueue) -> None:
     redis = plain(queue._connection.redis)
     began = await account_field(queue, "minute")
     await redis.hset(f"{LANE.prefix}account:key", "minute", began - 60_000)
@@ -50,7 +50,9 @@ async def minute_passes(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_requests_above_the_rate_are_refused_until_the_minute_is_over(queue: Queue) -> None:
+async def test_requests_above_the_rate_are_refused_until_the_minute_is_over(
+    queue: WorkerQueue,
+) -> None:
     account = limited(requests_per_minute=3)
     for _ in range(3):
         assert (await submit(queue, account)).outcome is Outcome.ACCEPTED
@@ -65,7 +67,7 @@ async def test_requests_above_the_rate_are_refused_until_the_minute_is_over(queu
 
 
 @on_a_lane
-async def test_who_would_rather_wait_starts_when_the_minute_is_over(queue: Queue) -> None:
+async def test_who_would_rather_wait_starts_when_the_minute_is_over(queue: WorkerQueue) -> None:
     account = limited(requests_per_minute=2)
     jobs = [a_job(background=True, over_limit="wait") for _ in range(5)]
     for job in jobs:
@@ -82,7 +84,7 @@ async def test_who_would_rather_wait_starts_when_the_minute_is_over(queue: Queue
 
 
 @on_a_lane
-async def test_tokens_run_over_in_one_minute_count_in_the_next(queue: Queue) -> None:
+async def test_tokens_run_over_in_one_minute_count_in_the_next(queue: WorkerQueue) -> None:
     account = limited(tokens_per_minute=100)
     assert (await submit(queue, account)).outcome is Outcome.ACCEPTED
     taken = await started(queue)
@@ -95,7 +97,7 @@ async def test_tokens_run_over_in_one_minute_count_in_the_next(queue: Queue) -> 
 
 
 @on_a_lane
-async def test_more_may_not_wait_than_the_account_allows(queue: Queue) -> None:
+async def test_more_may_not_wait_than_the_account_allows(queue: WorkerQueue) -> None:
     account = limited(max_queued=2)
     for outcome in (Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.LIMITED):
         assert (await submit(queue, account)).outcome is outcome
@@ -106,7 +108,7 @@ async def test_more_may_not_wait_than_the_account_allows(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_never_more_run_than_may_and_none_is_left_over(queue: Queue) -> None:
+async def test_never_more_run_than_may_and_none_is_left_over(queue: WorkerQueue) -> None:
     """200 jobs, ten at once, with workers that hand back and die."""
     chance, account = random.Random(1), limited(max_running=10)
     jobs = [a_job(background=True, params={"max_tokens": 2}) for _ in range(200)]
@@ -142,7 +144,9 @@ async def test_never_more_run_than_may_and_none_is_left_over(queue: Queue) -> No
 
 
 @on_a_lane
-async def test_held_by_its_account_a_job_says_so_and_holds_up_nobody_else(queue: Queue) -> None:
+async def test_held_by_its_account_a_job_says_so_and_holds_up_nobody_else(
+    queue: WorkerQueue,
+) -> None:
     account = limited(max_running=1)
     jobs = [a_job() for _ in range(3)]
     for job in jobs:
@@ -162,7 +166,7 @@ async def test_held_by_its_account_a_job_says_so_and_holds_up_nobody_else(queue:
 
 
 @on_a_lane
-async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: Queue) -> None:
+async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: WorkerQueue) -> None:
     """10 tokens of prompt and 990 of completion, in deltas that do not fit, through a crash."""
     account = limited(tokens_per_day=1000)
     job = a_job(background=True, params={"max_tokens": 5000})
@@ -205,7 +209,7 @@ async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: Queue) -> No
 
 
 @on_a_lane
-async def test_jobs_of_one_budget_stop_together_at_its_end(queue: Queue) -> None:
+async def test_jobs_of_one_budget_stop_together_at_its_end(queue: WorkerQueue) -> None:
     account = limited(tokens_per_month=200)
     for _ in range(4):
         assert (await submit(queue, account, params={"max_tokens": 500})).outcome == "accepted"
@@ -226,7 +230,7 @@ async def test_jobs_of_one_budget_stop_together_at_its_end(queue: Queue) -> None
 
 
 @on_a_lane
-async def test_what_a_stopped_job_did_not_use_is_given_back(queue: Queue) -> None:
+async def test_what_a_stopped_job_did_not_use_is_given_back(queue: WorkerQueue) -> None:
     account = limited(tokens_per_day=100)
     await submit(queue, account)
     taken = await started(queue)
@@ -243,7 +247,7 @@ async def test_what_a_stopped_job_did_not_use_is_given_back(queue: Queue) -> Non
 
 
 @on_a_lane
-async def test_a_delayed_job_waits_until_it_may_begin(queue: Queue) -> None:
+async def test_a_delayed_job_waits_until_it_may_begin(queue: WorkerQueue) -> None:
     later, soon = a_job(delay_ms=600_000), a_job(delay_ms=300)
     for job in (later, soon):
         assert (await queue.enqueue(job, None, "d")).outcome is Outcome.ACCEPTED
@@ -263,7 +267,7 @@ async def test_a_delayed_job_waits_until_it_may_begin(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_what_was_not_started_in_time_ends_and_what_was_goes_on(queue: Queue) -> None:
+async def test_what_was_not_started_in_time_ends_and_what_was_goes_on(queue: WorkerQueue) -> None:
     redis = plain(queue._connection.redis)
     begun, waiting = (a_job(queue_timeout_ms=60_000) for _ in range(2))
     for job in (begun, waiting):
@@ -283,7 +287,7 @@ async def test_what_was_not_started_in_time_ends_and_what_was_goes_on(queue: Que
 
 @on_a_lane
 async def test_a_deadline_that_cannot_be_met_is_refused_once_the_rate_is_known(
-    queue: Queue,
+    queue: WorkerQueue,
 ) -> None:
     for _ in range(20):
         await queue.enqueue(a_job(), None, "d")

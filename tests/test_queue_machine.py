@@ -25,8 +25,9 @@ from schemas.event import EVENT, Delta, Failed
 from schemas.job import Job
 from schemas.keys import READY
 from schemas.model import WorkerCard
-from schemas.queue import CLASSES, Queue
+from schemas.queue import CLASSES
 from schemas.result import after
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, done
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.plain.flushall()
         self.runner = asyncio.Runner()
         self.redis = connect(url)
-        self.queue = Queue(self.redis, LANE)
+        self.queue = WorkerQueue(self.redis, LANE)
         self.pubsub = self.plain.pubsub()
         self.pubsub.subscribe(TAP)
         self.jobs: dict[str, Known] = {}

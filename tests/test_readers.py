@@ -17,7 +17,8 @@ from schemas.connection import connect
 from schemas.delivery import Commit
 from schemas.event import Delta, Event
 from schemas.model import WorkerCard
-from schemas.queue import PAGE, Queue
+from schemas.queue import PAGE
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, MODEL, continued, deltas, done, finish, queue_at, started
 from stage import GatewayProcess
 
@@ -26,10 +27,10 @@ LONG_S = 600.0  # of silence: something else must wake a reader
 
 def with_a_reader(
     silence_s: float = 5.0, max_unread: int = 256
-) -> Callable[[Callable[[Client, Queue], Awaitable[None]]], Callable[[str], None]]:
+) -> Callable[[Callable[[Client, WorkerQueue], Awaitable[None]]], Callable[[str], None]]:
     """The test drives the worker `w` itself; the client has these bounds."""
 
-    def decorate(test: Callable[[Client, Queue], Awaitable[None]]) -> Callable[[str], None]:
+    def decorate(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
         def run(redis_url: str) -> None:
             async def main() -> None:
                 async with (
@@ -75,7 +76,7 @@ def test_a_reader_that_is_full_asks_the_log_and_holds_nothing() -> None:
 
 @with_a_reader(silence_s=LONG_S, max_unread=8)
 async def test_a_reader_who_slept_through_the_end_pages_it_from_the_log(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -95,7 +96,7 @@ async def test_a_reader_who_slept_through_the_end_pages_it_from_the_log(
 
 @with_a_reader(silence_s=LONG_S)
 async def test_what_was_published_while_the_connection_was_lost_is_asked_for_at_once(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -115,7 +116,7 @@ async def test_what_was_published_while_the_connection_was_lost_is_asked_for_at_
 
 @with_a_reader(silence_s=LONG_S)
 async def test_a_subscriber_that_connects_anew_every_50_ms_misses_nothing(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -138,7 +139,7 @@ async def test_a_subscriber_that_connects_anew_every_50_ms_misses_nothing(
 
 @with_a_reader()
 async def test_sixty_long_logs_are_read_without_holding_up_the_loop(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     """Counted in events between two turns of another task, not in time."""
     job_id = await client.enqueue("x", background=True)

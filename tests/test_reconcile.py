@@ -5,7 +5,7 @@ import asyncio
 from gateway.reconcile import Reconciler
 from schemas.account import Account, Limits
 from schemas.keys import Lane
-from schemas.queue import Queue
+from schemas.worker_queue import WorkerQueue
 from scripted import (
     LANE,
     ScriptedWorker,
@@ -21,16 +21,16 @@ from test_scripts import redis_of
 ONE_AT_A_TIME = Account(name="acme", limits=Limits(max_running=1))
 
 
-def reconciler(queue: Queue, missing_ms: int = 0) -> Reconciler:
+def reconciler(queue: WorkerQueue, missing_ms: int = 0) -> Reconciler:
     return Reconciler(queue._connection.redis, missing_ms)
 
 
-async def mend(queue: Queue) -> set[tuple[str, str]]:
+async def mend(queue: WorkerQueue) -> set[tuple[str, str]]:
     return set(await reconciler(queue).look(queue, 60))
 
 
 @on_a_lane
-async def test_a_job_that_nobody_would_find_is_put_back(queue: Queue) -> None:
+async def test_a_job_that_nobody_would_find_is_put_back(queue: WorkerQueue) -> None:
     jobs = [a_job() for _ in range(4)]
     for job in jobs:
         await queue.enqueue(job, None)
@@ -50,7 +50,7 @@ async def test_a_job_that_nobody_would_find_is_put_back(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_job_is_given_time_before_it_counts_as_lost(queue: Queue) -> None:
+async def test_a_job_is_given_time_before_it_counts_as_lost(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None)
     server = redis_of(queue)
@@ -65,7 +65,7 @@ async def test_a_job_is_given_time_before_it_counts_as_lost(queue: Queue) -> Non
 
 
 @on_a_lane
-async def test_a_leaked_slot_is_given_back_and_who_waited_for_it_runs(queue: Queue) -> None:
+async def test_a_leaked_slot_is_given_back_and_who_waited_for_it_runs(queue: WorkerQueue) -> None:
     job, server = a_job(), redis_of(queue)
     await queue.enqueue(job, None, account=ONE_AT_A_TIME)
     await server.hset(f"{LANE.prefix}account:acme", mapping={"running": 3, "queued": 7})
@@ -79,7 +79,7 @@ async def test_a_leaked_slot_is_given_back_and_who_waited_for_it_runs(queue: Que
 
 
 @on_a_lane
-async def test_what_is_left_of_jobs_that_are_gone_goes_too(queue: Queue) -> None:
+async def test_what_is_left_of_jobs_that_are_gone_goes_too(queue: WorkerQueue) -> None:
     server, gone, ended = redis_of(queue), a_job(), a_job()
     for job in (gone, ended):
         await queue.enqueue(job, None)
@@ -98,8 +98,8 @@ async def test_what_is_left_of_jobs_that_are_gone_goes_too(queue: Queue) -> None
 
 
 @on_a_lane
-async def test_other_lanes_and_models_with_odd_names_are_kept_apart(queue: Queue) -> None:
-    other = Queue(queue._connection.redis, Lane("tin[y]*?"))
+async def test_other_lanes_and_models_with_odd_names_are_kept_apart(queue: WorkerQueue) -> None:
+    other = WorkerQueue(queue._connection.redis, Lane("tin[y]*?"))
     server = redis_of(queue)
     for lane in (queue, other):
         await server.hset(lane.lane.job("job_x"), "entry", "1-1")
@@ -131,11 +131,11 @@ def test_a_busy_lane_is_left_as_it_is(redis_url: str) -> None:
     asyncio.run(main())
 
 
-def queue_of(queue: Queue) -> Queue:
-    return Queue(queue._connection.redis, LANE)
+def queue_of(queue: WorkerQueue) -> WorkerQueue:
+    return WorkerQueue(queue._connection.redis, LANE)
 
 
-async def submit(queue: Queue, jobs: list) -> None:  # type: ignore[type-arg]
+async def submit(queue: WorkerQueue, jobs: list) -> None:  # type: ignore[type-arg]
     for number, job in enumerate(jobs):
         account = Account(name=f"k{number % 7}", limits=Limits(max_running=3))
         await queue.enqueue(job, None, account=account)

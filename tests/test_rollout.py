@@ -9,8 +9,8 @@ from plain import plain
 from schemas.event import Failed
 from schemas.keys import Lane
 from schemas.model import WorkerCard
-from schemas.queue import Queue
 from schemas.sampling import SamplingParams
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, finish, on_a_lane, started
 from test_blame import redis_of, step
 from worker.llm import LLM
@@ -20,7 +20,7 @@ OLD, NEW = WorkerCard(fingerprint="old"), WorkerCard(fingerprint="new")
 
 
 @on_a_lane
-async def test_a_job_with_tokens_waits_for_the_model_that_made_them(queue: Queue) -> None:
+async def test_a_job_with_tokens_waits_for_the_model_that_made_them(queue: WorkerQueue) -> None:
     fresh, begun = a_job(background=True), a_job(background=True)
     await queue.register("old", OLD)
     await queue.enqueue(begun, None)
@@ -46,7 +46,7 @@ async def test_a_job_with_tokens_waits_for_the_model_that_made_them(queue: Queue
 
 
 @on_a_lane
-async def test_where_its_model_is_gone_it_ends_and_says_so(queue: Queue) -> None:
+async def test_where_its_model_is_gone_it_ends_and_says_so(queue: WorkerQueue) -> None:
     job = a_job(background=True)
     await queue.register("old", OLD)
     await queue.enqueue(job, None)
@@ -66,7 +66,7 @@ async def test_where_its_model_is_gone_it_ends_and_says_so(queue: Queue) -> None
 
 
 @on_a_lane
-async def test_without_a_token_any_model_will_do(queue: Queue) -> None:
+async def test_without_a_token_any_model_will_do(queue: WorkerQueue) -> None:
     job = a_job(background=True)
     await queue.register("old", OLD)
     await queue.enqueue(job, None)

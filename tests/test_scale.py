@@ -15,7 +15,7 @@ from schemas.account import Account, Limits
 from schemas.delivery import Ending, Entry, Outcome
 from schemas.job import Job
 from schemas.model import WorkerCard
-from schemas.queue import MAX_JOBS_A_CALL, Queue
+from schemas.queue import MAX_JOBS_A_CALL, WorkerQueue
 from scripted import LANE, a_job, deltas, done, on_a_lane, queue_at
 
 AT_ONCE = 128  # calls under way together
@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def lane_at(server: Server) -> AsyncIterator[tuple[Queue, Meter]]:
+async def lane_at(server: Server) -> AsyncIterator[tuple[WorkerQueue, Meter]]:
     """The worker `w` has read once, so the lane has all that it has for ever."""
     async with queue_at(server.url, lease_ms=600_000) as queue:
         await queue.register("w", WorkerCard())
@@ -40,7 +40,7 @@ async def lane_at(server: Server) -> AsyncIterator[tuple[Queue, Meter]]:
             yield queue, meter
 
 
-async def submit(queue: Queue, count: int, first: int = 0, **limits: int) -> list[Job]:
+async def submit(queue: WorkerQueue, count: int, first: int = 0, **limits: int) -> list[Job]:
     """Of the tenants in turn, beginning with the tenant of number `first`."""
     submitted = list[Job]()
     for at in range(first, first + count, AT_ONCE):
@@ -52,12 +52,12 @@ async def submit(queue: Queue, count: int, first: int = 0, **limits: int) -> lis
     return submitted
 
 
-async def _submit(queue: Queue, job: Job, limits: dict[str, int]) -> Outcome:
+async def _submit(queue: WorkerQueue, job: Job, limits: dict[str, int]) -> Outcome:
     account = Account(name=job.tenant, limits=Limits.model_validate(limits))
     return (await queue.enqueue(job, None, "d", account=account)).outcome
 
 
-async def run(queue: Queue, count: int) -> list[Job]:
+async def run(queue: WorkerQueue, count: int) -> list[Job]:
     """To their ends, a token each, in the order in which they were claimed."""
     ran = list[Job]()
     while len(ran) < count:
@@ -67,7 +67,7 @@ async def run(queue: Queue, count: int) -> list[Job]:
     return ran
 
 
-async def _run(queue: Queue, entry: Entry) -> Job:
+async def _run(queue: WorkerQueue, entry: Entry) -> Job:
     taken = await queue.start("w", entry)
     assert taken is not None
     made = deltas(taken.job.job_id, 1)
@@ -96,7 +96,7 @@ def check_empty(meter: Meter) -> None:
             assert meter.client.execute_command(kind, name) <= FEW, name
 
 
-async def costs(queue: Queue, meter: Meter, first: int) -> dict[str, Cost]:
+async def costs(queue: WorkerQueue, meter: Meter, first: int) -> dict[str, Cost]:
     """Of each kind of call, with the lane as full as it is."""
     meter.begin()
     await submit(queue, 100, first)
@@ -191,7 +191,7 @@ def test_blocked_accounts_cost_a_call_no_more_than_so_many_commands(server):
 def test_ten_thousand_workers_come_and_go_and_leave_nothing(server):
     """Half leave in order, a quarter crash, and of a quarter the lease lapses, all at once."""
 
-    async def live(queue: Queue, number: int) -> None:
+    async def live(queue: WorkerQueue, number: int) -> None:
         name = f"w{number}"
         await queue.register(name, WorkerCard(host="somewhere"))
         if number % 2:
@@ -252,7 +252,7 @@ def test_ten_thousand_repeats_of_a_submission_are_one_job_and_cost_nothing_later
 
 
 @on_a_lane
-async def test_after_an_hour_without_a_worker_tenants_still_take_turns(queue: Queue) -> None:
+async def test_after_an_hour_without_a_worker_tenants_still_take_turns(queue: WorkerQueue) -> None:
     """What was computed for them is forgotten by then; their place in the turns is not."""
     for tenant in ("a", "b"):
         for _ in range(12):

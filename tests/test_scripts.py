@@ -16,10 +16,10 @@ from schemas.keys import Lane
 from schemas.link import Reply, Word
 from schemas.model import WorkerCard
 from schemas.place import parse
-from schemas.queue import Queue
 from schemas.result import after
 from schemas.script import SCRIPTS
 from schemas.servers import Redis
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, started
 
 # Redis 6.2's, as far as the scripts need them.
@@ -31,21 +31,21 @@ ZREMRANGEBYRANK ZREMRANGEBYSCORE ZSCORE
 """
 
 
-def redis_of(queue: Queue) -> redis.asyncio.Redis:
+def redis_of(queue: WorkerQueue) -> redis.asyncio.Redis:
     """The queue's server, past the queue."""
     return plain(queue._connection.redis)
 
 
-async def keys_of(queue: Queue, job_id: str) -> set[str]:
+async def keys_of(queue: WorkerQueue, job_id: str) -> set[str]:
     return {key.decode() for key in await redis_of(queue).keys(f"*{job_id}*")}
 
 
-async def lapse(queue: Queue, worker: str) -> None:
+async def lapse(queue: WorkerQueue, worker: str) -> None:
     """What time would do to a lease that nobody renews."""
     await redis_of(queue).zadd(f"{LANE.prefix}workers", {worker: 1})
 
 
-async def log_of(queue: Queue, job_id: str) -> list[tuple[str, dict[str, object]]]:
+async def log_of(queue: WorkerQueue, job_id: str) -> list[tuple[str, dict[str, object]]]:
     lines = await redis_of(queue).xrange(f"{LANE.job(job_id)}:log")
     return [(entry.decode(), json.loads(fields[b"e"])) for entry, fields in lines]
 
@@ -57,7 +57,9 @@ def test_the_scripts_keep_to_the_commands_of_redis_6_2() -> None:
 
 
 @on_a_lane
-async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(queue: Queue) -> None:
+async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(
+    queue: WorkerQueue,
+) -> None:
     jobs = [a_job(priority_class=name) for name in ("normal", "batch", "high", "normal")]
     for job in jobs:
         await queue.enqueue(job, None, "d")
@@ -75,10 +77,12 @@ async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(queu
 
 
 @on_a_lane
-async def test_a_waiting_read_wakes_at_once_and_takes_no_more_than_it_may(queue: Queue) -> None:
+async def test_a_waiting_read_wakes_at_once_and_takes_no_more_than_it_may(
+    queue: WorkerQueue,
+) -> None:
     reading = asyncio.create_task(queue.read("w", 2, 2000))
     await asyncio.sleep(0.05)
-    producer = Queue(queue._connection.redis, LANE)
+    producer = WorkerQueue(queue._connection.redis, LANE)
     for name in ("batch", "normal", "high", "high", "normal"):
         await producer.enqueue(a_job(priority_class=name), None, "d")
     async with asyncio.timeout(120):
@@ -89,7 +93,7 @@ async def test_a_waiting_read_wakes_at_once_and_takes_no_more_than_it_may(queue:
 
 
 @on_a_lane
-async def test_a_second_submission_is_the_same_job_or_refused(queue: Queue) -> None:
+async def test_a_second_submission_is_the_same_job_or_refused(queue: WorkerQueue) -> None:
     job = a_job()
     assert (await queue.enqueue(job, None, "d")).outcome is Outcome.ACCEPTED
     assert (await queue.enqueue(job, None, "d")).outcome is Outcome.DUPLICATE
@@ -103,7 +107,7 @@ async def test_a_second_submission_is_the_same_job_or_refused(queue: Queue) -> N
 
 
 @on_a_lane
-async def test_a_full_queue_says_so_and_when_to_come_back(queue: Queue) -> None:
+async def test_a_full_queue_says_so_and_when_to_come_back(queue: WorkerQueue) -> None:
     for _ in range(3):
         assert (await queue.enqueue(a_job(), None, "d", max_queued=3)).outcome is Outcome.ACCEPTED
     refused = await queue.enqueue(a_job(), None, "d", max_queued=3)
@@ -114,14 +118,14 @@ async def test_a_full_queue_says_so_and_when_to_come_back(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_without_a_worker_only_background_jobs_wait(queue: Queue) -> None:
+async def test_without_a_worker_only_background_jobs_wait(queue: WorkerQueue) -> None:
     await lapse(queue, "w")
     assert (await queue.enqueue(a_job(), None, "d")).outcome is Outcome.NO_WORKER
     assert (await queue.enqueue(a_job(background=True), None, "d")).outcome is Outcome.ACCEPTED
 
 
 @on_a_lane
-async def test_a_submission_that_could_not_be_kept_is_refused(queue: Queue) -> None:
+async def test_a_submission_that_could_not_be_kept_is_refused(queue: WorkerQueue) -> None:
     for job, reply_to, digest in (
         (a_job(job_id="job 1"), None, "d"),
         (a_job(), "two\nlines", "d"),
@@ -134,7 +138,7 @@ async def test_a_submission_that_could_not_be_kept_is_refused(queue: Queue) -> N
 
 
 @on_a_lane
-async def test_a_commit_is_logged_then_published_once_a_channel(queue: Queue) -> None:
+async def test_a_commit_is_logged_then_published_once_a_channel(queue: WorkerQueue) -> None:
     jobs = [a_job() for _ in range(70)]
     async with redis_of(queue).pubsub() as pubsub:
         await pubsub.subscribe(LANE.inbox("r"))
@@ -161,7 +165,7 @@ async def test_a_commit_is_logged_then_published_once_a_channel(queue: Queue) ->
 
 @on_a_lane
 async def test_a_repeated_commit_adds_nothing_and_a_longer_one_only_what_is_new(
-    queue: Queue,
+    queue: WorkerQueue,
 ) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
@@ -179,7 +183,7 @@ async def test_a_repeated_commit_adds_nothing_and_a_longer_one_only_what_is_new(
 
 @on_a_lane
 async def test_a_commit_that_does_not_continue_the_log_gives_the_job_to_another(
-    queue: Queue,
+    queue: WorkerQueue,
 ) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
@@ -195,8 +199,8 @@ async def test_a_commit_that_does_not_continue_the_log_gives_the_job_to_another(
 
 
 @on_a_lane
-async def test_the_next_lapse_is_that_of_the_oldest_lease(queue: Queue) -> None:
-    patient = Queue(queue._connection.redis, LANE, lease_ms=600_000)
+async def test_the_next_lapse_is_that_of_the_oldest_lease(queue: WorkerQueue) -> None:
+    patient = WorkerQueue(queue._connection.redis, LANE, lease_ms=600_000)
     await patient.register("new", WorkerCard())
     left_ms = await queue.next_lapse_ms()
     assert left_ms is not None and 0 < left_ms <= queue.lease_ms
@@ -211,7 +215,7 @@ async def test_the_next_lapse_is_that_of_the_oldest_lease(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_who_lost_a_job_can_write_nothing_more(queue: Queue) -> None:
+async def test_who_lost_a_job_can_write_nothing_more(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     old = await started(queue)
     job_id, made = old.job.job_id, deltas(old.job.job_id, 2, 1)
@@ -241,7 +245,7 @@ async def test_who_lost_a_job_can_write_nothing_more(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_the_same_worker_is_fenced_under_its_older_epoch(queue: Queue) -> None:
+async def test_the_same_worker_is_fenced_under_its_older_epoch(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     old = await started(queue)
     await queue.release("w", [old.job.job_id])
@@ -254,7 +258,7 @@ async def test_the_same_worker_is_fenced_under_its_older_epoch(queue: Queue) -> 
 
 
 @on_a_lane
-async def test_a_lapsed_lease_that_nobody_reaped_is_still_good(queue: Queue) -> None:
+async def test_a_lapsed_lease_that_nobody_reaped_is_still_good(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
     await lapse(queue, "w")
@@ -264,7 +268,9 @@ async def test_a_lapsed_lease_that_nobody_reaped_is_still_good(queue: Queue) -> 
 
 
 @on_a_lane
-async def test_a_finished_job_is_gone_from_the_lane_and_all_its_keys_expire(queue: Queue) -> None:
+async def test_a_finished_job_is_gone_from_the_lane_and_all_its_keys_expire(
+    queue: WorkerQueue,
+) -> None:
     await queue.enqueue(a_job(timeout_ms=60_000), None, "d", result_ttl_s=100)
     taken = await started(queue)
     job_id, made = taken.job.job_id, deltas(taken.job.job_id, 2, 1)
@@ -288,7 +294,7 @@ async def test_a_finished_job_is_gone_from_the_lane_and_all_its_keys_expire(queu
 
 
 @on_a_lane
-async def test_a_job_is_cancelled_where_it_is(queue: Queue) -> None:
+async def test_a_job_is_cancelled_where_it_is(queue: WorkerQueue) -> None:
     queued, claimed, running = a_job(), a_job(priority_class="high"), a_job(priority_class="high")
     for job in (running, claimed, queued):
         await queue.enqueue(job, None, "d")
@@ -315,7 +321,7 @@ async def test_a_job_is_cancelled_where_it_is(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_cancelled_job_of_a_dead_worker_ends_when_it_is_reaped(queue: Queue) -> None:
+async def test_a_cancelled_job_of_a_dead_worker_ends_when_it_is_reaped(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
     await queue.commit("w", [Commit(taken.job.job_id, taken.epoch, deltas(taken.job.job_id, 3))])
@@ -329,7 +335,9 @@ async def test_a_cancelled_job_of_a_dead_worker_ends_when_it_is_reaped(queue: Qu
 
 
 @on_a_lane
-async def test_a_deadline_acts_in_the_queue_at_the_start_and_while_running(queue: Queue) -> None:
+async def test_a_deadline_acts_in_the_queue_at_the_start_and_while_running(
+    queue: WorkerQueue,
+) -> None:
     swept, late, running = (a_job(timeout_ms=60_000) for _ in range(3))
     await queue.enqueue(running, None, "d")
     taken = await started(queue)
@@ -350,7 +358,9 @@ async def test_a_deadline_acts_in_the_queue_at_the_start_and_while_running(queue
 
 
 @on_a_lane
-async def test_what_the_scripts_end_by_themselves_reads_as_an_error_of_ours(queue: Queue) -> None:
+async def test_what_the_scripts_end_by_themselves_reads_as_an_error_of_ours(
+    queue: WorkerQueue,
+) -> None:
     cancelled, expired = a_job(), a_job(timeout_ms=60_000)
     for job in (cancelled, expired):
         await queue.enqueue(job, None, "d")
@@ -364,7 +374,9 @@ async def test_what_the_scripts_end_by_themselves_reads_as_an_error_of_ours(queu
 
 
 @on_a_lane
-async def test_a_lane_of_jobs_left_by_dead_workers_is_handed_on_64_at_a_time(queue: Queue) -> None:
+async def test_a_lane_of_jobs_left_by_dead_workers_is_handed_on_64_at_a_time(
+    queue: WorkerQueue,
+) -> None:
     jobs = [a_job() for _ in range(100)]
     for job in jobs:
         await queue.enqueue(job, None, "d")
@@ -387,7 +399,9 @@ async def test_a_lane_of_jobs_left_by_dead_workers_is_handed_on_64_at_a_time(que
 
 
 @on_a_lane
-async def test_a_job_read_by_a_worker_that_was_reaped_meanwhile_is_not_stuck(queue: Queue) -> None:
+async def test_a_job_read_by_a_worker_that_was_reaped_meanwhile_is_not_stuck(
+    queue: WorkerQueue,
+) -> None:
     await queue.enqueue(a_job(), None, "d")
     await queue.register("ghost", WorkerCard())
     assert len(await queue.read("ghost", 1) or []) == 1
@@ -398,7 +412,7 @@ async def test_a_job_read_by_a_worker_that_was_reaped_meanwhile_is_not_stuck(que
 
 @on_a_lane
 async def test_payloads_that_nobody_could_run_end_as_failed_and_name_the_field(
-    queue: Queue,
+    queue: WorkerQueue,
 ) -> None:
     cases = {
         b"{": "Invalid JSON",
@@ -421,7 +435,7 @@ async def test_payloads_that_nobody_could_run_end_as_failed_and_name_the_field(
 
 
 @on_a_lane
-async def test_entries_that_are_not_ours_are_dropped(queue: Queue) -> None:
+async def test_entries_that_are_not_ours_are_dropped(queue: WorkerQueue) -> None:
     await redis_of(queue).xadd(LANE.ready("normal"), {"garbage": "1"})
     await redis_of(queue).xadd(LANE.ready("normal"), {"job": "job_nowhere"})
     entries = await queue.read("w", 5) or []
@@ -433,7 +447,9 @@ async def test_entries_that_are_not_ours_are_dropped(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_out_of_memory_refuses_new_jobs_whole_and_lets_running_ones_end(queue: Queue) -> None:
+async def test_out_of_memory_refuses_new_jobs_whole_and_lets_running_ones_end(
+    queue: WorkerQueue,
+) -> None:
     job, waiting = a_job(), a_job()
     for one in (job, waiting):
         await queue.enqueue(one, None, "d")
@@ -463,7 +479,9 @@ async def test_out_of_memory_refuses_new_jobs_whole_and_lets_running_ones_end(qu
 
 
 @on_a_lane
-async def test_a_foreground_job_without_listeners_is_cancelled_after_a_grace(queue: Queue) -> None:
+async def test_a_foreground_job_without_listeners_is_cancelled_after_a_grace(
+    queue: WorkerQueue,
+) -> None:
     unheard, heard, running = a_job(), a_job(), a_job(priority_class="high")
     background = a_job(background=True)
     for job in (running, unheard, background):
@@ -495,7 +513,7 @@ async def test_a_foreground_job_without_listeners_is_cancelled_after_a_grace(que
 
 
 @on_a_lane
-async def test_who_comes_back_in_time_keeps_the_job(queue: Queue) -> None:
+async def test_who_comes_back_in_time_keeps_the_job(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
     orphans = f"{LANE.prefix}orphans"
@@ -516,7 +534,9 @@ async def test_who_comes_back_in_time_keeps_the_job(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_reader_joins_at_every_cursor_through_every_change_of_worker(queue: Queue) -> None:
+async def test_a_reader_joins_at_every_cursor_through_every_change_of_worker(
+    queue: WorkerQueue,
+) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
     made: list[Delta] = []
@@ -548,7 +568,7 @@ async def test_a_reader_joins_at_every_cursor_through_every_change_of_worker(que
 
 
 @on_a_lane
-async def test_a_long_log_comes_in_pages(queue: Queue) -> None:
+async def test_a_long_log_comes_in_pages(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
     made = deltas(taken.job.job_id, *[1] * 1100)
@@ -566,7 +586,7 @@ async def test_a_long_log_comes_in_pages(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_another_tenant_finds_nothing(queue: Queue) -> None:
+async def test_another_tenant_finds_nothing(queue: WorkerQueue) -> None:
     job = a_job(tenant="mine")
     await queue.enqueue(job, None, "d")
     for ask in (queue.status, queue.result, queue.cancel, queue.delete):
@@ -582,7 +602,7 @@ async def test_another_tenant_finds_nothing(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_result_kept_no_longer_is_gone_and_not_unknown(queue: Queue) -> None:
+async def test_a_result_kept_no_longer_is_gone_and_not_unknown(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
     await finish(queue, taken, deltas(taken.job.job_id, 1))
@@ -598,7 +618,7 @@ async def test_a_result_kept_no_longer_is_gone_and_not_unknown(queue: Queue) -> 
 
 
 @on_a_lane
-async def test_a_deleted_job_leaves_nothing_behind(queue: Queue) -> None:
+async def test_a_deleted_job_leaves_nothing_behind(queue: WorkerQueue) -> None:
     running, ended, queued = (a_job(timeout_ms=60_000, metadata={"a": "b"}) for _ in range(3))
     for job in (running, ended, queued):
         await queue.enqueue(job, None, "d")
@@ -618,7 +638,7 @@ async def test_a_deleted_job_leaves_nothing_behind(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_deleted_job_of_a_dead_worker_leaves_nothing_behind(queue: Queue) -> None:
+async def test_a_deleted_job_of_a_dead_worker_leaves_nothing_behind(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
     await queue.commit("w", [Commit(taken.job.job_id, taken.epoch, deltas(taken.job.job_id, 3))])
@@ -629,7 +649,7 @@ async def test_a_deleted_job_of_a_dead_worker_leaves_nothing_behind(queue: Queue
 
 
 @on_a_lane
-async def test_the_scripts_come_back_after_the_cache_was_flushed(queue: Queue) -> None:
+async def test_the_scripts_come_back_after_the_cache_was_flushed(queue: WorkerQueue) -> None:
     for _ in range(2):
         await queue.enqueue(a_job(), None, "d")
         await redis_of(queue).script_flush()
@@ -639,7 +659,7 @@ async def test_the_scripts_come_back_after_the_cache_was_flushed(queue: Queue) -
 
 
 @on_a_lane
-async def test_a_worker_tells_of_itself_until_it_leaves(queue: Queue) -> None:
+async def test_a_worker_tells_of_itself_until_it_leaves(queue: WorkerQueue) -> None:
     await queue.register("w", WorkerCard(host="here", max_num_seqs=8))
     await queue.beat("w", {"num_running": 3})
     (status,) = await queue.workers()
@@ -656,7 +676,7 @@ def test_every_key_of_a_lane_shares_its_slot(redis_url: str) -> None:
     async def main() -> None:
         link = connect(redis_url)
         lane = Lane("a {strange} model: 1", 3)
-        queue = Queue(link, lane)
+        queue = WorkerQueue(link, lane)
         await queue.register("w", WorkerCard())
         job = a_job(model=lane.model, job_id=lane.new_job_id(), timeout_ms=1000)
         await queue.enqueue(job, None, "d")
@@ -679,7 +699,7 @@ class LossyRedis(Redis):
 
 def test_every_call_may_be_repeated_because_its_reply_was_lost(redis_url: str) -> None:
     async def main() -> None:
-        queue = Queue(LossyRedis(parse(redis_url)), LANE)
+        queue = WorkerQueue(LossyRedis(parse(redis_url)), LANE)
         await queue.register("w", WorkerCard())
         jobs = [a_job() for _ in range(4)]
         for job in jobs:
@@ -705,7 +725,7 @@ def test_every_call_may_be_repeated_because_its_reply_was_lost(redis_url: str) -
 
 
 @on_a_lane
-async def test_an_entry_that_its_job_left_starts_nothing(queue: Queue) -> None:
+async def test_an_entry_that_its_job_left_starts_nothing(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     (old,) = await queue.read("w", 1) or []
     assert await queue.release("w", [old.job_id]) == 1
@@ -719,7 +739,7 @@ async def test_an_entry_that_its_job_left_starts_nothing(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_a_worker_without_a_lease_starts_nothing(queue: Queue) -> None:
+async def test_a_worker_without_a_lease_starts_nothing(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     [entry] = await queue.read("w", 1) or []
     await redis_of(queue).zrem(f"{LANE.prefix}workers", "w")
@@ -731,7 +751,9 @@ async def test_a_worker_without_a_lease_starts_nothing(queue: Queue) -> None:
 
 
 @on_a_lane
-async def test_an_end_that_does_not_fit_the_log_gives_the_job_to_another(queue: Queue) -> None:
+async def test_an_end_that_does_not_fit_the_log_gives_the_job_to_another(
+    queue: WorkerQueue,
+) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
     made = deltas(taken.job.job_id, 2, 1)
@@ -743,7 +765,7 @@ async def test_an_end_that_does_not_fit_the_log_gives_the_job_to_another(queue: 
 
 
 @on_a_lane
-async def test_a_channel_is_attached_once_however_often_its_reader_asks(queue: Queue) -> None:
+async def test_a_channel_is_attached_once_however_often_its_reader_asks(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), "mine", "d")
     taken = await started(queue)
     async with redis_of(queue).pubsub() as pubsub:

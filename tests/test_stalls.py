@@ -12,8 +12,8 @@ from gateway.client import Client
 from schemas.connection import connect
 from schemas.keys import Lane
 from schemas.model import WorkerCard
-from schemas.queue import Queue
 from schemas.sampling import SamplingParams
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, MODEL, a_job, started
 from worker.consumer import Intake
 from worker.engine.fake import fake_engine
@@ -89,7 +89,7 @@ def test_nothing_is_written_past_the_lease(redis_url):
         limits = fake_engine(512, 8, 16, 0).limits
         intake = Intake(settings, load_text(settings), limits)
         async with connect(redis_url) as server:
-            queue, lease = Queue(server, LANE, lease_ms=60_000), Lease(60)
+            queue, lease = WorkerQueue(server, LANE, lease_ms=60_000), Lease(60)
             await queue.register("w", WorkerCard())
             await queue.enqueue(a_job(background=True), None)
             taken = await started(queue)

@@ -16,6 +16,7 @@ from plain import plain
 from schemas.event import Delta, Failed
 from schemas.job import Message
 from schemas.sampling import SamplingParams
+from schemas.worker_queue import WorkerQueue
 from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
@@ -287,7 +288,8 @@ def test_a_job_that_redis_takes_for_a_workers_and_it_does_not_know_is_handed_on(
         params = SamplingParams(max_tokens=10, seed=3)
         job_id = await client.enqueue("hello", params=params, background=True, delay_ms=3_600_000)
         await plain(client.redis).zadd(f"{queue.lane.prefix}delayed", {job_id: 0})
-        assert [entry.job_id for entry in await queue.read(status.worker, 1) or []] == [job_id]
+        taking = WorkerQueue(client.redis, queue.lane)
+        assert [entry.job_id for entry in await taking.read(status.worker, 1) or []] == [job_id]
         (expected,) = offline.generate(["hello"], params)
         same(await client.result(job_id), expected)
 

@@ -9,7 +9,7 @@ from schemas.delivery import Ending, Entry, Started
 from schemas.errors import BudgetExceeded, PenstockError, PromptTooLong, Unavailable, WorkerFailed
 from schemas.event import Failed
 from schemas.job import Job
-from schemas.queue import Queue
+from schemas.worker_queue import WorkerQueue
 from worker.active_job import ActiveJob
 from worker.completion import Completion
 from worker.engine.limits import Limits
@@ -93,7 +93,7 @@ class Consumer:
         self._is_closed = True
 
     @property
-    def _queue(self) -> Queue:
+    def _queue(self) -> WorkerQueue:
         return self._streamer.queue
 
     async def run(self) -> None:

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from schemas.delivery import Letter
-from schemas.queue import Queue
 from schemas.servers import Redis
+from schemas.worker_queue import WorkerQueue
 from worker.consumer import Consumer, Intake
 from worker.lease import Lease
 from worker.link import Order, Step
@@ -28,7 +28,7 @@ class Shift:
         self._room = Room(intake.limits, len(settings.lanes()))
         self._streamers = [
             Streamer(
-                Queue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),
+                WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),
                 incarnation,
                 self.lease,
                 self._room,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from schemas.delivery import Letter, OutOfBudget
 from schemas.errors import Unavailable
-from schemas.queue import Queue
+from schemas.worker_queue import WorkerQueue
 from worker.active_job import ActiveJob
 from worker.engine.messages import Addition, Output
 from worker.lease import Lease
@@ -29,7 +29,7 @@ class Streamer:
 
     def __init__(
         self,
-        queue: Queue,
+        queue: WorkerQueue,
         incarnation: str,
         lease: Lease,
         room: Room,

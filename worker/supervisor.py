@@ -16,9 +16,9 @@ from schemas.connection import connect
 from schemas.errors import Unavailable
 from schemas.exit_status import NEVER_STARTS
 from schemas.model import WorkerCard
-from schemas.queue import Queue
 from schemas.server_check import UnfitServer, check_servers
 from schemas.servers import Redis
+from schemas.worker_queue import WorkerQueue
 from worker.crash_dump import shown, write_dump
 from worker.crew import Crew, processes, threads
 from worker.link import (
@@ -98,7 +98,9 @@ class Watch:
         self._hurries = hurries
         self._redis = redis
         self._is_checked = False
-        self._queues = [Queue(redis, lane, settings.lease_ttl_ms) for lane in settings.lanes()]
+        self._queues = [
+            WorkerQueue(redis, lane, settings.lease_ttl_ms) for lane in settings.lanes()
+        ]
         self._incarnation: str | None = None
         self._why = "a process ended"
         self._records: dict[str, JsonValue] = {}
