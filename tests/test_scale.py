@@ -15,7 +15,8 @@ from schemas.account import Account, Limits
 from schemas.delivery import Ending, Entry, Outcome
 from schemas.job import Job
 from schemas.model import WorkerCard
-from schemas.queue import MAX_JOBS_A_CALL, WorkerQueue
+from schemas.queue import MAX_JOBS_A_CALL
+from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, deltas, done, on_a_lane, queue_at
 
 AT_ONCE = 128  # calls under way together
