@@ -138,7 +138,50 @@ class _Lanes(Collector):
             queued.add_metric(labels, lane.status.num_queued)
             running.add_metric(labels, lane.status.num_running)
             alive.add_metric(labels, len(lane.living))
-        return [queued, running, alive, *self._engines()]
+        return [queued, running, alive, *self._totals(), self._reasons(), *self._engines()]
+
+    def _totals(self) -> Iterable[Metric]:
+        labels = ["model_name", "lane"]
+        dead = GaugeMetricFamily(names.DEAD_LETTERS, "Dead letters that are kept", labels=labels)
+        for lane in self._lanes:
+            dead.add_metric([lane.model, lane.number], lane.status.num_dead_letters)
+        yield dead
+        for total, (name, text) in names.LANE_TOTALS.items():
+            family = CounterMetricFamily(name, text, labels=labels)
+            for lane in self._lanes:
+                family.add_metric([lane.model, lane.number], lane.status.totals.get(total, 0))
+            yield family
+
+    def _reasons(self) -> Metric:
+        """Of what waits in the queue; what waits in an engine has no room there."""
+        family = GaugeMetricFamily(
+            names.REQUESTS_WAITING_BY_REASON,
+            "Requests that wait, by what for",
+            labels=[*ENGINE_LABELS, "reason"],
+        )
+        for lane in self._lanes:
+            for reason, count in _waiting(lane).items():
+                family.add_metric([lane.model, f"{QUEUE}:{lane.number}", reason], count)
+        for (model, engine), worker in self._workers().items():
+            family.add_metric([model, engine, "capacity"], _number(worker, "num_waiting"))
+        return family
+
+    def _workers(self) -> dict[tuple[str, str], WorkerStatus]:
+        """A worker that serves several lanes of a model is in each of them: it counts once."""
+        return {(lane.model, each.worker): each for lane in self._lanes for each in lane.living}
+
+    def _health(self) -> Metric:
+        """A worker that crashed is gone from here: see the counters; one that froze is at 0."""
+        family = GaugeMetricFamily(
+            names.ENGINE_HEALTHY,
+            "1: its lease runs, and it computes or is idle",
+            labels=ENGINE_LABELS,
+        )
+        workers = {(lane.model, each.worker): each for lane in self._lanes for each in lane.workers}
+        for labels, worker in workers.items():
+            is_moving = _number(worker, "unmoved_s") <= names.UNHEALTHY_S
+            family.add_metric(labels, float(worker.lease_left_ms > 0 and is_moving))
+        return family
 
     def _engines(self) -> Iterable[Metric]:
         families = {metric.name: _family(metric) for metric in names.ENGINE_METRICS}
@@ -146,11 +189,7 @@ class _Lanes(Collector):
         waste = GaugeMetricFamily(
             names.KV_WASTE, "Share of held KV slots without a token", labels=ENGINE_LABELS
         )
-        # A worker that serves several lanes of a model is in each of them: it counts once.
-        engines = {
-            (lane.model, worker.worker): worker for lane in self._lanes for worker in lane.living
-        }
-        for labels, worker in engines.items():
+        for labels, worker in self._workers().items():
             for metric in names.ENGINE_METRICS:
                 families[metric.name].add_metric(labels, _number(worker, metric.stat))
             held = _number(worker, "num_held_blocks")
@@ -160,7 +199,15 @@ class _Lanes(Collector):
         for lane in self._lanes:
             labels = (lane.model, f"{QUEUE}:{lane.number}")
             families[names.REQUESTS_WAITING].add_metric(labels, lane.status.num_queued)
-        return [*families.values(), usage, waste]
+        return [*families.values(), usage, waste, self._health()]
+
+
+def _waiting(lane: LaneReport) -> dict[str, int]:
+    """Jobs by what they wait for; of those that nothing holds back, for a worker or its room."""
+    status = lane.status
+    held = status.by_reason | {"delayed": status.num_delayed}
+    rest = status.num_queued - sum(held.values())
+    return held | {"capacity" if lane.living else "no_worker": max(0, rest)}
 
 
 def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFamily:

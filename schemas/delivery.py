@@ -160,6 +160,10 @@ class WorkerStatus(Report):
     lease_left_ms: int = Field(description="negative: lapsed, and its jobs go to others")
 
 
+# Workers that crashed, or whose lease lapsed; jobs taken from such, put back, and given up as dead.
+Total = Literal["crashed", "lapsed", "reaped", "requeued", "buried"]
+
+
 class LaneStatus(Report):
     num_queued: int = Field(description="no worker has them; all that follow down to `delayed`")
     num_running: int = Field(description="read by a worker and not ended")
@@ -169,6 +173,8 @@ class LaneStatus(Report):
     num_delayed: int = 0
     num_handed_back: int = 0
     by_reason: dict[str, int] = Field({}, description="those that limits of their account hold")
+    num_dead_letters: int = 0
+    totals: dict[Total, int] = Field({}, description="since the lane's beginning")
 
     @property
     def num_unended(self) -> int:

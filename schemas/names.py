@@ -3,12 +3,16 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from schemas.delivery import Total
+
 TTFT_SECONDS = "vllm:time_to_first_token_seconds"
 INTER_TOKEN_SECONDS = "vllm:inter_token_latency_seconds"
 E2E_SECONDS = "vllm:e2e_request_latency_seconds"
 REQUEST_SUCCESS = "vllm:request_success"
 REQUESTS_RUNNING = "vllm:num_requests_running"
 REQUESTS_WAITING = "vllm:num_requests_waiting"
+REQUESTS_WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
+ENGINE_HEALTHY = "vllm:engine_healthy"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 KV_WASTE = "penstock:kv_waste_ratio"
 
@@ -18,6 +22,17 @@ JOBS_RUNNING = "penstock:jobs_running"
 HTTP_RESPONSES = "penstock:http_responses"
 JOBS_FOLLOWED = "penstock:jobs_followed"
 WORKERS_ALIVE = "penstock:workers_alive"
+DEAD_LETTERS = "penstock:dead_letters"
+UNHEALTHY_S = 10.0  # so long without a step, with work to do
+
+# Of a lane, as its scripts count them.
+LANE_TOTALS: dict[Total, tuple[str, str]] = {
+    "crashed": ("penstock:worker_crashes", "Workers that crashed or were ended for standing still"),
+    "lapsed": ("penstock:worker_lapses", "Workers whose lease ran out"),
+    "reaped": ("penstock:jobs_reaped", "Jobs taken from workers that crashed or lapsed"),
+    "requeued": ("penstock:jobs_requeued", "Jobs put back into the queue, for whatever reason"),
+    "buried": ("penstock:jobs_dead", "Jobs given up because workers died of them"),
+}
 
 # vLLM's buckets, in seconds.
 TTFT_BUCKETS = (
@@ -74,6 +89,12 @@ ENGINE_METRICS = (
         "Tokens that went through the model",
     ),
     EngineMetric("num_steps", "penstock:engine_steps", "counter", "Engine steps"),
+    EngineMetric(
+        "unmoved_s",
+        "penstock:engine_unmoved_seconds",
+        "gauge",
+        "Since it was heard, and computed if it has work",
+    ),
     EngineMetric("step_seconds", "penstock:step_seconds", "counter", "Time in engine steps"),
     EngineMetric(
         "scheduler_seconds", "penstock:scheduler_seconds", "counter", "Of that, in the scheduler"

@@ -24,6 +24,7 @@ from schemas.delivery import (
     Rates,
     Reason,
     Submission,
+    Total,
     WorkerStatus,
 )
 from schemas.errors import InvalidJob, JobGone, JobNotFound
@@ -37,6 +38,7 @@ from schemas.servers import Redis
 
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 PAGE = 512  # events that one attach returns
+TOTALS: tuple[Total, ...] = ("crashed", "lapsed", "reaped", "requeued", "buried")
 CLASSES: tuple[PriorityClass, ...] = ("high", "normal", "batch")
 STATE: TypeAdapter[State] = TypeAdapter(State)
 CLASS: TypeAdapter[PriorityClass] = TypeAdapter(PriorityClass)
@@ -146,10 +148,10 @@ class Queue:
 
     async def counts(self) -> LaneStatus:
         reply, reasons, seen = list[str](), Counter[str](), 0
-        while not reply or int(reply[8]) >= MAX_JOBS_A_CALL:
+        while not reply or int(reply[14]) >= MAX_JOBS_A_CALL:
             reply = [item.decode() for item in await self._run("counts", seen)]
-            reasons.update(dict(zip(reply[9::2], map(int, reply[10::2]), strict=True)))
-            seen += int(reply[8])
+            reasons.update(dict(zip(reply[15::2], map(int, reply[16::2]), strict=True)))
+            seen += int(reply[14])
         running, ended, interval_ms, handed_back, delayed = reply[:5]
         by_class = dict(zip(CLASSES, map(int, reply[5:8]), strict=True))
         return LaneStatus(
@@ -160,6 +162,8 @@ class Queue:
             by_class=by_class,
             num_delayed=int(delayed),
             num_handed_back=int(handed_back),
+            num_dead_letters=int(reply[8]),
+            totals=dict(zip(TOTALS, map(int, reply[9:14]), strict=True)),
             by_reason=dict(reasons),
         )
 

@@ -65,6 +65,8 @@ async def test_a_job_dies_after_two_crashes_met_alone(queue: WorkerQueue) -> Non
     assert await take(queue, "later") == []
     counts = await queue.counts()
     assert (counts.num_queued, counts.num_running, counts.num_ended) == (0, 0, 1)
+    totals = {"crashed": 3, "lapsed": 0, "reaped": 3, "requeued": 2, "buried": 1}
+    assert (counts.num_dead_letters, counts.totals) == (1, totals)
 
 
 @on_a_lane

@@ -1,5 +1,6 @@
 """A crash leaves a file that says what the engine was about to compute, and none of the words."""
 
+import asyncio
 import json
 import os
 import signal
@@ -125,13 +126,15 @@ def test_a_killed_engine_leaves_its_last_plan_and_its_letter_names_the_file(
     "kind, exit_status, place", [("hang", None, "_fails"), ("raise", 1, "RuntimeError")]
 )
 def test_a_stack_says_where_it_hung_or_was_raised(redis_url, tmp_path, kind, exit_status, place):
-    with worker(redis_url, tmp_path, "--step-timeout-s", "2") as process:
+    with worker(redis_url, tmp_path, "--step-timeout-s", "6") as process:
         process.ready()
 
         async def asks(client: Client) -> None:
             prompt = f"poison:{kind}:5 {CANARY}"
             job_id = await client.enqueue(prompt, params=STORY, background=True)
             await tokens(client, job_id, 5)
+            if kind == "hang":
+                await see_it_stand_still(client)
             [dump] = wait_for_dumps(tmp_path, 1)
             await client.cancel(job_id)
             assert ("engine did not move" in dump["why"]) == (kind == "hang")
@@ -144,6 +147,13 @@ def test_a_stack_says_where_it_hung_or_was_raised(redis_url, tmp_path, kind, exi
             assert CANARY not in process.logged()
 
         ask(redis_url, asks)
+
+
+async def see_it_stand_still(client: Client) -> None:
+    """As /metrics shows it, before anybody ends it."""
+    [queue] = await client.queues()
+    while not any(one.stats.get("unmoved_s", 0.0) > 1 for one in await queue.workers()):
+        await asyncio.sleep(0.02)
 
 
 def test_a_real_engine_leaves_its_plan(redis_url, tmp_path):

@@ -245,9 +245,62 @@ def test_a_worker_of_two_lanes_counts_once() -> None:
     reports = [LaneReport(MODEL, number, lane, [worker, lapsed]) for number in ("0", "1")]
     text = Metrics().text(reports).decode()
     assert text.count('vllm:generation_tokens_total{engine="w"') == 1
-    assert "gone" not in text
-    waiting = [line for line in text.splitlines() if line.startswith(names.REQUESTS_WAITING)]
+    assert [line for line in text.splitlines() if '"gone"' in line] == [
+        f'{names.ENGINE_HEALTHY}{{engine="gone",model_name="{MODEL}"}} 0.0'
+    ]
+    waiting = [line for line in text.splitlines() if line.startswith(names.REQUESTS_WAITING + "{")]
     assert sum(float(line.split()[-1]) for line in waiting) == 6
+
+
+@pytest.mark.parametrize(
+    "lease_left_ms, unmoved_s, healthy", [(9, 0.4, 1), (9, names.UNHEALTHY_S + 1, 0), (-1, 0.0, 0)]
+)
+def test_an_engine_is_healthy_while_its_lease_runs_and_it_moves(
+    lease_left_ms: int, unmoved_s: float, healthy: float
+) -> None:
+    lane = LaneStatus(num_queued=0, num_running=1, num_ended=0, interval_ms=0)
+    worker = WorkerStatus(
+        worker="w",
+        card=WorkerCard(),
+        stats={"unmoved_s": unmoved_s},
+        lease_left_ms=lease_left_ms,
+    )
+    assert numbers(LaneReport(MODEL, "0", lane, [worker]), names.ENGINE_HEALTHY) == {"w": healthy}
+
+
+def test_what_waits_is_told_apart_by_what_it_waits_for() -> None:
+    lane = LaneStatus(
+        num_queued=9,
+        num_running=1,
+        num_ended=0,
+        interval_ms=0,
+        num_delayed=2,
+        by_reason={"rate": 3},
+        num_dead_letters=7,
+        totals={"crashed": 5, "buried": 8},
+    )
+    worker = WorkerStatus(worker="w", card=WorkerCard(), stats={"num_waiting": 6}, lease_left_ms=9)
+    name = names.REQUESTS_WAITING_BY_REASON
+    alone, served = LaneReport(MODEL, "0", lane, []), LaneReport(MODEL, "0", lane, [worker])
+    assert numbers(alone, name) == {"rate": 3, "delayed": 2, "no_worker": 4}
+    assert numbers(served, name) == {"rate": 3, "delayed": 2, "capacity": 4, "w": 6}
+    for total, count in (("crashed", 5), ("buried", 8), ("lapsed", 0)):
+        assert numbers(alone, names.LANE_TOTALS[total][0] + "_total") == {"0": count}
+    assert numbers(alone, names.DEAD_LETTERS) == {"0": 7}
+
+
+def numbers(report: LaneReport, name: str) -> dict[str, float]:
+    """Of one metric, by engine, or by reason or lane where no engine is meant."""
+    found = {}
+    for line in Metrics().text([report]).decode().splitlines():
+        metric, _, rest = line.partition("{")
+        if metric == name:
+            labels, _, number = rest.partition("} ")
+            told = dict(re.findall(r'(\w+)="([^"]*)"', labels))
+            engine = told.get("engine", "queue:")
+            of_queue = told.get("reason", told.get("lane", ""))
+            found[of_queue if engine.startswith("queue:") else engine] = float(number)
+    return found
 
 
 @pytest.mark.parametrize(

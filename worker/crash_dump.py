@@ -1,16 +1,29 @@
 """The file that says why a worker's processes ended: one a crash, named as the worker was."""
 
+import asyncio
 import json
 import time
 from pathlib import Path
 
 from pydantic import JsonValue
 
+from worker.log import log
 from worker.settings import WorkerSettings
 
 MOST_FILES = 16  # in one folder; the oldest go. One has at most 1.3 MiB
 SUFFIX = ".crash.json"
 _SECRETS = {"cache_salt_secret", "redis_url"}
+
+
+async def keep_dump(settings: WorkerSettings, worker: str, told: dict[str, JsonValue]) -> None:
+    """As far as the disk takes it: a crash has worse to care for."""
+    assert settings.crash_dump_folder is not None
+    told = {**told, "settings": shown(settings)}
+    try:
+        path = await asyncio.to_thread(write_dump, settings.crash_dump_folder, worker, told)
+        log.error("what the crash left is in %s", path)
+    except OSError as error:
+        log.warning("crash dump could not be written: %s", error)
 
 
 def shown(settings: WorkerSettings) -> dict[str, JsonValue]:

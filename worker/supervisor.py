@@ -19,7 +19,7 @@ from schemas.model import WorkerCard
 from schemas.server_check import UnfitServer, check_servers
 from schemas.servers import Redis
 from schemas.worker_queue import WorkerQueue
-from worker.crash_dump import shown, write_dump
+from worker.crash_dump import keep_dump
 from worker.crew import Crew, processes, threads
 from worker.link import (
     Alive,
@@ -154,23 +154,18 @@ class Watch:
 
     async def leave_dump(self) -> None:
         """Of a crash, before what is left of the crew is killed."""
-        folder, box = self._settings.crash_dump_folder, self._crew.box
-        if folder is None or box is None:
+        box = self._crew.box
+        if box is None:
             return
         told: dict[str, JsonValue] = {
             "why": self._why,
             "card": self._card.model_dump(mode="json"),
-            "settings": shown(self._settings),
             "stats": asdict(self._pulse.stats) if self._pulse else None,
             **await box.remains(),
             **self._records,
         }
         name = self._incarnation or f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
-        try:
-            path = await asyncio.to_thread(write_dump, folder, name, told)
-            log.error("what the crash left is in %s", path)
-        except OSError as error:
-            log.warning("crash dump could not be written: %s", error)
+        await keep_dump(self._settings, name, told)
 
     def _forsake(self) -> None:
         """A crash is told to the queue by the supervisor alone: the I/O side hands nothing back."""
@@ -291,7 +286,10 @@ class Watch:
             self._tell(Renewed(began_s))
 
     async def _renew(self, incarnation: str) -> bool:
-        stats = asdict(self._pulse.stats) if self._pulse else None
+        stats: dict[str, JsonValue] | None = None
+        if self._pulse:
+            unmoved_s = max(0.0, self._engine_unmoved_s(self._pulse))
+            stats = asdict(self._pulse.stats) | {"unmoved_s": unmoved_s}
         for queue in self._queues:
             letters = await queue.beat(incarnation, stats)
             if letters is None:
@@ -300,14 +298,17 @@ class Watch:
                 self._tell(Letters(letters))
         return True
 
+    def _engine_unmoved_s(self, pulse: Pulse) -> float:
+        now = time.monotonic()
+        return max(now - self._heard_s, now - (pulse.unmoved_since_s or now))
+
     def _is_alive(self) -> bool:
         """Whether both sides move; a crew that does not is ended, and its jobs are handed on."""
         if self._pulse is None:
             return False
-        now = time.monotonic()
         unmoved_s = {
-            "engine": max(now - self._heard_s, now - (self._pulse.unmoved_since_s or now)),
-            "I/O process": now - self._io_heard_s,
+            "engine": self._engine_unmoved_s(self._pulse),
+            "I/O process": time.monotonic() - self._io_heard_s,
         }
         for name, seconds in unmoved_s.items():
             if seconds > self._settings.step_timeout_s:

@@ -225,6 +225,7 @@ local function requeue(job)
   local entry = redis.call('XADD', ready_key(ready), '*', 'job', job.id)
   redis.call('HSET', job.key, 'state', 'ready', 'ready', ready, 'entry', entry)
   redis.call('HDEL', job.key, 'owner')
+  redis.call('HINCRBY', PREFIX .. 'counts', 'requeued', 1)
   announce()
 end
 

@@ -45,6 +45,7 @@ local function bury(job, blame)
   local told = redis.call('HMGET', job.key, 'class', 'digest', 'created_ms', 'crashes', 'crashed_on')
   local num_bytes = redis.call('STRLEN', job.key .. ':request')
   settle_failed(job, 'dead', DEAD)
+  redis.call('HINCRBY', PREFIX .. 'counts', 'buried', 1)
   if job.erase then return end
   local entry = redis.call('XADD', PREFIX .. 'dead', '*', 'job', job.id, 'reason', 'worker_crashed',
     'tenant', job.tenant, 'class', told[1], 'digest', told[2], 'request_bytes', num_bytes,
