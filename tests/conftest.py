@@ -13,8 +13,12 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from hypothesis import Phase, settings
 
 from compose.server import Server
+
+# For `make mutants`: that it fails is enough, the smallest example is not looked for.
+settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from scripted import LANE, a_job, delta, finish, on_a_lane
 from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
+NO_END = 2**31 - 1  # where a trial is passed that lasts to the job's end
+
 
 def redis_of(queue: WorkerQueue) -> redis.asyncio.Redis:
     """The queue's server, past the queue."""
@@ -195,6 +197,20 @@ async def test_a_job_that_crashes_workers_later_does_not_loop_for_ever(queue: Wo
         await step(queue, f"a{number}", got[0])
         await queue.unregister(f"a{number}", crashed=True)
     assert trials == [None, None, None, None, 64, 64]
+    assert (await queue.status("default", job.job_id)).state == "dead"
+
+
+@on_a_lane
+async def test_a_job_that_passes_its_trials_and_crashes_workers_later_runs_alone_to_its_end(
+    queue: WorkerQueue,
+) -> None:
+    job = a_job()
+    await queue.enqueue(job, None, "d")
+    for number in range(10):
+        [taken] = await take(queue, f"a{number}")
+        assert (taken.trial == NO_END) == (number >= 8)
+        await step(queue, f"a{number}", taken, 70)
+        await queue.unregister(f"a{number}", crashed=True)
     assert (await queue.status("default", job.job_id)).state == "dead"
 
 

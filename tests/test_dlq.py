@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+import redis
 
 from compose.cli import main
 from schemas.delivery import Outcome
@@ -83,7 +84,10 @@ def test_a_requeued_job_runs_once_however_often_it_is_asked_for(redis_url, capsy
 
 def test_a_dropped_letter_is_gone_with_its_request(redis_url, capsys):
     job_id = bury(redis_url)
-    assert dlq(capsys, redis_url, "drop", job_id)[0] == 0
+    with redis.Redis.from_url(redis_url) as store:
+        assert store.keys(f"*{job_id}:request")
+        assert dlq(capsys, redis_url, "drop", job_id)[0] == 0
+        assert not store.keys(f"*{job_id}:request")
     for command in ("show", "requeue", "drop"):
         status, _, err = dlq(capsys, redis_url, command, job_id)
         assert status == 1 and job_id in err and "Traceback" not in err

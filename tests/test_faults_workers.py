@@ -39,7 +39,7 @@ def serve(system: System, model: str, *flags: str, **env: str) -> Worker:
 @pytest.mark.parametrize(
     "point",
     [
-        "read.answered",
+        "start.asked",  # read, and not started
         "start.answered:3",
         "commit.asked:5",
         "commit.answered:5",

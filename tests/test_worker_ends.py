@@ -11,6 +11,7 @@ import pytest
 from compose.server import Server
 from gateway.client import Client
 from schemas.event import Delta, Result
+from schemas.job import Job
 from schemas.sampling import SamplingParams
 from worker.llm import LLM, RequestOutput
 from worker_process import WorkerProcess, ask, incarnations, same, until
@@ -79,22 +80,30 @@ def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(fresh, offl
 
         async def asks(client: Client) -> None:
             job_id = await client.enqueue(LONG, params=STORY)
+            later = await client.name_job("fake")
 
             def act() -> None:
                 worker.process.send_signal(signal.SIGTERM)
                 until(lambda: "began to drain" in worker.logged(), "the drain to begin")
+                asyncio.run(submit(fresh.url, later))
 
             same(await read_while(client, job_id, act), told(offline))
-            later = await client.enqueue(LONG, background=True)
             await asyncio.to_thread(worker.process.wait, 30)
             assert worker.process.returncode == 0
-            assert (await client.status(later)).state == "ready"
+            status = await client.status(later)
+            assert (status.state, status.started_ms) == ("ready", None)
 
         ask(fresh.url, asks)
 
 
+async def submit(url: str, job_id: str) -> None:
+    job = Job(job_id=job_id, model="fake", prompts=["short"], background=True)
+    async with Client.from_url(url) as client:
+        await client.submit(job)
+
+
 def test_a_second_sigterm_hands_back_at_once(fresh, offline):
-    with WorkerProcess(fresh.url, "fake", "--drain-s", "600", *SLOW) as first:
+    with WorkerProcess(fresh.url, "fake", "--drain-s", "600", "--fake-step-ms", "150") as first:
         first.ready()
 
         async def asks(client: Client) -> None:
@@ -104,6 +113,7 @@ def test_a_second_sigterm_hands_back_at_once(fresh, offline):
                 first.process.send_signal(signal.SIGTERM)
                 until(lambda: "began to drain" in first.logged(), "the drain to begin")
                 assert first.stop() == 0
+                assert "handed back 1 jobs" in first.logged()
 
             with WorkerProcess(fresh.url, "fake") as second:
                 second.ready()

@@ -19,7 +19,7 @@ from schemas.event import Result
 from schemas.keys import Lane
 from worker.llm import RequestOutput
 
-PATIENCE_S = 240.0  # a busy machine
+PATIENCE_S = 120.0  # a busy machine
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:

@@ -7,7 +7,7 @@ The table is the TOML files of `tests/faults/mutants/`, one file an area, each a
     file = "schemas/scripts/lane.lua"
     old = '''text that occurs exactly once in the file'''
     new = '''what stands there instead'''
-    test = "tests/test_x.py::test_that_must_fail"   # any words of pytest; one test is best
+    test = "tests/test_x.py::test_that_must_fail"   # words for pytest as a shell's; one is best
     # Where two defences stand behind one another, both are taken out:
     also = [{ file = "...", old = '''...''', new = '''...''' }]
 
@@ -20,6 +20,7 @@ table fits the code. The exit status is 1 when a mutant was not caught or does n
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -79,7 +80,7 @@ class Mutant:
     def complaint(self) -> str | None:
         """Why the table does not fit the code; none when it does."""
         found = [complaint for edit in self.edits if (complaint := edit.complaint())]
-        path, _, name = self.test.split()[0].partition("::")
+        path, _, name = shlex.split(self.test)[0].partition("::")
         if not (ROOT / path).exists():
             found.append(f"there is no {path}")
         elif name and f"def {name.split('[')[0]}(" not in (ROOT / path).read_text():
@@ -138,9 +139,10 @@ def copy_tree(tree: Path) -> None:
 def run_test(tree: Path, test: str, limit_s: float) -> tuple[int, str]:
     """pytest's exit status, and its first line about a failure. Raises TimeoutExpired."""
     words = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
+    words.append("--hypothesis-profile=mutants")
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     process = subprocess.Popen(
-        [*words, *test.split()],
+        [*words, *shlex.split(test)],
         cwd=tree,
         env=environment | {"COLUMNS": "200"},
         stdout=subprocess.PIPE,
