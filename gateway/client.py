@@ -49,7 +49,7 @@ RETRY_S = 0.25
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REMEMBER_S = 86_400  # an idempotency key, whatever became of its job's result
 CARDS_S = 1.0  # how old the list of models may be
-PAGES_AT_ONCE = 4  # of logs: more of them in one turn of the loop would hold up everybody else
+PAGES_AT_ONCE = 4  # of logs: the calls of everybody else wait behind them
 
 
 class Client:
