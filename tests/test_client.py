@@ -452,12 +452,19 @@ async def test_a_stranger_on_the_channel_disturbs_nobody(
     with silence(client, 3600):
         reading = asyncio.create_task(read(client, job_id))
         await asyncio.sleep(0.05)
+        before = await subscribers(client)
         for noise in (b"", b"\xff\n{", b'{"job_id":"%s","event":{"type":"?"}}' % job_id.encode()):
             await plain(client.redis).publish(LANE.inbox(client.name), noise)
         await queue.commit("w", [Commit(job_id, taken.epoch, made)])
         await finish(queue, taken, made)
         async with asyncio.timeout(100):
             assert (await reading)[:-1] == made
+        assert await subscribers(client) == before
+
+
+async def subscribers(client: Client) -> set[str]:
+    """Connections that hear of what is published."""
+    return {each["id"] for each in await plain(client.redis).client_list("pubsub")}
 
 
 @with_no_worker

@@ -115,6 +115,31 @@ async def test_what_was_published_while_the_connection_was_lost_is_asked_for_at_
 
 
 @with_a_reader(silence_s=LONG_S)
+async def test_who_missed_something_asks_the_log_once_and_then_waits_again(
+    client: Client, queue: Queue
+) -> None:
+    job_id = await client.enqueue("x", background=True)
+    taken = await started(queue)
+    made = deltas(job_id, 1, 2)
+    await queue.commit("w", [Commit(job_id, taken.epoch, made[:1])])
+
+    async def num_scripts() -> int:
+        info = await plain(client.redis).info("commandstats")
+        return int(info["cmdstat_evalsha"]["calls"])
+
+    async with aclosing(client.stream(job_id)) as events:
+        assert await anext(events) == made[0]
+        rest = asyncio.create_task(anext(events))
+        await asyncio.sleep(0.1)  # it waits by now
+        before = await num_scripts()
+        client._inbox._miss()
+        await asyncio.sleep(0.5)
+        assert await num_scripts() == before + 1
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[1:])])
+        assert await rest == made[1]
+
+
+@with_a_reader(silence_s=LONG_S)
 async def test_a_subscriber_that_connects_anew_every_50_ms_misses_nothing(
     client: Client, queue: WorkerQueue
 ) -> None:

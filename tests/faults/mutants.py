@@ -156,7 +156,7 @@ def run_test(tree: Path, test: str, limit_s: float) -> tuple[int, str]:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
-    summary = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    summary = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
     if any(NO_LUA in line for line in lines):
         return process.returncode, NO_LUA
     return process.returncode, (summary or lines[-1:] or ["nothing that it said"])[0]
