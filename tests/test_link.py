@@ -12,7 +12,7 @@ import uvloop
 from compose.server import Server
 from schemas.connection import Connection, connect
 from schemas.errors import QueueUnreachable
-from schemas.link import Link, LinkLost, Refused, pack
+from schemas.link import MAX_WAITING, PING, Link, LinkLost, Refused, pack
 from schemas.place import parse
 from schemas.servers import Redis
 from schemas.subscriber import Subscriber
@@ -269,6 +269,26 @@ def test_a_full_link_lets_no_more_in_until_replies_come(redis_url: str) -> None:
         link.close()
         ends = await asyncio.gather(*asking, return_exceptions=True)
         assert {type(end) for end in ends} == {LinkLost}
+
+    asyncio.run(main())
+
+
+def test_who_was_let_in_and_went_holds_up_nobody() -> None:
+    async def main() -> None:
+        link, let_in = Link(5.0), MAX_WAITING // 2 + MAX_WAITING
+        asking = [asyncio.create_task(link.ask(PING)) for _ in range(MAX_WAITING + let_in + 10)]
+        await asyncio.sleep(0)
+        for _ in range(MAX_WAITING):
+            link._take(b"PONG")
+        for task in asking[MAX_WAITING : MAX_WAITING + let_in]:
+            task.cancel()
+        await asyncio.sleep(0)
+        assert (len(link._waiting), len(link._outside)) == (0, 10)
+        link._watch()
+        await asyncio.sleep(0)
+        assert (len(link._waiting), len(link._outside)) == (10, 0)
+        link.close()
+        await asyncio.gather(*asking, return_exceptions=True)
 
     asyncio.run(main())
 

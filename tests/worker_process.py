@@ -108,7 +108,7 @@ def incarnations(url: str, model: str = "fake") -> set[str]:
         return set(client.zrange(f"{Lane(model).prefix}workers", 0, -1))
 
 
-def ask(url: str, asks: Callable[[Client], Awaitable[None]], within_s: float = 380) -> None:
+def ask(url: str, asks: Callable[[Client], Awaitable[None]], within_s: float = 150) -> None:
     async def main() -> None:
         async with Client.from_url(url) as client:
             await asyncio.wait_for(asks(client), within_s)
