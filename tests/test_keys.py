@@ -140,6 +140,26 @@ def test_a_digest_holds_for_one_key_under_one_secret() -> None:
     assert not is_right(b"s" * 32, moved, record)
 
 
+def test_an_unknown_key_costs_the_work_of_a_known_one() -> None:
+    """Counted in the calls that compute something, not in time; and the comparison is hmac's."""
+    one, record = ApiKey.issue(b"s" * 32, {})
+    other, _ = ApiKey.issue(b"s" * 32, {})
+
+    def work(key: str, record: ApiKey | None) -> list[str]:
+        calls = list[str]()
+        sys.setprofile(
+            lambda _, kind, called: calls.append(called.__name__) if kind == "c_call" else None
+        )
+        try:
+            is_right(b"s" * 32, key, record)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert work(one, record) == work(other, record) == work(one, None)
+    assert "compare_digest" in work(one, record)
+
+
 def test_where_a_key_exists_one_is_demanded_and_none_gets_in_without(
     http: httpx.Client, actor: Actor, key: str
 ) -> None:

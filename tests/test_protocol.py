@@ -191,12 +191,17 @@ def test_an_idle_connection_is_closed(hasty: GatewayProcess) -> None:
     assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
 
 
-def test_a_long_answer_is_no_slow_request(actor: Actor, hasty: GatewayProcess) -> None:
+@pytest.mark.parametrize("pieces", [[WHOLE + b"\r\nGET"], [WHOLE, b"\r\nGET"]])
+def test_a_long_answer_is_no_slow_request(
+    actor: Actor, hasty: GatewayProcess, pieces: list[bytes]
+) -> None:
     """With the beginning of another request behind it, too."""
     actor.script, before = (lambda job: [2.5, *actor_words()]), actor.script
     try:
         with closing(dialled(hasty)) as connection:
-            connection.sendall(WHOLE + b"\r\nGET")
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.2)
             assert connection.recv(12) == b"HTTP/1.1 200"
     finally:
         actor.script = before
