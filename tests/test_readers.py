@@ -116,7 +116,7 @@ async def test_what_was_published_while_the_connection_was_lost_is_asked_for_at_
 
 @with_a_reader(silence_s=LONG_S)
 async def test_who_missed_something_asks_the_log_once_and_then_waits_again(
-    client: Client, queue: Queue
+    client: Client, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
