@@ -114,7 +114,7 @@ def test_a_killed_engine_leaves_its_last_plan_and_its_letter_names_the_file(
         assert dump["card"]["fingerprint"] and dump["settings"]["fake_poison"] == "poison"
         seq_id = f"{job_id}:{number}:0"
         last = dump["steps"][-1]
-        assert last["seqs"] == [[seq_id, 1, len(prompt) - 1]] and last["num_tokens"] == 1
+        assert last["seqs"] == [[seq_id, len(prompt), 0]] and last["num_tokens"] == len(prompt)
         assert dump["events"][-1][1:] == ["added", seq_id, len(prompt), 0]
     assert main(["dlq", "show", job_id, "--json", "--redis-url", redis_url]) == 0
     letter = json.loads(capsys.readouterr().out)

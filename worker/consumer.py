@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-from schemas.delivery import Ending, Entry, Started
+from schemas.delivery import Ending, Entry, Letter, Started
 from schemas.errors import BudgetExceeded, PenstockError, PromptTooLong, Unavailable, WorkerFailed
 from schemas.event import Failed
 from schemas.job import Job
@@ -86,11 +86,17 @@ class Consumer:
         self._room = room
         self._hand_back = hand_back
         self._is_closed = False
-        self._taking_up: set[str] = set()
+        self._taking_up: dict[str, Letter] = {}
 
     def close(self) -> None:
         """Take up nothing that is not read already."""
         self._is_closed = True
+
+    def obey(self, letters: Mapping[str, Letter]) -> None:
+        """A job that is to stop while it is read and checked does so before its first step."""
+        for job_id, letter in letters.items():
+            if job_id in self._taking_up and letter in (Letter.CANCEL, Letter.DEADLINE):
+                self._taking_up[job_id] = letter
 
     @property
     def _queue(self) -> WorkerQueue:
@@ -165,12 +171,12 @@ class Consumer:
         """
         incarnation = self._streamer.incarnation
         held = await self._queue.held(incarnation, idle_ms)
-        unknown = held - self._streamer.jobs.keys() - self._taking_up
+        unknown = held - self._streamer.jobs.keys() - self._taking_up.keys()
         if unknown and (count := await self._queue.release(incarnation, unknown)):
             log.warning("handed on %d jobs that this worker held and did not know", count)
 
     async def _take_up(self, entry: Entry, is_admitted: bool) -> None:
-        self._taking_up.add(entry.job_id)
+        self._taking_up[entry.job_id] = Letter.KEPT
         try:
             if is_admitted and not self._is_closed:
                 await self._take_up_now(entry)
@@ -181,7 +187,7 @@ class Consumer:
             log.warning("job %s could not be started: %s", entry.job_id, error.message)
             await self._give_up(entry.job_id)
         finally:
-            self._taking_up.discard(entry.job_id)
+            self._taking_up.pop(entry.job_id, None)
             self._room.note_prepared()
             if entry.job_id not in self._streamer.jobs:
                 self._room.end_trial(entry.job_id)
@@ -212,6 +218,8 @@ class Consumer:
             active.position,
         )
         self._streamer.admit(active, self._intake.additions(active))
+        told = self._taking_up.get(active.job.job_id, Letter.KEPT)
+        self._streamer.obey({active.job.job_id: told})
 
     async def _refuse(self, started: Started, error: PenstockError) -> None:
         log.info("job %s was refused: %s", started.job.job_id, error.code)

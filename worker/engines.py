@@ -49,6 +49,7 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
             settings.fake_step_ms / 1000,
             settings.fake_poison,
             settings.fake_stamps,
+            settings.max_num_batched_tokens,
         )
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

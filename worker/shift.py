@@ -7,6 +7,7 @@ from schemas.delivery import Letter
 from schemas.servers import Redis
 from schemas.worker_queue import WorkerQueue
 from worker.consumer import Consumer, Intake
+from worker.control import follow_control
 from worker.lease import Lease
 from worker.link import Order, Step
 from worker.log import log
@@ -23,6 +24,7 @@ class Shift:
         self, incarnation: str, intake: Intake, redis: Redis, order: Callable[[list[Order]], None]
     ) -> None:
         settings = intake.settings
+        self._redis = redis
         self._lease_ms = settings.lease_ttl_ms
         self.lease = Lease(settings.lease_ttl_ms / 1000)
         self._room = Room(intake.limits, len(settings.lanes()))
@@ -42,6 +44,8 @@ class Shift:
 
     async def work(self) -> None:
         async with asyncio.TaskGroup() as parts:
+            channels = [each.queue.lane.control(each.incarnation) for each in self._streamers]
+            parts.create_task(follow_control(self._redis, channels, self.obey))
             for streamer in self._streamers:
                 parts.create_task(streamer.run())
             for consumer in self._consumers:
@@ -55,6 +59,8 @@ class Shift:
             streamer.take(step.outputs)
 
     def obey(self, letters: Mapping[str, Letter]) -> None:
+        for consumer in self._consumers:
+            consumer.obey(letters)
         for streamer in self._streamers:
             streamer.obey(letters)
 

@@ -2,7 +2,8 @@
 
 It costs nothing and imports no torch, so queue and recovery can be driven hard. Its vocabulary is
 the 256 bytes and two special tokens; what it says are words of eight bytes, with characters of
-several bytes among them. As with a model, whoever knows the tokens so far can go on.
+several bytes among them. As with a model, whoever knows the tokens so far can go on. A long prompt
+takes a step for each `prefill_tokens` of it.
 
 With `poison`, a word, it also fails as engines do. A prompt that begins `<word>:crash:5` kills its
 process in the step that would make the sixth token; `hang` never ends that step, `raise` ends it
@@ -63,11 +64,11 @@ class _Sequence:
     addition: Addition
     key: bytes
     num_made: int
-    is_new: bool = True
+    num_computed: int = 0
 
     @property
-    def row(self) -> PlanRow:
-        return self.addition.seq_id, 1, len(self.addition.prompt) + self.num_made - 1
+    def num_pending(self) -> int:
+        return len(self.addition.prompt) + self.num_made - self.num_computed
 
 
 @dataclass(slots=True)
@@ -78,6 +79,7 @@ class FakeEngine:
     step_s: float = 0.002
     poison: str = ""
     stamps: Stamps | None = None
+    prefill_tokens: int = 2048  # of one prompt, a step
     note_plan: Callable[[list[PlanRow]], None] | None = None
     _inbox: SimpleQueue[Addition | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)
@@ -113,19 +115,20 @@ class FakeEngine:
         outputs, self._outputs = self._outputs, []
         running = list(self._seqs.values())[: self.limits.max_num_seqs]
         if self.note_plan is not None and running:
-            self.note_plan([seq.row for seq in running])
+            self.note_plan([self._row(seq) for seq in running])
         if self.poison and any(_fails(self.poison, seq) for seq in running):
             time.sleep(self.step_s)
             return outputs
         if running and self.step_s:
             time.sleep(self.step_s)  # stands for the forward pass
-        outputs += [self._next(seq) for seq in running]
+        decoding = [seq for seq in running if self._compute(seq)]
+        outputs += [self._next(seq) for seq in decoding]
         if self.stamps:
             now_s = time.monotonic()
-            for seq in running:
+            for seq in decoding:
                 self.stamps.note(seq.addition.prompt, seq.num_made - 1, now_s)
         self._stats.num_steps += bool(running)
-        self._stats.generation_tokens += len(running)
+        self._stats.generation_tokens += len(decoding)
         return outputs
 
     def stats(self) -> Stats:
@@ -147,6 +150,14 @@ class FakeEngine:
         else:
             self._seqs[letter.seq_id] = _Sequence(letter, _key(letter), len(letter.completion))
             self._stats.prompt_tokens += len(letter.prompt)
+
+    def _row(self, seq: _Sequence) -> PlanRow:
+        return seq.addition.seq_id, min(seq.num_pending, self.prefill_tokens), seq.num_computed
+
+    def _compute(self, seq: _Sequence) -> bool:
+        """Whether the next token follows from this step."""
+        seq.num_computed += min(seq.num_pending, self.prefill_tokens)
+        return not seq.num_pending
 
     def _next(self, seq: _Sequence) -> Output:
         token_id = self._draw(seq)
@@ -184,11 +195,13 @@ def fake_engine(
     step_s: float,
     poison: str = "",
     stamps: Path | None = None,
+    prefill_tokens: int = 2048,
 ) -> FakeEngine:
     length = max_model_len or 8192
     num_blocks = max_num_seqs * -(-length // block_size)
     limits = Limits(length, VOCAB_SIZE, num_blocks, block_size, max_num_seqs, frozenset([EOS]))
-    return FakeEngine(limits, step_s, poison, Stamps(stamps) if stamps else None)
+    noted = Stamps(stamps) if stamps else None
+    return FakeEngine(limits, step_s, poison, noted, prefill_tokens)
 
 
 def _fails(word: str, seq: _Sequence) -> bool:

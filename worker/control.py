@@ -1,0 +1,35 @@
+"""The control channel: what the next commit or beat would say of a job, said at once.
+
+A job in prefill commits nothing, and the next beat may be a second away. What goes unheard here
+comes with the beat, so a lost channel costs time and nothing else.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from schemas.delivery import Letter
+from schemas.errors import QueueUnreachable
+from schemas.servers import Redis
+from schemas.subscriber import Subscriber
+
+_MESSAGE = re.compile(rb"([CX]) (job_[a-z2-7]{6}[0-9]+_[a-z2-7]{26})")
+
+
+async def follow_control(
+    redis: Redis, channels: Sequence[str], obey: Callable[[Mapping[str, Letter]], None]
+) -> None:
+    """Until cancelled: `obey` gets each letter that comes by one of `channels`."""
+
+    def hear(_: bytes, message: bytes) -> None:
+        if told := _MESSAGE.fullmatch(message):
+            obey({told[2].decode(): Letter(told[1].decode())})
+
+    subscriber = Subscriber(redis, hear, miss=lambda: None)
+    try:
+        with suppress(QueueUnreachable):  # it goes on trying
+            await asyncio.gather(*map(subscriber.subscribe, channels))
+        await asyncio.Event().wait()  # for the cancellation
+    finally:
+        await subscriber.aclose()
