@@ -13,7 +13,7 @@ from pydantic import JsonValue, ValidationError
 from schemas.delivery import Commit, Ending, Entry, Letter, OutOfBudget, Started
 from schemas.errors import InvalidJob
 from schemas.event import EVENT, Delta, Failed
-from schemas.job import Job
+from schemas.job import Job, PriorityClass
 from schemas.keys import Lane
 from schemas.link import Word
 from schemas.model import WorkerCard
@@ -53,18 +53,25 @@ class WorkerQueue(Queue):
             pass
 
     async def read(
-        self, worker: str, count: int, block_ms: int = 0, alone: bool = False
+        self,
+        worker: str,
+        count: int,
+        block_ms: int = 0,
+        alone: bool = False,
+        down_to: PriorityClass | None = None,
     ) -> list[Entry] | None:
         """Claim at most `count` jobs: handed-back ones first, then high, normal, batch.
 
         Waits up to `block_ms` for the first. None: the lease was lost, come back under a new
         incarnation. Every entry must be started, or released, by this worker. One call at a time.
         `alone`: the worker holds nothing, and will take nothing beside a suspect if it gets one.
+        `down_to`: nothing but what waits in this class and the higher ones; without waiting.
         """
-        reply = await self._run("read", worker, self._ticket, count, int(alone))
-        if reply[0] == b"idle" and block_ms > 0:
+        asked = worker, self._ticket, count, int(alone), down_to or ""
+        reply = await self._run("read", *asked)
+        if reply[0] == b"idle" and block_ms > 0 and down_to is None:
             await self._wait(reply[1], min(block_ms, MAX_BLOCK_MS), int(reply[2]))
-            reply = await self._run("read", worker, self._ticket, count, int(alone))
+            reply = await self._run("read", *asked)
         self.must_be_empty = reply[0] == b"empty"
         # A repeat under the old one would have had the same answer.
         self._ticket = secrets.token_hex(8)

@@ -15,7 +15,7 @@ from worker.completion import Completion
 from worker.engine.limits import Limits
 from worker.engine.messages import Addition
 from worker.log import log
-from worker.room import Room
+from worker.room import Ask, Room
 from worker.settings import WorkerSettings
 from worker.streamer import Streamer
 from worker.text import Text
@@ -23,6 +23,7 @@ from worker.text import Text
 READ_BLOCK_MS = 1000
 _RETRY_S = 0.5
 _EMPTY_S = 1.0
+_PEEK_S = 0.05  # how often a full worker looks for a job that others would give way to
 _INLINE_CHARS = 2000  # shorter texts are tokenised faster than a thread is woken
 
 
@@ -106,7 +107,8 @@ class Consumer:
         """Read and take up jobs until the lease is found lost."""
         async with asyncio.TaskGroup() as admissions:
             while not self._is_closed:
-                entries = await self._read()
+                ask = await self._room.wait(self)
+                entries = await self._read(ask)
                 if entries is None:
                     return
                 if self._queue.must_be_empty:
@@ -115,6 +117,8 @@ class Consumer:
                     # Decided here and now: what is read next depends on it.
                     is_admitted = self._room.admits(entry.job_id, entry.is_suspect)
                     admissions.create_task(self._take_up(entry, is_admitted))
+                if ask.down_to and not entries:
+                    await self._room.until_free(_PEEK_S)
 
     async def _make_empty(self) -> None:
         """Hand back all that the worker has, so that a suspect can run alone."""
@@ -126,12 +130,14 @@ class Consumer:
         except TimeoutError:
             return  # what was just being taken up is in work now: asked again, it is handed back
 
-    async def _read(self) -> list[Entry] | None:
-        count, entries = await self._room.wait(self), []
+    async def _read(self, ask: Ask) -> list[Entry] | None:
+        entries: list[Entry] = []
         await self._streamer.lease.holds()
         incarnation, is_alone = self._streamer.incarnation, not self._room.is_used
         try:
-            given = await self._queue.read(incarnation, count, READ_BLOCK_MS, is_alone)
+            given = await self._queue.read(
+                incarnation, ask.count, READ_BLOCK_MS, is_alone, ask.down_to
+            )
             entries = given or []
             return given
         except Unavailable as error:
@@ -139,7 +145,7 @@ class Consumer:
             await asyncio.sleep(_RETRY_S)
             return []
         finally:
-            self._room.note_read(self, count, len(entries))
+            self._room.note_read(self, ask.count, len(entries))
 
     async def reap(self, lease_ms: int) -> None:
         """As a lease lapses, hand on what its worker held; twice a lease what else nobody holds."""

@@ -2,7 +2,11 @@
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 
+from schemas.job import PriorityClass
+from schemas.queue import CLASSES
 from worker.engine.limits import Limits
 from worker.engine.messages import Addition
 from worker.link import Step
@@ -11,13 +15,27 @@ _COMPLETION_TOKENS = 256  # expected of a completion, when more may come
 _WEIGHT = 0.1  # of the newest sequence in the average
 
 
-class Room:
-    """Free sequences and KV blocks, as last reported, less what is on its way."""
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """How many jobs to read. With `down_to` there is no room: one of this class or a higher one,
+    for which others give way.
+    """
 
-    def __init__(self, limits: Limits, num_lanes: int) -> None:
+    count: int
+    down_to: PriorityClass | None = None
+
+
+class Room:
+    """Free sequences and KV blocks, as last reported, less what is on its way.
+
+    `threshold` is the engine's: classes that a sequence must be below another to give way to it.
+    """
+
+    def __init__(self, limits: Limits, num_lanes: int, threshold: int | None = None) -> None:
         self._limits = limits
         self._num_lanes = num_lanes
-        self._sequences: set[str] = set()
+        self._threshold = threshold
+        self._sequences: dict[str, int] = {}  # to its priority
         self._unseen: dict[str, float] = {}  # blocks of sequences that gave no token yet
         self._num_asked = 0  # jobs that reads under way may yet bring
         self._num_preparing = 0  # jobs read whose sequences have not entered
@@ -28,14 +46,21 @@ class Room:
         self._reader: object | None = None  # the only one that may read
         self._changed = asyncio.Event()
 
-    async def wait(self, reader: object) -> int:
-        """The number of jobs to read, at least one; room is kept for them until `note_read`."""
-        while not (count := self.free()) or self._reader not in (None, reader):
+    async def wait(self, reader: object) -> Ask:
+        """What to read, at least one job; room is kept for as many until `note_read`."""
+        while not (ask := self._ask()) or self._reader not in (None, reader):
             self._changed.clear()
             await self._changed.wait()
-        count = max(1, count // self._num_lanes)
-        self._num_asked += count
-        return count
+        self._num_asked += ask.count
+        return ask
+
+    async def until_free(self, most_s: float) -> None:
+        """Return once there is room, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                while not self.free():
+                    self._changed.clear()
+                    await self._changed.wait()
 
     @property
     def is_used(self) -> bool:
@@ -77,13 +102,13 @@ class Room:
         for addition in additions:
             given = len(addition.prompt) + len(addition.completion)
             left = addition.params.max_tokens or _COMPLETION_TOKENS
-            self._sequences.add(addition.seq_id)
+            self._sequences[addition.seq_id] = addition.priority
             self._unseen[addition.seq_id] = self._blocks(given)
             blocks = self._blocks(given + min(left, _COMPLETION_TOKENS))
             self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
 
     def leave(self, seq_id: str) -> None:
-        self._sequences.discard(seq_id)
+        self._sequences.pop(seq_id, None)
         self._unseen.pop(seq_id, None)
         self._changed.set()
 
@@ -106,6 +131,27 @@ class Room:
             return 0
         blocks = self._limits.num_blocks - self._num_held_blocks - sum(self._unseen.values())
         return max(0, min(seqs, int(blocks / self._average_blocks) - coming))
+
+    def _ask(self) -> Ask | None:
+        if count := self.free():
+            return Ask(max(1, count // self._num_lanes))
+        down_to = self._preempts_for()
+        return Ask(1, down_to) if down_to else None
+
+    def _preempts_for(self) -> PriorityClass | None:
+        """The lowest class for a job of which sequences that run would give way.
+
+        One job at a time: that the last one found room is seen by its first token.
+        """
+        if self._threshold is None or self._trial is not None or self._num_preparing:
+            return None
+        for priority in (1, 0):
+            least = priority + self._threshold
+            num_below = sum(each >= least for each in self._sequences.values())
+            is_coming = any(self._sequences[seq_id] <= priority for seq_id in self._unseen)
+            if num_below > self._num_waiting and not is_coming:
+                return CLASSES[priority]
+        return None
 
     def _blocks(self, num_tokens: int) -> float:
         return -(-num_tokens // self._limits.block_size)

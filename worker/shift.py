@@ -27,7 +27,9 @@ class Shift:
         self._redis = redis
         self._lease_ms = settings.lease_ttl_ms
         self.lease = Lease(settings.lease_ttl_ms / 1000)
-        self._room = Room(intake.limits, len(settings.lanes()))
+        self._room = Room(
+            intake.limits, len(settings.lanes()), settings.priority_preemption_threshold
+        )
         self._streamers = [
             Streamer(
                 WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),

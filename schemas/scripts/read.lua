@@ -1,6 +1,7 @@
 -- Claim at most `count` jobs: those handed back, then high, normal and batch; of a class, the account
 -- whose tenant was served least. ARGV: worker, ticket, count, alone (0 | 1: the worker holds nothing,
--- and takes nothing beside a suspect)
+-- and takes nothing beside a suspect), class (empty: all; else nothing but what waits in this one and
+-- the higher ones, for a full worker whose lower jobs give way)
 -- Returns: entries, then (ready, entry, job) for each; or idle, then the last id of `news`, to wait
 -- for newer ones, and the milliseconds until something may be read all the same (-1: nothing is
 -- due); or lost, when the worker has no lease; or empty: a suspect waits, the worker shall hand back
@@ -8,7 +9,7 @@
 -- The answer is kept under the caller's ticket: repeated, because the reply was lost on the way, the
 -- call gives the same entries, and none is left claimed and unknown.
 
-local worker, ticket, count, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local worker, ticket, count, alone, down_to = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local worker_key = PREFIX .. 'worker:' .. worker
 local MOST = 64 -- of what is moved in one call
 local SUSPECT_WAIT_MS, TRIER_MS = 2000, 10000
@@ -163,8 +164,8 @@ local function adopt()
   end
 end
 
-adopt()
-local waits_ms = suspect_waits_ms()
+if down_to == '' then adopt() end
+local waits_ms = down_to == '' and suspect_waits_ms()
 if waits_ms then
   if must_be_empty(waits_ms) then return {'empty'} end
   if alone == '1' then
@@ -181,8 +182,11 @@ for _, ready in ipairs(READY) do
     for _ = 1, count do
       if not claim(ready) then break end
     end
+    collect(ready)
+  elseif ready == 'resume' and down_to == '' then
+    collect(ready)
   end
-  if ready ~= 'suspect' then collect(ready) end
+  if ready == down_to then break end
 end
 publish()
 if #taken > 1 then
@@ -190,6 +194,7 @@ if #taken > 1 then
   return taken
 end
 
+if down_to ~= '' then return {'idle', '0-0', -1} end
 redis.call('SET', PREFIX .. 'idle', 1, 'EX', 60)
 local newest = redis.call('XREVRANGE', PREFIX .. 'news', '+', '-', 'COUNT', 1)[1]
 local wait_ms = waits_ms and SUSPECT_WAIT_MS or -1

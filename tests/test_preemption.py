@@ -1,0 +1,154 @@
+"""A full worker takes up a job of a higher class, and who gives way says the same in the end."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from gateway.client import Client
+from schemas.event import Delta
+from schemas.sampling import SamplingParams
+from schemas.worker_queue import WorkerQueue
+from scripted import a_job, finish, on_a_lane, started
+from worker.bundled.paths import BUNDLED_MODEL
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition, Output
+from worker.link import Step
+from worker.llm import LLM
+from worker.room import Ask, Room
+from worker_process import WorkerProcess, ask, same
+
+HIGH, NORMAL, BATCH = 0, 1, 2
+LIMITS = Limits(100, 256, num_blocks=1000, block_size=16, max_num_seqs=2, eos_token_ids=frozenset())
+
+
+def room_with(*priorities: int, threshold: int | None = 1) -> Room:
+    """With sequences `0`, `1` ... that gave a token each."""
+    room = Room(LIMITS, 1, threshold)
+    names = [str(number) for number in range(len(priorities))]
+    enter(room, zip(names, priorities, strict=True))
+    tell(room, names)
+    return room
+
+
+def enter(room: Room, seqs: Iterable[tuple[str, int]]) -> None:
+    params = SamplingParams(max_tokens=8)
+    room.enter([Addition(name, [1], params, priority=priority) for name, priority in seqs])
+
+
+def tell(room: Room, names: list[str], num_waiting: int = 0) -> None:
+    room.note(Step([Output(name, [1]) for name in names], len(names), num_waiting))
+
+
+async def asked(room: Room) -> Ask | None:
+    """What it would read now; none: it waits."""
+    try:
+        async with asyncio.timeout(0.05):
+            return await room.wait(object())
+    except TimeoutError:
+        return None
+
+
+@pytest.mark.parametrize(
+    "priorities, threshold, expected",
+    [
+        ((BATCH,), 1, Ask(1)),  # there is room
+        ((BATCH, BATCH), None, None),
+        ((BATCH, BATCH), 1, Ask(1, "normal")),
+        ((BATCH, BATCH), 2, Ask(1, "high")),
+        ((HIGH, NORMAL), 1, Ask(1, "high")),
+        ((HIGH, NORMAL), 2, None),
+        ((HIGH, HIGH), 1, None),
+    ],
+)
+def test_a_full_room_asks_for_whom_others_would_give_way_to(priorities, threshold, expected):
+    assert asyncio.run(asked(room_with(*priorities, threshold=threshold))) == expected
+
+
+def test_one_at_a_time_and_no_more_than_give_way():
+    asyncio.run(take_one_after_another())
+
+
+async def take_one_after_another() -> None:
+    room = room_with(BATCH, BATCH)
+    for name, num_waiting in (("first", 1), ("second", 2)):
+        assert await asked(room) == Ask(1, "normal")
+        assert await asked(room) == Ask(1, "normal")  # of another lane: nothing is taken up yet
+        room.note_read(None, 2, 1)
+        assert await asked(room) is None  # being prepared
+        enter(room, [(name, NORMAL)])
+        room.note_prepared()
+        assert await asked(room) == Ask(1, "high")  # no token yet: perhaps it got no room
+        room.note_read(None, 1, 0)
+        tell(room, [name], num_waiting)
+    assert await asked(room) == Ask(1, "high")  # both of the lowest class wait already
+    room.note_read(None, 1, 0)
+    room.leave("first")
+    tell(room, ["second"], 1)
+    assert await asked(room) == Ask(1, "normal")
+
+
+@on_a_lane
+async def test_of_a_full_workers_read_is_what_waits_in_the_higher_classes(
+    queue: WorkerQueue,
+) -> None:
+    handed_back = a_job(priority_class="high")
+    await queue.enqueue(handed_back, None)
+    taken = await started(queue)
+    await queue.release("w", [taken.job.job_id])
+    jobs = {name: a_job(priority_class=name) for name in ("batch", "normal", "high")}
+    for job in jobs.values():
+        await queue.enqueue(job, None)
+
+    async def read(down_to: str | None) -> list[str]:
+        return [one.job_id for one in await queue.read("w", 8, 5000, down_to=down_to) or []]
+
+    assert await read("high") == [jobs["high"].job_id]
+    assert await read("high") == []  # at once
+    assert await read("normal") == [jobs["normal"].job_id]
+    assert await read(None) == [handed_back.job_id, jobs["batch"].job_id]
+    assert await finish(queue, taken, []) is False
+
+
+BATCH_PARAMS = SamplingParams(max_tokens=300, seed=3, ignore_eos=True)
+HIGH_PARAMS = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
+PROMPTS = ["Once upon a time", "The river was"]
+
+
+@pytest.mark.timeout(400)  # two models are loaded
+def test_a_high_job_begins_on_a_full_worker_and_all_texts_are_whole(redis_url: str) -> None:
+    flags = ("--deterministic", "--max-num-seqs", "2", "--lease-ttl-ms", "5000")
+    preempts = ("--priority-preemption-threshold", "1")
+    offline = LLM(str(BUNDLED_MODEL), deterministic=True)
+    expected = offline.generate(PROMPTS, BATCH_PARAMS)
+    [expected_high] = offline.generate("Now!", HIGH_PARAMS)
+
+    async def asks(client: Client) -> None:
+        batch = [
+            await client.enqueue(
+                prompt, params=BATCH_PARAMS, priority_class="batch", background=True
+            )
+            for prompt in PROMPTS
+        ]
+        for job_id in batch:
+            while (await client.status(job_id)).num_tokens < 10:
+                await asyncio.sleep(0.01)
+        high = await client.enqueue("Now!", params=HIGH_PARAMS, priority_class="high")
+        async for event in client.stream(high):
+            assert isinstance(event, Delta)
+            break
+        states = [await client.status(job_id) for job_id in batch]
+        assert [state.state for state in states] == ["decoding"] * 2
+        assert all(state.num_tokens < 300 for state in states)
+        same(await client.result(high), expected_high)
+        for job_id, output in zip(batch, expected, strict=True):
+            same(await client.result(job_id), output)
+        [queue] = await client.queues()
+        [worker] = await queue.workers()
+        assert worker.stats["num_preemptions"] == 1
+
+    model: Path = BUNDLED_MODEL
+    with WorkerProcess(redis_url, model, *flags, *preempts) as worker:
+        worker.ready()
+        ask(redis_url, asks)
