@@ -184,7 +184,7 @@ def test_the_judge_sees(
 ) -> None:
     folder, model = llama
     MUTANTS[mutant](monkeypatch)
-    trace = mixed_trace()
+    trace = mixed_trace()[:24]
     again = [replace(addition, seq_id=f"{addition.seq_id} again") for addition in trace[::3]]
     drawn = run(make_engine(folder), trace + again)
     with pytest.raises(AssertionError):

@@ -68,6 +68,7 @@ NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"
 COMPUTES = {*NEVER_WITH_THE_GATEWAY, "numpy", "llguidance", "outlines", "jsonschema", "jinja2"}
 SERVES = {"fastapi", "uvicorn", "prometheus_client", "opentelemetry"}
 CALLS_OUT = {"httpx", "httpcore", "rich"}
+BESIDE_A_WORKER = (COMPUTES | SERVES | CALLS_OUT | {"gateway"}) - {"worker"}
 FAKE_ENGINE = """
 from worker.engines import load_engine
 from worker.settings import WorkerSettings
@@ -80,8 +81,9 @@ NEVER_AT_START = {
     "import gateway.housekeeping": COMPUTES | SERVES,
     "import gateway.keys": COMPUTES | SERVES | CALLS_OUT - {"rich"} | {"arq", "redis"},
     "import gateway.client": COMPUTES | SERVES | CALLS_OUT | {"arq", "redis"},
-    "import worker.cli, worker.service": (COMPUTES | SERVES | CALLS_OUT | {"gateway"}) - {"worker"},
-    "import worker.engine_process" + FAKE_ENGINE: (COMPUTES | SERVES | CALLS_OUT) - {"worker"},
+    "import worker.cli": BESIDE_A_WORKER | {"worker.service", "worker.engine_process"},
+    "import worker.service": BESIDE_A_WORKER,
+    "import worker.engine_process" + FAKE_ENGINE: BESIDE_A_WORKER,
 }
 
 
@@ -125,7 +127,7 @@ def test_a_process_starts_without_what_it_does_not_need(entry: str) -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert {name.split(".")[0] for name in loaded} & NEVER_AT_START[entry] == set()
+    assert {name for name in loaded if covers(NEVER_AT_START[entry], name)} == set()
 
 
 def test_the_rule_sees_what_it_forbids(tmp_path: Path) -> None:

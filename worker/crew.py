@@ -1,21 +1,17 @@
-"""The supervisor's two charges, the I/O side and the engine: as processes, or in this one."""
+"""The supervisor's two charges, the I/O side and the engine, as processes."""
 
 import asyncio
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from worker.black_box import BlackBox, black_box
-from worker.engine_process import EngineLoop
-from worker.engines import load_engine
-from worker.link import BlockingWire, Instruction, Notice, Pulse, Wire
-from worker.service import EngineGone, serve
-from worker.settings import WorkerSettings, pulse_every_s
+from worker.link import Instruction, Notice, Pulse, Wire
+from worker.settings import WorkerSettings
 
-_END_S = 2.0  # to end by itself, once its sockets are closed
+END_S = 2.0  # to end by itself, once its sockets are closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
     finally:
         io.close()
         engine.close()
-        await asyncio.wait(waits, timeout=_END_S)
+        await asyncio.wait(waits, timeout=END_S)
         for process in (io_process, engine_process):
             if process.returncode is None:
                 process.kill()
@@ -77,39 +73,3 @@ async def _start(
 async def _first(waits: list[asyncio.Task[int]]) -> int:
     done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     return done.pop().result()
-
-
-@asynccontextmanager
-async def threads(settings: WorkerSettings) -> AsyncIterator[Crew]:
-    """The same two in this process: the I/O side as a task, the engine as a thread."""
-    io_engine, engine_io = socket.socketpair()
-    io_ours, io_theirs = socket.socketpair()
-    engine_ours, engine_theirs = socket.socketpair()
-    loaded = await asyncio.to_thread(load_engine, settings)
-    loop = EngineLoop(
-        loaded, BlockingWire(engine_io), BlockingWire(engine_theirs), pulse_every_s(settings)
-    )
-    thread = threading.Thread(target=loop.run, name="engine", daemon=True)
-    thread.start()
-    io: Wire[Notice, Instruction] = await Wire.open(io_ours)
-    engine: Wire[Pulse, None] = await Wire.open(engine_ours)
-    work = asyncio.create_task(serve(settings, io_engine, io_theirs))
-    try:
-        yield Crew(io, engine, asyncio.create_task(_status(work)))
-    finally:
-        io.close()
-        await asyncio.wait([work], timeout=_END_S)
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
-        engine.close()
-        await asyncio.to_thread(thread.join, _END_S)
-        for end in (engine_io, engine_theirs):
-            end.close()
-
-
-async def _status(work: asyncio.Task[None]) -> int:
-    try:
-        await asyncio.shield(work)
-    except EngineGone:
-        return 1
-    return 0

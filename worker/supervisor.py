@@ -6,7 +6,8 @@ import secrets
 import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 
@@ -20,7 +21,7 @@ from schemas.server_check import UnfitServer, check_servers
 from schemas.servers import Redis
 from schemas.worker_queue import WorkerQueue
 from worker.crash_dump import keep_dump
-from worker.crew import Crew, processes, threads
+from worker.crew import Crew, processes
 from worker.link import (
     Alive,
     BeginShift,
@@ -60,7 +61,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
-        start = threads if self._settings.in_process else processes
+        start = _starter(self._settings.in_process)
         pause_s = _RESTART_FIRST_S
         async with connect(self._settings.redis_url) as redis:
             while not self._drains.is_set():
@@ -77,6 +78,14 @@ class Supervisor:
                 await asyncio.wait([asyncio.ensure_future(self._drains.wait())], timeout=pause_s)
                 pause_s = min(pause_s * 2, _RESTART_MOST_S)
         return 0
+
+
+def _starter(in_process: bool) -> Callable[[WorkerSettings], AbstractAsyncContextManager[Crew]]:
+    if not in_process:
+        return processes
+    from worker.in_process import threads  # loads what the processes load for themselves
+
+    return threads
 
 
 class Watch:
