@@ -4,12 +4,12 @@ import json
 import logging
 import sys
 from signal import Signals
-from urllib.parse import urlsplit, urlunsplit
 
-from arq.connections import RedisSettings
+from arq.connections import ArqRedis
 from arq.worker import Worker
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from gateway.arq_redis import arq_settings
 from gateway.batch_run import BatchRun
 from gateway.batches import Batches
 from gateway.chores import Chores
@@ -18,8 +18,10 @@ from gateway.files import Files, FilesSettings
 from gateway.outbound import Outbound, OutboundSettings
 from gateway.reconcile import Reconciler
 from gateway.webhooks import Patience, Postman
+from schemas.exit_status import NEVER_STARTS
 from schemas.place import RedisUrl
 from schemas.process import load_settings, write_log_to_stderr
+from schemas.server_check import UnfitServer, check_when_reached
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,9 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
 
     redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the jobs are")
     chores_redis_url: str | None = Field(
-        None, description="where arq keeps its own keys; none: the next database of the same server"
+        None,
+        description="where arq keeps its own keys: a server, or sentinels; none: the next database",
+        validate_default=True,
     )
     webhook_retry_s: float = Field(
         5.0, gt=0, description="after the first failure; three times as long after each other"
@@ -43,12 +47,12 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
         128, ge=1, le=4096, description="lines of one batch that are with the queue at once"
     )
 
-
-def next_database(url: str) -> str:
-    """The same server's next database: the chores' keys never meet the jobs'."""
-    parts = urlsplit(url)
-    number = int(parts.path.strip("/") or 0) + 1
-    return urlunsplit(parts._replace(path=f"/{number}"))
+    @field_validator("chores_redis_url")
+    @classmethod
+    def is_one_of_arqs(cls, url: str | None, others: ValidationInfo) -> str | None:
+        if "redis_url" in others.data:  # else that one is wrong, and said to be
+            arq_settings(others.data["redis_url"], url)
+        return url
 
 
 def main(argv: list[str]) -> int:
@@ -59,6 +63,9 @@ def main(argv: list[str]) -> int:
     house.on_stop = signals.append
     try:
         house.run()
+    except UnfitServer as error:
+        log.error("%s", error)
+        return NEVER_STARTS
     except Exception:
         if not signals:
             raise
@@ -74,13 +81,17 @@ def worker(settings: HousekeepingSettings) -> Worker:
     if settings.files_folder is not None:
         files = Files(client.redis, settings)
         run = BatchRun(client, files, batches, postman, settings.batch_window)
+
+    async def check(ctx: dict[str, ArqRedis]) -> None:
+        for warning in await check_when_reached(client.redis):
+            log.warning("%s", warning)
+
     chores = Chores(client, postman, batches, Reconciler(client.redis), run)
     return Worker(
         functions=chores.on_call(),
         cron_jobs=chores.on_a_clock(),
-        redis_settings=RedisSettings.from_dsn(
-            settings.chores_redis_url or next_database(settings.redis_url)
-        ),
+        on_startup=check,
+        redis_settings=arq_settings(settings.redis_url, settings.chores_redis_url),
         queue_name=QUEUE,
         job_serializer=lambda chore: json.dumps(chore).encode(),
         job_deserializer=json.loads,

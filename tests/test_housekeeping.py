@@ -4,14 +4,17 @@ import asyncio
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from arq import create_pool
 
+from gateway.arq_redis import arq_settings
 from gateway.client import Client
-from gateway.housekeeping import next_database
 from schemas.connection import connect
 from schemas.model import ModelCard
 from schemas.registry import Registry
+from test_failover import command, pair, sentinel
 
 
 def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) -> None:
@@ -32,7 +35,7 @@ async def _ends(url: str) -> str:
         while (state := (await client.status(job_id)).state) == "ready":
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
-        async with connect(next_database(url)) as chores:
+        async with connect(url.removesuffix("/0") + "/1") as chores:
             keys = await chores.call("KEYS", "*")
         assert isinstance(keys, list)
         assert all(key.startswith((b"arq:", b"penstock:chores")) for key in keys)
@@ -40,12 +43,50 @@ async def _ends(url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "url, expected",
+    "url, host, database",
     [
-        ("redis://h:1", "redis://h:1/1"),
-        ("redis://h:1/0", "redis://h:1/1"),
-        ("rediss://u:p@h:1/4?x=y", "rediss://u:p@h:1/5?x=y"),
+        ("redis://h:1", "h:1", 1),
+        ("redis://h/0", "h:6379", 1),
+        ("redis://u:p%40@h:1/4", "h:1", 5),
+        ("unix:///run/redis.sock?db=2", "/run/redis.sock", 3),
+        ("redis+sentinel://s,t:9/main/2", "s:26379,t:9", 3),
     ],
 )
-def test_the_chores_have_the_next_database(url: str, expected: str) -> None:
-    assert next_database(url) == expected
+def test_the_chores_have_the_next_database(url: str, host: str, database: int) -> None:
+    settings = arq_settings(url)
+    given = [(settings.host, settings.port)] if isinstance(settings.host, str) else settings.host
+    assert ",".join(f"{name}:{port}" if port else name for name, port in given) == host
+    assert settings.database == database
+    assert settings.password == ("p@" if "u:p" in url else None)
+    assert arq_settings("redis+cluster://h", url).database == database - 1
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--redis-url", "redis+cluster://h"], "a cluster has no database for chores"),
+        (["--chores-redis-url", "redis+cluster://h"], "name a single server, or sentinels"),
+        (["--chores-redis-url", "redis://a,b"], "chores take one server"),
+        (["--chores-redis-url", "redis+sentinel://s/m?sentinel_password=x"], "without a login"),
+        (["--chores-redis-url", "http://h"], "scheme: 'http'"),
+        (["--chores-redis-url", "redis://h:port"], "port: 'port'"),
+    ],
+)
+def test_where_arq_cannot_go_is_said_by_the_flag(words: list[str], says: str) -> None:
+    command = [sys.executable, "-m", "gateway.housekeeping", *words]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 2
+    assert "--chores-redis-url: " in run.stderr and says in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_chores_follow_sentinels_to_the_primary(tmp_path: Path) -> None:
+    async def chores_at(url: str) -> object:
+        arq = await create_pool(arq_settings(url))
+        await arq.enqueue_job("deliver", _job_id="x")
+        return await arq.keys("*")
+
+    with pair() as (primary, _), sentinel(primary, tmp_path) as port:
+        keys = asyncio.run(chores_at(f"redis+sentinel://127.0.0.1:{port}/queue/3"))
+        assert sorted(keys) == [b"arq:job:x", b"arq:queue"]
+        assert command(primary, "INFO", "keyspace")["db4"]["keys"] == 2

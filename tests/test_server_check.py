@@ -1,4 +1,4 @@
-"""At the start gateway and worker refuse a server that cannot hold the promises, and say why."""
+"""At the start every process refuses a server that cannot hold the promises, and says why."""
 
 import asyncio
 import os
@@ -103,6 +103,7 @@ def test_old_versions_are_refused(version: str, fits: bool) -> None:
     [
         ["gateway.cli", "--port", "0"],
         ["worker.cli", "--model", "fake", "--load-format", "fake"],
+        ["gateway.housekeeping"],
     ],
 )
 def test_a_process_says_it_once_and_is_not_started_again(words: list[str]) -> None:
