@@ -1,5 +1,6 @@
 """What every HTTP request passes first: it gets an id, and is let in or not."""
 
+import asyncio
 import re
 import secrets
 
@@ -10,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.access import Access, Caller
 from gateway.errors import response_to
 from gateway.metrics import Metrics
-from schemas.errors import PenstockError
+from schemas.errors import GatewayStopped, PenstockError
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CALLER = "penstock.caller"
@@ -29,11 +30,13 @@ class Gate:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        given, is_begun = headers.get("x-request-id", ""), False
         request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
 
         async def send_with_id(message: Message) -> None:
+            nonlocal is_begun
             if message["type"] == "http.response.start":
+                is_begun = True
                 shown = MutableHeaders(scope=message)
                 shown["x-request-id"] = request_id
                 shown.update(scope.get(MORE_HEADERS, {}))
@@ -42,10 +45,16 @@ class Gate:
 
         app = self._app
         try:
-            scope[CALLER] = await self._access.caller(scope, headers)
-        except PenstockError as refusal:
-            app = response_to(refusal)
-        return await app(scope, receive, send_with_id)
+            try:
+                scope[CALLER] = await self._access.caller(scope, headers)
+            except PenstockError as refusal:
+                app = response_to(refusal)
+            await app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the time to drain is up
+            if is_begun:
+                raise
+            stopped = GatewayStopped("the gateway ended before it could answer; ask again")
+            await response_to(stopped)(scope, receive, send_with_id)
 
 
 def caller_of(request: Request) -> Caller:

@@ -167,6 +167,11 @@ class QueueUnreachable(Unavailable):
     status = 503
 
 
+class GatewayStopped(Unavailable):
+    code = "gateway_stopped"
+    status = 503
+
+
 class NotServed(PenstockError):
     code = "not_served"
     status = 501

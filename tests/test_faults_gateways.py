@@ -101,6 +101,29 @@ def test_a_caller_that_hangs_up_during_a_giant_prefill_frees_the_worker(system):
     run(system, [Ask(prompt="after", seed=1, max_tokens=20)])
 
 
+def test_a_gateway_that_is_stopped_while_redis_is_frozen_says_that_it_was(system):
+    """Who waits for an answer gets one that may be asked for again, elsewhere."""
+    gateway = system.gateways[0]
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(timeout=60) as http:
+            path = "/v1/jobs/job_aaaaaa0_" + "a" * 26
+            await http.get(gateway.url + path)  # now the lane is known, and only the job is not
+            os.kill(system.server.pid, signal.SIGSTOP)
+            try:
+                asked = asyncio.create_task(http.get(gateway.url + path))
+                await asyncio.sleep(0.5)
+                gateway.terminate()
+                return await asked
+            finally:
+                os.kill(system.server.pid, signal.SIGCONT)
+
+    reply = asyncio.run(ask())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "gateway_stopped")
+    assert reply.headers["x-should-retry"] == "true"
+    assert gateway.process.wait(60) == 0
+
+
 def states(system: System) -> list[str]:
     return fields(system, "state")
 
