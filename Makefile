@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up test lint bench matrix mutants chaos
+.PHONY: demo up test lint bench matrix mutants chaos big-batch
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -25,7 +25,11 @@ mutants: .venv/installed
 # Random schedules of faults on whole systems of real processes; prints seeds that reproduce.
 chaos: .venv/installed
 	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
-	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500)
+	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500) --fault "$(FAULT)"
+
+# A batch of as many lines as one may have, with its housekeeping killed in the middle.
+big-batch: .venv/installed
+	PYTHONPATH=tests:. $(BIN)/python -m faults.big_batch --lines $(or $(LINES),50000)
 
 # The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names. Durability
 # fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2.

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from compose.server import Server
+from faults.big_batch import run_batch
 from faults.invariants import check_leftovers
 from metered import Cost, Meter
 from plain import plain
@@ -268,3 +269,8 @@ async def test_after_an_hour_without_a_worker_tenants_still_take_turns(queue: Wo
     await server.zadd(f"{LANE.prefix}fair:normal", fair)
     await server.delete(*served)
     assert Counter(job.tenant for job in await run(queue, 8)) == {"a": 4, "b": 4}
+
+
+def test_a_batch_whose_housekeeping_is_killed_in_the_middle_answers_every_line_once():
+    """`make big-batch` does the same with fifty thousand lines."""
+    assert run_batch(1500).num_lines == 1500

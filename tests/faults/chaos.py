@@ -1,11 +1,12 @@
 """Random schedules of faults on a whole system, for as long as asked: `make chaos`.
 
     make chaos SEED=1 SCHEDULES=100 LANES=2 LEASE_MS=1500
+    make chaos SCHEDULES=2 FAULT="freeze redis long"     one more of this kind in each
 
 Each lane is a Redis with two workers and two gateways, all real processes, that runs one schedule
-after another: thirty jobs and their callers, one to four faults, then every invariant. A seed that
-broke something is printed with what it broke; `make chaos SEED=that SCHEDULES=1` runs it again.
-The exit status is 1 when anything broke.
+after another: thirty jobs of three tenants and their callers, one to four faults, then every
+invariant. A seed that broke something is printed with what it broke; `make chaos SEED=that
+SCHEDULES=1` runs it again. The exit status is 1 when anything broke.
 """
 
 import argparse
@@ -27,7 +28,8 @@ import redis
 from faults.invariants import Listener, check_leftovers, check_logs, wait_until_idle
 from faults.load import Callers
 from faults.processes import System
-from faults.schedule import Fault, Schedule, inject, schedule
+from faults.schedule import KINDS, Fault, Schedule, inject, schedule
+from faults.tenants import SECRET, Tenant, check_accounts, check_apart, enroll, used
 from gateway.client import Client
 
 WORKER = (
@@ -42,6 +44,7 @@ WORKER = (
 )
 GATEWAY = ("--drain-s", "1", "--ping-s", "1")
 LOOK_S = 0.1
+SCHEDULE_S = 240.0
 MEMORY_BYTES = 4_000_000  # that Redis may hold more at a lane's end than after its first schedule
 
 
@@ -63,9 +66,11 @@ class Report:
 class LaneOfChaos:
     """One system, and the schedules that it goes through."""
 
-    def __init__(self, lease_ms: int) -> None:
+    def __init__(self, lease_ms: int, fault: str = "") -> None:
         self._lease_ms = lease_ms
+        self._fault = fault
         self._memory: int | None = None
+        self._tenants: list[Tenant] = []
 
     def run(self, seeds: list[int], tell: "Mailbox[Report] | None" = None) -> list[Report]:
         """Every seed; after a broken one with a new system."""
@@ -77,10 +82,12 @@ class LaneOfChaos:
                     system.worker(*WORKER)
                     system.gateway(*GATEWAY)
                 system.ready()
+                self._tenants = enroll(system.url)
                 self._memory = None
                 with Listener(system.url, system.lane) as listener:
                     for seed in seeds[len(reports) :]:
-                        reports.append(self._report(system, listener, schedule(seed)))
+                        plan = schedule(seed, len(self._tenants), self._fault)
+                        reports.append(self._report(system, listener, plan))
                         if tell:
                             tell.put(reports[-1])
                         print(json.dumps(asdict(reports[-1])), flush=True)
@@ -93,7 +100,7 @@ class LaneOfChaos:
         began_s = time.monotonic()
         report = Report(plan.seed, num_jobs=len(plan.asks), faults=list(map(str, plan.faults)))
         try:
-            asyncio.run(run_schedule(system, listener, plan, report))
+            asyncio.run(run_schedule(system, self._tenants, listener, plan, report))
             self._check_memory(system)
         except BaseExceptionGroup as errors:
             report.broken = "; ".join(_leaves(errors))
@@ -109,23 +116,31 @@ class LaneOfChaos:
         assert used < self._memory + MEMORY_BYTES, f"Redis holds {used}, it was {self._memory}"
 
 
-async def run_schedule(system: System, listener: Listener, plan: Schedule, report: Report) -> None:
+async def run_schedule(
+    system: System, tenants: list[Tenant], listener: Listener, plan: Schedule, report: Report
+) -> None:
     """Callers and faults together; afterwards all that must hold. Raises what does not."""
+    with redis.Redis.from_url(system.url) as store:
+        before = used(store, system.lane, tenants)
     async with Client.from_url(system.proxies[0].url) as sdk:
-        callers = Callers(system.name, system.gateway_urls, sdk, random.Random(plan.seed))
+        chance = random.Random(plan.seed)
+        callers = Callers(system.name, system.gateway_urls, sdk, chance, tenants)
         keeper = asyncio.create_task(keep_alive(system))
         try:
-            async with asyncio.timeout(180), asyncio.TaskGroup() as parts:
+            async with asyncio.timeout(SCHEDULE_S), asyncio.TaskGroup() as parts:
                 for fault in plan.faults:
                     parts.create_task(_inject(system, fault))
                 parts.create_task(callers.run(plan.asks, plan.pace_s))
             await asyncio.to_thread(until_ready, system)
+            await check_apart(callers, sdk, tenants)
         finally:
             keeper.cancel()
             await callers.aclose()
         await asyncio.to_thread(check_all, system, listener, callers, report)
+        with redis.Redis.from_url(system.url) as store:
+            check_accounts(store, system.lane, tenants, callers.told, before)
         for told in callers.told:
-            await sdk.delete(told.job_id)
+            await sdk.delete(told.job_id, tenants[told.ask.tenant].name)
     with redis.Redis.from_url(system.url) as store:
         left = list(store.scan_iter(f"{system.lane.prefix}job:*", count=1000))
         assert not left, f"erased jobs left {left}"
@@ -254,11 +269,13 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--lease-ms", type=int, default=1500)
+    parser.add_argument("--fault", default="", choices=["", *KINDS])
     parser.add_argument("--of-lane", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     seeds = list(range(asked.seed, asked.seed + asked.schedules))
     if asked.of_lane is not None:
-        LaneOfChaos(asked.lease_ms).run(seeds[asked.of_lane :: asked.lanes])
+        os.environ["PENSTOCK_SERVER_SECRET"] = SECRET
+        LaneOfChaos(asked.lease_ms, asked.fault).run(seeds[asked.of_lane :: asked.lanes])
         return 0
     reports: Mailbox[Report | None] = Mailbox()
     lanes = [_start_lane(number) for number in range(min(asked.lanes, len(seeds)))]

@@ -15,7 +15,7 @@ from schemas.keys import MODELS, Lane
 END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
 PATIENCE_S = 60.0
 # Keys of a lane that may have no TTL: leases, counters, streams that end empty, one line of news.
-LASTING = ("workers", "counts", "ready:", "news", "dead")
+LASTING = ("workers", "counts", "ready:", "news", "dead", "outbox")
 EMPTY_WHEN_IDLE = (
     "ready:", "backlog:", "waiting:", "fair:", "deadlines", "orphans", "delayed", "parked", "outbox"
 )  # fmt: skip

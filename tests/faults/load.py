@@ -3,19 +3,21 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import quote
 
 import httpx
 
 from faults.reference import answer
 from gateway.client import Client
+from schemas.account import Account
 from schemas.errors import PenstockError
 from schemas.event import EVENT, Delta, Done, Failed
 from schemas.sampling import SamplingParams
 
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0  # with Redis frozen for half a minute, twice
 SILENCE_S = 6.0  # gateways of tests say `: ping` each second
 RETRY_S = 0.1
 _GIVE_AGAIN = (429, 502, 503, 504)
@@ -23,6 +25,19 @@ _GIVE_AGAIN = (429, 502, 503, 504)
 
 class Broken(AssertionError):
     """A promise was."""
+
+
+class Tenant(Protocol):
+    """For whom a caller asks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def account(self) -> Account: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,7 @@ class Ask:
     cancel_at: int | None = None  # tokens
     timeout_ms: int | None = None
     hop_every: int | None = None  # tokens after which the reader goes elsewhere
+    tenant: int = 0  # which of them, where there are some
 
     @property
     def key(self) -> str:
@@ -130,15 +146,24 @@ class Told:
 
 
 class Callers:
-    """Puts asks in and follows each to its end. `gateways` gives the URLs of those that live."""
+    """Puts asks in and follows each to its end. `gateways` gives the URLs of those that live.
+
+    Without tenants nobody has a key.
+    """
 
     def __init__(
-        self, model: str, gateways: Callable[[], list[str]], sdk: Client, chance: random.Random
+        self,
+        model: str,
+        gateways: Callable[[], list[str]],
+        sdk: Client,
+        chance: random.Random,
+        tenants: Sequence[Tenant] = (),
     ) -> None:
         self._model = model
         self._gateways = gateways
         self._sdk = sdk
         self._chance = chance
+        self._tenants = tenants
         timeout = httpx.Timeout(SILENCE_S, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits)
@@ -194,16 +219,22 @@ class Callers:
                 raise Broken(f"{told.job_id}: {error!r}") from error
             await asyncio.sleep(RETRY_S)
 
+    async def ask_as(self, tenant: Tenant, path: str) -> httpx.Response:
+        return await self._http.get(self._some_gateway() + path, headers=_headers(tenant))
+
+    def tenant_of(self, ask: Ask) -> Tenant | None:
+        return self._tenants[ask.tenant] if self._tenants else None
+
     async def _wait_for_end(self, told: Told) -> None:
         while True:
-            answer = await self._get(f"/v1/jobs/{told.job_id}")
+            answer = await self._get(f"/v1/jobs/{told.job_id}", self.tenant_of(told.ask))
             if answer is not None and answer["ended_ms"] is not None:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _get(self, path: str) -> dict[str, object] | None:
+    async def _get(self, path: str, tenant: Tenant | None) -> dict[str, object] | None:
         try:
-            reply = await self._http.get(self._some_gateway() + path)
+            reply = await self._http.get(self._some_gateway() + path, headers=_headers(tenant))
         except (httpx.HTTPError, LookupError):
             return None
         if reply.status_code in _GIVE_AGAIN:
@@ -221,7 +252,7 @@ class Callers:
             reply = await self._http.post(
                 f"{self._some_gateway()}/v1/jobs",
                 json=ask.body(self._model),
-                headers={"Idempotency-Key": ask.key},
+                headers={"Idempotency-Key": ask.key} | _headers(self.tenant_of(ask)),
             )
         except (httpx.HTTPError, LookupError):
             return None
@@ -238,6 +269,7 @@ class Callers:
         return reply.status_code == 404 and "model" in reply.text
 
     async def _submit_sdk(self, ask: Ask) -> str | None:
+        tenant = self.tenant_of(ask)
         try:
             return await self._sdk.enqueue(
                 ask.prompt,
@@ -246,6 +278,8 @@ class Callers:
                 idempotency_key=ask.key,
                 background=ask.background,
                 timeout_ms=ask.timeout_ms,
+                tenant=tenant.name if tenant else None,
+                account=tenant.account if tenant else None,
             )
         except PenstockError as error:
             if error.status in _GIVE_AGAIN or error.code == "model_not_found":
@@ -253,8 +287,8 @@ class Callers:
             raise Broken(f"submission: {error!r}") from error
 
     async def _read_sdk(self, told: Told) -> None:
-        begun = told.cursor
-        events = self._sdk.stream(told.job_id, told.cursor)
+        begun, tenant = told.cursor, self.tenant_of(told.ask)
+        events = self._sdk.stream(told.job_id, told.cursor, tenant.name if tenant else None)
         try:
             async for event in events:
                 told.take(event)
@@ -270,7 +304,9 @@ class Callers:
             await asyncio.sleep(RETRY_S)
             return
         url = self._chance.choice(gateways) + path
-        async with self._http.stream("GET", url, params={"starting_after": told.cursor}) as reply:
+        asked = {"starting_after": told.cursor}
+        headers = _headers(self.tenant_of(told.ask))
+        async with self._http.stream("GET", url, params=asked, headers=headers) as reply:
             if reply.status_code == 200:
                 await self._take_lines(told, reply)
             elif reply.status_code not in _GIVE_AGAIN:
@@ -294,15 +330,20 @@ class Callers:
         """Cancels when it is time to; whether to go elsewhere now."""
         ask = told.ask
         if ask.cancel_at is not None and told.cursor >= ask.cancel_at and told.end is None:
-            await self._cancel(told.job_id)
+            await self._cancel(told)
         return bool(ask.hop_every) and told.cursor - begun >= (ask.hop_every or 0)
 
-    async def _cancel(self, job_id: str) -> None:
+    async def _cancel(self, told: Told) -> None:
         """Once; a caller that gets no answer reads on and tries again at the next event."""
         try:
-            await self._http.post(f"{self._some_gateway()}/v1/jobs/{job_id}/cancel")
+            url = f"{self._some_gateway()}/v1/jobs/{told.job_id}/cancel"
+            await self._http.post(url, headers=_headers(self.tenant_of(told.ask)))
         except (httpx.HTTPError, LookupError):
             return
+
+
+def _headers(tenant: Tenant | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {tenant.key}"} if tenant else {}
 
 
 def _is_of_the_gateway(event: Failed) -> bool:

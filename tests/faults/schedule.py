@@ -14,6 +14,7 @@ from faults.load import Ask
 from faults.processes import CHILDREN, Process, System
 
 Kind = TypeVar("Kind", bound=Process)
+LONG_S = 30.0
 _STOPS = (("🚀🚀",), ("dams an", "日本, "), ("never there",), ())
 _PROMPTS = ("job 🌊", "an\u00a0odd one", "日本語", "plain")
 
@@ -39,16 +40,19 @@ class Schedule:
     pace_s: float
 
 
-def schedule(seed: int, num_jobs: int = 30) -> Schedule:
+def schedule(seed: int, num_tenants: int, fault: str = "", num_jobs: int = 30) -> Schedule:
+    """`fault`: of this kind is one more, in the middle."""
     chance = random.Random(seed)
-    asks = [_ask(chance, f"{seed}/{number}") for number in range(num_jobs)]
+    asks = [_ask(chance, f"{seed}/{number}", num_tenants) for number in range(num_jobs)]
     faults = sorted(
         (_fault(chance) for _ in range(chance.randint(1, 4))), key=lambda fault: fault.at_s
     )
+    if fault:
+        faults.append(Fault(1.0, fault, chance.randrange(4), lasts_s=1.0))
     return Schedule(seed, asks, faults, pace_s=chance.choice((0.0, 0.01, 0.03)))
 
 
-def _ask(chance: random.Random, name: str) -> Ask:
+def _ask(chance: random.Random, name: str, num_tenants: int) -> Ask:
     is_foreground = chance.random() < 0.15
     return Ask(
         prompt=f"{chance.choice(_PROMPTS)} {name}",
@@ -64,6 +68,7 @@ def _ask(chance: random.Random, name: str) -> Ask:
         cancel_at=chance.randrange(60) if chance.random() < 0.1 else None,
         timeout_ms=chance.choice((200, 2000)) if chance.random() < 0.05 else None,
         hop_every=chance.choice((None, None, None, 1, 10)),
+        tenant=chance.randrange(num_tenants),
     )
 
 
@@ -124,6 +129,11 @@ def _freeze_redis(system: System, fault: Fault) -> None:
     system.freeze_server(fault.lasts_s)
 
 
+def _freeze_redis_long(system: System, fault: Fault) -> None:
+    """Longer than any caller waits for one reply, and than all leases and leaves of absence."""
+    system.freeze_server(LONG_S)
+
+
 def _flush_scripts(system: System, fault: Fault) -> None:
     for _ in range(10):
         with contextlib.suppress(redis.RedisError), redis.Redis.from_url(system.url) as client:
@@ -178,6 +188,7 @@ KINDS: dict[str, tuple[int, Callable[[System, Fault], None]]] = {
     "stop gateway": (1, _stop_gateway),
     "kill redis": (3, _kill_redis),
     "freeze redis": (2, _freeze_redis),
+    "freeze redis long": (1, _freeze_redis_long),
     "flush scripts": (2, _flush_scripts),
     "cut": (3, _cut),
     "cut replies": (3, _cut_replies),

@@ -1,0 +1,106 @@
+"""The tenants of a run: each has a key and a share, finds no other's jobs, and pays for its own."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+import redis
+
+from faults.load import Callers, Told
+from gateway.client import Client
+from gateway.keyring import KeyStore
+from schemas.account import Account
+from schemas.api_key import ApiKey
+from schemas.connection import connect
+from schemas.errors import JobNotFound
+from schemas.keys import Lane
+
+SECRET = "of-this-run-alone-" * 2  # the gateways' server secret
+# Shares, and one that is held by its own limit most of the time.
+TENANTS: dict[str, dict[str, float]] = {
+    "acme": {"weight": 2},
+    "globex": {"weight": 1},
+    "initech": {"weight": 0.5, "max_running": 4},
+}
+Used = dict[str, Counter[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    name: str
+    key: str
+    account: Account
+
+
+def enroll(url: str) -> list[Tenant]:
+    """Make each its key. From then on the gateways let in nobody without one."""
+
+    async def main() -> list[Tenant]:
+        made = []
+        async with connect(url) as link:
+            for name, limits in TENANTS.items():
+                record: dict[str, object] = {"tenant": name, "limits": limits}
+                text, key = ApiKey.issue(SECRET.encode(), record)
+                await KeyStore(link).put(key)
+                made.append(Tenant(name, text, key.account))
+        return made
+
+    return asyncio.run(main())
+
+
+async def check_apart(callers: Callers, sdk: Client, tenants: Sequence[Tenant]) -> None:
+    """Nobody finds another's job: not by the SDK, and not with its key at a gateway."""
+    for number, told in enumerate(callers.told):
+        other = tenants[(told.ask.tenant + 1) % len(tenants)]
+        try:
+            await sdk.status(told.job_id, other.name)
+        except JobNotFound:
+            pass
+        else:
+            raise AssertionError(f"{other.name} sees {told.job_id}")
+        if number % 10 == 0:
+            await _check_gateway(callers, told, other)
+
+
+async def _check_gateway(callers: Callers, told: Told, other: Tenant) -> None:
+    for path in ("", "/result", "/events"):
+        try:
+            reply = await callers.ask_as(other, f"/v1/jobs/{told.job_id}{path}")
+        except httpx.HTTPError:
+            continue  # a gateway that is just being started again
+        shown = reply.status_code in (404, 503) and told.ask.prompt not in reply.text
+        assert shown, f"{other.name}: {path} of {told.job_id}: {reply.status_code}"
+
+
+def used(store: redis.Redis, lane: Lane, tenants: Sequence[Tenant]) -> Used:
+    """What each was charged with so far, over all months."""
+    found: Used = {tenant.name: Counter() for tenant in tenants}
+    for tenant in tenants:
+        for key in store.scan_iter(f"{lane.prefix}usage:????-??:{tenant.account.name}", count=1000):
+            counts = {name.decode(): int(count) for name, count in store.hgetall(key).items()}
+            found[tenant.name].update(counts)
+    return found
+
+
+def check_accounts(
+    store: redis.Redis, lane: Lane, tenants: Sequence[Tenant], told: Sequence[Told], before: Used
+) -> None:
+    """Each paid for its own jobs that ended and its tokens that are logged, once."""
+    expected: Used = {tenant.name: Counter() for tenant in tenants}
+    for each in told:
+        tenant = tenants[each.ask.tenant]
+        owner, account, position = store.hmget(
+            lane.job(each.job_id), "tenant", "account", "position"
+        )
+        assert (owner, account) == (tenant.name.encode(), tenant.account.name.encode())
+        expected[tenant.name].update(jobs=1, completion_tokens=int(position))
+    after = used(store, lane, tenants)
+    for name, counts in expected.items():
+        for what, count in counts.items():
+            charged = after[name][what] - before[name][what]
+            assert charged == count, f"{name} was charged {charged} {what}, and had {count}"
+    for tenant in tenants:
+        counts = store.hmget(f"{lane.prefix}account:{tenant.account.name}", "running", "queued")
+        assert all(int(count or 0) == 0 for count in counts), f"{tenant.name} counts {counts}"
