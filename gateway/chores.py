@@ -27,6 +27,7 @@ from schemas.queue import Queue
 EVERY_S = 5  # the sweeps behind the workers' own
 RECONCILE_EVERY_MIN = 5
 RECONCILE_S = 10.0  # for one lane; the next time goes on there
+_INCOMPLETE = {"length": "max_output_tokens", "budget": "budget"}
 log = logging.getLogger(__name__)
 
 
@@ -108,6 +109,9 @@ class Chores:
             usage: JsonValue = ended.usage.model_dump()
             told: dict[str, JsonValue] = {"state": ended.state, "usage": usage}
             kind = f"job.{ended.state}"
+            if ended.state == "succeeded" and ended.cut:  # as OpenAI's response.incomplete
+                kind = "job.incomplete"
+                told["incomplete_details"] = {"reason": _INCOMPLETE[ended.cut]}
             occurrence = Occurrence(ended.tenant, kind, ended.job, ended.ended_ms, told)
             await self.postman.tell(occurrence, ended.note.webhook)
         if ended.note.batch is not None:

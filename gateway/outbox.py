@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
 from pydantic import Field
 from pydantic_core import from_json
@@ -33,9 +34,10 @@ class Ended(Report):
     ended_ms: int
     usage: Usage
     note: Note
+    cut: Literal["", "length", "budget"] = Field("", description="what ended a choice of it early")
 
 
-FIELDS = ("job", "tenant", "state", "ended_ms", "usage", "note")
+FIELDS = ("job", "tenant", "state", "ended_ms", "usage", "note", "cut")
 
 
 async def drain(redis: Redis, lane: Lane, hand_on: Callable[[Ended], Awaitable[None]]) -> int:

@@ -162,7 +162,11 @@ def play(job: Job) -> Sequence[Line]:
     """As the job's metadata asks."""
     if job.metadata.get("play") == "fail":
         return [failed()]
-    return [Wait()] if job.metadata.get("play") == "wait" else spoken("a", "b")
+    if job.metadata.get("play") == "long":
+        return spoken('"finish_reason":"budget"', "b", reason="length")
+    return (
+        [Wait()] if job.metadata.get("play") == "wait" else spoken('"finish_reason":"length"', "b")
+    )
 
 
 def test_a_webhook_is_tried_under_one_id_until_it_arrives_and_openai_verifies_it(
@@ -189,6 +193,14 @@ def test_a_webhook_is_tried_under_one_id_until_it_arrives_and_openai_verifies_it
     }
     eventually(lambda: house.fates("/a") == [("delivered", 4, "204")])
     assert len(posts) == 4
+
+
+def test_a_job_that_was_cut_short_is_incomplete_whatever_it_says(house: House) -> None:
+    job_id = house.submit("/long", metadata={"play": "long"})
+    [post] = house.arrived("/long", 1)
+    assert post.event["type"] == "job.incomplete"
+    assert post.event["data"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert (post.event["data"]["id"], post.event["data"]["state"]) == (job_id, "succeeded")
 
 
 def test_each_end_has_its_event_and_bad_receivers_are_given_up(house: House) -> None:

@@ -159,12 +159,23 @@ local function retry_ms()
   return math.ceil(math.min(math.max(pace(), 100), 60000))
 end
 
+-- Whether a choice ended at a limit: length or budget. No text holds this: its quotes are escaped.
+local function cut_by(result)
+  for _, reason in ipairs({'budget', 'length'}) do
+    if result and string.find(result, '"finish_reason":"' .. reason .. '"', 1, true) then
+      return reason
+    end
+  end
+  return ''
+end
+
 -- Whoever asked for a note finds here that a job ended: what it cost, and nothing of what it said.
-local function leave_note(job, state, event, note)
+local function leave_note(job, state, event, note, result)
   local is_read, told = pcall(cjson.decode, event)
   local usage = is_read and type(told) == 'table' and told.usage or nil
   redis.call('XADD', PREFIX .. 'outbox', '*', 'job', job.id, 'tenant', job.tenant, 'state', state,
-    'ended_ms', NOW, 'usage', usage and cjson.encode(usage) or '{}', 'note', note)
+    'ended_ms', NOW, 'usage', usage and cjson.encode(usage) or '{}', 'note', note,
+    'cut', cut_by(result))
 end
 
 -- The one place where jobs end. Without a result of its own the log is kept as long as one.
@@ -179,7 +190,7 @@ local function settle(job, epoch, state, event, result)
   note_end()
   local values = redis.call('HMGET', job.key, 'erase', 'ttl', 'note', 'remember')
   local erases, ttl, note, remember = unpack(values)
-  if note then leave_note(job, state, event, note) end
+  if note then leave_note(job, state, event, note, result) end
   if erases then return erase(job.id) end
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
   if state == 'dead' then

@@ -1,6 +1,7 @@
 -- What ended and was asked about, the oldest first; what was handed on is forgotten.
 -- ARGV: most entries, then those that were handed on
--- Returns: entry, job, tenant, state, ended_ms, usage as JSON, note for each
+-- Returns: entry, job, tenant, state, ended_ms, usage as JSON, note, and length or budget if one cut
+-- it short, for each
 
 for at = 2, #ARGV do redis.call('XDEL', PREFIX .. 'outbox', ARGV[at]) end
 local reply = {}
@@ -8,7 +9,7 @@ for _, entry in ipairs(redis.call('XRANGE', PREFIX .. 'outbox', '-', '+', 'COUNT
   local told = {}
   for at = 1, #entry[2], 2 do told[entry[2][at]] = entry[2][at + 1] end
   reply[#reply + 1] = entry[1]
-  for _, name in ipairs({'job', 'tenant', 'state', 'ended_ms', 'usage', 'note'}) do
+  for _, name in ipairs({'job', 'tenant', 'state', 'ended_ms', 'usage', 'note', 'cut'}) do
     reply[#reply + 1] = told[name] or ''
   end
 end
