@@ -21,6 +21,7 @@ from schemas.servers import Redis
 from worker.black_box import leave_stacks
 from worker.consumer import Intake
 from worker.engine.limits import Limits
+from worker.fingerprint import fingerprint
 from worker.link import (
     Alive,
     BeginShift,
@@ -43,7 +44,7 @@ from worker.link import (
     receive_text,
 )
 from worker.log import log
-from worker.settings import WorkerSettings, fingerprint, pulse_every_s
+from worker.settings import WorkerSettings, pulse_every_s
 from worker.shift import Shift
 from worker.text import Text, load_text
 
@@ -179,7 +180,7 @@ class Service:
     async def _register(self, limits: Limits) -> None:
         """The served names, once Redis can be reached."""
         registry, settings = Registry(self._redis), self._settings
-        digest = fingerprint(settings)
+        digest = await asyncio.to_thread(fingerprint, settings)
         cards = [
             ModelCard(
                 name=name,

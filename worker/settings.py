@@ -115,22 +115,6 @@ def model_folder(model: str) -> Path:
         raise InvalidJob(f"model: {model!r} could not be fetched: {error}", "model") from error
 
 
-def fingerprint(settings: WorkerSettings) -> str:
-    """Equal for workers that draw the same tokens: the checkpoint's files, and how it is computed.
-
-    Of the weights the names, the sizes and the first megabyte count, which holds their shapes.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{settings.load_format}:{settings.dtype}:{settings.deterministic}".encode())
-    if not settings.is_fake:
-        for path in sorted(model_folder(settings.model).glob("*")):
-            if path.suffix in (".json", ".safetensors", ".jinja", ".model"):
-                with path.open("rb") as file:
-                    digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-                    digest.update(file.read(1 << 20))
-    return digest.hexdigest()
-
-
 def pulse_every_s(settings: WorkerSettings) -> float:
     """Five times a lease, so that a late one costs nothing."""
     return min(1.0, settings.lease_ttl_ms / 5000)

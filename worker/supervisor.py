@@ -22,6 +22,7 @@ from schemas.servers import Redis
 from schemas.worker_queue import WorkerQueue
 from worker.crash_dump import keep_dump
 from worker.crew import Crew, processes
+from worker.fingerprint import fingerprint
 from worker.link import (
     Alive,
     BeginShift,
@@ -36,7 +37,7 @@ from worker.link import (
     Renewed,
 )
 from worker.log import log
-from worker.settings import WorkerSettings, fingerprint, pulse_every_s
+from worker.settings import WorkerSettings, pulse_every_s
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
 _REDIS_RETRY_S = 0.5

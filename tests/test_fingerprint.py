@@ -1,0 +1,110 @@
+"""Workers go on with each other's jobs where their fingerprints are equal: what a fine-tune changes
+must be seen in it, wherever in the files it is."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from worker.fingerprint import fingerprint
+from worker.settings import WorkerSettings
+
+MIB = 1 << 20
+
+
+def of(folder: Path, **settings: str) -> str:
+    return fingerprint(WorkerSettings.model_validate({"model": str(folder)} | settings))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """16 MiB in large tensors, with a small one behind each."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    tensors = {}
+    for layer in range(4):
+        tensors[f"layers.{layer}.weight"] = torch.full((MIB,), float(layer))
+        tensors[f"layers.{layer}.z.bias"] = torch.zeros(300)
+    save_file(tensors, whole / "model.safetensors")
+    (whole / "config.json").write_text(json.dumps({"hidden_size": 4}))
+    (whole / "notes.txt").write_text("of no weight")
+    return whole
+
+
+def header_bytes(folder: Path) -> int:
+    with (folder / "model.safetensors").open("rb") as file:
+        return 8 + int.from_bytes(file.read(8), "little")
+
+
+def flip(path: Path, place: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(place)
+        [byte] = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_equal_files_are_one_model_wherever_they_lie(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy/notes.txt").write_text("others")
+    assert of(folder) == of(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "float32"}, {"load_format": "dummy"}])
+def test_another_way_to_compute_is_another_model(folder, settings):
+    assert of(folder) != of(folder, **settings)
+
+
+def test_a_tensor_that_was_trained_on_is_seen(folder):
+    """A small one too, between the places that are spread over the file."""
+    from safetensors import safe_open
+
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+    for name in names:
+        before = of(folder)
+        with safe_open(path, "pt") as file:
+            tensors = {each: file.get_tensor(each) for each in names}
+        tensors[name] += 0.5
+        save_file(tensors, path)
+        assert of(folder) != before, name
+
+
+@pytest.mark.parametrize("number", [0, 31, 63])
+def test_a_byte_inside_a_place_is_seen(folder, number):
+    path, before = folder / "model.safetensors", of(folder)
+    flip(path, number * (path.stat().st_size - 64 * 1024) // 63 + 40_000)
+    assert of(folder) != before
+
+
+def test_a_tensor_under_another_name_is_seen_however_long_the_header(tmp_path):
+    def named(folder: Path, last: str) -> str:
+        folder.mkdir()
+        names = [f"layers.{number:04}.{'x' * 200}" for number in range(1000)]
+        names[350] += last
+        save_file({name: torch.zeros(2000) for name in names}, folder / "model.safetensors")
+        assert header_bytes(folder) > 200_000
+        return of(folder)
+
+    assert named(tmp_path / "one", "a") != named(tmp_path / "two", "b")
+
+
+def test_of_a_small_file_every_byte_counts(folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps({"pad": "x" * 3 * MIB}))
+    before = of(folder)
+    flip(path, 2 * MIB)
+    assert of(folder) != before
+
+
+def test_a_damaged_header_is_for_the_loader_to_name(folder):
+    (folder / "model.safetensors").write_bytes(b"\xff" * 5 * MIB)
+    damaged = of(folder)
+    (folder / "model.safetensors").write_bytes(
+        (20).to_bytes(8, "little") + b'{"a": {"b": [1, 2]}}' + bytes(5 * MIB)
+    )
+    assert of(folder) != damaged
