@@ -124,7 +124,8 @@ def test_a_second_sigterm_hands_back_at_once(fresh, offline):
 
 @pytest.mark.parametrize("module", ["worker.service", "worker.engine_process"])
 def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module):
-    with WorkerProcess(fresh.url, "fake", *SLOW) as worker:
+    """At once: it does not take its silence."""
+    with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "600", *SLOW) as worker:
         worker.ready()
 
         async def asks(client: Client) -> None:
