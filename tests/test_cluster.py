@@ -46,13 +46,17 @@ def slot(lane: Lane) -> int:
 
 async def put(client: Client, lane: Lane, seed: int) -> str:
     """A job in this lane, and no other, however often it takes."""
-    params = SamplingParams(seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
-    job = Job(job_id=lane.new_job_id(), model=MODEL, prompts=["x"], params=params)
+    job = job_in(lane, seed)
     while True:
         with suppress(Unavailable):
             await client.submit(job)
             return job.job_id
         await asyncio.sleep(0.1)
+
+
+def job_in(lane: Lane, seed: int) -> Job:
+    params = SamplingParams(seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
+    return Job(job_id=lane.new_job_id(), model=MODEL, prompts=["x"], params=params)
 
 
 async def text_of(client: Client, job_id: str) -> str:
@@ -124,6 +128,23 @@ def test_a_slot_moves_key_by_key_while_its_jobs_run(cluster: Cluster) -> None:
         assert cluster.ask(target, "CLUSTER", "COUNTKEYSINSLOT", slot(lane))
         assert not cluster.ask(source, "CLUSTER", "COUNTKEYSINSLOT", slot(lane))
         await all_lanes_come_to_rest(client)
+
+    over(cluster, test)
+
+
+def test_who_asks_while_a_slot_is_about_to_move_waits_for_a_moment(cluster: Cluster) -> None:
+    lane = LANES[0]
+    source = cluster.owner(slot(lane))
+    target = next(each for each in cluster.primaries if each is not source)
+
+    async def test(client: Client) -> None:
+        first, second = await put(client, lane, 1), job_in(lane, 2)
+        cluster.ask(source, "CLUSTER", "SETSLOT", slot(lane), "MIGRATING", cluster.name(target))
+        submitting = asyncio.create_task(client.submit(second))
+        await asyncio.sleep(0.02)
+        cluster.ask(source, "CLUSTER", "SETSLOT", slot(lane), "STABLE")
+        await submitting
+        await all_end_as_undisturbed(client, {first: 1, second.job_id: 2})
 
     over(cluster, test)
 
