@@ -13,6 +13,7 @@ MAX_MESSAGES = 2048
 YEAR_MS = 365 * 86_400_000
 LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
 CHARS_A_TOKEN = 4  # for guesses
+COMPLETION_TOKENS = 256  # expected of a choice that may make as many as the context allows
 DEFAULT_TENANT = "default"
 
 PriorityClass = Literal["high", "normal", "batch"]
@@ -87,3 +88,7 @@ class Job(Wire):
         if self.prompts and isinstance(self.prompts[0], list):
             return sum(map(len, self.prompts))
         return max(1, size // CHARS_A_TOKEN)
+
+    def guess_completion_tokens(self) -> int:
+        """As many as all its choices may make; where they say no number, about as many as usual."""
+        return (self.params.max_tokens or COMPLETION_TOKENS) * self.num_choices

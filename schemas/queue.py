@@ -82,6 +82,7 @@ class Queue:
             "class": job.priority_class,
             "background": job.background,
             "prompt_tokens": job.guess_prompt_tokens(len(text)),
+            "completion_tokens": job.guess_completion_tokens(),
             "max_queued": max_queued,
             "ttl_s": result_ttl_s,
         }

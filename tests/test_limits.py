@@ -1,5 +1,6 @@
 """What an account may use, when a job may begin, and what is refused at submission."""
 
+import asyncio
 import random
 from datetime import UTC, datetime
 
@@ -85,15 +86,98 @@ async def test_who_would_rather_wait_starts_when_the_minute_is_over(queue: Worke
 
 @on_a_lane
 async def test_tokens_run_over_in_one_minute_count_in_the_next(queue: WorkerQueue) -> None:
-    account = limited(tokens_per_minute=100)
+    account = limited(tokens_per_minute=200)
     assert (await submit(queue, account)).outcome is Outcome.ACCEPTED
     taken = await started(queue)
-    made = deltas(taken.job.job_id, *[40] * 5)
+    made = deltas(taken.job.job_id, *[40] * 10)
     await queue.commit("w", [Commit(taken.job.job_id, taken.epoch, made, 50, 0)])
-    for is_over in (True, True, False):
+    for minutes_left in (2, 1, 0):
         answer = await submit(queue, account)
-        assert (answer.outcome is Outcome.LIMITED) == is_over
+        assert (answer.outcome is Outcome.LIMITED) == (minutes_left > 0)
+        assert -(-answer.retry_after_ms // 60_000) == minutes_left
         await minute_passes(queue)
+
+
+def bound(**fields: object) -> int:
+    """Tokens that such a job draws from its minute."""
+    job = a_job(background=True, **fields)
+    return job.guess_prompt_tokens(len(job.dump())) + job.guess_completion_tokens()
+
+
+@on_a_lane
+async def test_a_burst_draws_what_it_may_use_and_counts_at_last_what_it_used(
+    queue: WorkerQueue,
+) -> None:
+    """Ten of 200 at once get in, and end in every way: the minute holds what the ledger holds."""
+    account = limited(tokens_per_minute=10 * bound())
+    jobs = [a_job(background=True) for _ in range(200)]
+    answers = await asyncio.gather(
+        *(queue.enqueue(job, None, "d", account=account) for job in jobs)
+    )
+    mine = [
+        job for job, answer in zip(jobs, answers, strict=True) if answer.outcome is Outcome.ACCEPTED
+    ]
+    assert len(mine) == 10
+    assert {answer.reason for answer in answers} == {"", "rate"}
+    assert await account_field(queue, "tokens") == 10 * bound()
+    redis = plain(queue._connection.redis)
+    cancelled, erased, late = mine[:3]
+    await queue.cancel("default", cancelled.job_id)
+    await queue.delete("default", erased.job_id)
+    await redis.hset(LANE.job(late.job_id), "deadline", 1)
+    await redis.zadd(f"{LANE.prefix}deadlines", {late.job_id: 1})
+    await queue.sweep()
+    assert await account_field(queue, "tokens") == 7 * bound()
+    worker = SteppedWorker(queue, 7)
+    await worker.step()
+    assert await account_field(queue, "tokens") == 7 * bound()
+    released, died, *_ = worker.running
+    await queue.release("w", [released])
+    await queue.unregister("w", crashed=True)
+    await queue.cancel("default", died)
+    last = SteppedWorker(queue, 7, "v")
+    await last.register()
+    while len(last.ended) < 6:
+        await last.step()
+    day = await used(queue)
+    tokens = day["prompt_tokens"] + day["completion_tokens"]
+    assert tokens == 7 + 6 * 16 + 1
+    assert await account_field(queue, "tokens") == tokens
+    rates = await queue.rates("key")
+    assert rates.tokens_left == 10 * bound() - tokens
+
+
+@on_a_lane
+async def test_more_than_was_drawn_counts_and_what_an_older_minute_drew_does_not(
+    queue: WorkerQueue,
+) -> None:
+    account = limited(tokens_per_minute=1000)
+    for _ in range(3):
+        assert (await submit(queue, account)).outcome is Outcome.ACCEPTED
+    wordy, lazy, later = [await started(queue) for _ in range(3)]
+    made = deltas(wordy.job.job_id, 300)
+    await queue.commit("w", [Commit(wordy.job.job_id, wordy.epoch, made, 100, 0)])
+    assert await account_field(queue, "tokens") == 400 + 2 * bound()
+    await finish(queue, lazy, deltas(lazy.job.job_id, 1))
+    assert await account_field(queue, "tokens") == 402 + bound()
+    await minute_passes(queue)
+    assert (await submit(queue, account)).outcome is Outcome.ACCEPTED
+    await finish(queue, later, deltas(later.job.job_id, 1))
+    assert await account_field(queue, "tokens") == bound()
+
+
+@on_a_lane
+async def test_who_waits_for_tokens_begins_when_a_job_gives_back_what_it_did_not_use(
+    queue: WorkerQueue,
+) -> None:
+    account, big = limited(tokens_per_minute=1000), {"params": {"max_tokens": 900}}
+    for _ in range(2):
+        answer = await submit(queue, account, over_limit="wait", **big)
+        assert answer.outcome is Outcome.ACCEPTED
+    first = await started(queue)
+    assert await queue.read("w", 1) == []
+    await finish(queue, first, deltas(first.job.job_id, 5))
+    await started(queue)
 
 
 @on_a_lane

@@ -141,6 +141,7 @@ def test_wrong_arguments_are_answered_with_a_sentence(plain: Plain) -> None:
         "not_before_ms": [-1, 1e15],
         "delay_ms": [-1],
         "prompt_tokens": [-5, 1e99],
+        "completion_tokens": [-1],
         "over_limit": ["maybe"],
         "max_queued": [-1],
         "ttl_s": [0],

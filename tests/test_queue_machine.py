@@ -32,7 +32,9 @@ from scripted import LANE, a_job, delta, done
 
 T = TypeVar("T")
 TAP = "tap"
-LIMITED = Account(name="other/key", limits=Limits(max_running=2, weight=2))  # of tenant `other`
+LIMITED = Account(  # of tenant `other`
+    name="other/key", limits=Limits(max_running=2, weight=2, tokens_per_minute=10**9)
+)
 POISON = 10**6
 PICK = st.integers(0, 10**6)
 FEW = st.integers(1, 3)
@@ -67,6 +69,13 @@ class Known:
     @property
     def position(self) -> int:
         return self.log[-1].end if self.log else 0
+
+    @property
+    def counted(self) -> int:
+        """Tokens of its minute."""
+        used = (self.prompt or 0) + self.position
+        drawn = self.job.guess_prompt_tokens(len(self.job.dump())) + 16
+        return used if self.state else max(used, drawn)
 
     def note_log(self) -> None:
         self.is_decoding = True
@@ -132,6 +141,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.lost: list[Lost] = []
         self.dead: list[str] = []
         self.readers: list[VirtualReader] = []
+        self.minute: bytes | None = None  # in which the first job of `other` came
         self.names = iter(range(10**9))
         self.add_worker()
         self.add_worker()
@@ -580,6 +590,17 @@ class QueueMachine(RuleBasedStateMachine):
         assert (counts.num_queued, counts.num_running) == (len(self.waiting()), len(self.held()))
 
     @invariant()
+    def the_minute_holds_what_may_be_used_and_at_the_end_what_was(self) -> None:
+        minute, tokens = self.plain.hmget(
+            f"{LANE.prefix}account:{LIMITED.name}", "minute", "tokens"
+        )
+        self.minute = self.minute or minute
+        if minute != self.minute:
+            return
+        mine = [one for one in self.jobs.values() if one.job.tenant == "other"]
+        assert int(tokens or 0) == sum(one.counted for one in mine)
+
+    @invariant()
     def the_account_holds_its_slots_and_no_more(self) -> None:
         account = self.plain.hmget(f"{LANE.prefix}account:{LIMITED.name}", "running", "queued")
         mine = [one for one in self.waiting() if one.is_held_up]
@@ -621,6 +642,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.hear()
 
     def check_the_end(self) -> None:
+        self.the_minute_holds_what_may_be_used_and_at_the_end_what_was()
         for known in self.jobs.values():
             self.check_job(known)
         self.check_usage("default", "default")

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from schemas.job import PriorityClass
+from schemas.job import COMPLETION_TOKENS, PriorityClass
 from schemas.queue import CLASSES
 from worker.engine.limits import Limits
 from worker.engine.messages import Addition
 from worker.link import Step
 
-_COMPLETION_TOKENS = 256  # expected of a completion, when more may come
 _WEIGHT = 0.1  # of the newest sequence in the average
 
 
@@ -39,7 +38,7 @@ class Room:
         self._unseen: dict[str, float] = {}  # blocks of sequences that gave no token yet
         self._num_asked = 0  # jobs that reads under way may yet bring
         self._num_preparing = 0  # jobs read whose sequences have not entered
-        self._average_blocks = self._blocks(_COMPLETION_TOKENS)
+        self._average_blocks = self._blocks(COMPLETION_TOKENS)
         self._num_held_blocks = 0
         self._num_waiting = 0
         self._trial: str | None = None  # the suspect that runs alone
@@ -101,10 +100,10 @@ class Room:
     def enter(self, additions: Iterable[Addition]) -> None:
         for addition in additions:
             given = len(addition.prompt) + len(addition.completion)
-            left = addition.params.max_tokens or _COMPLETION_TOKENS
+            left = addition.params.max_tokens or COMPLETION_TOKENS
             self._sequences[addition.seq_id] = addition.priority
             self._unseen[addition.seq_id] = self._blocks(given)
-            blocks = self._blocks(given + min(left, _COMPLETION_TOKENS))
+            blocks = self._blocks(given + min(left, COMPLETION_TOKENS))
             self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
 
     def leave(self, seq_id: str) -> None:

@@ -23,7 +23,7 @@ local LIMITS = {
 }
 
 local ACCOUNT = {
-  'tenant', 'blocked', 'running', 'queued', 'minute', 'requests', 'tokens', unpack(LIMITS),
+  'tenant', 'blocked', 'running', 'queued', 'minute', 'requests', 'tokens', 'spell', unpack(LIMITS),
 }
 
 local accounts = {}
@@ -37,8 +37,8 @@ local function account_of(name)
   local values = redis.call('HMGET', key, unpack(ACCOUNT))
   account = {name = name, key = key, computed = {}, is_new = not values[1]}
   account.tenant, account.blocked = values[1] or name, values[2]
-  for at = 3, 7 do account[ACCOUNT[at]] = tonumber(values[at] or 0) end
-  for at = 8, #ACCOUNT do account[ACCOUNT[at]] = values[at] and tonumber(values[at]) or nil end
+  for at = 3, 8 do account[ACCOUNT[at]] = tonumber(values[at] or 0) end
+  for at = 9, #ACCOUNT do account[ACCOUNT[at]] = values[at] and tonumber(values[at]) or nil end
   account.weight = account.weight or 1
   accounts[name] = account
   return account
@@ -104,17 +104,25 @@ local function budget_left(account)
 end
 
 -- The minute's window: a new one begins when the last is over. What ran over the tokens of one
--- minute counts in the next.
+-- minute counts in the next. A spell is the time since the count of tokens was last put to 0: what
+-- was counted in an earlier one has no part in the count of now.
 local function roll(account)
   local gone = math.floor((NOW - account.minute) / MINUTE_MS)
   if gone > 0 or NOW < account.minute then
     local debt = account.tokens - gone * (account.tokens_per_minute or 0)
     account.minute, account.requests = NOW, 0
     account.tokens = account.tokens_per_minute and gone > 0 and math.max(0, debt) or 0
+    if account.tokens == 0 then account.spell = NOW end
   end
 end
 
--- Whether the account's limits keep a job from going on now: why, and until when.
+local function keep_minute(account)
+  redis.call('HSET', account.key, 'minute', account.minute, 'spell', account.spell,
+    'requests', account.requests, 'tokens', account.tokens)
+end
+
+-- Whether the account's limits keep a job from going on now: why, and until when. `tokens`: about
+-- what it will use. Alone in its minute a job may use more than the minute has.
 local function over_limit(account, tokens)
   local left, renews_ms = budget_left(account)
   if left <= 0 then return 'budget', renews_ms end
@@ -123,18 +131,24 @@ local function over_limit(account, tokens)
   roll(account)
   local end_ms = account.minute + MINUTE_MS
   if requests and account.requests >= requests then return 'rate', end_ms end
-  if most and (account.tokens >= most or account.tokens > 0 and account.tokens + tokens > most) then
-    return 'rate', end_ms
+  local counted, excess = account.tokens, account.tokens + math.max(1, tokens) - (most or math.huge)
+  if counted > 0 and excess > 0 then
+    local minutes = math.ceil(math.min(counted, excess) / most)
+    return 'rate', end_ms + (minutes - 1) * MINUTE_MS
   end
 end
 
--- One request of the minute.
-local function draw(account)
+-- One request of the minute, and what it may use: `charge` counts what it uses beyond that, and
+-- `return_draw` what it did not use.
+local function draw(account, job_key, tokens)
   if not account.requests_per_minute and not account.tokens_per_minute then return end
   roll(account)
   account.requests = account.requests + 1
-  redis.call('HSET', account.key, 'minute', account.minute, 'requests', account.requests,
-    'tokens', account.tokens)
+  if account.tokens_per_minute then
+    account.tokens = account.tokens + tokens
+    redis.call('HSET', job_key, 'drawn', tokens, 'spell', account.spell)
+  end
+  keep_minute(account)
 end
 
 local function tally(account, field, amount)
@@ -153,9 +167,30 @@ local function keep_account(account, is_changed)
   end
 end
 
--- Note what a job used; `book` writes it. `computed` went through the model, for the fair turns.
-local function charge(account, class, prompt, cached, completion, computed)
+-- Tokens that were charged for a job so far.
+local function used_by(job)
+  local prompt = job.prompt and string.match(job.prompt, '^%d+') or 0
+  return prompt + (job.stop or job.position)
+end
+
+-- An ended job's draw counts as far as it was used. Whether the minute has more left by that.
+local function return_draw(job, account)
+  local unused = job.drawn - used_by(job)
+  if unused <= 0 then return false end
+  roll(account)
+  if tonumber(redis.call('HGET', job.key, 'spell')) ~= account.spell then return false end
+  account.tokens = math.max(0, account.tokens - unused)
+  keep_minute(account)
+  return true
+end
+
+-- Note what a job used, before it is noted in the job itself; `book` writes it. `computed` went
+-- through the model, for the fair turns.
+local function charge(job, account, prompt, cached, completion, computed)
+  local class, before = job.class, used_by(job)
   touched[account.name] = account
+  account.undrawn = (account.undrawn or 0)
+    + math.max(job.drawn, before + prompt + completion) - math.max(job.drawn, before)
   account.prompt = (account.prompt or 0) + prompt
   account.cached = (account.cached or 0) + cached
   account.completion = (account.completion or 0) + completion
@@ -190,20 +225,19 @@ end
 -- Write what was charged in this call, once an account.
 local function book()
   for _, account in pairs(touched) do
-    local tokens = account.prompt + account.completion
     add_usage(account, 'prompt_tokens', account.prompt)
     add_usage(account, 'cached_tokens', account.cached)
     add_usage(account, 'completion_tokens', account.completion)
-    if account.tokens_per_minute and tokens ~= 0 then
+    if account.tokens_per_minute and account.undrawn ~= 0 then
       roll(account)
-      account.tokens = math.max(0, account.tokens + tokens)
-      redis.call('HSET', account.key, 'minute', account.minute, 'requests', account.requests,
-        'tokens', account.tokens)
+      account.tokens = math.max(0, account.tokens + account.undrawn)
+      keep_minute(account)
     end
     for class, computed in pairs(account.computed) do
       if computed ~= 0 then serve(account, class, computed) end
     end
-    account.prompt, account.cached, account.completion, account.computed = 0, 0, 0, {}
+    account.prompt, account.cached, account.completion = 0, 0, 0
+    account.undrawn, account.computed = 0, {}
   end
   touched = {}
 end

@@ -8,6 +8,7 @@
 --   queue_timeout_ms until it is started, from when it may; none
 --   not_before_ms    unix time, or delay_ms from now: waits at least until then; none
 --   prompt_tokens    about how long the prompts are; 1
+--   completion_tokens  about how many it may make, over all choices; 0
 --   over_limit       "refuse" | "wait": what to do above the account's rates and budgets; "refuse"
 --   account          {"name": .., "limits": {"weight": .., "max_running": .., ..}}; the tenant
 --   max_queued       most jobs that may wait in the lane; 10000
@@ -27,7 +28,7 @@ local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 
 local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
-  .. 'prompt_tokens over_limit account max_queued ttl_s remember_s metadata note '
+  .. 'prompt_tokens completion_tokens over_limit account max_queued ttl_s remember_s metadata note '
 local ACCOUNT_OPTIONS = ' name limits '
 local LIMIT_OPTIONS = ' ' .. table.concat(LIMITS, ' ') .. ' '
 
@@ -98,6 +99,7 @@ local function wrong_option()
     or whole(options, 'options', 'not_before_ms', 0, LAST_MS)
     or whole(options, 'options', 'delay_ms', 0, YEAR_MS)
     or whole(options, 'options', 'prompt_tokens', 0, MOST)
+    or whole(options, 'options', 'completion_tokens', 0, MOST)
     or whole(options, 'options', 'max_queued', 0, MOST)
     or whole(options, 'options', 'ttl_s', 1, YEAR_MS / 1000)
     or whole(options, 'options', 'remember_s', 0, YEAR_MS / 1000)
@@ -153,6 +155,7 @@ for _, field in ipairs(LIMITS) do
 end
 
 local cost = options.prompt_tokens or 1
+local bound = cost + (options.completion_tokens or 0)
 local waits = options.over_limit == 'wait'
 
 local function refusal()
@@ -164,7 +167,7 @@ local function refusal()
     return 'limited', retry_ms(), 'queued'
   end
   if not waits then
-    local reason, renews_ms = over_limit(account, cost)
+    local reason, renews_ms = over_limit(account, bound)
     if reason then return 'limited', renews_ms - NOW, reason end
   end
   local last_ms = start_by and deadline and math.min(start_by, deadline) or start_by or deadline
@@ -184,14 +187,15 @@ if outcome then return {outcome, waiting, retry, reason} end
 redis.call('SET', key .. ':request', request)
 keep_account(account, is_changed)
 if is_changed and account.blocked then unblock(account) end
-if not waits then draw(account) end
+if not waits then draw(account, key, bound) end
 tally(account, 'queued', 1)
 
 local due_ms = math.min(deadline or LAST_MS, start_by or LAST_MS, begin_ms + DUE_MS)
 local due_us = due_ms * 1000 + NOW_US % 1000
 redis.call('HSET', key, 'state', 'ready', 'epoch', 0, 'position', 0, 'class', class,
   'digest', digest, 'tenant', tenant, 'account', account.name, 'channels', channel,
-  'background', background, 'created_ms', NOW, 'ttl', options.ttl_s or 3600, 'cost', cost)
+  'background', background, 'created_ms', NOW, 'ttl', options.ttl_s or 3600, 'cost', cost,
+  'bound', bound)
 if waits then redis.call('HSET', key, 'waits', 1) end
 if options.remember_s then redis.call('HSET', key, 'remember', options.remember_s) end
 if options.metadata then redis.call('HSET', key, 'metadata', cjson.encode(options.metadata)) end

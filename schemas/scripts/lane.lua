@@ -32,7 +32,7 @@ local OVER_BUDGET = '"state":"failed","error":{"code":"budget_exceeded",'
 -- Read for each job of each step: what is needed seldom is read where it is needed.
 local FIELDS = {
   'state', 'epoch', 'owner', 'position', 'ready', 'entry', 'channels', 'cancel', 'deadline',
-  'tenant', 'account', 'class', 'stop', 'prompt', 'trial',
+  'tenant', 'account', 'class', 'stop', 'prompt', 'trial', 'drawn',
 }
 
 local vacate -- in waiting.lua
@@ -63,6 +63,7 @@ local function load(id)
   for at = 1, #FIELDS do job[FIELDS[at]] = values[at] end
   job.epoch, job.position = tonumber(job.epoch), tonumber(job.position)
   job.stop = job.stop and tonumber(job.stop)
+  job.drawn = tonumber(job.drawn or 0)
   job.running = job.state == 'admitting' or job.state == 'decoding'
   job.ended = not job.running and job.state ~= 'ready'
   return job

@@ -7,7 +7,8 @@ local function note_prompt(job, account, text)
   local prompt, cached = string.match(text, '^(%d+):(%d+)$')
   local guess = redis.call('HGET', job.key, 'cost') -- the turns were charged with it at the claim
   redis.call('HSET', job.key, 'prompt', text)
-  charge(account, job.class, tonumber(prompt), tonumber(cached), 0, prompt - cached - guess)
+  charge(job, account, tonumber(prompt), tonumber(cached), 0, prompt - cached - guess)
+  job.prompt = text
 end
 
 -- Tokens that the job may still log. Out of budget, it has the rest for itself, and must stop there.
@@ -17,9 +18,9 @@ local function room_of(job, account)
 end
 
 local function stop_after(job, account, room)
+  charge(job, account, 0, 0, room, room)
   job.stop = job.position + room
   redis.call('HSET', job.key, 'stop', job.stop)
-  charge(account, job.class, 0, 0, room, room)
 end
 
 -- Appends `count` events from ARGV[at] on, three arguments each: position, tokens, JSON. Those that
@@ -40,8 +41,8 @@ local function append(job, prompt, count, at)
       end
       redis.call('XADD', job.key .. ':log', job.epoch .. '-' .. position, 'e', event)
       say(job, event)
+      if not job.stop then charge(job, account, 0, 0, tokens, tokens) end
       job.position = position + tokens
-      if not job.stop then charge(account, job.class, 0, 0, tokens, tokens) end
       letter = 'K'
     elseif position + tokens > job.position then
       redis.call('HSET', job.key, 'position', job.position)

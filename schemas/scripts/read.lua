@@ -55,9 +55,9 @@ local function fail_budget(id)
 end
 
 -- Why the account's next job may not begin now, and when to look again.
-local function hindrance(account, cost, waits)
+local function hindrance(account, job)
   if account.max_running and account.running >= account.max_running then return 'running' end
-  if waits then return over_limit(account, cost) end
+  if job.waits then return over_limit(account, job.bound) end
   local left, renews_ms = budget_left(account)
   if left <= 0 then return 'spent', renews_ms end
 end
@@ -81,27 +81,27 @@ local function next_turn(class)
     elseif tonumber(v) > tonumber(score) then
       redis.call('ZADD', fair, v, name)
     else
-      local cost, waits = unpack(redis.call('HMGET', PREFIX .. 'job:' .. id, 'cost', 'waits'))
-      cost = tonumber(cost or 1)
-      local reason, wake_ms = hindrance(account, cost, waits)
-      if not reason then return account, id, cost, waits, v end
+      local job = {key = PREFIX .. 'job:' .. id}
+      local known = redis.call('HMGET', job.key, 'cost', 'bound', 'waits')
+      job.cost, job.bound, job.waits = tonumber(known[1] or 1), tonumber(known[2] or 1), known[3]
+      local reason, wake_ms = hindrance(account, job)
+      if not reason then return account, id, job, v end
       if reason == 'spent' then fail_budget(id) else block(account, reason, wake_ms) end
     end
   end
 end
 
 local function claim(class)
-  local account, id, cost, waits, v = next_turn(class)
+  local account, id, job, v = next_turn(class)
   if not account then return false end
   leave_backlog(class, account, id)
   tally(account, 'queued', -1)
   tally(account, 'running', 1)
-  if waits then draw(account) end
+  if job.waits then draw(account, job.key, job.bound) end
   redis.call('HSET', PREFIX .. 'counts', 'clock:' .. class, v)
-  serve(account, class, cost)
+  serve(account, class, job.cost)
   local entry = redis.call('XADD', ready_key(class), '*', 'job', id)
-  redis.call('HSET', PREFIX .. 'job:' .. id, 'entry', entry, 'ready', class, 'turn',
-    NOW_US)
+  redis.call('HSET', job.key, 'entry', entry, 'ready', class, 'turn', NOW_US)
   return true
 end
 

@@ -82,9 +82,12 @@ function vacate(job)
     tally(account, 'queued', -1)
   end
   if job.stop then -- it was booked up to there
-    charge(account, job.class, 0, 0, job.position - job.stop, job.position - job.stop)
+    local left = job.position - job.stop
+    charge(job, account, 0, 0, left, left)
+    job.stop = nil
     book()
   end
+  if return_draw(job, account) and account.blocked == 'rate' then unblock(account) end
   add_usage(account, 'jobs', 1)
   if account.running + account.queued == 0 then redis.call('EXPIRE', account.key, IDLE_TTL_S) end
 end
