@@ -150,10 +150,11 @@ async def running(
         if server is not None:
             ending.push_async_callback(asyncio.to_thread, server.stop)
         ending.push_async_callback(_stop_all, stack)
-        stack.start("housekeeping")
+        files = _files_folder(server.folder if server else settings.folder)
+        stack.start("housekeeping", **files)
         secret = settings.server_secret
         env = {"PENSTOCK_SERVER_SECRET": secret.get_secret_value()} if secret else {}
-        stack.start("gateway", "--host", settings.host, "--port", str(stack.port), **env)
+        stack.start("gateway", "--host", settings.host, "--port", str(stack.port), **env, **files)
         for number in range(1, settings.num_workers + 1):
             stack.start(f"worker-{number}", "--model", settings.model, **env, **_crash_folder())
         await stack.ready()

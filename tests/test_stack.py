@@ -90,6 +90,8 @@ def test_up_keeps_what_a_crash_left_in_the_home(tmp_path: Path) -> None:
 def test_up_serves_restarts_what_dies_and_ends_in_order() -> None:
     with up() as running:
         assert httpx.get(f"{running.url}/health/ready").status_code == 200
+        form = {"data": {"purpose": "batch"}, "files": {"file": ("a.jsonl", b"{}")}}
+        assert httpx.post(f"{running.url}/v1/files", **form).status_code == 200
         os.kill(running.children()["gateway"], signal.SIGKILL)
         running.read_until(r"gateway +ended \(SIGKILL\); starts again")
         running.read_until(r"gateway +ready after")
