@@ -13,6 +13,8 @@ from openai import OpenAI
 from openai.types import Batch
 
 from compose.server import Server
+from gateway.files import FileNotFound, Files, FilesSettings
+from schemas.connection import connect
 from schemas.job import Job
 from stage import (
     MODEL,
@@ -157,6 +159,14 @@ def test_a_file_that_is_no_good_is_refused_and_leaves_nothing(house: House) -> N
     for file_id in ("file-1", "..%2f..%2fetc%2fpasswd", "file-" + "a" * 26):
         assert httpx.get(f"{files}/{file_id}/content").status_code == 404
     assert list(house.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("file_id", ["", ".", "../x", "/etc/passwd", "file-" + "A" * 26])
+def test_what_is_no_file_id_leads_nowhere(tmp_path: Path, file_id: str) -> None:
+    files = Files(connect("redis://127.0.0.1:1"), FilesSettings(files_folder=tmp_path))
+    assert files.path("file-" + "a" * 26).parent == tmp_path
+    with pytest.raises(FileNotFound):
+        files.path(file_id)
 
 
 def test_a_batch_answers_every_line_where_it_belongs(house: House) -> None:

@@ -16,7 +16,7 @@ from openai import InvalidWebhookSignatureError, OpenAI
 
 from compose.server import Server
 from gateway.client import Client
-from gateway.webhooks import Webhook, Webhooks
+from gateway.webhooks import Occurrence, Webhook, Webhooks
 from schemas.job import Job
 from stage import (
     MODEL,
@@ -258,6 +258,24 @@ def test_two_houses_send_each_webhook_once(house: House) -> None:
         eventually(lambda: house.fates("/many") == [("delivered", 1, "204")] * 40)
     assert sorted(subject(post) for post in posts) == sorted(jobs)
     assert house.receiver.most_at_once == 1
+
+
+def test_a_host_and_a_webhook_are_one_senders_at_a_time(redis_url: str) -> None:
+    async def main() -> None:
+        async with Client.from_url(redis_url) as client:
+            webhooks = Webhooks(client.redis)
+            occurrence = Occurrence("default", "job.succeeded", "job_x", 0, {})
+            await webhooks.tell(occurrence, "https://a.example/")
+            [(unit, turn)] = await webhooks.due.units()
+            [webhook] = await webhooks.webhooks("default")
+            async with webhooks.due.holding(unit, turn, 60_000) as first:
+                assert first is not None
+                async with webhooks.due.holding(unit, turn, 60_000) as second:
+                    assert second is None
+                replies = [await webhooks._run("attempt", webhook.id, unit, 60_000) for _ in "ab"]
+                assert [reply[0] for reply in replies] == [b"send", b"no"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.timeout(300)
