@@ -22,6 +22,7 @@ from gateway.outbox import Ended, drain
 from gateway.reconcile import Reconciler
 from gateway.webhooks import Occurrence, Postman
 from schemas.errors import PenstockError
+from schemas.group_sync import Sync
 from schemas.queue import Queue
 
 EVERY_S = 5  # the sweeps behind the workers' own
@@ -39,6 +40,7 @@ class Chores:
     postman: Postman
     batches: Batches
     reconciler: Reconciler
+    disk: Sync  # of what is told in webhooks
     run: BatchRun | None  # none: this process has no folder of files
 
     def on_call(self) -> list[Function]:
@@ -67,7 +69,7 @@ class Chores:
         """Empty the outboxes, and give arq what is due."""
 
         async def empty(queue: Queue) -> int:
-            return await drain(self.client.redis, queue.lane, self._hand_on)
+            return await drain(self.client.redis, queue.lane, self.disk, self._hand_on)
 
         await self._each_lane(empty)
         await _hand_over(ctx["redis"], self.postman.due, "deliver")

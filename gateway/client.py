@@ -65,7 +65,7 @@ class Client:
         max_unread: int = MAX_UNREAD,
         durability: Durability = "server",
     ) -> None:
-        """With durability `fsync` nothing is accepted or shown that is not on the server's disk."""
+        """With durability `fsync` all that is answered or shown is on the server's disk."""
         self.redis = redis
         self.tenant = tenant
         self.max_queued = max_queued
@@ -284,10 +284,20 @@ class Client:
 
     async def cancel(self, job_id: str, tenant: str | None = None) -> JobStatus:
         """Ask for the end of a job; readers get it as Failed(state="cancelled")."""
-        return await (await self._queue(job_id)).cancel(tenant or self.tenant, job_id)
+        queue = await self._queue(job_id)
+        mark = await self._disk.begin(queue.lane.prefix)
+        status = await queue.cancel(tenant or self.tenant, job_id)
+        await self._disk.wait(mark)
+        return status
 
     async def status(self, job_id: str, tenant: str | None = None) -> JobStatus:
-        return await (await self._queue(job_id)).status(tenant or self.tenant, job_id)
+        """How a job stands now."""
+        queue = await self._queue(job_id)
+        mark = await self._disk.begin(queue.lane.prefix)
+        status = await queue.status(tenant or self.tenant, job_id)
+        if status.ended_ms is not None:  # an end is shown once it cannot be taken back
+            await self._disk.wait(mark)
+        return status
 
     async def rates(self, job_id: str, account: Account) -> Rates:
         """What the account has left of its minute: in the job's lane, as if all were like it."""
@@ -318,7 +328,10 @@ class Client:
 
     async def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Erase prompt, log and result; a running job is cancelled first."""
-        await (await self._queue(job_id)).delete(tenant or self.tenant, job_id)
+        queue = await self._queue(job_id)
+        mark = await self._disk.begin(queue.lane.prefix)
+        await queue.delete(tenant or self.tenant, job_id)
+        await self._disk.wait(mark)
 
     async def models(self) -> dict[str, ModelCard]:
         """What is served, by name."""

@@ -19,9 +19,10 @@ from gateway.outbound import Outbound, OutboundSettings
 from gateway.reconcile import Reconciler
 from gateway.webhooks import Patience, Postman
 from schemas.exit_status import NEVER_STARTS
+from schemas.group_sync import GroupSync, NoSync, Sync
 from schemas.place import RedisUrl
 from schemas.process import load_settings, write_log_to_stderr
-from schemas.server_check import UnfitServer, check_when_reached
+from schemas.server_check import Durability, UnfitServer, check_when_reached
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,9 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
     """End what waited too long, hand on what the dead held, send webhooks, run batches."""
 
     redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the jobs are")
+    durability: Durability = Field(
+        "server", description="fsync: tell webhooks what is on the server's disk alone"
+    )
     chores_redis_url: str | None = Field(
         None,
         description="where arq keeps its own keys: a server, or sentinels; none: the next database",
@@ -83,10 +87,11 @@ def worker(settings: HousekeepingSettings) -> Worker:
         run = BatchRun(client, files, batches, postman, settings.batch_window)
 
     async def check(ctx: dict[str, ArqRedis]) -> None:
-        for warning in await check_when_reached(client.redis):
+        for warning in await check_when_reached(client.redis, settings.durability):
             log.warning("%s", warning)
 
-    chores = Chores(client, postman, batches, Reconciler(client.redis), run)
+    disk: Sync = GroupSync(client.redis) if settings.durability == "fsync" else NoSync()
+    chores = Chores(client, postman, batches, Reconciler(client.redis), disk, run)
     return Worker(
         functions=chores.on_call(),
         cron_jobs=chores.on_a_clock(),

@@ -9,6 +9,7 @@ from pydantic_core import from_json
 
 from schemas.connection import Connection
 from schemas.event import EndState, Usage
+from schemas.group_sync import Sync
 from schemas.keys import Lane
 from schemas.servers import Redis
 from schemas.wire import Report
@@ -40,14 +41,18 @@ class Ended(Report):
 FIELDS = ("job", "tenant", "state", "ended_ms", "usage", "note", "cut")
 
 
-async def drain(redis: Redis, lane: Lane, hand_on: Callable[[Ended], Awaitable[None]]) -> int:
-    """Hand every entry on and then forget it; how many it was.
+async def drain(
+    redis: Redis, lane: Lane, disk: Sync, hand_on: Callable[[Ended], Awaitable[None]]
+) -> int:
+    """Hand every entry on, once it is on the disk, and then forget it; how many it was.
 
     One that was handed on and not forgotten, because this process died between the two, is handed
     on again: `hand_on` must not mind.
     """
     connection, handed, count = Connection(redis), list[bytes](), 0
+    mark = await disk.begin(lane.prefix)
     while reply := await connection.run("outbox", lane.prefix, PAGE, *handed):
+        await disk.wait(mark)
         width = 1 + len(FIELDS)
         for at in range(0, len(reply), width):
             if ended := _ended(reply[at + 1 : at + width]):

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import pytest
 
 from compose.server import Server
 from gateway.client import Client
+from gateway.outbox import Ended, Note, drain
 from plain import plain
 from schemas.delivery import Commit
 from schemas.errors import JobNotFound, QueueUnreachable
@@ -18,7 +20,8 @@ from schemas.event import Event
 from schemas.group_sync import GroupSync
 from schemas.model import WorkerCard
 from schemas.worker_queue import WorkerQueue
-from scripted import LANE, MODEL, deltas, finish, queue_at, started
+from scripted import LANE, MODEL, a_job, deltas, finish, queue_at, started
+from stage import GatewayProcess, eventually
 
 T = TypeVar("T")
 
@@ -91,6 +94,80 @@ def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -
         assert await ending is not None
 
     over(server, test)
+
+
+def test_an_end_is_not_told_before_it_is_on_the_disk(server: Server) -> None:
+    """Neither a cancelled job nor an erased one comes back, nor one that somebody heard ended."""
+
+    async def test(client: Client, queue: WorkerQueue) -> None:
+        told: list[Ended] = []
+
+        async def hand_on(ended: Ended) -> None:
+            told.append(ended)
+
+        waiting = await client.enqueue("x", model=MODEL, background=True)
+        taken = await started(queue)
+        unread = [
+            await client.enqueue("y", model=MODEL, background=True, delay_ms=3_600_000)
+            for _ in range(2)
+        ]
+        noted = a_job(background=True)
+        await client.submit(noted, note=Note(webhook="").dump())
+        noted_taken = await started(queue)
+        await disk(queue, "no")
+        await finish(queue, taken, deltas(waiting, 1))
+        await finish(queue, noted_taken, deltas(noted.job_id, 1))
+        sync = GroupSync(client.redis)
+        answers = [
+            asyncio.create_task(client.status(waiting)),
+            asyncio.create_task(client.cancel(unread[0])),
+            asyncio.create_task(client.delete(unread[1])),
+            asyncio.create_task(drain(client.redis, LANE, sync, hand_on)),
+        ]
+        done, _ = await asyncio.wait(answers, timeout=1.0)
+        assert not done and not told
+        await disk(queue, "everysec")
+        await asyncio.gather(*answers)
+        assert [ended.job for ended in told] == [noted.job_id]
+        sync.close()
+
+    over(server, test)
+
+
+def test_over_http_what_was_answered_is_not_taken_back(server: Server) -> None:
+    """A gateway's process: a power loss takes what it did not answer, and nothing else."""
+    jobs, body = "/v1/jobs", {"model": MODEL, "prompt": "x"}
+    with (
+        GatewayProcess(server.url, "--durability", "fsync") as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as http,
+    ):
+
+        def taking(takes: str) -> None:
+            async def change(client: Client, queue: WorkerQueue) -> None:
+                await disk(queue, takes)
+
+            over(server, change)
+
+        taking("everysec")
+        kept, cancelled, erased = (http.post(jobs, json=body).json()["id"] for _ in range(3))
+        assert http.post(f"{jobs}/{cancelled}/cancel").status_code == 200
+        assert http.delete(f"{jobs}/{erased}").is_success
+        size = file_of(server).stat().st_size
+        taking("no")
+        refusals = [
+            http.post(jobs, json=body),
+            http.post(f"{jobs}/{kept}/cancel"),
+            http.delete(f"{jobs}/{kept}"),
+        ]
+        assert {each.status_code for each in refusals} == {503}
+        assert {each.headers["x-should-retry"] for each in refusals} == {"true"}
+        server.kill()
+        os.truncate(file_of(server), size)
+        server.start()
+        eventually(lambda: http.get("/health/live").is_success)
+        states = [http.get(f"{jobs}/{each}") for each in (kept, cancelled, erased)]
+        assert [each.status_code for each in states] == [200, 200, 404]
+        assert [each.json()["state"] for each in states[:2]] == ["ready", "cancelled"]
 
 
 def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(server: Server) -> None:
