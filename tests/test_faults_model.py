@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import redis
 
 import judges
 import tokenizers_made
-from faults.invariants import check_leftovers, check_logs, wait_until_idle
+from faults.invariants import check_ledger, check_leftovers, check_logs, wait_until_idle
 from faults.processes import PATIENCE_S, System
 from gateway.client import Client
 from schemas.delivery import Started
@@ -78,6 +79,7 @@ def test_all_processes_and_redis_are_killed_in_the_middle_of_200_jobs(judge):
         with redis.Redis.from_url(system.url) as store:
             wait_until_idle(store, lane, 200)
             check_logs(store, lane, job_ids)
+            check_ledger(store, lane, job_ids, Counter())
             check_leftovers(store, lane)
         for result, output in zip(asyncio.run(results(system, job_ids)), expected, strict=True):
             same(result, output)

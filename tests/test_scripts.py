@@ -11,7 +11,7 @@ from plain import plain
 from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Entry, Letter, Outcome
 from schemas.errors import Cancelled, DeadlineExceeded, InvalidJob, JobGone, JobNotFound, QueueFull
-from schemas.event import Delta, Done, Failed
+from schemas.event import Delta, Done, Failed, Usage
 from schemas.keys import Lane
 from schemas.link import Reply, Word
 from schemas.model import WorkerCard
@@ -324,14 +324,15 @@ async def test_a_job_is_cancelled_where_it_is(queue: WorkerQueue) -> None:
 async def test_a_cancelled_job_of_a_dead_worker_ends_when_it_is_reaped(queue: WorkerQueue) -> None:
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
-    await queue.commit("w", [Commit(taken.job.job_id, taken.epoch, deltas(taken.job.job_id, 3))])
+    made = deltas(taken.job.job_id, 3)
+    await queue.commit("w", [Commit(taken.job.job_id, taken.epoch, made, 7, 2)])
     await queue.cancel("default", taken.job.job_id)
     await lapse(queue, "w")
     assert await queue.reap() == 1
     assert (await queue.status("default", taken.job.job_id)).state == "cancelled"
     result = await queue.result("default", taken.job.job_id)
-    assert result is not None and result.choices[0].text == deltas(taken.job.job_id, 3)[0].text
-    assert result.usage.completion_tokens == 3
+    assert result is not None and result.choices[0].text == made[0].text
+    assert result.usage == Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=2)
 
 
 @on_a_lane

@@ -205,10 +205,17 @@ local function settle(job, epoch, state, event, result)
   redis.call('EXPIRE', job.key, math.max(ttl * 2, remember or 0, state == 'dead' and DEAD_TTL_S or 0))
 end
 
+-- What it used, as its account was charged; nothing where it never began.
+local function usage_of(job)
+  if not job.prompt and job.position == 0 then return '' end
+  local prompt, cached = string.match(job.prompt or '0:0', '^(%d+):(%d+)$')
+  return string.format(',"usage":{"prompt_tokens":%s,"completion_tokens":%d,"cached_tokens":%s}',
+    prompt, job.position, cached)
+end
+
 -- Ends a job that no worker answers for; a new epoch, so that none can add to it.
 local function settle_failed(job, state, tail)
-  local usage = job.position > 0 and ',"usage":{"completion_tokens":' .. job.position .. '}' or ''
-  local event = '{"type":"failed","position":' .. job.position .. ',' .. tail .. usage .. '}'
+  local event = '{"type":"failed","position":' .. job.position .. ',' .. tail .. usage_of(job) .. '}'
   settle(job, job.epoch + 1, state, event, nil)
 end
 

@@ -3,6 +3,7 @@
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,7 @@ import redis
 
 from schemas.event import EVENT, Delta
 from schemas.keys import MODELS, Lane
+from schemas.result import KeptResult
 
 END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
 PATIENCE_S = 60.0
@@ -111,6 +113,40 @@ def check_log(job_id: str, lines: list[tuple[str, bytes]]) -> None:
         position += len(event.token_ids) if isinstance(event, Delta) else 0
         last_epoch, ends = epoch, ends + (not isinstance(event, Delta))
     assert ends == 1, f"{job_id}: no end"
+
+
+def told_usage(store: Store, lane: Lane, job_id: str) -> Counter[str]:
+    """Tokens of an ended job, as whoever reads it is told."""
+    line = store.xrevrange(f"{lane.job(job_id)}:log", count=1)
+    if line:
+        end = EVENT.validate_json(line[0][1][b"e"])
+        assert not isinstance(end, Delta), f"{job_id}: no end"
+        usage = end.usage
+    else:
+        usage = KeptResult.model_validate_json(store.get(f"{lane.job(job_id)}:result")).usage
+    return Counter(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+
+
+def ledger(store: Store, lane: Lane, account: str = "*") -> Counter[str]:
+    """What accounts were charged so far, over all months."""
+    total: Counter[str] = Counter()
+    for key in store.scan_iter(f"{lane.prefix}usage:????-??:{account}", count=1000):
+        total.update({name.decode(): int(count) for name, count in store.hgetall(key).items()})
+    return total
+
+
+def check_ledger(
+    store: Store, lane: Lane, job_ids: Iterable[str], before: Counter[str], account: str = "*"
+) -> None:
+    """What was charged since `before` is what the jobs say: each token once, each prompt once."""
+    told: Counter[str] = Counter()
+    for job_id in set(job_ids):
+        told += told_usage(store, lane, job_id) + Counter(jobs=1)
+    charged = ledger(store, lane, account)
+    charged.subtract(before)
+    assert charged["cached_tokens"] <= charged["prompt_tokens"]
+    del charged["cached_tokens"]
+    assert +charged == told, f"{account} was charged {dict(+charged)}, its jobs tell {dict(told)}"
 
 
 def check_leftovers(store: Store, lane: Lane) -> None:

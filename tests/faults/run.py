@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 import redis
 
-from faults.invariants import Listener, check_leftovers, check_logs, wait_until_idle
+from faults.invariants import (
+    Listener,
+    check_ledger,
+    check_leftovers,
+    check_logs,
+    ledger,
+    wait_until_idle,
+)
 from faults.load import Ask, Callers, Told
 from faults.processes import System
 from gateway.client import Client
@@ -52,14 +59,19 @@ def run(
 ) -> list[Told]:
     """Every ask to its end, with `act` in a thread once readers have had `at_tokens` tokens.
 
-    Then: each job ended once, was read whole and right, and the lane holds nothing back.
+    Then: each job ended once, was read whole and right, and was paid for once; the lane holds
+    nothing back.
     """
     lane = Lane(model)
     with system.telling(), Listener(system.url, lane) as listener:
+        with redis.Redis.from_url(system.url) as store:
+            before = ledger(store, lane)
         told = asyncio.run(_run(system, asked, act, at_tokens, model))
         with redis.Redis.from_url(system.url) as store:
             wait_until_idle(store, lane)
-            check_logs(store, lane, [each.job_id for each in told], listener.take())
+            job_ids = [each.job_id for each in told]
+            check_logs(store, lane, job_ids, listener.take())
+            check_ledger(store, lane, job_ids, before)
             if is_empty_after:
                 check_leftovers(store, lane)
     return told

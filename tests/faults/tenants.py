@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import httpx
 import redis
 
+from faults.invariants import check_ledger, ledger
 from faults.load import Callers, Told
 from gateway.client import Client
 from gateway.keyring import KeyStore
@@ -76,31 +77,18 @@ async def _check_gateway(callers: Callers, told: Told, other: Tenant) -> None:
 
 def used(store: redis.Redis, lane: Lane, tenants: Sequence[Tenant]) -> Used:
     """What each was charged with so far, over all months."""
-    found: Used = {tenant.name: Counter() for tenant in tenants}
-    for tenant in tenants:
-        for key in store.scan_iter(f"{lane.prefix}usage:????-??:{tenant.account.name}", count=1000):
-            counts = {name.decode(): int(count) for name, count in store.hgetall(key).items()}
-            found[tenant.name].update(counts)
-    return found
+    return {tenant.name: ledger(store, lane, tenant.account.name) for tenant in tenants}
 
 
 def check_accounts(
     store: redis.Redis, lane: Lane, tenants: Sequence[Tenant], told: Sequence[Told], before: Used
 ) -> None:
-    """Each paid for its own jobs that ended and its tokens that are logged, once."""
-    expected: Used = {tenant.name: Counter() for tenant in tenants}
-    for each in told:
-        tenant = tenants[each.ask.tenant]
-        owner, account, position = store.hmget(
-            lane.job(each.job_id), "tenant", "account", "position"
-        )
-        assert (owner, account) == (tenant.name.encode(), tenant.account.name.encode())
-        expected[tenant.name].update(jobs=1, completion_tokens=int(position))
-    after = used(store, lane, tenants)
-    for name, counts in expected.items():
-        for what, count in counts.items():
-            charged = after[name][what] - before[name][what]
-            assert charged == count, f"{name} was charged {charged} {what}, and had {count}"
-    for tenant in tenants:
+    """Each paid for its own jobs that ended, and for their tokens and prompts, once."""
+    for number, tenant in enumerate(tenants):
+        mine = [each.job_id for each in told if each.ask.tenant == number]
+        for job_id in mine:
+            owner, account = store.hmget(lane.job(job_id), "tenant", "account")
+            assert (owner, account) == (tenant.name.encode(), tenant.account.name.encode())
+        check_ledger(store, lane, mine, before[tenant.name], tenant.account.name)
         counts = store.hmget(f"{lane.prefix}account:{tenant.account.name}", "running", "queued")
         assert all(int(count or 0) == 0 for count in counts), f"{tenant.name} counts {counts}"
