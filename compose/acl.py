@@ -44,7 +44,7 @@ ROLES = (
         "housekeeping",
         (f"{NAMESPACE}:*", "arq:*"),
         (LANES,),
-        f"{HEARS} @read @write @transaction @string @hash @set @sortedset @stream -@dangerous",
+        f"{HEARS} @read @write @transaction @string @hash @set @sortedset @stream -@dangerous info",
     ),
     Role(
         "operator",

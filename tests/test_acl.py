@@ -1,6 +1,5 @@
 """Every role runs under a Redis user of its own, and is refused what it does not need."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from compose.acl import ROLES, line
 from compose.server import Server
 from schemas.api_key import API_KEYS
 from schemas.keys import CHORES, MODELS, Lane
-from stage import GatewayProcess, eventually
+from stage import GatewayProcess, HousekeepingProcess, eventually
 from worker_process import WorkerProcess
 
 PASSWORD = "for a test"
@@ -48,34 +47,25 @@ def guarded() -> Iterator[Guarded]:
 
 
 def test_jobs_run_with_every_process_under_its_own_user(guarded: Guarded) -> None:
-    command = [sys.executable, "-m", "compose.cli", "housekeeping", "--redis-url"]
-    environment = os.environ | {"PYTHONPATH": "."}
-    housekeeping = subprocess.Popen(
-        [*command, guarded.url("housekeeping")],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        with (
-            WorkerProcess(guarded.url("worker"), "fake") as worker,
-            GatewayProcess(guarded.url("gateway")) as gateway,
-            httpx.Client(base_url=gateway.url, timeout=60) as http,
-        ):
-            worker.ready()
-            body = {"model": "fake", "prompt": "x", "max_tokens": 20}
-            assert http.post("/v1/completions", json=body).status_code == 200
-            job = http.post("/v1/jobs", json=body)
-            assert job.status_code in (200, 202), job.text
-            path = f"/v1/jobs/{job.json()['id']}"
-            eventually(lambda: http.get(path).json()["state"] == "succeeded", 60)
-            assert http.delete(path).status_code < 300
-            assert worker.stop() == 0
-            assert "NOPERM" not in worker.logged()
-    finally:
-        housekeeping.terminate()
-        said = housekeeping.communicate(timeout=60)[1]
-    assert "NOPERM" not in said, said
+    with (
+        HousekeepingProcess(guarded.url("housekeeping")) as housekeeping,
+        WorkerProcess(guarded.url("worker"), "fake") as worker,
+        GatewayProcess(guarded.url("gateway")) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as http,
+    ):
+        worker.ready()
+        body = {"model": "fake", "prompt": "x", "max_tokens": 20}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        job = http.post("/v1/jobs", json=body)
+        assert job.status_code in (200, 202), job.text
+        path = f"/v1/jobs/{job.json()['id']}"
+        eventually(lambda: http.get(path).json()["state"] == "succeeded", 60)
+        assert http.delete(path).status_code < 300
+        assert worker.stop() == 0
+        assert "NOPERM" not in worker.logged()
+        housekeeping.process.terminate()
+        assert housekeeping.process.wait(60) == 0
+        assert "NOPERM" not in housekeeping.log.read_text()
 
 
 @pytest.mark.parametrize("role", [role.name for role in ROLES])
