@@ -1,13 +1,8 @@
 """The gateway in front of real workers: `penstock worker` with the engine that needs no model."""
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import openai
@@ -17,25 +12,10 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from compose.server import Server
 from stage import GatewayProcess, eventually
+from worker_process import WorkerProcess
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me of the river."}]
 MODEL = "fake"
-
-
-@contextmanager
-def worker(redis_url: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    argv = ["--model", MODEL, "--load-format", "fake", "--redis-url", redis_url, *flags]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "worker.cli", *argv],
-        env=os.environ | {"PYTHONPATH": "."},
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # so that a kill takes its engine with it, as a machine's death
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def is_ready(gateway: GatewayProcess) -> bool:
@@ -44,7 +24,7 @@ def is_ready(gateway: GatewayProcess) -> bool:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    with Server() as server, GatewayProcess(server.url) as gateway, worker(server.url):
+    with Server() as server, GatewayProcess(server.url) as gateway, WorkerProcess(server.url):
         eventually(lambda: is_ready(gateway), within_s=240)
         yield gateway
 
@@ -118,13 +98,13 @@ def test_a_stream_goes_on_when_its_worker_is_killed() -> None:
     with (
         Server() as server,
         GatewayProcess(server.url) as gateway,
-        worker(server.url, *flags) as first,
+        WorkerProcess(server.url, "fake", *flags) as first,
     ):
         eventually(lambda: is_ready(gateway), within_s=240)
         client = OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
         undisturbed = streamed_text(client, 400, seed=9)
-        with worker(server.url, *flags):
-            time.sleep(2)  # until the second worker holds a lease
+        with WorkerProcess(server.url, "fake", *flags) as second:
+            second.ready()
             texts: list[str] = []
             reading = threading.Thread(
                 target=lambda: texts.append(streamed_text(client, 400, seed=9))
@@ -132,6 +112,6 @@ def test_a_stream_goes_on_when_its_worker_is_killed() -> None:
             reading.start()
             time.sleep(0.5)
             assert not texts, "the stream ended before its worker was killed"
-            os.killpg(first.pid, signal.SIGKILL)
+            first.kill()
             reading.join(240)
     assert texts == [undisturbed]

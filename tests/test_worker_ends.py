@@ -140,19 +140,18 @@ def test_the_children_end_with_their_supervisor(fresh, offline):
     with WorkerProcess(fresh.url, "fake", *SLOW) as first:
         first.ready()
         children = [first.child(module) for module in ("worker.service", "worker.engine_process")]
-        with WorkerProcess(fresh.url, "fake") as second:
-            second.ready()
 
-            async def asks(client: Client) -> None:
-                job_id = await client.enqueue(LONG, params=STORY, background=True)
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue(LONG, params=STORY, background=True)
 
-                def act() -> None:
-                    os.kill(children[0], signal.SIGSTOP)  # hung: it cannot end by itself
-                    os.kill(first.process.pid, signal.SIGKILL)
+            def act() -> None:
+                os.kill(children[0], signal.SIGSTOP)  # hung: it cannot end by itself
+                os.kill(first.process.pid, signal.SIGKILL)
 
+            with WorkerProcess(fresh.url, "fake"):
                 same(await read_while(client, job_id, act), told(offline))
 
-            ask(fresh.url, asks)
+        ask(fresh.url, asks)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "them to end")
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import mkstemp
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Self
 import redis
 
 from gateway.client import Client
+from loadtest.machine import family, module_of
 from schemas.event import Result
 from schemas.keys import Lane
 from worker.llm import RequestOutput
@@ -95,11 +97,18 @@ class WorkerProcess:
 
     def child(self, module: str) -> int:
         """The process id of `worker.service` or `worker.engine_process`."""
-        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        for pid in path.read_text().split():
-            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                return int(pid)
-        raise AssertionError(f"no process runs {module}")
+        pid = child_of(self.process.pid, module)
+        assert pid is not None, f"no process runs {module}"
+        return pid
+
+
+def child_of(parent: int, module: str) -> int | None:
+    """The process below another that runs a module; none while there is none."""
+    with suppress(OSError):  # one that ends while it is looked at
+        for pid in family(parent)[1:]:
+            if module_of(pid) == module:
+                return pid
+    return None
 
 
 def incarnations(url: str, model: str = "fake") -> set[str]:

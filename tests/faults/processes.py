@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -21,19 +21,12 @@ from typing import Self
 from compose.server import Server
 from faults.proxy import Proxy
 from schemas.keys import Lane
+from worker_process import child_of, until
 
 PATIENCE_S = 100.0
 LEASE_MS = 1500
 _PORT = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")
 CHILDREN = ("worker.service", "worker.engine_process")
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Return once it is so; fail if it takes unreasonably long on a busy machine."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up, f"waited in vain for: {what}"
-        time.sleep(0.02)
 
 
 class Process:
@@ -96,13 +89,7 @@ class Worker(Process):
 
     def child(self, module: str) -> int | None:
         """The process id of one of `CHILDREN`; none while it is not there."""
-        pid = self.process.pid
-        with contextlib.suppress(OSError):
-            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-                if module.encode() in words:
-                    return int(child)
-        return None
+        return child_of(self.process.pid, module)
 
     def kill_child(self, module: str) -> bool:
         child = self.child(module)
