@@ -309,8 +309,10 @@ class _Turn:
     ) -> None:
         """Answers to disk, then what follows from them to Redis, then their jobs are forgotten."""
         batch = self.batch
-        lengths = await asyncio.to_thread(parts.append, written) if written else {}
-        reach("batch.written")
+        lengths: dict[str, int] = {}
+        if written:
+            lengths = await asyncio.to_thread(parts.append, written)
+            reach("batch.written")
         num_good = sum(each.is_good for each in written)
         counted = {
             "completed": batch.completed + num_good,

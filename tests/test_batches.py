@@ -281,7 +281,7 @@ def test_a_batch_outlives_the_deaths_of_housekeeping_and_repeats_no_line(
 ) -> None:
     before = len(house.actor.jobs)
     batch_id = house.batch(*(line(number) for number in range(200)))
-    for point in ("batch.line:70", "batch.written:9", "batch.filed"):
+    for point in ("batch.opened:2", "batch.line:70", "batch.written:2", "batch.filed"):
         with house.housekeeping("--batch-window", "32", PENSTOCK_CRASH_AT=point) as dying:
             assert dying.process.wait(100) == -9, point
     with house.housekeeping():
