@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -31,12 +31,11 @@ from worker.link import (
     Drained,
     EndShift,
     Instruction,
-    Letters,
     Prepared,
     Pulse,
-    Renewed,
 )
 from worker.log import log
+from worker.renewal import Renewal
 from worker.settings import WorkerSettings, pulse_every_s
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
@@ -155,10 +154,10 @@ class Watch:
         """What the worker still held goes to others now, not when its lease lapses."""
         if self._incarnation is None:
             return
+        leaving = (queue.unregister(self._incarnation, crashed) for queue in self._queues)
         try:
             async with asyncio.timeout(_UNREGISTER_S):
-                for queue in self._queues:
-                    await queue.unregister(self._incarnation, crashed)
+                await _all(leaving)
         except (Unavailable, TimeoutError):
             log.warning("worker %s was left to the reapers", self._incarnation)
 
@@ -240,7 +239,15 @@ class Watch:
             self._incarnation = incarnation
             self._tell(BeginShift(incarnation))
             log.info("worker %s took up work on %s", incarnation, ", ".join(self._settings.names))
-            await self._renew_until_lost(incarnation)
+            renewal = Renewal(
+                self._queues,
+                self._lease_s,
+                self._renew_every_s,
+                self._is_alive,
+                self._stats,
+                self._tell,
+            )
+            await renewal.run(incarnation)
             self._tell(EndShift())
             log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
 
@@ -273,40 +280,13 @@ class Watch:
 
     async def _register(self, incarnation: str) -> None:
         async with asyncio.timeout(self._lease_s):
-            for queue in self._queues:
-                await queue.register(incarnation, self._card)
+            await _all(queue.register(incarnation, self._card) for queue in self._queues)
 
-    async def _renew_until_lost(self, incarnation: str) -> None:
-        renewed_s = time.monotonic()
-        while (left_s := renewed_s + self._lease_s - time.monotonic()) > 0:
-            await asyncio.sleep(min(self._renew_every_s, left_s))
-            began_s = time.monotonic()
-            if began_s >= renewed_s + self._lease_s:  # this process was frozen
-                return
-            if not self._is_alive():
-                continue
-            try:
-                async with asyncio.timeout(max(left_s, self._renew_every_s)):
-                    is_ours = await self._renew(incarnation)
-            except (Unavailable, TimeoutError):
-                continue
-            if not is_ours:
-                return
-            renewed_s = began_s
-            self._tell(Renewed(began_s))
-
-    async def _renew(self, incarnation: str) -> bool:
-        stats: dict[str, JsonValue] | None = None
-        if self._pulse:
-            unmoved_s = max(0.0, self._engine_unmoved_s(self._pulse))
-            stats = asdict(self._pulse.stats) | {"unmoved_s": unmoved_s}
-        for queue in self._queues:
-            letters = await queue.beat(incarnation, stats)
-            if letters is None:
-                return False
-            if letters:
-                self._tell(Letters(letters))
-        return True
+    def _stats(self) -> dict[str, JsonValue] | None:
+        if self._pulse is None:
+            return None
+        unmoved_s = max(0.0, self._engine_unmoved_s(self._pulse))
+        return asdict(self._pulse.stats) | {"unmoved_s": unmoved_s}
 
     def _engine_unmoved_s(self, pulse: Pulse) -> float:
         now = time.monotonic()
@@ -326,3 +306,10 @@ class Watch:
                 log.error("%s; it is ended", self._why)
                 self._end(None)
         return max(unmoved_s.values()) <= self._settings.step_timeout_s
+
+
+async def _all(calls: Iterable[Awaitable[None]]) -> None:
+    """Side by side, each to its end; then the first failure is raised."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
