@@ -12,6 +12,8 @@ import pytest
 import redis
 
 from compose.server import Server
+from schemas.keys import Lane
+from schemas.openai import JsonObject
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, Wait, eventually, spoken
 from test_keys import bearer, issue
 
@@ -88,6 +90,34 @@ def test_the_fourth_request_of_three_a_minute_is_told_when_to_come_back(
             assert answer.headers["x-ratelimit-remaining-requests"] == "0"
             assert answer.headers["x-should-retry"] == "true"
         assert other.post("/v1/completions", json=TEXT).is_success
+
+
+def test_a_job_that_waits_for_its_rate_says_so_at_once_and_until_when(
+    http: httpx.Client, actor: Actor
+) -> None:
+    """In the very answer to its submission, before any worker looked at it."""
+    actor.script = lambda job: spoken("x")
+    body = TEXT | {"over_limit": "wait"}
+    with caller(http, actor.redis_url, requests_per_minute=1) as one:
+        first, second, third = [one.post("/v1/jobs", json=body).json() for _ in range(3)]
+        assert (second["reason"], third["reason"]) == ("rate", "rate")
+        assert 30_000 < second["eta_ms"] <= 60_000
+        assert second["eta_ms"] + 30_000 < third["eta_ms"] <= 120_000
+
+        def state(job: JsonObject) -> object:
+            return one.get(f"/v1/jobs/{job['id']}").json()["state"]
+
+        eventually(lambda: state(first) == "succeeded")
+        assert state(second) == "ready"
+        with redis.Redis.from_url(actor.redis_url, decode_responses=True) as store:
+            parked = f"{Lane(MODEL).prefix}parked"
+            [name] = [each for each in store.zrange(parked, 0, -1) if each.startswith("acme")]
+            store.hincrby(f"{Lane(MODEL).prefix}account:{name}", "minute", -60_000)
+            store.zadd(parked, {name: 1})
+        eventually(lambda: state(second) == "succeeded")
+        shown = one.get(f"/v1/jobs/{third['id']}").json()
+        assert (shown["state"], shown["reason"]) == ("ready", "rate")
+        assert 30_000 < shown["eta_ms"] <= 60_000
 
 
 def test_openais_client_sees_a_rate_limit(http: httpx.Client, actor: Actor) -> None:

@@ -121,21 +121,27 @@ local function keep_minute(account)
     'requests', account.requests, 'tokens', account.tokens)
 end
 
--- Whether the account's limits keep a job from going on now: why, and until when. `tokens`: about
--- what it will use. Alone in its minute a job may use more than the minute has.
-local function over_limit(account, tokens)
+-- Whether the account's limits keep a job from going on now, or after `before` others like it: why,
+-- and until when. `tokens`: about what each will use. Alone in its minute one may use more than the
+-- minute has.
+local function over_limit(account, tokens, before)
   local left, renews_ms = budget_left(account)
   if left <= 0 then return 'budget', renews_ms end
   local requests, most = account.requests_per_minute, account.tokens_per_minute
   if not requests and not most then return end
   roll(account)
-  local end_ms = account.minute + MINUTE_MS
-  if requests and account.requests >= requests then return 'rate', end_ms end
-  local counted, excess = account.tokens, account.tokens + math.max(1, tokens) - (most or math.huge)
-  if counted > 0 and excess > 0 then
-    local minutes = math.ceil(math.min(counted, excess) / most)
-    return 'rate', end_ms + (minutes - 1) * MINUTE_MS
+  local minutes = 0
+  if requests then
+    local over = account.requests + before - requests
+    if over >= 0 then minutes = 1 + math.floor(math.min(over, before) / requests) end
   end
+  tokens = math.max(1, tokens)
+  local counted = account.tokens + before * tokens
+  local excess = counted + tokens - (most or math.huge)
+  if counted > 0 and excess > 0 then
+    minutes = math.max(minutes, math.ceil(math.min(counted, excess) / most))
+  end
+  if minutes > 0 then return 'rate', account.minute + minutes * MINUTE_MS end
 end
 
 -- One request of the minute, and what it may use: `charge` counts what it uses beyond that, and

@@ -167,7 +167,7 @@ local function refusal()
     return 'limited', retry_ms(), 'queued'
   end
   if not waits then
-    local reason, renews_ms = over_limit(account, bound)
+    local reason, renews_ms = over_limit(account, bound, 0)
     if reason then return 'limited', renews_ms - NOW, reason end
   end
   local last_ms = start_by and deadline and math.min(start_by, deadline) or start_by or deadline

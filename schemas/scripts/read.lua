@@ -57,7 +57,7 @@ end
 -- Why the account's next job may not begin now, and when to look again.
 local function hindrance(account, job)
   if account.max_running and account.running >= account.max_running then return 'running' end
-  if job.waits then return over_limit(account, job.bound) end
+  if job.waits then return over_limit(account, job.bound, 0) end
   local left, renews_ms = budget_left(account)
   if left <= 0 then return 'spent', renews_ms end
 end

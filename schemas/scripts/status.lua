@@ -4,35 +4,52 @@
 
 local key = PREFIX .. 'job:' .. ARGV[2]
 local values = redis.call('HMGET', key, 'tenant', 'state', 'position', 'background', 'cancel',
-  'created_ms', 'started_ms', 'ended_ms', 'deadline', 'owner', 'class', 'account', 'entry', 'metadata')
+  'created_ms', 'started_ms', 'ended_ms', 'deadline', 'owner', 'class', 'account', 'entry', 'metadata',
+  'ready', 'waits', 'bound')
 if values[1] ~= ARGV[1] then return {'missing'} end
 local reply = {}
 for at = 2, 11 do reply[at - 1] = values[at] or '' end
 reply[11], reply[12], reply[13], reply[14] = values[14] or '', '', '', ''
 if values[2] ~= 'ready' then return reply end
 
+local has_worker = redis.call('ZCOUNT', PREFIX .. 'workers', NOW, '+inf') > 0
+
+-- Nobody knows when a worker comes.
 local function eta(ahead, least_ms)
   local interval, ends = pace()
-  if ends == 0 then return '' end
-  return math.ceil(math.max(ahead * interval, least_ms))
+  if not has_worker or ends == 0 and least_ms <= 0 then return '' end
+  return math.ceil(math.max(ends > 0 and ahead * interval or 0, least_ms))
+end
+
+-- What of its account's limits it waits for, behind `rank` others of the account, and until when.
+local function hindrance(account, rank)
+  if account.max_running and account.running >= account.max_running then return 'running', NOW end
+  if values[16] then
+    local reason, wake_ms = over_limit(account, tonumber(values[17]), rank)
+    if reason then return reason, wake_ms end
+  end
+  if account.blocked then
+    local wake_ms = tonumber(redis.call('ZSCORE', PREFIX .. 'parked', account.name) or NEVER)
+    return account.blocked, wake_ms < NEVER and wake_ms or NOW
+  end
 end
 
 -- A claimed job counts as the next: it waits for its worker alone.
 local function place()
   local class, account = values[11], account_of(values[12])
-  local has_worker = redis.call('ZCOUNT', PREFIX .. 'workers', NOW, '+inf') > 0
-  local otherwise = has_worker and 'capacity' or 'no_worker'
-  if values[13] then return 1, values[14] == 'suspect' and 'suspect' or otherwise, eta(0, 0) end
+  if values[13] then
+    local reason = values[15] == 'suspect' and 'suspect' or 'capacity'
+    return 1, has_worker and reason or 'no_worker', eta(0, 0)
+  end
   local begin_ms = redis.call('ZSCORE', PREFIX .. 'delayed', ARGV[2])
   local rank = redis.call('ZRANK', backlog_key(class, account), ARGV[2])
     or redis.call('ZCARD', backlog_key(class, account))
   local ahead, foreign = num_ahead(class, account, rank)
   if begin_ms then return ahead + 1, 'delayed', eta(ahead, begin_ms - NOW) end
-  if account.blocked then
-    local wake_ms = tonumber(redis.call('ZSCORE', PREFIX .. 'parked', account.name) or NEVER)
-    return ahead + 1, account.blocked, eta(ahead, wake_ms < NEVER and wake_ms - NOW or 0)
-  end
-  return ahead + 1, foreign > 0 and has_worker and 'turn' or otherwise, eta(ahead, 0)
+  if not has_worker then return ahead + 1, 'no_worker', '' end
+  local reason, wake_ms = hindrance(account, rank)
+  if reason then return ahead + 1, reason, eta(ahead, wake_ms - NOW) end
+  return ahead + 1, foreign > 0 and 'turn' or 'capacity', eta(ahead, 0)
 end
 
 reply[12], reply[13], reply[14] = place()
