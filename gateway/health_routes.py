@@ -21,9 +21,8 @@ async def live() -> Response:
 
 @router.get("/health/ready")
 async def ready(gateway: Open) -> Response:
-    """200 where a job would start now: some worker's lease runs."""
-    workers = [worker for lane in await _lanes(gateway) for worker in lane.living]
-    if not workers:
+    """200 where a job would start now: some worker lives and does not drain."""
+    if not any(lane.staff for lane in await _lanes(gateway)):
         raise NoWorker("no worker serves any model at present", retry_after_ms=1000)
     return _json({"status": "ready"})
 

@@ -121,6 +121,11 @@ class LaneReport:
     def living(self) -> list[WorkerStatus]:
         return [worker for worker in self.workers if worker.lease_left_ms > 0]
 
+    @property
+    def staff(self) -> list[WorkerStatus]:
+        """Those of them that take new jobs."""
+        return [worker for worker in self.living if not worker.card.draining]
+
 
 class _Lanes(Collector):
     """Queue depths, and the engines' own statistics as of their last beat."""
@@ -207,7 +212,7 @@ def _waiting(lane: LaneReport) -> dict[str, int]:
     status = lane.status
     held = status.by_reason | {"delayed": status.num_delayed}
     rest = status.num_queued - sum(held.values())
-    return held | {"capacity" if lane.living else "no_worker": max(0, rest)}
+    return held | {"capacity" if lane.staff else "no_worker": max(0, rest)}
 
 
 def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFamily:

@@ -28,4 +28,4 @@ class WorkerCard(Report):
     max_num_seqs: int = 0
     fingerprint: str = ""
     version: str = ""
-    draining: bool = False
+    draining: bool = Field(False, description="takes nothing new, and is about to end")

@@ -115,3 +115,32 @@ def test_a_stream_goes_on_when_its_worker_is_killed() -> None:
             first.kill()
             reading.join(240)
     assert texts == [undisturbed]
+
+
+def test_a_worker_that_drains_is_none_for_new_jobs() -> None:
+    """It ends what it has; meanwhile only background jobs wait, until another worker is there."""
+    flags = ("--fake-step-ms", "20", "--drain-s", "600")
+    asked = {"model": MODEL, "prompt": "x", "max_tokens": 4}
+    with (
+        Server() as server,
+        GatewayProcess(server.url) as gateway,
+        worker(server.url, *flags) as first,
+        httpx.Client(base_url=gateway.url, timeout=100) as http,
+    ):
+        eventually(lambda: is_ready(gateway), within_s=240)
+        long = http.post("/v1/jobs", json=asked | {"max_tokens": 6000, "ignore_eos": True}).json()
+        url = f"/v1/jobs/{long['id']}"
+        eventually(lambda: http.get(url).json()["state"] == "decoding")
+        first.send_signal(signal.SIGTERM)
+        eventually(lambda: not is_ready(gateway), within_s=60)
+        assert http.get("/health/ready").json()["error"]["code"] == "no_worker"
+        refused = http.post("/v1/completions", json=asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+        waiting = http.post("/v1/jobs", json=asked).json()
+        assert http.get(f"/v1/jobs/{waiting['id']}").json()["reason"] == "no_worker"
+        assert http.get(url).json()["state"] == "decoding"
+        with worker(server.url):
+            eventually(lambda: is_ready(gateway), within_s=240)
+            assert http.post("/v1/completions", json=asked).status_code == 200
+            eventually(lambda: http.get(f"/v1/jobs/{waiting['id']}").json()["state"] == "succeeded")
+        first.send_signal(signal.SIGTERM)

@@ -159,7 +159,7 @@ local bound = cost + (options.completion_tokens or 0)
 local waits = options.over_limit == 'wait'
 
 local function refusal()
-  if background == 0 and redis.call('ZCOUNT', PREFIX .. 'workers', NOW, '+inf') == 0 then
+  if background == 0 and not is_staffed() then
     return 'no_worker', 1000, ''
   end
   if waiting >= (options.max_queued or 10000) then return 'full', retry_ms(), '' end

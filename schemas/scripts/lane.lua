@@ -106,6 +106,19 @@ local function renew(worker, lease_ms)
   return true
 end
 
+-- Whether a worker lives that takes new jobs. The first one is, but for a roll-out.
+local function is_staffed()
+  local at = 0
+  repeat
+    local workers = redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', NOW, '+inf', 'LIMIT', at, 16)
+    for _, worker in ipairs(workers) do
+      if not redis.call('HGET', PREFIX .. 'worker:' .. worker, 'draining') then return true end
+    end
+    at = at + 16
+  until #workers == 0
+  return false
+end
+
 -- Epoch and owner for equality, and the state for the time between two owners.
 local function is_fenced(job, worker, epoch)
   return not job or not job.running or job.owner ~= worker or job.epoch ~= epoch

@@ -3,7 +3,8 @@
 local worker, lease_ms, card = unpack(ARGV)
 write_when_full()
 redis.call('ZADD', PREFIX .. 'workers', NOW + lease_ms, worker)
-local fingerprint = cjson.decode(card).fingerprint or ''
-redis.call('HSET', PREFIX .. 'worker:' .. worker, 'card', card, 'fingerprint', fingerprint)
-redis.call('EXPIRE', PREFIX .. 'worker:' .. worker, WORKER_TTL_S)
+local key, read = PREFIX .. 'worker:' .. worker, cjson.decode(card)
+redis.call('HSET', key, 'card', card, 'fingerprint', read.fingerprint or '')
+if read.draining then redis.call('HSET', key, 'draining', 1) end
+redis.call('EXPIRE', key, WORKER_TTL_S)
 return {'ok'}

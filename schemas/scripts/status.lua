@@ -12,7 +12,7 @@ for at = 2, 11 do reply[at - 1] = values[at] or '' end
 reply[11], reply[12], reply[13], reply[14] = values[14] or '', '', '', ''
 if values[2] ~= 'ready' then return reply end
 
-local has_worker = redis.call('ZCOUNT', PREFIX .. 'workers', NOW, '+inf') > 0
+local has_worker = is_staffed()
 
 -- Nobody knows when a worker comes.
 local function eta(ahead, least_ms)
