@@ -35,7 +35,7 @@ from schemas.errors import (
 from schemas.event import Delta, Event, Result
 from schemas.group_sync import GroupSync, Mark, NoSync, Sync
 from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
-from schemas.keys import lane_label
+from schemas.keys import Lane, lane_label
 from schemas.model import ModelCard
 from schemas.queue import Queue
 from schemas.refusal import refusal
@@ -137,7 +137,7 @@ class Client:
         """
         tenant = tenant or self.tenant
         model = model or await self._only_model()
-        job_id = await self.name_job(model, idempotency_key, tenant)
+        job_id = await self.name_job(model, idempotency_key, tenant, account)
         try:
             drawn = SamplingParams.model_validate(sampling) if sampling else SamplingParams()
             chat = Chat(messages=messages, tools=tools or []) if messages is not None else None
@@ -168,10 +168,15 @@ class Client:
         return job_id
 
     async def name_job(
-        self, model: str, idempotency_key: str | None = None, tenant: str | None = None
+        self,
+        model: str,
+        idempotency_key: str | None = None,
+        tenant: str | None = None,
+        account: Account | None = None,
     ) -> str:
         """An id for a new job, in one of the model's lanes; the same for the same key.
 
+        Without a key it is one of the lanes that the account uses.
         Raises ModelNotFound, InvalidJob.
         """
         if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
@@ -181,7 +186,8 @@ class Client:
         if card is None:
             raise ModelNotFound(model, list(self._cards))
         if idempotency_key is None:
-            return card.lane(secrets.randbelow(card.lanes)).new_job_id()
+            lanes = account.limits.num_lanes(card.lanes) if account else card.lanes
+            return card.lane(secrets.randbelow(lanes)).new_job_id()
         digest = hashlib.blake2b(idempotency_key.encode(), digest_size=8).digest()
         lane = card.lane(int.from_bytes(digest) % card.lanes)
         return lane.idempotent_job_id(tenant or self.tenant, idempotency_key)
@@ -210,7 +216,7 @@ class Client:
             reply_to,
             max_queued=self.max_queued,
             result_ttl_s=self.result_ttl_s,
-            account=self._in_lane(job, account),
+            account=self._in_lane(queue.lane, account),
             note=note,
             remember_s=remember_s,
         )
@@ -302,18 +308,19 @@ class Client:
     async def rates(self, job_id: str, account: Account) -> Rates:
         """What the account has left of its minute: in the job's lane, as if all were like it."""
         queue = await self._queue(job_id)
-        rates, lanes = await queue.rates(account.name), self._num_lanes(queue.lane.model)
+        rates = await queue.rates(account.name)
+        lanes = account.limits.num_lanes(self._num_lanes(queue.lane.model))
         return Rates(
             rates.requests_left and rates.requests_left * lanes,
             rates.tokens_left and rates.tokens_left * lanes,
             rates.reset_ms,
         )
 
-    def _in_lane(self, job: Job, account: Account | None) -> Account | None:
-        lanes = self._num_lanes(job.model)
+    def _in_lane(self, lane: Lane, account: Account | None) -> Account | None:
+        lanes = self._num_lanes(lane.model)
         if account is None or lanes == 1:
             return account
-        return Account(name=account.name, limits=account.limits.share(lanes))
+        return Account(name=account.name, limits=account.limits.share(lanes, lane.number))
 
     def _num_lanes(self, model: str) -> int:
         card = self._cards.get(model)

@@ -39,7 +39,9 @@ class Gateway:
     async def name_job(self, request: Request, model: str) -> str:
         """An id for what this request asks; the same one under the same idempotency key."""
         key = request.headers.get(IDEMPOTENCY_KEY)
-        return await self.client.name_job(model, key, tenant_of(request))
+        return await self.client.name_job(
+            model, key, tenant_of(request), caller_of(request).account
+        )
 
     async def submit(self, request: Request, job: Job, note: str | None = None) -> None:
         """Put the job in on the caller's account; the response says what is left of its minute.

@@ -26,10 +26,24 @@ class Limits(Wire):
     def has_rates(self) -> bool:
         return self.requests_per_minute is not None or self.tokens_per_minute is not None
 
-    def share(self, lanes: int) -> "Limits":
-        """What one of a model's lanes keeps of it, rounded up: lanes share nothing at run time."""
-        counts = self.model_dump(exclude_none=True, exclude={"weight"})
-        return Limits(weight=self.weight, **{name: -(-n // lanes) for name, n in counts.items()})
+    def num_lanes(self, lanes: int) -> int:
+        """Of a model's lanes, how many the account uses: in each of them a limit is at least 1."""
+        return min([lanes, *self._counts().values()])
+
+    def share(self, lanes: int, number: int) -> "Limits":
+        """What one of a model's lanes keeps of it: lanes share nothing at run time.
+
+        Over the lanes that the account uses the shares add up to the whole; what an idempotency
+        key names in another lane has a limit of its own there, as small as may be.
+        """
+        used = self.num_lanes(lanes)
+        shares = {name: max(1, n // lanes) for name, n in self._counts().items()}
+        if number < used:
+            shares = {name: n // used + (number < n % used) for name, n in self._counts().items()}
+        return Limits(weight=self.weight, **shares)
+
+    def _counts(self) -> dict[str, int]:
+        return self.model_dump(exclude_none=True, exclude={"weight"})
 
 
 class Account(Wire):

@@ -4,13 +4,17 @@ import asyncio
 import random
 from datetime import UTC, datetime
 
+import pytest
+
+from gateway.client import Client
 from plain import plain
 from schemas.account import Account, Limits
 from schemas.delivery import Commit, Outcome, Submission
 from schemas.errors import BudgetExceeded, DeadlineUnmeetable, QueueTimeout, RateLimited
 from schemas.event import Failed
-from schemas.model import WorkerCard
+from schemas.model import ModelCard, WorkerCard
 from schemas.refusal import refusal
+from schemas.registry import Registry
 from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, deltas, finish, on_a_lane, started
 from stepped import SteppedWorker
@@ -390,6 +394,33 @@ async def test_a_deadline_that_cannot_be_met_is_refused_once_the_rate_is_known(
     assert (full.outcome, full.retry_after_ms) == (Outcome.FULL, 500)
 
 
-def test_lanes_share_the_limits_of_a_model() -> None:
-    whole = Limits(max_running=10, requests_per_minute=3, weight=2)
-    assert whole.share(4) == Limits(max_running=3, requests_per_minute=1, weight=2)
+def test_lanes_share_the_limits_of_a_model_and_no_more() -> None:
+    whole = Limits(max_running=10, requests_per_minute=7, weight=2)
+    shares = [whole.share(4, number) for number in range(4)]
+    assert [share.max_running for share in shares] == [3, 3, 2, 2]
+    assert [share.requests_per_minute for share in shares] == [2, 2, 2, 1]
+    assert {share.weight for share in shares} == {2}
+    few = Limits(max_running=3, tokens_per_minute=1000)
+    assert few.num_lanes(4) == 3
+    assert [few.share(4, number).max_running for number in range(4)] == [1, 1, 1, 1]
+    assert sum(few.share(4, number).tokens_per_minute or 0 for number in range(3)) == 1000
+    assert Limits().num_lanes(4) == 4 and Limits().share(4, 3) == Limits()
+
+
+@pytest.mark.parametrize("most", [10, 3])
+def test_no_more_run_over_four_lanes_than_the_limit_says(redis_url: str, most: int) -> None:
+    async def main() -> None:
+        async with Client.from_url(redis_url) as client:
+            card = ModelCard(name="wide", lanes=4)
+            await Registry(client.redis).register(card)
+            account = limited(max_running=most)
+            for number in range(100):
+                await client.enqueue([number], model="wide", background=True, account=account)
+            claimed = 0
+            for queue in await client.queues():
+                worker = WorkerQueue(client.redis, queue.lane)
+                await worker.register("w", WorkerCard())
+                claimed += len(await worker.read("w", 64) or [])
+            assert claimed == most
+
+    asyncio.run(main())
