@@ -1,5 +1,6 @@
 """The gateway in front of real workers: `penstock worker` with the engine that needs no model."""
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -124,14 +125,14 @@ def test_a_worker_that_drains_is_none_for_new_jobs() -> None:
     with (
         Server() as server,
         GatewayProcess(server.url) as gateway,
-        worker(server.url, *flags) as first,
+        WorkerProcess(server.url, "fake", *flags) as first,
         httpx.Client(base_url=gateway.url, timeout=100) as http,
     ):
         eventually(lambda: is_ready(gateway), within_s=240)
         long = http.post("/v1/jobs", json=asked | {"max_tokens": 6000, "ignore_eos": True}).json()
         url = f"/v1/jobs/{long['id']}"
         eventually(lambda: http.get(url).json()["state"] == "decoding")
-        first.send_signal(signal.SIGTERM)
+        first.process.send_signal(signal.SIGTERM)
         eventually(lambda: not is_ready(gateway), within_s=60)
         assert http.get("/health/ready").json()["error"]["code"] == "no_worker"
         refused = http.post("/v1/completions", json=asked)
@@ -139,8 +140,8 @@ def test_a_worker_that_drains_is_none_for_new_jobs() -> None:
         waiting = http.post("/v1/jobs", json=asked).json()
         assert http.get(f"/v1/jobs/{waiting['id']}").json()["reason"] == "no_worker"
         assert http.get(url).json()["state"] == "decoding"
-        with worker(server.url):
+        with WorkerProcess(server.url):
             eventually(lambda: is_ready(gateway), within_s=240)
             assert http.post("/v1/completions", json=asked).status_code == 200
             eventually(lambda: http.get(f"/v1/jobs/{waiting['id']}").json()["state"] == "succeeded")
-        first.send_signal(signal.SIGTERM)
+        first.process.send_signal(signal.SIGTERM)
