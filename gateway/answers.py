@@ -81,14 +81,15 @@ def usage(count: Usage) -> JsonObject:
 
 def error(body: ErrorBody) -> JsonObject:
     kind = "invalid_request_error" if body.status < 500 else "server_error"
-    return {
-        "error": {
-            "message": body.message,
-            "type": ERROR_TYPES.get(body.status, kind),
-            "param": body.param,
-            "code": body.code,
-        }
+    shown: JsonObject = {
+        "message": body.message,
+        "type": ERROR_TYPES.get(body.status, kind),
+        "param": body.param,
+        "code": body.code,
     }
+    if body.reset_at is not None:
+        shown["reset_at"] = body.reset_at
+    return {"error": shown}
 
 
 def finish_reason(reason: FinishReason | None, num_calls: int) -> str | None:

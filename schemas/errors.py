@@ -151,6 +151,19 @@ class BudgetExceeded(Unavailable):
     status = 429
     retryable = False  # by itself; the period ends long after a client's own tries
 
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        retry_after_ms: int | None = None,
+        reset_at: int | None = None,
+    ) -> None:
+        super().__init__(message, param, retry_after_ms)
+        self.reset_at = reset_at
+
+    def body(self) -> ErrorBody:
+        return super().body().model_copy(update={"reset_at": self.reset_at})
+
 
 class DeadlineUnmeetable(Unavailable):
     code = "deadline_unmeetable"

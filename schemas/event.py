@@ -43,6 +43,7 @@ class ErrorBody(Report):
     status: int
     retryable: bool = False
     param: str | None = None
+    reset_at: int | None = Field(None, description="unix seconds: when what is used up renews")
 
 
 class Line(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):

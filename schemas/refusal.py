@@ -1,5 +1,7 @@
 """What a caller is told of a submission that the queue did not take."""
 
+import time
+
 from schemas.delivery import Outcome, Submission
 from schemas.errors import (
     BudgetExceeded,
@@ -12,6 +14,7 @@ from schemas.errors import (
 )
 from schemas.job import Job
 
+DAY_S = 86_400
 WHY = {
     "queued": "max_queued: the account has as many jobs waiting as it may; let some end first",
     "rate": "the requests or tokens that the account may use in a minute are used up",
@@ -38,6 +41,14 @@ def refusal(answer: Submission, job: Job) -> PenstockError | None:
             late = f"{answer.num_queued} jobs wait, and its time would be up before its turn"
             return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)
         case Outcome.LIMITED:
-            kind = BudgetExceeded if answer.reason == "budget" else RateLimited
             wait = "" if answer.reason == "queued" else ', or submit with over_limit="wait"'
-            return kind(f"{WHY[answer.reason]}; {when}{wait}", retry_after_ms=retry_ms)
+            sentence = f"{WHY[answer.reason]}; {when}{wait}"
+            if answer.reason == "budget":
+                reset_at = _next_day(time.time() + retry_ms / 1000)
+                return BudgetExceeded(sentence, retry_after_ms=retry_ms, reset_at=reset_at)
+            return RateLimited(sentence, retry_after_ms=retry_ms)
+
+
+def _next_day(about_s: float) -> int:
+    """The begin of the day of UTC that lies nearest: budgets renew then, whatever a clock says."""
+    return round(about_s / DAY_S) * DAY_S

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -178,7 +179,11 @@ def test_a_spent_budget_is_told_with_the_time_of_its_renewal(
     with caller(http, actor.redis_url, tokens_per_month=7) as one:
         assert one.post("/v1/completions", json=TEXT).json()["usage"]["total_tokens"] == 7
         answer = one.post("/v1/completions", json=TEXT)
-        assert refused(answer, "budget_exceeded") <= 31 * 86_400_000
+        wait_ms = refused(answer, "budget_exceeded")
+        reset_at = answer.json()["error"]["reset_at"]
+        assert datetime.fromtimestamp(reset_at, UTC).strftime("%d %X") == "01 00:00:00"
+        assert abs(reset_at - time.time() - wait_ms / 1000) < 60
+        assert wait_ms <= 31 * 86_400_000
         assert answer.headers["x-should-retry"] == "false"
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -289,7 +289,10 @@ async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: WorkerQueue)
     now = datetime.now(UTC)
     left_ms = DAY_MS - (now.hour * 3600 + now.minute * 60 + now.second) * 1000
     assert abs(answer.retry_after_ms - left_ms) < 60_000
-    assert isinstance(refusal(answer, job), BudgetExceeded)
+    error = refusal(answer, job)
+    assert isinstance(error, BudgetExceeded)
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    assert error.body().reset_at == midnight.timestamp()
     patient = a_job(background=True, over_limit="wait")
     await queue.enqueue(patient, None, "d", account=account)
     assert await queue.read("u", 1) == []
@@ -314,6 +317,9 @@ async def test_jobs_of_one_budget_stop_together_at_its_end(queue: WorkerQueue) -
     for job in late:
         result = await queue.result("default", job.job_id)
         assert result and result.error and result.error.code == "budget_exceeded"
+        first = (datetime.now(UTC).replace(day=1) + timedelta(days=32)).replace(day=1)
+        renews = first.replace(hour=0, minute=0, second=0, microsecond=0)
+        assert result.error.reset_at == renews.timestamp()
     assert await account_field(queue, "running") == 0
 
 

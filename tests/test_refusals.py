@@ -21,7 +21,7 @@ ROW = re.compile(r"^\| (\w[^|]*) \| (\d+) \| (\d{3}|closed|tried again) \|$", re
 
 ENDED = re.compile(
     r'"error":{"code":"(?P<code>\w+)","message":"[^"]*","status":(?P<status>\d+)'
-    r'(,"retryable":(?P<retryable>\w+))?}'
+    r'(,"retryable":(?P<retryable>\w+))?(,"reset_at":%d)?}'
 )
 
 

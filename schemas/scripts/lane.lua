@@ -27,7 +27,7 @@ local NOT_STARTED = '"state":"expired","error":{"code":"queue_timeout","message"
   .. '"queue_timeout_ms: the job was not started in time","status":504,"retryable":true}'
 
 local OVER_BUDGET = '"state":"failed","error":{"code":"budget_exceeded",'
-  .. '"message":"the token budget was used up before the job began","status":429}'
+  .. '"message":"the token budget was used up before the job began","status":429,"reset_at":%d}'
 
 -- Read for each job of each step: what is needed seldom is read where it is needed.
 local FIELDS = {

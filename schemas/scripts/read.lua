@@ -49,9 +49,9 @@ local function age(class)
   end
 end
 
-local function fail_budget(id)
+local function fail_budget(id, renews_ms)
   local job = load(id)
-  settle_failed(job, 'failed', OVER_BUDGET)
+  settle_failed(job, 'failed', string.format(OVER_BUDGET, renews_ms / 1000))
 end
 
 -- Why the account's next job may not begin now, and when to look again.
@@ -86,7 +86,7 @@ local function next_turn(class)
       job.cost, job.bound, job.waits = tonumber(known[1] or 1), tonumber(known[2] or 1), known[3]
       local reason, wake_ms = hindrance(account, job)
       if not reason then return account, id, job, v end
-      if reason == 'spent' then fail_budget(id) else block(account, reason, wake_ms) end
+      if reason == 'spent' then fail_budget(id, wake_ms) else block(account, reason, wake_ms) end
     end
   end
 end
