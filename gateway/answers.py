@@ -1,7 +1,7 @@
 """Results and their parts in OpenAI's shapes: whole answers, usage, log probabilities, errors."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import JsonValue
@@ -79,13 +79,14 @@ def usage(count: Usage) -> JsonObject:
     }
 
 
-def error(body: ErrorBody) -> JsonObject:
+def error(body: ErrorBody, more: Mapping[str, JsonValue] | None = None) -> JsonObject:
     kind = "invalid_request_error" if body.status < 500 else "server_error"
     shown: JsonObject = {
         "message": body.message,
         "type": ERROR_TYPES.get(body.status, kind),
         "param": body.param,
         "code": body.code,
+        **(more or {}),
     }
     if body.reset_at is not None:
         shown["reset_at"] = body.reset_at

@@ -1,9 +1,11 @@
 """Every failure in OpenAI's error form, with its status and the advice to retry or not."""
 
 import re
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import JsonValue
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
@@ -19,15 +21,22 @@ NOT_SERVED = re.compile(
 )
 
 
-def error_response(body: ErrorBody, retry_after_ms: int | None = None) -> Response:
-    """`x-should-retry` overrules the guess that OpenAI's clients make from the status."""
+def error_response(
+    body: ErrorBody,
+    retry_after_ms: int | None = None,
+    more: Mapping[str, JsonValue] | None = None,
+) -> Response:
+    """`more` goes beside the message.
+
+    `x-should-retry` overrules the guess that OpenAI's clients make from the status.
+    """
     headers = {"x-should-retry": "true" if body.retryable else "false"}
     if retry_after_ms:
         headers["retry-after-ms"] = str(retry_after_ms)
         headers["retry-after"] = str(-(-retry_after_ms // 1000))
     if body.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(to_json(error(body)), body.status, headers, "application/json")
+    return Response(to_json(error(body, more)), body.status, headers, "application/json")
 
 
 def response_to(failure: PenstockError) -> Response:

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 from gateway.answers import Form, chat_answer, model_shape, text_answer
 from gateway.body import read_object
 from gateway.chunks import ChatChunks, Chunks, TextChunks
+from gateway.errors import error_response
 from gateway.gate import caller_of
 from gateway.gateway import Gateway, Open
 from gateway.intake import chat_job, prompts_of, text_job
@@ -17,7 +18,7 @@ from gateway.shape import checked
 from gateway.sse import EventStream, WholeAnswer
 from gateway.tool_calls import PlainText, reader_for
 from schemas.errors import ModelNotFound
-from schemas.event import Delta, Done, Result
+from schemas.event import Delta, Done, Failed, Result
 from schemas.openai import ChatRequest, CompletionRequest, JsonObject
 from schemas.result import fold
 from schemas.sampling import SamplingParams
@@ -90,12 +91,16 @@ async def _whole(
 ) -> Response:
     job = form.job
 
-    def render(deltas: list[Delta], done: Done) -> bytes:
-        return to_json(shape(form, fold(job.job_id, job.model, job.num_choices, deltas, done)))
+    def answered(deltas: list[Delta], end: Done | Failed) -> Response:
+        result = fold(job.job_id, job.model, job.num_choices, deltas, end)
+        if isinstance(end, Done):
+            return _json(shape(form, result))
+        so_far: JsonObject = {"partial": shape(form, result)} if deltas else {}
+        return error_response(end.error, more={"job_id": job.job_id, **so_far})
 
     await gateway.submit(request, job)
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
-    return WholeAnswer(batches, gateway.leaving(request, job), render)
+    return WholeAnswer(batches, gateway.leaving(request, job), answered)
 
 
 def _json(shape: Mapping[str, object]) -> Response:

@@ -57,16 +57,16 @@ class Listened(Response):
 
 
 class WholeAnswer(Listened):
-    """Everything at once, as `shape` makes it of the deltas and the end."""
+    """Everything at once, as `answered` makes it of the deltas and the end."""
 
     def __init__(
         self,
         batches: Batches,
         hung_up: Callable[[], Awaitable[None]],
-        shape: Callable[[list[Delta], Done], bytes],
+        answered: Callable[[list[Delta], Done | Failed], Response],
     ) -> None:
         super().__init__(batches, hung_up)
-        self._shape = shape
+        self._answered = answered
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         deltas: list[Delta] = []
@@ -75,10 +75,8 @@ class WholeAnswer(Listened):
             for event in batch:
                 if isinstance(event, Delta):
                     deltas.append(event)
-                elif isinstance(event, Failed):
-                    response = error_response(event.error)
                 else:
-                    response = Response(self._shape(deltas, event), media_type="application/json")
+                    response = self._answered(deltas, event)
         await response(scope, receive, send)
 
 

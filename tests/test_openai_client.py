@@ -6,13 +6,14 @@ from collections.abc import Iterator
 import openai
 import pytest
 from openai import OpenAI
+from openai.types import Completion
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 from pydantic import BaseModel
 
 from compose.server import Server
 from schemas.errors import PromptTooLong
 from schemas.event import Delta, Failed
-from stage import MODEL, Actor, GatewayProcess, chosen, failed, logprob, spoken
+from stage import MODEL, Actor, GatewayProcess, Wait, chosen, failed, logprob, spoken
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 WEATHER: ChatCompletionFunctionToolParam = {
@@ -313,6 +314,31 @@ def test_retries_follow_what_the_error_says(client: OpenAI, actor: Actor) -> Non
         retrying.chat.completions.create(model=MODEL, messages=HI, extra_body={"timeout_ms": 50})
     assert raised.value.status_code == 504
     assert len(actor.jobs) == num_jobs + 4  # trying again would not help: it was not
+
+
+def test_an_error_carries_the_job_and_what_was_said_until_then(
+    client: OpenAI, actor: Actor
+) -> None:
+    actor.script = lambda job: [*spoken("Once", " upon", " a time")[:2], Wait()]
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.chat.completions.create(
+            model=MODEL, messages=HI, logprobs=True, extra_body={"timeout_ms": 8000}
+        )
+    assert raised.value.status_code == 504 and isinstance(raised.value.body, dict)
+    assert raised.value.body["job_id"] == actor.jobs[-1].job_id
+    [choice] = raised.value.body["partial"]["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Once upon", None)
+    actor.script = lambda job: [*chosen("a", "b"), failed(2)]
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.completions.create(model=MODEL, prompt="x", n=2)
+    assert isinstance(raised.value.body, dict)
+    partial = Completion.model_validate(raised.value.body["partial"])
+    assert partial.id == f"cmpl-{actor.jobs[-1].job_id}"
+    assert [each.text for each in partial.choices] == ["a", "b"]
+    actor.script = lambda job: [failed()]
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.completions.create(model=MODEL, prompt="x")
+    assert isinstance(raised.value.body, dict) and "partial" not in raised.value.body
 
 
 def test_the_raw_response_carries_the_request_id(client: OpenAI, actor: Actor) -> None:
