@@ -6,10 +6,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from schemas.sampling import SamplingParams, TokenId
-from schemas.wire import Wire
+from schemas.wire import Wire, at_most_bytes
 
 MAX_PROMPTS = 64
 MAX_MESSAGES = 2048
+MAX_METADATA_BYTES = 512  # of a name or a value
 YEAR_MS = 365 * 86_400_000
 LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
 CHARS_A_TOKEN = 4  # for guesses
@@ -18,7 +19,7 @@ DEFAULT_TENANT = "default"
 
 PriorityClass = Literal["high", "normal", "batch"]
 Prompt = str | Annotated[list[TokenId], Field(fail_fast=True)]
-Short = Annotated[str, Field(max_length=512)]
+Short = Annotated[str, at_most_bytes(MAX_METADATA_BYTES)]
 Message = dict[str, JsonValue]
 
 

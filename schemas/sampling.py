@@ -12,14 +12,15 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.wire import Wire
+from schemas.wire import Wire, at_most_bytes
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_CONSTRAINT_BYTES = 64 * 1024
+MAX_STOP_BYTES = 256
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+StopString = Annotated[str, StringConstraints(min_length=1), at_most_bytes(MAX_STOP_BYTES)]
 ConstraintKind = Literal["json", "regex", "choice", "grammar"]
 
 

@@ -1,6 +1,6 @@
 """The base of every shape that crosses a process."""
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 
 class Wire(BaseModel):
@@ -21,3 +21,14 @@ class Report(Wire):
     """A value that flows back to readers, who skip what they do not know."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+def at_most_bytes(limit: int) -> AfterValidator:
+    """Bounds a text by what it takes in UTF-8, which is up to four times its characters."""
+
+    def check(text: str) -> str:
+        if (count := len(text.encode())) > limit:
+            raise ValueError(f"at most {limit} bytes of UTF-8; it has {count}")
+        return text
+
+    return AfterValidator(check)

@@ -75,6 +75,7 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("stop", ["a", 3], "stop[1]"),
     ("stop", ["x"] * 9, "stop"),
     ("stop", ["y" * 257], "stop[0]"),
+    ("stop", ["x", "🌊" * 65], "stop[1]"),
     ("stop_token_ids", [-1], "stop_token_ids[0]"),
     ("logit_bias", {"5": 101}, "logit_bias.5"),
     ("logit_bias", {"foo": 1}, "logit_bias.foo"),
@@ -100,6 +101,8 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("cache_salt", "", "cache_salt"),
     ("cache_salt", "s" * 1025, "cache_salt"),
     ("metadata", {"a": 1}, "metadata.a"),
+    ("metadata", {"a": "é" * 257}, "metadata.a"),
+    ("metadata", {"é" * 257: "a"}, "metadata." + "é" * 257),
     ("metadata", {str(number): "" for number in range(17)}, "metadata"),
     ("priority", "high", "priority"),
 ]
@@ -329,6 +332,15 @@ def test_what_is_unknown_or_null_is_ignored(http: httpx.Client, actor: Actor) ->
         response = http.post(path, json=IGNORED | body)
         assert response.status_code == 200, response.text
         assert actor.jobs[-1].metadata == {"a": "b"}
+
+
+def test_texts_of_as_many_bytes_as_are_let_in_reach_the_worker(
+    http: httpx.Client, actor: Actor
+) -> None:
+    most = {"stop": ["🌊" * 64], "metadata": {"é" * 256: "🌊" * 128}}
+    assert http.post("/v1/completions", json=TEXT | most).status_code == 200
+    assert actor.jobs[-1].params.stop == most["stop"]
+    assert actor.jobs[-1].metadata == most["metadata"]
 
 
 def test_no_bad_request_reached_the_queue(http: httpx.Client, actor: Actor) -> None:
