@@ -42,6 +42,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     client = Client.from_url(
         settings.redis_url,
         max_queued=settings.max_num_queued_reqs,
+        max_queued_tokens=settings.max_num_queued_tokens,
         durability=settings.durability,
     )
     secret = settings.read_secret()

@@ -64,11 +64,13 @@ class Client:
         silence_s: float = SILENCE_S,
         max_unread: int = MAX_UNREAD,
         durability: Durability = "server",
+        max_queued_tokens: int | None = None,
     ) -> None:
         """With durability `fsync` all that is answered or shown is on the server's disk."""
         self.redis = redis
         self.tenant = tenant
         self.max_queued = max_queued
+        self.max_queued_tokens = max_queued_tokens
         self.result_ttl_s = result_ttl_s
         self.name = secrets.token_hex(8)
         self._registry = Registry(redis)
@@ -86,8 +88,15 @@ class Client:
         tenant: str = DEFAULT_TENANT,
         max_queued: int = 10_000,
         durability: Durability = "server",
+        max_queued_tokens: int | None = None,
     ) -> Self:
-        return cls(connect(url), tenant, max_queued, durability=durability)
+        return cls(
+            connect(url),
+            tenant,
+            max_queued,
+            durability=durability,
+            max_queued_tokens=max_queued_tokens,
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -215,6 +224,7 @@ class Client:
             job,
             reply_to,
             max_queued=self.max_queued,
+            max_queued_tokens=self.max_queued_tokens,
             result_ttl_s=self.result_ttl_s,
             account=self._in_lane(queue.lane, account),
             note=note,

@@ -35,4 +35,7 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
     max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")
     ping_s: float = Field(10.0, gt=0, description="a stream silent for this long says `: ping`")
     max_num_queued_reqs: int = Field(10_000, ge=1, description="a lane that holds more gets 429")
+    max_num_queued_tokens: int | None = Field(
+        None, ge=1, description="so do prompts of more tokens, by a guess, that wait in a lane"
+    )
     drain_s: int = Field(30, ge=0, description="open streams may run on this long after SIGTERM")

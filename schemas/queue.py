@@ -62,6 +62,7 @@ class Queue:
         reply_to: str | None,
         digest: str | None = None,
         max_queued: int = 10_000,
+        max_queued_tokens: int | None = None,
         result_ttl_s: int = 3600,
         account: Account | None = None,
         note: str | None = None,
@@ -93,6 +94,8 @@ class Queue:
             options["over_limit"] = job.over_limit
         if job.metadata:
             options["metadata"] = job.metadata
+        if max_queued_tokens is not None:
+            options["max_queued_tokens"] = max_queued_tokens
         if remember_s:
             options["remember_s"] = remember_s
         if account is not None:

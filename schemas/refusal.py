@@ -35,8 +35,10 @@ def refusal(answer: Submission, job: Job) -> PenstockError | None:
             sentence = f"model: no worker serves {model!r} at present"
             return NoWorker(sentence, "model", retry_after_ms=retry_ms)
         case Outcome.FULL:
-            sentence = f"the queue is full: {answer.num_queued} jobs wait; {when}"
-            return QueueFull(sentence, retry_after_ms=retry_ms)
+            sentence = f"the queue is full: {answer.num_queued} jobs wait"
+            if answer.reason == "tokens":
+                sentence += ", and their prompts have as many tokens as may wait"
+            return QueueFull(f"{sentence}; {when}", retry_after_ms=retry_ms)
         case Outcome.UNMEETABLE:
             late = f"{answer.num_queued} jobs wait, and its time would be up before its turn"
             return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)

@@ -92,6 +92,19 @@ def test_a_full_queue_is_429_and_takes_again_when_there_is_room() -> None:
             eventually(lambda: len(actor.jobs) == 3)
 
 
+def test_so_is_a_queue_of_long_prompts() -> None:
+    flags = ("--max-num-queued-tokens", "1000")
+    with Server() as server, GatewayProcess(server.url, *flags) as gateway:
+        with Actor(server.url):
+            pass
+        long: dict[str, object] = {"model": MODEL, "prompt": [7] * 400}
+        answers = [httpx.post(gateway.url + "/v1/jobs", json=long) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]
+        error = answers[-1].json()["error"]
+        assert error["code"] == "queue_full" and "tokens" in error["message"]
+        assert int(answers[-1].headers["retry-after-ms"]) > 0
+
+
 def test_keys_are_needed_on_every_path_but_health(actor: Actor) -> None:
     actor.script = lambda job: spoken("in")
     with GatewayProcess(actor.redis_url, "--api-key", "alpha", "--api-key", "beta") as gateway:

@@ -10,8 +10,15 @@ from gateway.client import Client
 from plain import plain
 from schemas.account import Account, Limits
 from schemas.delivery import Commit, Outcome, Submission
-from schemas.errors import BudgetExceeded, DeadlineUnmeetable, QueueTimeout, RateLimited
+from schemas.errors import (
+    BudgetExceeded,
+    DeadlineUnmeetable,
+    QueueFull,
+    QueueTimeout,
+    RateLimited,
+)
 from schemas.event import Failed
+from schemas.job import Job
 from schemas.model import ModelCard, WorkerCard
 from schemas.refusal import refusal
 from schemas.registry import Registry
@@ -182,6 +189,43 @@ async def test_who_waits_for_tokens_begins_when_a_job_gives_back_what_it_did_not
     assert await queue.read("w", 1) == []
     await finish(queue, first, deltas(first.job.job_id, 5))
     await started(queue)
+
+
+@on_a_lane
+async def test_of_ten_times_what_may_wait_no_more_does_and_all_that_was_accepted_ends(
+    queue: WorkerQueue,
+) -> None:
+    """Prompts of 100 tokens, a lane of 1000: whoever is refused comes again when it was told to."""
+    redis = plain(queue._connection.redis)
+    jobs = [a_job(prompts=[[7] * 100], params={"max_tokens": 1}) for _ in range(100)]
+    worker, refused, turns = SteppedWorker(queue, 4), jobs, 0
+
+    async def submit_all(some: list[Job]) -> list[Job]:
+        answers = await asyncio.gather(
+            *(queue.enqueue(job, None, "d", max_queued_tokens=1000) for job in some)
+        )
+        for answer in answers:
+            if answer.outcome is not Outcome.ACCEPTED:
+                assert (answer.outcome, answer.reason) == (Outcome.FULL, "tokens")
+                assert 100 <= answer.retry_after_ms <= 60_000
+                assert isinstance(refusal(answer, jobs[0]), QueueFull)
+        return [
+            job
+            for job, answer in zip(some, answers, strict=True)
+            if answer.outcome is not Outcome.ACCEPTED
+        ]
+
+    while refused and turns < 100:
+        refused, turns = await submit_all(refused), turns + 1
+        counts = await queue.counts()
+        assert counts.num_queued == min(10, len(jobs) - len(worker.ended))
+        assert int(await redis.hget(f"{LANE.prefix}counts", "queued_tokens")) <= 1000
+        await worker.step()
+    while len(worker.ended) < len(jobs):
+        await worker.step()
+    assert int(await redis.hget(f"{LANE.prefix}counts", "queued_tokens")) == 0
+    await queue.enqueue(a_job(prompts=[[7] * 5000]), None, "d", max_queued_tokens=1000)
+    assert (await queue.counts()).num_queued == 1
 
 
 @on_a_lane

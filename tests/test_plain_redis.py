@@ -144,6 +144,7 @@ def test_wrong_arguments_are_answered_with_a_sentence(plain: Plain) -> None:
         "completion_tokens": [-1],
         "over_limit": ["maybe"],
         "max_queued": [-1],
+        "max_queued_tokens": [0],
         "ttl_s": [0],
         "unknown": [1],
         "x" * 500: [1],

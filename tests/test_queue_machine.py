@@ -74,8 +74,11 @@ class Known:
     def counted(self) -> int:
         """Tokens of its minute."""
         used = (self.prompt or 0) + self.position
-        drawn = self.job.guess_prompt_tokens(len(self.job.dump())) + 16
-        return used if self.state else max(used, drawn)
+        return used if self.state else max(used, self.cost + 16)
+
+    @property
+    def cost(self) -> int:
+        return self.job.guess_prompt_tokens(len(self.job.dump()))
 
     def note_log(self) -> None:
         self.is_decoding = True
@@ -400,6 +403,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pick=PICK, how=st.sampled_from(("late", "late", "cancelled", "erased")))
     def stop(self, pick: int, how: str) -> None:
         known = [one for one in self.jobs.values() if not one.is_erased]
+        if not known:
+            return None
         known.sort(key=lambda one: one.state is not None)
         known = known[pick % len(known)]
         if how == "late":
@@ -601,6 +606,13 @@ class QueueMachine(RuleBasedStateMachine):
         assert int(tokens or 0) == sum(one.counted for one in mine)
 
     @invariant()
+    def the_lane_counts_the_tokens_that_wait(self) -> None:
+        """Until a first claim; at the end none."""
+        counted = self.plain.hget(f"{LANE.prefix}counts", "queued_tokens")
+        new = [one for one in self.waiting() if not one.has_slot]
+        assert int(counted or 0) == sum(one.cost for one in new)
+
+    @invariant()
     def the_account_holds_its_slots_and_no_more(self) -> None:
         account = self.plain.hmget(f"{LANE.prefix}account:{LIMITED.name}", "running", "queued")
         mine = [one for one in self.waiting() if one.is_held_up]
@@ -643,6 +655,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def check_the_end(self) -> None:
         self.the_minute_holds_what_may_be_used_and_at_the_end_what_was()
+        self.the_lane_counts_the_tokens_that_wait()
         for known in self.jobs.values():
             self.check_job(known)
         self.check_usage("default", "default")

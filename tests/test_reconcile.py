@@ -65,6 +65,18 @@ async def test_a_job_is_given_time_before_it_counts_as_lost(queue: WorkerQueue) 
 
 
 @on_a_lane
+async def test_tokens_that_nobody_waits_with_are_forgotten(queue: WorkerQueue) -> None:
+    server, job = redis_of(queue), a_job()
+    await queue.enqueue(job, None)
+    await server.hincrby(f"{LANE.prefix}counts", "queued_tokens", 100)
+    assert await mend(queue) == set()
+    await finish(queue, await started(queue), deltas(job.job_id, 1))
+    assert await mend(queue) == {("tokens", "counts")}
+    assert await server.hget(f"{LANE.prefix}counts", "queued_tokens") == b"0"
+    await server.aclose()
+
+
+@on_a_lane
 async def test_a_leaked_slot_is_given_back_and_who_waited_for_it_runs(queue: WorkerQueue) -> None:
     job, server = a_job(), redis_of(queue)
     await queue.enqueue(job, None, account=ONE_AT_A_TIME)

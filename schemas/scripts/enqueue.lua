@@ -12,12 +12,14 @@
 --   over_limit       "refuse" | "wait": what to do above the account's rates and budgets; "refuse"
 --   account          {"name": .., "limits": {"weight": .., "max_running": .., ..}}; the tenant
 --   max_queued       most jobs that may wait in the lane; 10000
+--   max_queued_tokens  most tokens that their prompts may have, by prompt_tokens; no limit. Where
+--                    nothing waits a longer prompt is taken all the same
 --   ttl_s            how long the result is kept; 3600
 --   remember_s       how long the id is known after the end, at least twice ttl_s; 0
 --   metadata         {name: text, ..}, given back with the job's status; {}
 --   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
---   accepted | duplicate | mismatch | full | no_worker
+--   accepted | duplicate | mismatch | full (reason: none, or tokens) | no_worker
 --   limited (reason: queued | rate | budget), unmeetable (the deadline, at the live rate)
 --   invalid (the reason is a sentence)
 -- Its first write is one that Redis refuses when memory is full, so nothing is accepted by half.
@@ -28,7 +30,8 @@ local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 
 local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
-  .. 'prompt_tokens completion_tokens over_limit account max_queued ttl_s remember_s metadata note '
+  .. 'prompt_tokens completion_tokens over_limit account max_queued '
+  .. 'max_queued_tokens ttl_s remember_s metadata note '
 local ACCOUNT_OPTIONS = ' name limits '
 local LIMIT_OPTIONS = ' ' .. table.concat(LIMITS, ' ') .. ' '
 
@@ -101,6 +104,7 @@ local function wrong_option()
     or whole(options, 'options', 'prompt_tokens', 0, MOST)
     or whole(options, 'options', 'completion_tokens', 0, MOST)
     or whole(options, 'options', 'max_queued', 0, MOST)
+    or whole(options, 'options', 'max_queued_tokens', 1, MOST)
     or whole(options, 'options', 'ttl_s', 1, YEAR_MS / 1000)
     or whole(options, 'options', 'remember_s', 0, YEAR_MS / 1000)
     or options.account and wrong_account(options.account)
@@ -162,9 +166,16 @@ local function refusal()
   if background == 0 and not is_staffed() then
     return 'no_worker', 1000, ''
   end
-  if waiting >= (options.max_queued or 10000) then return 'full', retry_ms(), '' end
+  if waiting >= (options.max_queued or 10000) then return 'full', retry_ms(1), '' end
+  if options.max_queued_tokens then
+    local tokens = tonumber(redis.call('HGET', PREFIX .. 'counts', 'queued_tokens') or 0)
+    local excess = tokens + cost - options.max_queued_tokens
+    if tokens > 0 and excess > 0 then
+      return 'full', retry_ms(math.min(excess / tokens, 1) * waiting), 'tokens'
+    end
+  end
   if account.max_queued and account.queued >= account.max_queued then
-    return 'limited', retry_ms(), 'queued'
+    return 'limited', retry_ms(1), 'queued'
   end
   if not waits then
     local reason, renews_ms = over_limit(account, bound, 0)
@@ -189,6 +200,7 @@ keep_account(account, is_changed)
 if is_changed and account.blocked then unblock(account) end
 if not waits then draw(account, key, bound) end
 tally(account, 'queued', 1)
+count_tokens(cost)
 
 local due_ms = math.min(deadline or LAST_MS, start_by or LAST_MS, begin_ms + DUE_MS)
 local due_us = due_ms * 1000 + NOW_US % 1000

@@ -168,9 +168,9 @@ local function pace()
   return took_ms / ends, tonumber(ends)
 end
 
--- When one place in the queue should be free.
-local function retry_ms()
-  return math.ceil(math.min(math.max(pace(), 100), 60000))
+-- When so many places in the queue should be free.
+local function retry_ms(places)
+  return math.ceil(math.min(math.max((pace()) * places, 100), 60000))
 end
 
 -- Whether a choice ended at a limit: length or budget. No text holds this: its quotes are escaped.

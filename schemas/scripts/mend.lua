@@ -136,6 +136,21 @@ local function look_at_account(name)
   mended('counts', name)
 end
 
+-- Where nothing is known to wait no tokens do.
+local function look_at_tokens()
+  local counts = PREFIX .. 'counts'
+  if tonumber(redis.call('HGET', counts, 'queued_tokens') or 0) == 0 then return end
+  for _, name in ipairs({'high', 'normal', 'batch'}) do
+    if redis.call('EXISTS', PREFIX .. 'waiting:' .. name) == 1 then return end
+  end
+  for _, name in ipairs({'delayed', 'deadlines', 'orphans'}) do
+    if redis.call('EXISTS', PREFIX .. name) == 1 then return end
+  end
+  redis.call('HSET', counts, 'queued_tokens', 0)
+  mended('tokens', 'counts')
+end
+
+if cursor == '0' then look_at_tokens() end
 local pattern = string.gsub(PREFIX, '[%*%?%[%]\\]', '\\%0') .. '*'
 local found = redis.call('SCAN', cursor, 'MATCH', pattern, 'COUNT', most)
 for _, key in ipairs(found[2]) do

@@ -96,6 +96,7 @@ local function claim(class)
   if not account then return false end
   leave_backlog(class, account, id)
   tally(account, 'queued', -1)
+  count_tokens(-job.cost)
   tally(account, 'running', 1)
   if job.waits then draw(account, job.key, job.bound) end
   redis.call('HSET', PREFIX .. 'counts', 'clock:' .. class, v)

@@ -19,6 +19,11 @@ local PATIENCE_MS = {high = 0, normal = 60000, batch = 900000} -- then a job goe
 
 local NEVER = 9e15
 
+-- Tokens of the prompts that wait for their first claim, by the guess of their submission.
+local function count_tokens(amount)
+  redis.call('HINCRBY', PREFIX .. 'counts', 'queued_tokens', amount)
+end
+
 local function backlog_key(class, account)
   return PREFIX .. 'backlog:' .. class .. ':' .. account.name
 end
@@ -80,6 +85,7 @@ function vacate(job)
     redis.call('ZREM', PREFIX .. 'delayed', job.id)
     leave_backlog(job.class, account, job.id)
     tally(account, 'queued', -1)
+    count_tokens(-(redis.call('HGET', job.key, 'cost') or 0))
   end
   if job.stop then -- it was booked up to there
     local left = job.position - job.stop
