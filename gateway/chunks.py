@@ -23,16 +23,23 @@ from schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
 from schemas.openai import JsonObject
 
 DONE = b"data: [DONE]\n\n"
+Seen = tuple[int, int]  # tokens delivered, and chunks of the event after them
 
 
 class Chunks:
-    """The chunks of one stream. A subclass says what a choice looks like."""
+    """The chunks of one stream. A subclass says what a choice looks like.
+
+    A chunk's id is the number of tokens delivered with it; where its event has more chunks to come,
+    those delivered before, a dot, and its number in the event. Who comes back with an id gets what
+    follows: what goes before is rendered again, for its place in calls and choices, and not shown.
+    """
 
     prefix = ""
     kind = ""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: Form, seen: Seen = (0, 0)) -> None:
         self.form = form
+        self._seen_tokens, self._seen_chunks = seen
         head: JsonObject = {
             "id": f"{self.prefix}-{form.job.job_id}",
             "object": self.kind,
@@ -46,7 +53,12 @@ class Chunks:
 
     def render(self, event: Delta | Done | Failed) -> bytes:
         if isinstance(event, Delta):
-            return self._delta(event)
+            chunks = self._delta(event)
+            if event.end <= self._seen_tokens:
+                return b""
+            if len(chunks) == 1:
+                return b"id: %d\n%b" % (event.end, chunks[0])
+            return b"".join(self._numbered(event, chunks))
         if isinstance(event, Failed):
             return b"data: " + to_json(error(event.error)) + b"\n\n" + DONE
         last = b"".join(self._ends(event, event.finish_reason)) if event.finish_reason else b""
@@ -54,13 +66,21 @@ class Chunks:
             return last + DONE
         return last + self._head + _usage_tail(event.usage) + DONE
 
+    def _numbered(self, event: Delta, chunks: list[bytes]) -> Iterator[bytes]:
+        num_seen = self._seen_chunks if event.position == self._seen_tokens else 0
+        for number, chunk in enumerate(chunks, 1):
+            if number == len(chunks):
+                yield b"id: %d\n%b" % (event.end, chunk)
+            elif number > num_seen:
+                yield b"id: %d.%d\n%b" % (event.position, number, chunk)
+
     def _ends(self, event: Done, reason: FinishReason) -> Iterator[bytes]:
         """Of the choices that no delta of theirs ended."""
         for index in range(self.form.job.num_choices):
             if index not in self._closed:
-                yield self._delta(Delta(event.position, [], index, finish_reason=reason))
+                yield from self._delta(Delta(event.position, [], index, finish_reason=reason))
 
-    def _delta(self, event: Delta) -> bytes:
+    def _delta(self, event: Delta) -> list[bytes]:
         choices = []
         if event.index not in self._opened:
             self._opened.add(event.index)
@@ -72,7 +92,7 @@ class Chunks:
         tail = self._tail
         if self.form.options.continuous_usage_stats:
             tail = _usage_tail(Usage(completion_tokens=event.end))
-        return b"".join([self._head + choice.encode() + tail for choice in choices])
+        return [self._head + choice.encode() + tail for choice in choices]
 
     def opening(self, index: int) -> list[str]:
         raise NotImplementedError
@@ -88,8 +108,8 @@ class ChatChunks(Chunks):
     prefix = "chatcmpl"
     kind = "chat.completion.chunk"
 
-    def __init__(self, form: Form) -> None:
-        super().__init__(form)
+    def __init__(self, form: Form, seen: Seen = (0, 0)) -> None:
+        super().__init__(form, seen)
         self._readers = [form.reader() for _ in range(form.job.num_choices)]
         self._num_calls = [0] * form.job.num_choices
 
@@ -125,8 +145,8 @@ class TextChunks(Chunks):
     prefix = "cmpl"
     kind = "text_completion"
 
-    def __init__(self, form: Form) -> None:
-        super().__init__(form)
+    def __init__(self, form: Form, seen: Seen = (0, 0)) -> None:
+        super().__init__(form, seen)
         self._logprobs = [
             TextLogprobs(form.echo_of(index)) for index in range(form.job.num_choices)
         ]

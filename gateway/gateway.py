@@ -17,10 +17,11 @@ from gateway.rates import rate_headers
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
 from gateway.webhooks import Webhooks
-from schemas.errors import JobGone, JobNotFound
+from schemas.errors import InvalidJob, JobGone, JobNotFound
 from schemas.job import Job
 
 IDEMPOTENCY_KEY = "idempotency-key"
+LAST_EVENT_ID = "last-event-id"
 REMEMBER_S = 86_400
 
 
@@ -69,6 +70,15 @@ class Gateway:
                     await self.client.cancel(job.job_id, job.tenant)
 
         return leave
+
+
+def cursor_of(last_event_id: str) -> int:
+    """The tokens delivered with an event, out of its id. Raises InvalidJob."""
+    if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 15:
+        raise InvalidJob(
+            "Last-Event-ID: must be the id of one of this job's events", "Last-Event-ID"
+        )
+    return int(last_event_id)
 
 
 async def gateway_of(request: Request) -> Gateway:

@@ -8,14 +8,13 @@ from pydantic_core import to_json
 
 from gateway.body import read_object
 from gateway.gate import caller_of, tenant_of
-from gateway.gateway import Open
+from gateway.gateway import Open, cursor_of
 from gateway.intake import any_job, flattened
 from gateway.outbox import Note
 from gateway.shape import checked
 from gateway.share import MAX_S
 from gateway.sse import OpenedStream
 from schemas.delivery import JobStatus
-from schemas.errors import InvalidJob
 from schemas.event import Delta, Event, Result
 from schemas.openai import Asked, JsonObject
 from schemas.wire import Report, Wire
@@ -75,7 +74,7 @@ async def events(
     """Server-sent events after a cursor. An event's id is the cursor behind it."""
     tenant = tenant_of(request)
     # A browser that reconnects repeats the query it began with: what it saw since counts.
-    cursor = starting_after if last_event_id is None else _cursor(last_event_id)
+    cursor = starting_after if last_event_id is None else cursor_of(last_event_id)
     await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
     following = gateway.client.batches(job_id, cursor, tenant)
     return OpenedStream(following, _nothing, _render, gateway.settings.ping_s)
@@ -103,14 +102,6 @@ async def cancel(job_id: str, request: Request, gateway: Open) -> Response:
 async def delete(job_id: str, request: Request, gateway: Open) -> Response:
     await gateway.client.delete(job_id, tenant_of(request))
     return _json({"id": job_id, "object": "job", "deleted": True})
-
-
-def _cursor(last_event_id: str) -> int:
-    if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 15:
-        raise InvalidJob(
-            "Last-Event-ID: must be the id of one of this job's events", "Last-Event-ID"
-        )
-    return int(last_event_id)
 
 
 def _render(event: Event) -> bytes:

@@ -8,16 +8,16 @@ from pydantic_core import to_json
 
 from gateway.answers import Form, chat_answer, model_shape, text_answer
 from gateway.body import read_object
-from gateway.chunks import ChatChunks, Chunks, TextChunks
+from gateway.chunks import ChatChunks, Chunks, Seen, TextChunks
 from gateway.errors import error_response
 from gateway.gate import caller_of
-from gateway.gateway import Gateway, Open
+from gateway.gateway import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open, cursor_of
 from gateway.intake import chat_job, prompts_of, text_job
 from gateway.metrics import Watch
 from gateway.shape import checked
 from gateway.sse import EventStream, WholeAnswer
 from gateway.tool_calls import PlainText, reader_for
-from schemas.errors import ModelNotFound
+from schemas.errors import InvalidJob, ModelNotFound
 from schemas.event import Delta, Done, Failed, Result
 from schemas.openai import ChatRequest, CompletionRequest, JsonObject
 from schemas.result import fold
@@ -41,7 +41,7 @@ async def chat_completions(request: Request, gateway: Open) -> Response:
     job = chat_job(job_id, caller_of(request), asked, body)
     form = Form(job, asked.stream_options, reader_for(asked))
     if asked.stream:
-        return await _stream(request, gateway, watch, ChatChunks(form))
+        return await _stream(request, gateway, watch, ChatChunks(form, _seen(request)))
     return await _whole(request, gateway, watch, form, chat_answer)
 
 
@@ -55,7 +55,7 @@ async def completions(request: Request, gateway: Open) -> Response:
     echo = [str(prompt) for prompt in prompts_of(asked)] if asked.echo else []
     form = Form(job, asked.stream_options, PlainText, echo)
     if asked.stream:
-        return await _stream(request, gateway, watch, TextChunks(form))
+        return await _stream(request, gateway, watch, TextChunks(form, _seen(request)))
     return await _whole(request, gateway, watch, form, text_answer)
 
 
@@ -80,6 +80,18 @@ async def _stream(request: Request, gateway: Gateway, watch: Watch, chunks: Chun
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
     leave = gateway.leaving(request, job)
     return EventStream(batches, leave, chunks.render, gateway.settings.ping_s)
+
+
+def _seen(request: Request) -> Seen:
+    """What a caller has who comes back to a stream: under its idempotency key."""
+    last_event_id = request.headers.get(LAST_EVENT_ID)
+    if last_event_id is None:
+        return 0, 0
+    if IDEMPOTENCY_KEY not in request.headers:
+        sentence = "resumes a stream that was asked under an Idempotency-Key; give that one too"
+        raise InvalidJob(f"Last-Event-ID: {sentence}", "Last-Event-ID")
+    tokens, _, chunks = last_event_id.partition(".")
+    return cursor_of(tokens), cursor_of(chunks or "0")
 
 
 async def _whole(

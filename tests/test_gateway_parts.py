@@ -101,7 +101,7 @@ def streamed(chunks: ChatChunks | TextChunks, events: list[Event]) -> list[dict[
     """The choices of every chunk, in order."""
     raw = b"".join(chunks.render(event) for event in events).decode("ascii").split("\n\n")
     assert raw[-2:] == ["data: [DONE]", ""]
-    parsed = [json.loads(line.removeprefix("data: ")) for line in raw[:-2]]
+    parsed = [json.loads(line.partition("data: ")[2]) for line in raw[:-2]]
     return [choice for chunk in parsed for choice in chunk["choices"]]
 
 
@@ -138,6 +138,27 @@ def test_a_streamed_completion_is_the_whole_one(answer: tuple[int, list[tuple[in
     for index in {delta.index for delta in deltas}:
         text = "".join(str(each["text"]) for each in choices if each["index"] == index)
         assert text == whole["choices"][index]["text"]  # type: ignore[index, call-overload]
+
+
+@given(ANSWERS, st.sampled_from([ChatChunks, TextChunks]))
+def test_from_each_id_of_a_stream_the_rest_follows_byte_by_byte(
+    answer: tuple[int, list[tuple[int, str]]], kind: type[ChatChunks] | type[TextChunks]
+) -> None:
+    """Calls, roles and echoes, which were sent before, are neither repeated nor begun again."""
+    deltas = answer_of(*answer)
+    form = Form(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
+
+    def sent(seen: tuple[int, int]) -> list[bytes]:
+        chunks = kind(form, seen)
+        text = b"".join(chunks.render(event) for event in [*deltas, DONE])
+        return text.removesuffix(b"\n\n").split(b"\n\n")
+
+    whole = sent((0, 0))
+    for at, event in enumerate(whole):
+        if event.startswith(b"id: "):
+            tokens, _, number = event[4 : event.index(b"\n")].partition(b".")
+            assert sent((int(tokens), int(number or 0))) == whole[at + 1 :]
+    assert len([event for event in whole if event.startswith(b"id: ")]) == len(whole) - 1
 
 
 async def nobody_leaves() -> Message:

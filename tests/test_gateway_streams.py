@@ -51,7 +51,7 @@ def chunks_of(text: str) -> list[dict[str, object]]:
     """The JSON of every event but the closing one, which must be there."""
     events = text.removesuffix("\n\n").split("\n\n")
     assert events.pop() == "data: [DONE]"
-    return [json.loads(event.removeprefix("data: ")) for event in events if event != ": ping"]
+    return [json.loads(event.partition("data: ")[2]) for event in events if event != ": ping"]
 
 
 def texts_in(chunk: dict[str, object]) -> list[str]:
@@ -321,6 +321,43 @@ def test_who_shares_an_idempotency_key_does_not_end_the_others_answer(
         answer = waiting.result()
     assert answer.json()["choices"][0]["message"]["content"] == "for both"
     assert len(actor.jobs) == num_jobs + 1
+
+
+@pytest.mark.parametrize("path, body", [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
+def test_a_stream_goes_on_behind_its_last_event_id_on_any_gateway(
+    gateway: GatewayProcess, actor: Actor, path: str, body: dict[str, object]
+) -> None:
+    """Not cancelled meanwhile; without the key that it was asked under, nobody can come back."""
+    held = Wait()
+    texts = ["Once", " upon", " a", " time", ", there"]
+    actor.script = lambda job: [*spoken(*texts)[:2], held, *spoken(*texts)[2:]]
+    asked = body | {"stream": True}
+    headers = {"idempotency-key": f"resumed {path}"}
+    num_jobs, events = len(actor.jobs), list[str]()
+    with httpx.stream("POST", gateway.url + path, json=asked, headers=headers) as first:
+        for line in first.iter_lines():
+            events.append(line)
+            if " upon" in line:
+                break
+    [last_id] = [line[4:] for line in events[-2:] if line.startswith("id: ")]
+    assert last_id == "2"
+    held.set()
+    with GatewayProcess(actor.redis_url) as other:
+        rest = httpx.post(
+            other.url + path, json=asked, headers=headers | {"last-event-id": last_id}, timeout=120
+        ).text
+        whole = httpx.post(other.url + path, json=asked, headers=headers, timeout=120).text
+        refused = [
+            httpx.post(other.url + path, json=asked, headers=more)
+            for more in ({"last-event-id": "2"}, headers | {"last-event-id": "2.x"})
+        ]
+    assert "".join(text for chunk in chunks_of(rest) for text in texts_in(chunk)) == (
+        " a time, there"
+    )
+    assert "".join(text for chunk in chunks_of(whole) for text in texts_in(chunk)) == "".join(texts)
+    assert len(actor.jobs) == num_jobs + 1
+    assert [each.status_code for each in refused] == [400, 400]
+    assert {each.json()["error"]["param"] for each in refused} == {"Last-Event-ID"}
 
 
 def test_a_caller_who_does_not_read_delays_nobody(
