@@ -38,7 +38,8 @@ def module_of(pid: int) -> str:
 class Neighbours:
     """While it is entered, looks at who uses the CPU; `share` is that of all cores used by others.
 
-    Others are neither this process nor what came of it.
+    Others are neither this process nor what came of it; what a virtual machine's host takes away
+    for itself counts too.
     """
 
     def __init__(self) -> None:
@@ -77,8 +78,8 @@ class Neighbours:
 
 def _machine_s() -> float:
     words = Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    user, nice, system, _, _, irq, soft, *_ = map(int, words)
-    return (user + nice + system + irq + soft) / _TICKS
+    user, nice, system, _, _, irq, soft, steal, *_ = map(int, words)
+    return (user + nice + system + irq + soft + steal) / _TICKS
 
 
 def _ours() -> dict[int, float]:
