@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import re
 import secrets
-import time
 from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Literal, Self
@@ -21,25 +20,19 @@ from typing import Literal, Self
 from pydantic import JsonValue, ValidationError
 
 from gateway.inbox import MAX_UNREAD, SILENCE_S, Inbox
+from gateway.lanes import Lanes
 from gateway.reader import Reader
 from schemas.account import Account
 from schemas.connection import connect
 from schemas.cursor import Cursor
 from schemas.delivery import JobStatus, Page, Rates, Submission
-from schemas.errors import (
-    InvalidJob,
-    JobNotFound,
-    ModelNotFound,
-    QueueUnreachable,
-)
+from schemas.errors import InvalidJob, JobNotFound, QueueUnreachable
 from schemas.event import Delta, Event, Result
 from schemas.group_sync import GroupSync, Mark, NoSync, Sync
 from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
-from schemas.keys import Lane, lane_label
 from schemas.model import ModelCard
 from schemas.queue import Queue
 from schemas.refusal import refusal
-from schemas.registry import Registry
 from schemas.sampling import SamplingParams
 from schemas.server_check import Durability
 from schemas.servers import Redis
@@ -48,7 +41,6 @@ PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REMEMBER_S = 86_400  # an idempotency key, whatever became of its job's result
-CARDS_S = 1.0  # how old the list of models may be
 PAGES_AT_ONCE = 4  # of logs: the calls of everybody else wait behind them
 
 
@@ -73,13 +65,10 @@ class Client:
         self.max_queued_tokens = max_queued_tokens
         self.result_ttl_s = result_ttl_s
         self.name = secrets.token_hex(8)
-        self._registry = Registry(redis)
+        self._lanes = Lanes(redis)
         self._inbox = Inbox(redis, silence_s, max_unread)
         self._disk: Sync = GroupSync(redis) if durability == "fsync" else NoSync()
         self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
-        self._cards: dict[str, ModelCard] = {}
-        self._cards_until = 0.0
-        self._queues: dict[str, Queue] = {}
 
     @classmethod
     def from_url(
@@ -145,7 +134,7 @@ class Client:
         Raises InvalidJob, ModelNotFound, IdempotencyMismatch, and what `schemas.refusal` makes.
         """
         tenant = tenant or self.tenant
-        model = model or await self._only_model()
+        model = model or await self._lanes.only_model()
         job_id = await self.name_job(model, idempotency_key, tenant, account)
         try:
             drawn = SamplingParams.model_validate(sampling) if sampling else SamplingParams()
@@ -191,9 +180,7 @@ class Client:
         if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
             sentence = "must be 1 to 255 printable characters of ASCII"
             raise InvalidJob(f"Idempotency-Key: {sentence}", "Idempotency-Key")
-        card = (await self.models()).get(model)
-        if card is None:
-            raise ModelNotFound(model, list(self._cards))
+        card = await self._lanes.model(model)
         if idempotency_key is None:
             lanes = account.limits.num_lanes(card.lanes) if account else card.lanes
             return card.lane(secrets.randbelow(lanes)).new_job_id()
@@ -214,7 +201,7 @@ class Client:
         is for who drains the outboxes (`gateway.outbox`). The id is remembered for `remember_s` at
         least, also when its result is gone.
         """
-        queue = await self._queue(job.job_id)
+        queue = await self._lanes.queue(job.job_id)
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)
@@ -226,7 +213,7 @@ class Client:
             max_queued=self.max_queued,
             max_queued_tokens=self.max_queued_tokens,
             result_ttl_s=self.result_ttl_s,
-            account=self._in_lane(queue.lane, account),
+            account=self._lanes.share(queue.lane, account),
             note=note,
             remember_s=remember_s,
         )
@@ -257,7 +244,7 @@ class Client:
         """The events of `stream`, those that wait together at once."""
         if starting_after < 0:
             raise InvalidJob(f"starting_after: {starting_after} is below 0", "starting_after")
-        tenant, queue = tenant or self.tenant, await self._queue(job_id)
+        tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
         channel, is_ended = queue.lane.inbox(self.name), False
         cursor = Cursor(job_id, starting_after)
         try:
@@ -286,7 +273,7 @@ class Client:
         self, job_id: str, wait: bool = True, tenant: str | None = None
     ) -> Result | None:
         """The whole answer; none only where it is not there yet and `wait` is false."""
-        tenant, queue = tenant or self.tenant, await self._queue(job_id)
+        tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         result = await queue.result(tenant, job_id)
         if result is None and wait:
@@ -300,7 +287,7 @@ class Client:
 
     async def cancel(self, job_id: str, tenant: str | None = None) -> JobStatus:
         """Ask for the end of a job; readers get it as Failed(state="cancelled")."""
-        queue = await self._queue(job_id)
+        queue = await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         status = await queue.cancel(tenant or self.tenant, job_id)
         await self._disk.wait(mark)
@@ -308,7 +295,7 @@ class Client:
 
     async def status(self, job_id: str, tenant: str | None = None) -> JobStatus:
         """How a job stands now."""
-        queue = await self._queue(job_id)
+        queue = await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         status = await queue.status(tenant or self.tenant, job_id)
         if status.ended_ms is not None:  # an end is shown once it cannot be taken back
@@ -317,50 +304,36 @@ class Client:
 
     async def rates(self, job_id: str, account: Account) -> Rates:
         """What the account has left of its minute: in the job's lane, as if all were like it."""
-        queue = await self._queue(job_id)
+        queue = await self._lanes.queue(job_id)
         rates = await queue.rates(account.name)
-        lanes = account.limits.num_lanes(self._num_lanes(queue.lane.model))
+        lanes = account.limits.num_lanes(self._lanes.number(queue.lane.model))
         return Rates(
             rates.requests_left and rates.requests_left * lanes,
             rates.tokens_left and rates.tokens_left * lanes,
             rates.reset_ms,
         )
 
-    def _in_lane(self, lane: Lane, account: Account | None) -> Account | None:
-        lanes = self._num_lanes(lane.model)
-        if account is None or lanes == 1:
-            return account
-        return Account(name=account.name, limits=account.limits.share(lanes, lane.number))
-
-    def _num_lanes(self, model: str) -> int:
-        card = self._cards.get(model)
-        return card.lanes if card else 1
-
     async def owner(self, job_id: str) -> str | None:
         """The tenant of a job, for those who may know it; none where the job is not known."""
         try:
-            return await (await self._queue(job_id)).owner(job_id)
+            return await (await self._lanes.queue(job_id)).owner(job_id)
         except JobNotFound:
             return None
 
     async def delete(self, job_id: str, tenant: str | None = None) -> None:
         """Erase prompt, log and result; a running job is cancelled first."""
-        queue = await self._queue(job_id)
+        queue = await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         await queue.delete(tenant or self.tenant, job_id)
         await self._disk.wait(mark)
 
     async def models(self) -> dict[str, ModelCard]:
         """What is served, by name."""
-        if time.monotonic() >= self._cards_until:
-            await self._refresh()
-        return self._cards
+        return await self._lanes.models()
 
     async def queues(self) -> list[Queue]:
         """Every lane of every model: for their counts and workers."""
-        cards = (await self.models()).values()
-        lanes = [card.lane(number) for card in cards for number in range(card.lanes)]
-        return [self._queues[lane.label] for lane in lanes]
+        return await self._lanes.queues()
 
     async def _attach(
         self, queue: Queue, tenant: str, channel: str, cursor: Cursor, reader: Reader
@@ -390,28 +363,6 @@ class Client:
         except QueueUnreachable:
             return False
         return True
-
-    async def _queue(self, job_id: str) -> Queue:
-        label = lane_label(job_id)
-        if label is not None and label not in self._queues:
-            await self._refresh()
-        if label is None or label not in self._queues:
-            raise JobNotFound(job_id)
-        return self._queues[label]
-
-    async def _refresh(self) -> None:
-        self._cards = await self._registry.cards()
-        self._cards_until = time.monotonic() + CARDS_S
-        for card in self._cards.values():
-            for number in range(card.lanes):
-                lane = card.lane(number)
-                self._queues.setdefault(lane.label, Queue(self.redis, lane))
-
-    async def _only_model(self) -> str:
-        names = sorted(await self.models())
-        if len(names) != 1:
-            raise InvalidJob(f"model: name one of {', '.join(names) or 'none served'}", "model")
-        return names[0]
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]] | None) -> list[Prompt]:

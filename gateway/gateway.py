@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.batches import Batches
-from gateway.client import Client
+from gateway.client import REMEMBER_S, Client
 from gateway.files import Files
 from gateway.gate import MORE_HEADERS, caller_of, tenant_of
 from gateway.metrics import Metrics
@@ -22,7 +22,6 @@ from schemas.job import Job
 
 IDEMPOTENCY_KEY = "idempotency-key"
 LAST_EVENT_ID = "last-event-id"
-REMEMBER_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,11 @@ def test_a_commit_is_the_same_until_it_is_known_to_be_kept():
     assert [(each.position, each.text) for each in first.deltas] == [(3, "d")]
     assert job.num_behind == 3
     job.note_committed(first)
-    assert [(each.position, each.text) for each in job.commit().deltas] == [(4, "ef")]
+    assert job.num_behind == 2
+    rest = job.commit()
+    assert [(each.position, each.text) for each in rest.deltas] == [(4, "ef")]
+    job.note_committed(rest)
+    assert job.num_behind == 0
 
 
 def test_the_end_carries_all_that_is_not_known_to_be_kept():

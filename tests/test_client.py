@@ -398,7 +398,7 @@ async def test_jobs_of_a_model_with_many_lanes_are_found_by_their_ids(
     client: Client, queue: WorkerQueue
 ) -> None:
     await Registry(client.redis).register(ModelCard(name="wide", lanes=4))
-    client._cards_until = 0
+    client._lanes._cards_until = 0
     for wide in [one for one in await client.queues() if one.lane.model == "wide"]:
         await WorkerQueue(client.redis, wide.lane).register("w", WorkerCard())
     job_ids = [await client.enqueue("x", model="wide") for _ in range(32)]

@@ -96,6 +96,33 @@ def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -
     over(server, test)
 
 
+def test_what_was_not_known_to_be_on_the_disk_is_asked_for_again(server: Server) -> None:
+    async def test(client: Client, queue: WorkerQueue) -> None:
+        job_id = await client.enqueue("x", model=MODEL, background=True)
+        taken = await started(queue)
+        made = deltas(job_id, 1, 1, 1)
+        shown: list[Event] = []
+
+        async def read() -> None:
+            async for event in client.stream(job_id):
+                shown.append(event)
+
+        reading = asyncio.create_task(read())
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[:1])])
+        while shown != made[:1]:
+            await asyncio.sleep(0.01)
+        await disk(queue, "no")
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[1:2])])
+        assert await is_pending(reading) and shown == made[:1]
+        await plain(queue._connection.redis).client_kill_filter(_type="normal")
+        await disk(queue, "everysec")
+        await finish(queue, taken, made)
+        await reading
+        assert shown[:-1] == made
+
+    over(server, test)
+
+
 def test_an_end_is_not_told_before_it_is_on_the_disk(server: Server) -> None:
     """Neither a cancelled job nor an erased one comes back, nor one that somebody heard ended."""
 

@@ -80,7 +80,7 @@ class Recorder:
         self._steps, self._events = Ring(fd, *_STEPS), Ring(fd, *_EVENTS)
 
     def note_plan(self, plan: Sequence[PlanRow]) -> None:
-        """Before the step is computed. 256 sequences cost 30 us."""
+        """Before the step is computed. 256 sequences cost about 20 us."""
         told = {
             "time_s": time.time(),
             "num_seqs": len(plan),

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from worker.black_box import BlackBox, black_box
@@ -33,29 +33,27 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
     engine_ours, engine_theirs = socket.socketpair()
-    files = ExitStack()
-    box = files.enter_context(black_box()) if settings.crash_dump_folder else None
-    with io_engine, engine_io, io_theirs, engine_theirs:
-        io_process = await _start("io", "worker.service", [io_engine, io_theirs], box)
-        engine_process = await _start(
-            "engine", "worker.engine_process", [engine_io, engine_theirs], box
-        )
-    io: Wire[Notice, Instruction] = await Wire.open(io_ours)
-    engine: Wire[Pulse, None] = await Wire.open(engine_ours)
-    io.send_text(settings.model_dump_json())
-    engine.send_text(settings.model_dump_json())
-    waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
-    try:
-        yield Crew(io, engine, asyncio.create_task(_first(waits)), box)
-    finally:
-        io.close()
-        engine.close()
-        await asyncio.wait(waits, timeout=END_S)
-        for process in (io_process, engine_process):
-            if process.returncode is None:
-                process.kill()
-        await asyncio.wait(waits)
-        files.close()
+    with black_box() if settings.crash_dump_folder else nullcontext() as box:
+        with io_engine, engine_io, io_theirs, engine_theirs:
+            io_process = await _start("io", "worker.service", [io_engine, io_theirs], box)
+            engine_process = await _start(
+                "engine", "worker.engine_process", [engine_io, engine_theirs], box
+            )
+        io: Wire[Notice, Instruction] = await Wire.open(io_ours)
+        engine: Wire[Pulse, None] = await Wire.open(engine_ours)
+        io.send_text(settings.model_dump_json())
+        engine.send_text(settings.model_dump_json())
+        waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
+        try:
+            yield Crew(io, engine, asyncio.create_task(_first(waits)), box)
+        finally:
+            io.close()
+            engine.close()
+            await asyncio.wait(waits, timeout=END_S)
+            for process in (io_process, engine_process):
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.wait(waits)
 
 
 async def _start(
