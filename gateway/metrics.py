@@ -137,13 +137,17 @@ class _Lanes(Collector):
         lane_labels = ["model_name", "lane"]
         queued = GaugeMetricFamily(names.JOBS_QUEUED, "Jobs no worker has", labels=lane_labels)
         running = GaugeMetricFamily(names.JOBS_RUNNING, "Jobs with a worker", labels=lane_labels)
+        tokens = GaugeMetricFamily(
+            names.NUM_QUEUED_TOKENS, "Tokens of the prompts no worker ever had", labels=lane_labels
+        )
         alive = GaugeMetricFamily(names.WORKERS_ALIVE, "Workers alive", labels=lane_labels)
         for lane in self._lanes:
             labels = [lane.model, lane.number]
             queued.add_metric(labels, lane.status.num_queued)
             running.add_metric(labels, lane.status.num_running)
+            tokens.add_metric(labels, lane.status.num_queued_tokens)
             alive.add_metric(labels, len(lane.living))
-        return [queued, running, alive, *self._totals(), self._reasons(), *self._engines()]
+        return [queued, running, tokens, alive, *self._totals(), self._reasons(), *self._engines()]
 
     def _totals(self) -> Iterable[Metric]:
         labels = ["model_name", "lane"]

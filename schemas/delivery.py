@@ -172,6 +172,7 @@ class LaneStatus(Report):
     by_class: dict[PriorityClass, int] = Field({}, description="waiting in a backlog")
     num_delayed: int = 0
     num_handed_back: int = 0
+    num_queued_tokens: int = Field(0, description="of prompts that no worker ever had, by a guess")
     by_reason: dict[str, int] = Field({}, description="those that limits of their account hold")
     num_dead_letters: int = 0
     totals: dict[Total, int] = Field({}, description="since the lane's beginning")

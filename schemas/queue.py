@@ -152,10 +152,10 @@ class Queue:
 
     async def counts(self) -> LaneStatus:
         reply, reasons, seen = list[str](), Counter[str](), 0
-        while not reply or int(reply[14]) >= MAX_JOBS_A_CALL:
+        while not reply or int(reply[15]) >= MAX_JOBS_A_CALL:
             reply = [item.decode() for item in await self._run("counts", seen)]
-            reasons.update(dict(zip(reply[15::2], map(int, reply[16::2]), strict=True)))
-            seen += int(reply[14])
+            reasons.update(dict(zip(reply[16::2], map(int, reply[17::2]), strict=True)))
+            seen += int(reply[15])
         running, ended, interval_ms, handed_back, delayed = reply[:5]
         by_class = dict(zip(CLASSES, map(int, reply[5:8]), strict=True))
         return LaneStatus(
@@ -166,6 +166,7 @@ class Queue:
             by_class=by_class,
             num_delayed=int(delayed),
             num_handed_back=int(handed_back),
+            num_queued_tokens=int(reply[14]),
             num_dead_letters=int(reply[8]),
             totals=dict(zip(TOTALS, map(int, reply[9:14]), strict=True)),
             by_reason=dict(reasons),

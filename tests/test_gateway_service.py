@@ -103,6 +103,10 @@ def test_so_is_a_queue_of_long_prompts() -> None:
         error = answers[-1].json()["error"]
         assert error["code"] == "queue_full" and "tokens" in error["message"]
         assert int(answers[-1].headers["retry-after-ms"]) > 0
+        with httpx.Client(base_url=gateway.url) as http:
+            assert samples(http)[names.NUM_QUEUED_TOKENS, ("0", MODEL)] == 800
+            with Actor(server.url):
+                eventually(lambda: samples(http)[names.NUM_QUEUED_TOKENS, ("0", MODEL)] == 0)
 
 
 def test_keys_are_needed_on_every_path_but_health(actor: Actor) -> None:

@@ -55,24 +55,43 @@ async def test_a_job_is_given_time_before_it_counts_as_lost(queue: WorkerQueue) 
     await queue.enqueue(job, None)
     server = redis_of(queue)
     await server.zrem(f"{LANE.prefix}waiting:normal", job.job_id)
-    patient = reconciler(queue, missing_ms=600_000)
-    assert await patient.look(queue, 60) == []
+    patient, tokens = reconciler(queue, missing_ms=600_000), ("tokens", "counts")
+    assert await patient.look(queue, 60) == [tokens]
     assert await patient.look(queue, 60) == []
     await server.zadd(f"{LANE.prefix}waiting:normal", {job.job_id: 10**13})
-    assert await patient.look(queue, 60) == []
+    assert await patient.look(queue, 60) == [tokens]
     assert not await server.hexists(LANE.job(job.job_id), "missed")
     await server.aclose()
 
 
 @on_a_lane
-async def test_tokens_that_nobody_waits_with_are_forgotten(queue: WorkerQueue) -> None:
-    server, job = redis_of(queue), a_job()
-    await queue.enqueue(job, None)
-    await server.hincrby(f"{LANE.prefix}counts", "queued_tokens", 100)
+async def test_the_tokens_that_wait_are_counted_anew(queue: WorkerQueue) -> None:
+    """In a lane that is never idle too, and whatever a job of theirs waits for."""
+    server, job = redis_of(queue), a_job(prompts=[[7] * 100])
+    fields = ({}, {"priority_class": "batch"}, {"delay_ms": 600_000}, {"background": True})
+    for each in [job, *(a_job(prompts=[[7] * 10], **one) for one in fields)]:
+        await queue.enqueue(each, None)
+    taken = await started(queue)  # what a worker has waits no longer
+    assert taken.job == job
+    for drift in (100, -100, 7):
+        assert (await queue.counts()).num_queued_tokens == 40
+        assert await mend(queue) == set()
+        await server.hincrby(f"{LANE.prefix}counts", "queued_tokens", drift)
+        assert await mend(queue) == {("tokens", "counts")}
+    await queue.release("w", [job.job_id])
+    assert (await queue.counts()).num_queued_tokens == 40
     assert await mend(queue) == set()
-    await finish(queue, await started(queue), deltas(job.job_id, 1))
+    await server.aclose()
+
+
+@on_a_lane
+async def test_so_are_those_of_a_lane_where_nothing_waits(queue: WorkerQueue) -> None:
+    server = redis_of(queue)
+    await queue.enqueue(a_job(), None)
+    await queue.cancel("default", (await started(queue)).job.job_id)
+    await server.hset(f"{LANE.prefix}counts", "queued_tokens", 100)
     assert await mend(queue) == {("tokens", "counts")}
-    assert await server.hget(f"{LANE.prefix}counts", "queued_tokens") == b"0"
+    assert (await queue.counts()).num_queued_tokens == 0
     await server.aclose()
 
 
@@ -101,6 +120,7 @@ async def test_what_is_left_of_jobs_that_are_gone_goes_too(queue: WorkerQueue) -
         ("ghost", gone.job_id),
         ("remnant", "job_x"),
         ("counts", "default"),
+        ("tokens", "counts"),
     }
     assert await finish(queue, await started(queue), deltas(ended.job_id, 1))
     await server.persist(LANE.job(ended.job_id))

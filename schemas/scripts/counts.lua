@@ -1,8 +1,9 @@
 -- How full the lane is. ARGV: how many of the accounts that their limits block were looked at before
 -- Returns: claimed or running, ended so far, average milliseconds between two ends while it is busy,
 -- handed back, delayed, waiting of class high, normal, batch; dead letters, and since the beginning
--- crashes and lapses of workers, jobs reaped, put back, and given up; how many blocked accounts were
--- looked at now (64: there may be more); then (reason, jobs) for the jobs of these
+-- crashes and lapses of workers, jobs reaped, put back, and given up; tokens of the prompts that wait;
+-- how many blocked accounts were looked at now (64: there may be more); then (reason, jobs) for the
+-- jobs of these
 
 local MOST = 64
 local before = tonumber(ARGV[1])
@@ -13,8 +14,9 @@ for _, class in ipairs(CLASSES) do
   reply[#reply + 1] = redis.call('ZCARD', PREFIX .. 'waiting:' .. class)
 end
 reply[#reply + 1] = redis.call('XLEN', PREFIX .. 'dead')
-local totals = redis.call('HMGET', PREFIX .. 'counts', 'crashed', 'lapsed', 'reaped', 'requeued', 'buried')
-for at = 1, 5 do reply[#reply + 1] = totals[at] or '0' end
+local totals = redis.call('HMGET', PREFIX .. 'counts', 'crashed', 'lapsed', 'reaped', 'requeued', 'buried',
+  'queued_tokens')
+for at = 1, 6 do reply[#reply + 1] = totals[at] or '0' end
 local blocked = redis.call('ZRANGE', PREFIX .. 'parked', before, before + MOST - 1)
 reply[#reply + 1] = #blocked
 local reasons = {}

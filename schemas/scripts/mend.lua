@@ -1,12 +1,12 @@
 -- with lane, accounts, waiting
 -- Look at some keys of the lane, and mend what no transition leaves so: a job that nobody would find,
--- what is left of one that is gone, an account's counts that are not those of its jobs. What it looks
+-- what is left of one that is gone, counts of an account or the lane that are not those of its jobs. What it looks
 -- at it sees at one moment, so it races with nobody.
 -- ARGV: cursor, keys to look at, milliseconds that a job must have been missing
 -- Returns: the next cursor (0: all were seen), then (what was wrong, where) for each that was mended
 
 local cursor, most, grace_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local MOST_COUNTED = 2000 -- claims or delayed jobs; where there are more, counts are left alone
+local MOST_COUNTED = 2000 -- claims or waiting jobs; where there are more, counts are left alone
 local HEADS = 64
 write_when_full()
 
@@ -136,17 +136,25 @@ local function look_at_account(name)
   mended('counts', name)
 end
 
--- Where nothing is known to wait no tokens do.
+-- Of the prompts that wait for their first claim; nil: there are too many.
+local function count_queued_tokens()
+  local names, total, tokens = {'delayed'}, 0, 0
+  for _, class in ipairs(CLASSES) do names[#names + 1] = 'waiting:' .. class end
+  for _, name in ipairs(names) do total = total + redis.call('ZCARD', PREFIX .. name) end
+  if total > MOST_COUNTED then return end
+  for _, name in ipairs(names) do
+    for _, id in ipairs(redis.call('ZRANGE', PREFIX .. name, 0, -1)) do
+      tokens = tokens + (redis.call('HGET', PREFIX .. 'job:' .. id, 'cost') or 0)
+    end
+  end
+  return tokens
+end
+
 local function look_at_tokens()
-  local counts = PREFIX .. 'counts'
-  if tonumber(redis.call('HGET', counts, 'queued_tokens') or 0) == 0 then return end
-  for _, name in ipairs({'high', 'normal', 'batch'}) do
-    if redis.call('EXISTS', PREFIX .. 'waiting:' .. name) == 1 then return end
-  end
-  for _, name in ipairs({'delayed', 'deadlines', 'orphans'}) do
-    if redis.call('EXISTS', PREFIX .. name) == 1 then return end
-  end
-  redis.call('HSET', counts, 'queued_tokens', 0)
+  local counted = tonumber(redis.call('HGET', PREFIX .. 'counts', 'queued_tokens') or 0)
+  local tokens = count_queued_tokens()
+  if not tokens or counted == tokens then return end
+  count_tokens(tokens - counted)
   mended('tokens', 'counts')
 end
 

@@ -158,6 +158,8 @@ def check_leftovers(store: Store, lane: Lane) -> None:
         if name.startswith("account:"):
             used = [int(count or 0) for count in store.hmget(key, "running", "queued")]
             assert used == [0, 0], f"{name} counts {used} jobs running and queued"
+        if name == "counts":
+            assert int(store.hget(key, "queued_tokens") or 0) == 0, "tokens wait without a job"
         is_lasting = name.startswith(LASTING)
         assert is_lasting or store.ttl(key) != -1, f"{name} would stay for ever"
 
