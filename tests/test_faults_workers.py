@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 
 from faults.load import Ask
 from faults.processes import CHILDREN, System, Worker, until
 from faults.run import asks, run
+from schemas.keys import Lane
 
 NAMES = (f"model-{number}" for number in itertools.count())
 SLOW = ("--fake-step-ms", "10", "--max-num-seqs", "16")
@@ -136,6 +138,38 @@ def test_sigterm_under_load_hands_everything_on(system, model):
         assert going.process.wait(60) == 0, going.logged()
 
     run(system, asks(16, max_tokens=150), act, at_tokens=200, model=model)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_told_to_go_while_redis_is_away_a_worker_ends_in_order(system, model, comes_back):
+    """What it cannot hand back others take from its lapsed lease; where Redis is back, all ends."""
+    flags = ("--drain-s", "60" if comes_back else "2", "--lease-ttl-ms", "30000")
+    going = serve(system, model, *flags).ready()
+
+    def act() -> None:
+        going.proxy.is_refusing = True
+        going.proxy.cut()
+        going.terminate()
+        if comes_back:
+            going.wait_for("engine was paused")
+            going.proxy.heal()
+        else:
+            serve(system, model)
+        assert going.process.wait(60) == 0, going.logged()
+        if not comes_back:
+            assert "was left to the reapers" in going.logged()
+            lapse(system, model)
+
+    run(system, asks(8, max_tokens=150), act, at_tokens=100, model=model)
+    assert "CRITICAL" not in going.logged()
+
+
+def lapse(system: System, model: str) -> None:
+    """All leases, now: a worker that lives takes a new one."""
+    with redis.Redis.from_url(system.url) as store:
+        key = f"{Lane(model).prefix}workers"
+        for worker in store.zrange(key, 0, -1):
+            store.zadd(key, {worker: 0})
 
 
 SHIFTED = """

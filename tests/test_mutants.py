@@ -1,5 +1,9 @@
 """The mutants of `make mutants` fit the code, and what is said of one is so."""
 
+import os
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 from faults.mutants import Edit, Mutant, mutants, verdict
@@ -29,3 +33,25 @@ def test_a_verdict_says_what_became_of_the_mutant(new: str, limit_s: float, says
     found = verdict(mutant, limit_s)
     assert found.text.startswith(says), found.text
     assert found.is_good == (says == "caught in")
+
+
+@pytest.mark.parametrize("then, says", [("sleep(600)", "HUNG"), ("_exit(3)", "BROKE")])
+def test_what_a_test_left_running_ends_with_it(then: str, says: str) -> None:
+    """In a session of its own, as workers and servers have."""
+    words = ["sleep", f"600.{os.getpid()}"]
+    new = f"""
+from os import _exit
+from subprocess import Popen
+from time import sleep
+Popen({words}, start_new_session=True)
+{then}
+{LINE}"""
+    found = verdict(Mutant("place", "none", [Edit("schemas/place.py", LINE, new)], TEST), 10)
+    assert found.text.startswith(says), found.text
+    assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if words_of(each) == words]
+
+
+def words_of(command: Path) -> list[str]:
+    with suppress(OSError):
+        return command.read_text().split("\0")[:-1]
+    return []

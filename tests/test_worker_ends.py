@@ -10,8 +10,10 @@ import pytest
 
 from compose.server import Server
 from gateway.client import Client
+from plain import plain
 from schemas.event import Delta, Result
 from schemas.job import Job
+from schemas.keys import Lane
 from schemas.sampling import SamplingParams
 from worker.llm import LLM, RequestOutput
 from worker_process import WorkerProcess, ask, incarnations, same, until
@@ -92,6 +94,28 @@ def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(fresh, offl
             assert worker.process.returncode == 0
             status = await client.status(later)
             assert (status.state, status.started_ms) == ("ready", None)
+
+        ask(fresh.url, asks)
+
+
+def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(fresh):
+    with WorkerProcess(fresh.url, "fake", "--drain-s", "600", *SLOW) as worker:
+        worker.ready()
+        [name] = incarnations(fresh.url)
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue(LONG, max_tokens=8000, ignore_eos=True, background=True)
+            while (await client.status(job_id)).state != "decoding":
+                await asyncio.sleep(0.01)
+            worker.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(until, lambda: "began to drain" in worker.logged(), "the drain")
+            io = worker.child("worker.service")
+            os.kill(io, signal.SIGSTOP)  # else it may find its jobs gone first, and be done
+            await plain(client.redis).zrem(f"{Lane('fake').prefix}workers", name)
+            await asyncio.to_thread(until, lambda: "lost its lease" in worker.logged(), "the loss")
+            os.kill(io, signal.SIGCONT)
+            assert await asyncio.to_thread(worker.process.wait, 40) == 0
+            assert worker.logged().count(" took up work on ") == 1
 
         ask(fresh.url, asks)
 

@@ -217,23 +217,36 @@ class Watch:
         log.info("worker began to drain, for at most %g s", drain_s)
         self._tell(Drain(drain_s))
         self._card = self._card.model_copy(update={"draining": True})
-        if self._incarnation is not None:
-            await self._register(self._incarnation)
+        async with asyncio.TaskGroup() as parts:
+            if self._incarnation is not None:
+                parts.create_task(self._show_draining(self._incarnation))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._hurries.wait()
+            self._tell(Drain(0))
+            await asyncio.sleep(_DRAIN_GRACE_S)  # for Drained
+            self._end(0)
+
+    async def _show_draining(self, incarnation: str) -> None:
+        """For as long as its lease can run: where it does not any more, nobody counts it."""
         try:
-            async with asyncio.timeout(drain_s):
-                await self._hurries.wait()
+            async with asyncio.timeout(self._lease_s):
+                while True:
+                    with suppress(Unavailable):
+                        return await self._register(incarnation)
+                    await asyncio.sleep(_REDIS_RETRY_S)
         except TimeoutError:
-            pass
-        self._tell(Drain(0))
-        await asyncio.sleep(_DRAIN_GRACE_S)  # for Drained
-        self._end(0)
+            log.warning("Redis could not be told that worker %s drains", incarnation)
 
     async def _keep_lease(self) -> None:
-        """One incarnation after another: a name whose lease was lost is never used again."""
+        """One incarnation after another: a name whose lease was lost is never used again.
+
+        None begins while the worker drains: it would take up jobs.
+        """
         await self._prepared.wait()
         card_digest = await asyncio.to_thread(fingerprint, self._settings)
         self._card = self._card.model_copy(update={"fingerprint": card_digest})
-        while True:
+        while not self._drains.is_set():
             incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
             await self._register_when_possible(incarnation)
             self._incarnation = incarnation

@@ -30,6 +30,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 TABLES = Path(__file__).parent / "mutants"
 LIMIT_S = 180  # per test
 NO_LUA = "Error compiling script"
+TREE = "PENSTOCK_MUTANT_TREE"  # in the environment of all that a test starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def verdict(mutant: Mutant, limit_s: float = LIMIT_S) -> Verdict:
     except subprocess.TimeoutExpired:
         return Verdict(False, f"HUNG for {limit_s:g} s")
     finally:
+        end_all(tree)
         shutil.rmtree(tree, ignore_errors=True)
     if NO_LUA in reason:
         return Verdict(False, "DOES NOT FIT: what stands there instead is no Lua")
@@ -141,25 +144,40 @@ def run_test(tree: Path, test: str, limit_s: float) -> tuple[int, str]:
     words = [sys.executable, "-m", "pytest", "-n", "0", "-x", "-q", "-p", "no:cacheprovider"]
     words.append("--hypothesis-profile=mutants")
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment |= {TREE: str(tree), "COLUMNS": "200"}
     process = subprocess.Popen(
         [*words, *shlex.split(test)],
         cwd=tree,
-        env=environment | {"COLUMNS": "200"},
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
     try:
         lines = process.communicate(timeout=limit_s)[0].strip().splitlines()
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        end_all(tree)
         process.wait()
         raise
     summary = [line for line in lines if line.startswith(("FAILED ", "ERROR tests"))]
     if any(NO_LUA in line for line in lines):
         return process.returncode, NO_LUA
     return process.returncode, (summary or lines[-1:] or ["nothing that it said"])[0]
+
+
+def end_all(tree: Path) -> None:
+    """Whatever a test on this tree started and left, in whatever process group or session."""
+    while pids := list(started_on(tree)):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def started_on(tree: Path) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{TREE}={tree}".encode() in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
 
 
 def main() -> int:
