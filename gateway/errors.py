@@ -1,6 +1,7 @@
 """Every failure in OpenAI's error form, with its status and the advice to retry or not."""
 
 import re
+import time
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
@@ -31,6 +32,8 @@ def error_response(
     `x-should-retry` overrules the guess that OpenAI's clients make from the status.
     """
     headers = {"x-should-retry": "true" if body.retryable else "false"}
+    if retry_after_ms is None and body.reset_at is not None:  # a job's end: there is no other clock
+        retry_after_ms = max(1, round((body.reset_at - time.time()) * 1000))
     if retry_after_ms:
         headers["retry-after-ms"] = str(retry_after_ms)
         headers["retry-after"] = str(-(-retry_after_ms // 1000))

@@ -82,6 +82,7 @@ class Started:
     priority_class: PriorityClass = "normal"  # the one that it waited in at last
     turn: int = 0  # when its turn came, in microseconds: of a class the earlier goes first
     budget_left: int | None = None  # tokens, prompts included; none without a budget
+    budget_reset_at: int | None = None  # unix seconds
     trial: int | None = None  # a suspect that has logged this position is none any more
 
     @property

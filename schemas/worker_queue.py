@@ -91,8 +91,8 @@ class WorkerQueue(Queue):
             return None
         epoch, left_ms, waited_ms = int(reply[1]), int(reply[2]), int(reply[3])
         priority_class = CLASS.validate_python(reply[4].decode())
-        turn, budget_left, trial = map(int, reply[5:8])
-        request, *lines = reply[8:]
+        turn, budget_left, reset_at, trial = map(int, reply[5:9])
+        request, *lines = reply[9:]
         events = [EVENT.validate_json(text) for text in lines]
         log = [event for event in events if isinstance(event, Delta)]
         try:
@@ -115,6 +115,7 @@ class WorkerQueue(Queue):
             priority_class=priority_class,
             turn=turn,
             budget_left=budget_left if budget_left >= 0 else None,
+            budget_reset_at=reset_at or None,
             trial=trial if trial >= 0 else None,
         )
 

@@ -1,5 +1,7 @@
 """A budget that ends in the middle of a job, through a real worker and its text."""
 
+from datetime import UTC, datetime, timedelta
+
 from compose.server import Server
 from gateway.client import Client
 from schemas.account import Account, Limits
@@ -30,5 +32,25 @@ def test_a_job_of_a_real_worker_stops_at_its_budget() -> None:
                 assert result.usage.completion_tokens == made
                 assert {choice.finish_reason for choice in result.choices} == {"budget"}
             assert total == 300
+
+        ask(server.url, asks)
+
+
+def test_a_prompt_beyond_the_budget_ends_with_the_time_of_its_renewal() -> None:
+    with Server() as server, WorkerProcess(server.url, "fake") as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            for limits in (Limits(tokens_per_day=5), Limits(tokens_per_month=5)):
+                account = Account(name=f"key {limits}", limits=limits)
+                job_id = await client.enqueue("a longer prompt", background=True, account=account)
+                result, now = await client.result(job_id), datetime.now(UTC)
+                assert result and result.error and result.error.code == "budget_exceeded"
+                assert "15 tokens; the account's budget has 5 left" in result.error.message
+                assert result.error.reset_at
+                renews = datetime.fromtimestamp(result.error.reset_at, UTC)
+                days = 1 if limits.tokens_per_day else 31
+                assert now < renews <= now + timedelta(days=days)
+                assert f"{renews:%X}" == "00:00:00" and (days == 1 or renews.day == 1)
 
         ask(server.url, asks)

@@ -13,6 +13,8 @@ import pytest
 import redis
 
 from compose.server import Server
+from schemas.errors import BudgetExceeded
+from schemas.event import Failed
 from schemas.keys import Lane
 from schemas.openai import JsonObject
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, Wait, eventually, spoken
@@ -185,6 +187,20 @@ def test_a_spent_budget_is_told_with_the_time_of_its_renewal(
         assert abs(reset_at - time.time() - wait_ms / 1000) < 60
         assert wait_ms <= 31 * 86_400_000
         assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_job_that_ended_for_its_budget_says_so_too(
+    http: httpx.Client, actor: Actor, stream: bool
+) -> None:
+    reset_at = int(time.time()) + 3600
+    body = BudgetExceeded("it is used up", reset_at=reset_at).body()
+    actor.script = lambda job: [Failed(position=0, state="failed", error=body)]
+    with caller(http, actor.redis_url) as one:
+        answer = one.post("/v1/completions", json=TEXT | {"stream": stream})
+    assert 3_500_000 < refused(answer, "budget_exceeded") <= 3_600_000
+    assert answer.json()["error"]["reset_at"] == reset_at
+    assert answer.headers["x-should-retry"] == "false"
 
 
 def test_no_more_than_max_queued_may_wait_and_background_needs_no_worker(

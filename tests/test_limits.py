@@ -46,6 +46,11 @@ async def used(queue: WorkerQueue) -> dict[str, int]:
     return total
 
 
+def next_midnight() -> datetime:
+    now = datetime.now(UTC)
+    return now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+
+
 async def minute_passes(queue: WorkerQueue) -> None:
     redis = plain(queue._connection.redis)
     began = await account_field(queue, "minute")
@@ -195,6 +200,7 @@ async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: WorkerQueue)
     assert (await queue.status("default", job.job_id)).num_tokens == 988
     taken = await started(queue, "u")
     assert taken.budget_left == 2
+    assert taken.budget_reset_at == next_midnight().timestamp()
     stepped.running[job.job_id] = (taken, list(taken.log))
     while stepped.running:
         await stepped.step()
@@ -209,8 +215,7 @@ async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: WorkerQueue)
     assert abs(answer.retry_after_ms - left_ms) < 60_000
     error = refusal(answer, job)
     assert isinstance(error, BudgetExceeded)
-    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
-    assert error.body().reset_at == midnight.timestamp()
+    assert error.body().reset_at == next_midnight().timestamp()
     patient = a_job(background=True, over_limit="wait")
     await queue.enqueue(patient, None, "d", account=account)
     assert await queue.read("u", 1) == []

@@ -53,7 +53,7 @@ class Intake:
         left = started.budget_left
         if left is not None and not started.log and num_prompt >= left:
             sentence = f"prompt: {num_prompt} tokens; the account's budget has {left} left"
-            raise BudgetExceeded(sentence, "prompt")
+            raise BudgetExceeded(sentence, "prompt", reset_at=started.budget_reset_at)
 
     def _read(self, job: Job) -> list[list[int]]:
         if job.chat is not None:

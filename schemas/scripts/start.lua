@@ -1,7 +1,8 @@
 -- Take a claimed job up. ARGV: worker, ready, entry, job
 -- Returns: started, epoch, milliseconds left (-1: no deadline), milliseconds waited, class, turn,
--- tokens left of the account's budgets (-1: no budget), the position at which its trial is passed
--- (-1: none), the Job's JSON (empty: lost), the events of its log; or none, when nothing is left to do; or lost.
+-- tokens left of the account's budgets (-1: no budget), when the one that ends first renews (unix
+-- seconds), the position at which its trial is passed (-1: none), the Job's JSON (empty: lost), the
+-- events of its log; or none, when nothing is left to do; or lost.
 
 local worker, ready, entry, id = unpack(ARGV)
 write_when_full()
@@ -49,10 +50,11 @@ if job.state == 'ready' then
   end
 end
 local left_ms = job.deadline and math.max(0, job.deadline - NOW) or -1
-local left = job.stop and job.stop - job.position or budget_left(account_of(job.account))
+local left, renews_ms = budget_left(account_of(job.account))
+if job.stop then left = job.stop - job.position end
 local request = redis.call('GET', job.key .. ':request') or ''
 local reply = {'started', job.epoch, left_ms, NOW - created, job.class, turn or '0',
-  left < math.huge and left or -1, job.trial or -1, request}
+  left < math.huge and left or -1, renews_ms / 1000, job.trial or -1, request}
 for _, line in ipairs(redis.call('XRANGE', job.key .. ':log', '-', '+')) do
   reply[#reply + 1] = line[2][2]
 end
