@@ -25,7 +25,8 @@ mutants: .venv/installed
 # Random schedules of faults on whole systems of real processes; prints seeds that reproduce.
 chaos: .venv/installed
 	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
-	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500) --fault "$(FAULT)"
+	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500) --durability $(or $(DURABILITY),server) \
+	  --appendfsync $(or $(APPENDFSYNC),everysec) --fault "$(FAULT)"
 
 # A batch of as many lines as one may have, with its housekeeping killed in the middle.
 big-batch: .venv/installed

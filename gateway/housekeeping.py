@@ -89,6 +89,7 @@ def worker(settings: HousekeepingSettings) -> Worker:
     async def check(ctx: dict[str, ArqRedis]) -> None:
         for warning in await check_when_reached(client.redis, settings.durability):
             log.warning("%s", warning)
+        log.info("housekeeping took up its chores")
 
     disk: Sync = GroupSync(client.redis) if settings.durability == "fsync" else NoSync()
     chores = Chores(client, postman, batches, Reconciler(client.redis), disk, run)

@@ -4,8 +4,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 import redis
 
@@ -15,14 +17,14 @@ from faults.invariants import check_ledger, check_leftovers, check_logs, wait_un
 from faults.processes import PATIENCE_S, System
 from gateway.client import Client
 from schemas.delivery import Started
-from schemas.event import Delta, Result
+from schemas.event import EVENT, Delta, Result
 from schemas.job import Job
 from schemas.keys import Lane
 from schemas.sampling import SamplingParams, StructuredOutputs
 from worker.active_job import ActiveJob
 from worker.consumer import Intake
 from worker.engines import AnyEngine, load_engine
-from worker.llm import LLM
+from worker.llm import LLM, RequestOutput
 from worker.settings import WorkerSettings
 from worker.text import load_text
 from worker_process import same
@@ -55,6 +57,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(400)  # 40 s alone; two models are loaded, one more after the kill
 def test_all_processes_and_redis_are_killed_in_the_middle_of_200_jobs(judge):
+    """They are put in and read over HTTP. Who comes after the kill computes what was logged once
+    more, and draws only what was not."""
     asked = [
         (f"{name} {number}", params.model_copy(update={"seed": number}))
         for number in range(50)
@@ -68,21 +72,90 @@ def test_all_processes_and_redis_are_killed_in_the_middle_of_200_jobs(judge):
     with System(model=judge) as system, system.telling():
         system.worker(*flags)
         system.gateway()
+        system.housekeeping()
         system.ready()
-        job_ids = asyncio.run(submit(system, asked))
+        job_ids = submit_http(system, asked)
         until_made(system, lane, total // 3)
-        for process in (*system.workers, *system.gateways):
+        for process in system.processes:
             process.kill()
         system.server.kill()
         system.start_server()
-        system.replace(system.workers[0], *flags)
+        with redis.Redis.from_url(system.url) as store:
+            left = left_to_do(store, lane, dict(zip(job_ids, expected, strict=True)))
+        for process in system.processes:
+            system.replace(process, *(flags if process in system.workers else ()))
         with redis.Redis.from_url(system.url) as store:
             wait_until_idle(store, lane, 200)
             check_logs(store, lane, job_ids)
             check_ledger(store, lane, job_ids, Counter())
             check_leftovers(store, lane)
-        for result, output in zip(asyncio.run(results(system, job_ids)), expected, strict=True):
+        system.ready()
+        for result, output in zip(results_http(system, job_ids), expected, strict=True):
             same(result, output)
+        assert asyncio.run(work_done(system, left)) == left
+
+
+def submit_http(system: System, asked: list[tuple[str, SamplingParams]]) -> list[str]:
+    with httpx.Client(base_url=system.gateway_urls()[0], timeout=PATIENCE_S) as http:
+        ids = []
+        for prompt, params in asked:
+            body = {
+                "model": system.name,
+                "prompt": prompt,
+                "params": params.model_dump(by_alias=True),
+            }
+            reply = http.post("/v1/jobs", json=body | {"background": True})
+            assert reply.status_code == 202, reply.text
+            ids.append(reply.json()["id"])
+        return ids
+
+
+def results_http(system: System, job_ids: list[str]) -> list[Result]:
+    with httpx.Client(base_url=system.gateway_urls()[0], timeout=PATIENCE_S) as http:
+        replies = [http.get(f"/v1/jobs/{job_id}") for job_id in job_ids]
+        return [Result.model_validate(reply.json()["result"]) for reply in replies]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one worker's engine: tokens that it computed or found in its cache, and that it drew."""
+
+    num_read: int
+    num_drawn: int
+
+
+def left_to_do(store: redis.Redis, lane: Lane, jobs: dict[str, RequestOutput]) -> Work:
+    """What the logs leave: every token but a sequence's last is read once, prompts too."""
+    num_read = num_drawn = 0
+    for job_id, output in jobs.items():
+        log = [
+            EVENT.validate_json(fields[b"e"])
+            for _, fields in store.xrange(f"{lane.job(job_id)}:log")
+        ]
+        for index, choice in enumerate(output.outputs):
+            made = [each for each in log if isinstance(each, Delta) and each.index == index]
+            if made and made[-1].finish_reason is not None:
+                continue
+            num_read += len(output.prompt_token_ids) + len(choice.token_ids) - 1
+            num_drawn += len(choice.token_ids) - sum(len(each.token_ids) for each in made)
+    return Work(num_read, num_drawn)
+
+
+async def work_done(system: System, expected: Work) -> Work:
+    """As the worker tells it; its last beat may be some time ago."""
+    async with Client.from_url(system.url) as client:
+        [queue] = await client.queues()
+        found = Work(0, 0)
+        for _ in range(100):
+            [status] = await queue.workers()
+            counts = Counter(status.stats)
+            found = Work(
+                counts["computed_tokens"] + counts["cached_tokens"], counts["generation_tokens"]
+            )
+            if found == expected:
+                break
+            await asyncio.sleep(0.1)
+        return found
 
 
 async def submit(system: System, asked: list[tuple[str, SamplingParams]]) -> list[str]:

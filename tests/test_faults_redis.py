@@ -33,6 +33,17 @@ def test_killed_and_started_again_it_has_everything(system):
     run(system, asks(16, max_tokens=120), lambda: system.restart_server(0.3), at_tokens=200)
 
 
+def test_where_every_write_waits_for_the_disk_it_has_everything_too():
+    with System(appendfsync="always", durability="fsync") as system:
+        system.worker(*WORKER)
+        system.gateway("--ping-s", "1")
+        system.ready()
+        run(system, asks(16, max_tokens=120), lambda: system.restart_server(0.3), at_tokens=200)
+        with redis.Redis.from_url(system.url, decode_responses=True) as client:
+            assert client.config_get("appendfsync") == {"appendfsync": "always"}
+            assert int(client.info("commandstats")["cmdstat_waitaof"]["calls"]) > 0
+
+
 @pytest.mark.parametrize("lasts_s", [0.7, 3.0])
 def test_frozen_it_is_waited_for(system, lasts_s):
     """Shorter than a lease, and twice as long: then all workers come back under new names."""

@@ -1,7 +1,9 @@
 """Workers die at every point, freeze and are told to go; their jobs end once and whole."""
 
 import itertools
+import random
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import redis
 
 from faults.load import Ask
-from faults.processes import CHILDREN, System, Worker, until
+from faults.processes import System, Worker, until
 from faults.run import asks, run
 from schemas.keys import Lane
 
@@ -93,25 +95,35 @@ def test_all_workers_are_killed_at_once_and_a_new_one_ends_their_jobs(system, mo
     run(system, asks(12, max_tokens=120), act, at_tokens=200, model=model)
 
 
-def test_processes_of_workers_are_killed_again_and_again(system, model):
-    """Six kills among sixty jobs: of a supervisor's children, and of whole workers."""
+def test_ten_workers_are_killed_at_random_points_of_a_hundred_jobs(system, model):
+    """Each with jobs in work, and with all of its processes; another is started in its place."""
+    few, chance = ("--max-num-seqs", "8"), random.Random(10)
     for _ in range(2):
-        serve(system, model)
+        serve(system, model, *few)
 
     def act() -> None:
-        for number in range(6):
-            worker = system.workers[number % 2]
-            if number == 3:
-                worker.kill()
-                worker.close()
-                system.workers.remove(worker)
-                serve(system, model)
-            else:
-                until(lambda: worker.kill_child(CHILDREN[number % 3 % 2]), "a child to kill")  # noqa: B023
-            worker = system.workers[(number + 1) % 2]
-            until(lambda: " took up work on " in worker.logged(), "the other to work")  # noqa: B023
+        for num_ended in sorted(chance.sample(range(70), 10)):
+            while not (at_work := owners(system, model, num_ended)):
+                time.sleep(0.02)
+            killed = chance.choice(at_work)
+            killed.kill()
+            killed.close()
+            system.workers.remove(killed)
+            serve(system, model, *few)
 
-    run(system, asks(60, max_tokens=150), act, at_tokens=200, model=model)
+    told = run(system, asks(100, max_tokens=100), act, at_tokens=200, model=model)
+    assert [each.end.state for each in told if each.end] == ["succeeded"] * 100
+
+
+def owners(system: System, model: str, num_ended: int) -> list[Worker]:
+    """Of running jobs, once so many have ended."""
+    with redis.Redis.from_url(system.url, decode_responses=True) as store:
+        jobs = list(store.scan_iter(f"{Lane(model).prefix}job:*", _type="hash"))
+        known = [store.hmget(key, "owner", "state") for key in jobs]
+    names = [name for name, state in known if state in ("admitting", "decoding")]
+    if sum(state == "succeeded" for _, state in known) < num_ended:
+        return []
+    return [each for each in system.workers if any(name in each.logged() for name in names)]
 
 
 def test_a_frozen_worker_comes_back_and_can_write_nothing_of_what_it_lost(system, model):

@@ -2,11 +2,12 @@
 
     make chaos SEED=1 SCHEDULES=100 LANES=2 LEASE_MS=1500
     make chaos SCHEDULES=2 FAULT="freeze redis long"     one more of this kind in each
+    make chaos DURABILITY=fsync APPENDFSYNC=always       nothing is told before it is on the disk
 
-Each lane is a Redis with two workers and two gateways, all real processes, that runs one schedule
-after another: thirty jobs of three tenants and their callers, one to four faults, then every
-invariant. A seed that broke something is printed with what it broke; `make chaos SEED=that
-SCHEDULES=1` runs it again. The exit status is 1 when anything broke.
+Each lane is a Redis with two workers, two gateways and a housekeeping, all real processes, that
+runs one schedule after another: thirty jobs of three tenants and their callers, one to four faults,
+then every invariant. A seed that broke something is printed with what it broke; `make chaos
+SEED=that SCHEDULES=1` runs it again. The exit status is 1 when anything broke.
 """
 
 import argparse
@@ -19,18 +20,22 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import Queue as Mailbox
+from typing import get_args
 
 import redis
 
 from faults.invariants import Listener, check_leftovers, check_logs, wait_until_idle
 from faults.load import Callers
-from faults.processes import System
+from faults.processes import AppendFsync, System
 from faults.schedule import KINDS, Fault, Schedule, inject, schedule
 from faults.tenants import SECRET, Tenant, check_accounts, check_apart, enroll, used
 from gateway.client import Client
+from schemas.server_check import Durability
 
 WORKER = (
     "--drain-s",
@@ -66,8 +71,8 @@ class Report:
 class LaneOfChaos:
     """One system, and the schedules that it goes through."""
 
-    def __init__(self, lease_ms: int, fault: str = "") -> None:
-        self._lease_ms = lease_ms
+    def __init__(self, start: Callable[[], System], fault: str = "") -> None:
+        self._start = start
         self._fault = fault
         self._memory: int | None = None
         self._tenants: list[Tenant] = []
@@ -76,11 +81,12 @@ class LaneOfChaos:
         """Every seed; after a broken one with a new system."""
         reports: list[Report] = []
         while len(reports) < len(seeds):
-            with System(lease_ms=self._lease_ms) as system:
+            with self._start() as system:
                 system.proxy()  # the callers' that speak to Redis themselves
                 for _ in range(2):
                     system.worker(*WORKER)
                     system.gateway(*GATEWAY)
+                system.housekeeping()
                 system.ready()
                 self._tenants = enroll(system.url)
                 self._memory = None
@@ -122,7 +128,8 @@ async def run_schedule(
     """Callers and faults together; afterwards all that must hold. Raises what does not."""
     with redis.Redis.from_url(system.url) as store:
         before = used(store, system.lane, tenants)
-    async with Client.from_url(system.proxies[0].url) as sdk:
+    url, durability = system.proxies[0].url, system.durability
+    async with Client.from_url(url, durability=durability) as sdk:
         chance = random.Random(plan.seed)
         callers = Callers(system.name, system.gateway_urls, sdk, chance, tenants)
         keeper = asyncio.create_task(keep_alive(system))
@@ -180,20 +187,17 @@ async def keep_alive(system: System) -> None:
             await asyncio.to_thread(system.replace, worker, *WORKER)
         for gateway in [each for each in system.gateways if not each.is_alive]:
             await asyncio.to_thread(system.replace, gateway, *GATEWAY)
+        for house in [each for each in system.houses if not each.is_alive]:
+            await asyncio.to_thread(system.replace, house)
         await asyncio.sleep(LOOK_S)
 
 
 def until_ready(system: System) -> None:
-    """Both workers have taken up work again, and both gateways listen."""
+    """All workers, gateways and housekeeping are at work again."""
     give_up = time.monotonic() + 60
-    while time.monotonic() < give_up:
-        is_up = all(
-            each.is_alive and " took up work on " in each.logged() for each in system.workers
-        )
-        if is_up and len(system.gateway_urls()) == len(system.gateways):
-            return
+    while not all(each.is_alive and each.AT_WORK in each.logged() for each in system.processes):
+        assert time.monotonic() < give_up, "workers, gateways or housekeeping did not come back"
         time.sleep(LOOK_S)
-    raise AssertionError("workers or gateways did not come back")
 
 
 def _leaves(errors: BaseExceptionGroup) -> list[str]:
@@ -209,7 +213,7 @@ def _leaves(errors: BaseExceptionGroup) -> list[str]:
 def _keep_logs(system: System, seed: int) -> None:
     folder = Path("/tmp") / f"penstock-chaos-{os.getpid()}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    for number, process in enumerate([*system.workers, *system.gateways]):
+    for number, process in enumerate(system.processes):
         (folder / f"{number}-{type(process).__name__}.log").write_text(process.logged())
     print(f"logs of seed {seed}: {folder}", file=sys.stderr, flush=True)
 
@@ -269,13 +273,21 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--lanes", type=int, default=2)
     parser.add_argument("--lease-ms", type=int, default=1500)
+    parser.add_argument("--appendfsync", default="everysec", choices=get_args(AppendFsync))
+    parser.add_argument("--durability", default="server", choices=get_args(Durability))
     parser.add_argument("--fault", default="", choices=["", *KINDS])
     parser.add_argument("--of-lane", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     seeds = list(range(asked.seed, asked.seed + asked.schedules))
     if asked.of_lane is not None:
         os.environ["PENSTOCK_SERVER_SECRET"] = SECRET
-        LaneOfChaos(asked.lease_ms, asked.fault).run(seeds[asked.of_lane :: asked.lanes])
+        start = partial(
+            System,
+            lease_ms=asked.lease_ms,
+            appendfsync=asked.appendfsync,
+            durability=asked.durability,
+        )
+        LaneOfChaos(start, asked.fault).run(seeds[asked.of_lane :: asked.lanes])
         return 0
     reports: Mailbox[Report | None] = Mailbox()
     lanes = [_start_lane(number) for number in range(min(asked.lanes, len(seeds)))]

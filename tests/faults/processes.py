@@ -1,4 +1,4 @@
-"""A whole system for a test: a Redis, a relay in front of it for every process, workers, gateways.
+"""A whole system for a test: a Redis, and workers, gateways and housekeeping, each by a relay.
 
 Everything runs the fake model unless told otherwise, and ends with the `System`, whatever happened.
 """
@@ -16,21 +16,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from compose.server import Server
 from faults.proxy import Proxy
 from schemas.keys import Lane
+from schemas.server_check import Durability
 from worker_process import child_of, until
 
 PATIENCE_S = 100.0
 LEASE_MS = 1500
 _PORT = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")
+AppendFsync = Literal["everysec", "always"]
 CHILDREN = ("worker.service", "worker.engine_process")
 
 
 class Process:
     """A program in a process group of its own, with its log in a file and a relay to Redis."""
+
+    AT_WORK = ""  # what it logs once it is
 
     def __init__(self, module: str, words: list[str], proxy: Proxy, env: dict[str, str]) -> None:
         self.proxy = proxy
@@ -70,6 +74,9 @@ class Process:
         self.proxy.__exit__(None, None, None)
         self._folder.cleanup()
 
+    def ready(self) -> Self:
+        return self.wait_for(self.AT_WORK)
+
     def wait_for(self, line: str) -> Self:
         def is_there() -> bool:
             assert self.is_alive, self.logged()
@@ -80,12 +87,11 @@ class Process:
 
 
 class Worker(Process):
+    AT_WORK = " took up work on "
+
     def __init__(self, model: str | Path, flags: list[str], proxy: Proxy, env: dict[str, str]):
         fake = ["--load-format", "fake"] if model == "fake" else []
         super().__init__("worker.cli", ["--model", str(model), *fake, *flags], proxy, env)
-
-    def ready(self) -> Self:
-        return self.wait_for(" took up work on ")
 
     def child(self, module: str) -> int | None:
         """The process id of one of `CHILDREN`; none while it is not there."""
@@ -101,11 +107,10 @@ class Worker(Process):
 
 
 class Gateway(Process):
+    AT_WORK = "Uvicorn running on "
+
     def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
         super().__init__("gateway.cli", ["--port", "0", *flags], proxy, env)
-
-    def ready(self) -> Self:
-        return self.wait_for("Uvicorn running on ")
 
     @property
     def url(self) -> str | None:
@@ -114,18 +119,37 @@ class Gateway(Process):
         return f"http://127.0.0.1:{found[1]}" if found else None
 
 
+class Housekeeping(Process):
+    AT_WORK = " took up its chores"
+
+    def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
+        super().__init__("gateway.housekeeping", flags, proxy, env)
+
+
 class System:
-    """Redis behind relays, and what was started on it."""
+    """Redis behind relays, and what was started on it.
+
+    Redis writes its file through as `appendfsync` says. With durability `fsync` gateways and
+    housekeeping answer and tell nothing before it is.
+    """
 
     def __init__(
-        self, server: Server | None = None, model: str | Path = "fake", lease_ms: int = LEASE_MS
+        self,
+        server: Server | None = None,
+        model: str | Path = "fake",
+        lease_ms: int = LEASE_MS,
+        appendfsync: AppendFsync = "everysec",
+        durability: Durability = "server",
     ) -> None:
         self._own_folder = tempfile.TemporaryDirectory(prefix="penstock-system-")
-        self.server = server or Server(folder=Path(self._own_folder.name) / "redis")
+        folder = Path(self._own_folder.name) / "redis"
+        self.server = server or Server(folder, options={"appendfsync": appendfsync})
+        self.durability = durability
         self.model = model
         self.lease_ms = lease_ms
         self.workers: list[Worker] = []
         self.gateways: list[Gateway] = []
+        self.houses: list[Housekeeping] = []
         self.proxies: list[Proxy] = []
         self._starter = ThreadPoolExecutor(1)
         self.redis_lock = threading.Lock()  # one that harms it at a time
@@ -143,6 +167,10 @@ class System:
         """Redis, with nothing in between."""
         return self.server.url
 
+    @property
+    def processes(self) -> list[Worker | Gateway | Housekeeping]:
+        return [*self.workers, *self.gateways, *self.houses]
+
     def __enter__(self) -> Self:
         self.start_server()
         return self
@@ -153,7 +181,7 @@ class System:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in [*self.workers, *self.gateways]:
+        for process in self.processes:
             process.close()
         for proxy in self.proxies:
             proxy.__exit__(None, None, None)
@@ -168,7 +196,7 @@ class System:
         try:
             yield
         except BaseException:
-            for process in [*self.workers, *self.gateways]:
+            for process in self.processes:
                 print(f"--- {process.process.args}\n{process.logged()[-6000:]}")
             raise
 
@@ -186,11 +214,18 @@ class System:
 
     def gateway(self, *flags: str, **env: str) -> Gateway:
         proxy = Proxy(self.server.port).__enter__()
-        self.gateways.append(Gateway(list(flags), proxy, env))
+        words = ["--durability", self.durability, *flags]
+        self.gateways.append(Gateway(words, proxy, env))
         return self.gateways[-1]
 
+    def housekeeping(self, *flags: str, **env: str) -> Housekeeping:
+        proxy = Proxy(self.server.port).__enter__()
+        words = ["--durability", self.durability, *flags]
+        self.houses.append(Housekeeping(words, proxy, env))
+        return self.houses[-1]
+
     def ready(self) -> Self:
-        for process in [*self.workers, *self.gateways]:
+        for process in self.processes:
             process.ready()
         return self
 
@@ -198,15 +233,18 @@ class System:
         """Of those that live."""
         return [each.url for each in self.gateways if each.is_alive and each.url]
 
-    def replace(self, process: Worker | Gateway, *flags: str) -> None:
+    def replace(self, process: Worker | Gateway | Housekeeping, *flags: str) -> None:
         """Close one that is dead or is to die, and start another in its place."""
         process.close()
         if isinstance(process, Worker):
             self.workers.remove(process)
             self.worker(*flags)
-        else:
+        elif isinstance(process, Gateway):
             self.gateways.remove(process)
             self.gateway(*flags)
+        else:
+            self.houses.remove(process)
+            self.housekeeping(*flags)
 
     def restart_server(self, away_s: float = 0.0) -> None:
         """Kill Redis and start it on what it wrote."""

@@ -84,7 +84,7 @@ async def _run(
     at_tokens: int,
     model: str,
 ) -> list[Told]:
-    async with Client.from_url(system.url) as sdk:
+    async with Client.from_url(system.url, durability=system.durability) as sdk:
         callers = Callers(model, system.gateway_urls, sdk, random.Random(1))
         try:
             async with asyncio.TaskGroup() as parts:

@@ -15,6 +15,7 @@ from faults.processes import CHILDREN, Process, System
 
 Kind = TypeVar("Kind", bound=Process)
 LONG_S = 30.0
+PLACES = 5  # of a lane's processes
 _STOPS = (("🚀🚀",), ("dams an", "日本, "), ("never there",), ())
 _PROMPTS = ("job 🌊", "an\u00a0odd one", "日本語", "plain")
 
@@ -25,7 +26,7 @@ class Fault:
 
     at_s: float
     kind: str
-    place: int  # which of the workers or gateways
+    place: int  # which of the processes of its kind
     lasts_s: float
 
     def __str__(self) -> str:
@@ -48,7 +49,7 @@ def schedule(seed: int, num_tenants: int, fault: str = "", num_jobs: int = 30) -
         (_fault(chance) for _ in range(chance.randint(1, 4))), key=lambda fault: fault.at_s
     )
     if fault:
-        faults.append(Fault(1.0, fault, chance.randrange(4), lasts_s=1.0))
+        faults.append(Fault(1.0, fault, chance.randrange(PLACES), lasts_s=1.0))
     return Schedule(seed, asks, faults, pace_s=chance.choice((0.0, 0.01, 0.03)))
 
 
@@ -75,7 +76,7 @@ def _ask(chance: random.Random, name: str, num_tenants: int) -> Ask:
 def _fault(chance: random.Random) -> Fault:
     kind = chance.choices(list(KINDS), weights=[weight for weight, _ in KINDS.values()])[0]
     lasts_s = chance.choice((0.05, 0.3, 1.0, 2.5))
-    return Fault(chance.uniform(0.0, 2.5), kind, chance.randrange(4), lasts_s)
+    return Fault(chance.uniform(0.0, 2.5), kind, chance.randrange(PLACES), lasts_s)
 
 
 def inject(system: System, fault: Fault) -> None:
@@ -93,7 +94,7 @@ def _kill_supervisor(system: System, fault: Fault) -> None:
 
 
 def _kill_child(system: System, fault: Fault) -> None:
-    _of(system.workers, fault).kill_child(CHILDREN[fault.place // 2])
+    _of(system.workers, fault).kill_child(CHILDREN[fault.place // 2 % 2])
 
 
 def _freeze_worker(system: System, fault: Fault) -> None:
@@ -119,6 +120,14 @@ def _stop_gateway(system: System, fault: Fault) -> None:
     gateway = _of(system.gateways, fault)
     gateway.terminate()
     gateway.process.wait(60)
+
+
+def _kill_housekeeping(system: System, fault: Fault) -> None:
+    _of(system.houses, fault).kill()
+
+
+def _freeze_housekeeping(system: System, fault: Fault) -> None:
+    _freeze(_of(system.houses, fault), fault.lasts_s)
 
 
 def _kill_redis(system: System, fault: Fault) -> None:
@@ -186,6 +195,8 @@ KINDS: dict[str, tuple[int, Callable[[System, Fault], None]]] = {
     "kill gateway": (2, _kill_gateway),
     "freeze gateway": (2, _freeze_gateway),
     "stop gateway": (1, _stop_gateway),
+    "kill housekeeping": (2, _kill_housekeeping),
+    "freeze housekeeping": (2, _freeze_housekeeping),
     "kill redis": (3, _kill_redis),
     "freeze redis": (2, _freeze_redis),
     "freeze redis long": (1, _freeze_redis_long),
@@ -206,7 +217,7 @@ def _of(processes: Sequence[Kind], fault: Fault) -> Kind:
 
 
 def _any(system: System, fault: Fault) -> Process:
-    return _of([*system.workers, *system.gateways], fault)
+    return _of(system.processes, fault)
 
 
 def _freeze(process: Process, lasts_s: float) -> None:
