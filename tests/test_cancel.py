@@ -133,6 +133,23 @@ def test_so_is_one_whose_caller_hangs_up(worker, gateway, prompt):
     ask(worker.url, asks)
 
 
+def test_a_prefill_whose_time_is_up_ends_by_the_workers_own_clock(worker):
+    """No commit, no beat and no message says so."""
+    timeout_s = 3.0
+
+    async def asks(client: Client) -> None:
+        async def job() -> None:
+            await client.enqueue(
+                PROMPTS["prefill"], background=True, timeout_ms=int(timeout_s * 1000)
+            )
+            await asyncio.Event().wait()
+
+        further = await further_steps(client, worker, PROMPTS["prefill"], job)
+        assert further <= timeout_s / STEP_S + 3
+
+    ask(worker.url, asks)
+
+
 def test_without_its_channel_the_worker_hears_of_it_with_the_next_beat(worker):
     """Nor does it mind what others say there."""
 

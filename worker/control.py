@@ -1,7 +1,8 @@
-"""The control channel: what the next commit or beat would say of a job, said at once.
+"""The control channel: that a job is cancelled, which its next commit or beat would say too.
 
 A job in prefill commits nothing, and the next beat may be a second away. What goes unheard here
-comes with the beat, so a lost channel costs time and nothing else.
+comes with the beat, so a lost channel costs time and nothing else. Deadlines are not told: a worker
+has a clock of its own for them.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from schemas.errors import QueueUnreachable
 from schemas.servers import Redis
 from schemas.subscriber import Subscriber
 
-_MESSAGE = re.compile(rb"([CX]) (job_[a-z2-7]{6}[0-9]+_[a-z2-7]{26})")
+_MESSAGE = re.compile(rb"C (job_[a-z2-7]{6}[0-9]+_[a-z2-7]{26})")
 
 
 async def follow_control(
@@ -24,7 +25,7 @@ async def follow_control(
 
     def hear(_: bytes, message: bytes) -> None:
         if told := _MESSAGE.fullmatch(message):
-            obey({told[2].decode(): Letter(told[1].decode())})
+            obey({told[1].decode(): Letter.CANCEL})
 
     subscriber = Subscriber(redis, hear, miss=lambda: None)
     try:

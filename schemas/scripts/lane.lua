@@ -232,16 +232,17 @@ local function settle_failed(job, state, tail)
   settle(job, job.epoch + 1, state, event, nil)
 end
 
-local function ask_attention(job, letter)
+-- The owner's next beat says how the job stands.
+local function ask_attention(job)
   redis.call('SADD', attention_key(job.owner), job.id)
   redis.call('EXPIRE', attention_key(job.owner), WORKER_TTL_S)
-  redis.call('PUBLISH', PREFIX .. 'worker:' .. job.owner .. ':control', letter .. ' ' .. job.id)
 end
 
 local function cancel(job)
   if job.running then
     redis.call('HSET', job.key, 'cancel', 1)
-    ask_attention(job, 'C')
+    ask_attention(job)
+    redis.call('PUBLISH', PREFIX .. 'worker:' .. job.owner .. ':control', 'C ' .. job.id)
   else
     settle_failed(job, 'cancelled', CANCELLED)
   end

@@ -52,7 +52,7 @@ for _, id in ipairs(expired) do
   if not job or job.ended then
     redis.call('ZREM', PREFIX .. 'deadlines', id)
   elseif job.running then
-    ask_attention(job, 'X')
+    ask_attention(job)
     redis.call('ZADD', PREFIX .. 'deadlines', NOW + AGAIN_MS, id)
   else
     local is_late = job.deadline and NOW >= tonumber(job.deadline)
