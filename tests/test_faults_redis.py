@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from compose.server import Server
+from faults.invariants import check_ledger, check_leftovers, ledger
 from faults.processes import System, until
 from faults.run import asks, run
 from gateway.client import Client
@@ -42,6 +43,41 @@ def test_where_every_write_waits_for_the_disk_it_has_everything_too():
         with redis.Redis.from_url(system.url, decode_responses=True) as client:
             assert client.config_get("appendfsync") == {"appendfsync": "always"}
             assert int(client.info("commandstats")["cmdstat_waitaof"]["calls"]) > 0
+
+
+def test_killed_it_still_knows_what_an_idempotency_key_stands_for(system):
+    """Of a job that ended before, one that ran meanwhile, and one that waits for its time."""
+    url, lane = f"{system.gateway_urls()[0]}/v1/jobs", system.lane
+    kinds: dict[str, dict[str, object]] = {
+        "ended": {"max_tokens": 5},
+        "runs": {"max_tokens": 300, "ignore_eos": True},
+        "waits": {"max_tokens": 5, "delay_ms": 600_000},
+    }
+
+    def submit(kind: str, **other: object) -> httpx.Response:
+        body = {"model": "fake", "prompt": kind, **kinds[kind], **other}
+        return httpx.post(url, json=body, headers={"idempotency-key": kind}, timeout=60)
+
+    def shown(job_id: str) -> dict[str, object]:
+        found: dict[str, object] = httpx.get(f"{url}/{job_id}", timeout=60).json()
+        return found
+
+    with redis.Redis.from_url(system.url) as store, system.telling():
+        paid = ledger(store, lane)
+        ids = {kind: submit(kind).json()["id"] for kind in kinds}
+        until(lambda: shown(ids["ended"])["state"] == "succeeded", "the first to end")
+        until(lambda: shown(ids["runs"])["num_tokens"] != 0, "the second to run")
+        before = shown(ids["ended"])
+        system.restart_server()
+        refused = [submit(kind, prompt="another").status_code for kind in kinds]
+        assert refused == [422] * 3
+        assert shown(ids["ended"]) == before
+        assert {kind: submit(kind).json()["id"] for kind in kinds} == ids
+        assert shown(ids["waits"])["reason"] == "delayed"
+        until(lambda: shown(ids["runs"])["state"] == "succeeded", "the second to end")
+        assert httpx.post(f"{url}/{ids['waits']}/cancel", timeout=60).is_success
+        check_ledger(store, lane, ids.values(), paid)
+        check_leftovers(store, lane)
 
 
 @pytest.mark.parametrize("lasts_s", [0.7, 3.0])
