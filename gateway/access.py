@@ -15,13 +15,12 @@ from gateway.share import Shares
 from schemas.account import Account
 from schemas.api_key import MAX_CHARS, ApiKey, Scope
 from schemas.errors import OutOfScope, Unauthorized
-from schemas.job import DEFAULT_TENANT, PriorityClass
+from schemas.job import DEFAULT_TENANT, TRACEPARENT, PriorityClass
 from schemas.keys import READY
 
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
-TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 # The first that a path begins with says what its key must allow; other paths take any key.
 NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/v1/jobs", "jobs"),
@@ -72,7 +71,7 @@ class Access:
     async def caller(self, asgi: Asgi, headers: Headers) -> Caller:
         """Raises Unauthorized, OutOfScope, and QueueUnreachable when keys cannot be checked."""
         traceparent = headers.get("traceparent", "")
-        trace = traceparent if TRACEPARENT.fullmatch(traceparent) else None
+        trace = traceparent if re.fullmatch(TRACEPARENT, traceparent) else None
         if asgi["path"] in self._open_paths:
             return Caller(traceparent=trace)
         scheme, _, given = headers.get("authorization", "").partition(" ")

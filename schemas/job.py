@@ -16,6 +16,7 @@ LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
 CHARS_A_TOKEN = 4  # for guesses
 COMPLETION_TOKENS = 256  # expected of a choice that may make as many as the context allows
 DEFAULT_TENANT = "default"
+TRACEPARENT = "00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # of W3C
 
 PriorityClass = Literal["high", "normal", "batch"]
 Prompt = str | Annotated[list[TokenId], Field(fail_fast=True)]
@@ -61,7 +62,7 @@ class Job(Wire):
     )
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     metadata: dict[Short, Short] = Field(default_factory=dict, max_length=16)
-    traceparent: str | None = None
+    traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
 
     @model_validator(mode="after")
     def asks_something(self) -> Self:

@@ -436,10 +436,30 @@ def test_a_job_submitted_by_hand_is_the_same_job(redis_url: str) -> None:
         async with service(redis_url) as (client, _):
             job = a_job(job_id=await client.name_job(MODEL, "key"))
             await client.submit(job)
-            await client.submit(job.model_copy(update={"traceparent": "00-1"}))
+            await client.submit(
+                job.model_copy(update={"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"})
+            )
             assert len(await read(client, job.job_id)) == 13
 
     asyncio.run(main())
+
+
+@with_no_worker
+async def test_a_trace_goes_with_the_job_and_is_no_part_of_what_was_asked(
+    client: Client, queue: WorkerQueue
+) -> None:
+    first, second = (f"00-{letter * 32}-{letter * 16}-01" for letter in "ab")
+    for trace in (first, second):
+        await client.enqueue("x", background=True, idempotency_key="one", traceparent=trace)
+    taken = await started(queue)
+    assert taken.job.traceparent == first
+    await queue.release("w", [taken.job.job_id])
+    assert (await started(queue)).job.traceparent == first
+    for wrong in ("", "00-1", f'"{first}', first.upper(), f"{first}\n", "x" * 10_000_000):
+        with pytest.raises(InvalidJob) as refusal:
+            await client.enqueue("x", background=True, traceparent=wrong)
+        assert refusal.value.param == "traceparent"
+        assert len(refusal.value.message) < 500
 
 
 @with_no_worker

@@ -267,11 +267,17 @@ def test_priority_is_carried(
     assert actor.jobs[-1].priority_class == priority_class
 
 
-def test_a_trace_is_carried_and_a_broken_one_is_not(http: httpx.Client, actor: Actor) -> None:
+@pytest.mark.parametrize("path", ["completions", "chat/completions", "jobs"])
+def test_a_trace_is_carried_and_a_broken_one_is_not(
+    http: httpx.Client, actor: Actor, path: str
+) -> None:
     actor.script = lambda job: spoken("x")
     trace = f"00-{'1' * 32}-{'2' * 16}-01"
-    for sent, carried in ((trace, trace), ("00-nonsense", None)):
-        http.post("/v1/completions", json=TEXT, headers={"traceparent": sent})
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    for sent, carried in ((trace, trace), ("00-nonsense", None), (trace + "0", None)):
+        num_jobs, asked = len(actor.jobs), chat if path.startswith("chat") else TEXT
+        assert http.post(f"/v1/{path}", json=asked, headers={"traceparent": sent}).is_success
+        eventually(lambda: len(actor.jobs) > num_jobs)  # noqa: B023
         assert actor.jobs[-1].traceparent == carried
 
 
