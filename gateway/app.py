@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI
@@ -21,6 +22,7 @@ from gateway import (
 from gateway.access import Access
 from gateway.batches import Batches
 from gateway.client import Client
+from gateway.due import server_time_ms
 from gateway.files import Files
 from gateway.gate import Gate
 from gateway.gateway import Gateway
@@ -30,6 +32,7 @@ from gateway.outbound import Outbound
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
 from gateway.webhooks import Webhooks
+from schemas.connection import Connection
 from schemas.exit_status import NEVER_STARTS
 from schemas.server_check import Durability, UnfitServer, check_when_reached
 from schemas.servers import Redis
@@ -46,7 +49,8 @@ def build(settings: GatewaySettings) -> FastAPI:
         durability=settings.durability,
     )
     secret = settings.read_secret()
-    shares = Shares(secret, client.owner)
+    time_ms = partial(server_time_ms, Connection(client.redis))
+    shares = Shares(secret, client.owner, time_ms)
     gateway = Gateway(
         settings,
         client,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator
 
-from gateway.due import Due, fields_of
+from gateway.due import Due, fields_of, server_time_ms
 from schemas.account import Account
 from schemas.connection import Connection, texts_of
 from schemas.errors import JobNotFound, PenstockError, QueueFull
@@ -210,7 +210,7 @@ class Batches:
     # For the one who holds a batch.
 
     async def now_ms(self) -> int:
-        return (await fields_of(self._connection, "none"))[0]
+        return await server_time_ms(self._connection)
 
     async def open_lines(self, batch_id: str) -> dict[int, str]:
         """Where each line that is with the queue stands: see `batch_run.Place`."""

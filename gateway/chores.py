@@ -7,6 +7,7 @@ follows from the unit and its turn, so it is in arq's queue once, however often 
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from arq import cron
 from arq.connections import ArqRedis
@@ -27,6 +28,7 @@ from schemas.queue import Queue
 
 EVERY_S = 5  # the sweeps behind the workers' own
 RECONCILE_EVERY_MIN = 5
+LONG_AGO, KEPT_S = datetime.fromtimestamp(1, UTC), 86_400
 RECONCILE_S = 10.0  # for one lane; the next time goes on there
 _INCOMPLETE = {"length": "max_output_tokens", "budget": "budget"}
 log = logging.getLogger(__name__)
@@ -129,6 +131,12 @@ class Chores:
 
 
 async def _hand_over(arq: ArqRedis, due: Due, chore: str) -> None:
-    """An id that arq has already is no second chore."""
+    """An id that arq has already is no second chore.
+
+    arq orders by its hosts' clocks; a chore of the epoch's first second is due by all of them.
+    """
     for unit, turn in await due.units():
-        await arq.enqueue_job(chore, unit, turn, _job_id=f"{due.kind}:{unit}:{turn}")
+        name = f"{due.kind}:{unit}:{turn}"
+        await arq.enqueue_job(
+            chore, unit, turn, _job_id=name, _defer_until=LONG_AGO, _expires=KEPT_S
+        )

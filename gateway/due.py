@@ -77,3 +77,8 @@ async def fields_of(connection: Connection, key: str) -> tuple[int, dict[str, st
     """The time in milliseconds by Redis's clock, and a hash of the chores'."""
     now_ms, *texts = [text.decode() for text in await connection.run("fields", CHORES, key)]
     return int(now_ms), dict(zip(texts[::2], texts[1::2], strict=True))
+
+
+async def server_time_ms(connection: Connection) -> int:
+    """By Redis's clock, as everything that expires: hosts may be wrong about the time."""
+    return (await fields_of(connection, "none"))[0]

@@ -8,13 +8,13 @@ import asyncio
 import os
 import re
 import secrets
-import time
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
 from pydantic import Field
 
-from gateway.due import fields_of
+from gateway.due import server_time_ms
 from schemas.connection import Connection, texts_of
 from schemas.errors import InvalidJob, JobNotFound, PenstockError
 from schemas.keys import CHORES, short_digest
@@ -122,7 +122,7 @@ class Files:
         return record
 
     async def now_s(self) -> int:
-        return (await fields_of(self._connection, "none"))[0] // 1000
+        return await server_time_ms(self._connection) // 1000
 
     async def list(self, tenant: str) -> list[FileRecord]:
         """The newest first; a quota bounds how many it can be."""
@@ -145,12 +145,18 @@ class Files:
             for text in records:
                 await self.delete(FileRecord.model_validate_json(text))
                 count += 1
+        now_s = self._folder_time_s()
         for path in self.folder.iterdir():
-            is_old = time.time() - path.stat().st_mtime > UNKNOWN_KEPT_S
+            is_old = now_s - path.stat().st_mtime > UNKNOWN_KEPT_S
             if is_old and not await self._is_known(path.name):
                 path.unlink(missing_ok=True)
                 count += 1
         return count
+
+    def _folder_time_s(self) -> float:
+        """By the clock that dates its files: this host's may be another."""
+        with tempfile.TemporaryFile(dir=self.folder) as now:
+            return os.fstat(now.fileno()).st_mtime
 
     async def _is_known(self, name: str) -> bool:
         """As a file, or as what a batch that has not ended is writing."""

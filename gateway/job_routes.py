@@ -87,7 +87,7 @@ async def share(job_id: str, request: Request, gateway: Open) -> Response:
     asked = checked(ShareRequest, body)
     tenant = tenant_of(request)
     await gateway.client.status(job_id, tenant)
-    token, expires_s = gateway.shares.issue(job_id, tenant, asked.expires_s)
+    token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
     url = f"/v1/jobs/{job_id}/events?share={token}"
     shown: JsonObject = {"object": "job.share", "token": token, "expires_at": expires_s, "url": url}
     return _json(shown)

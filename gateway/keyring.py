@@ -6,6 +6,7 @@ import time
 
 from pydantic import ValidationError
 
+from gateway.due import server_time_ms
 from schemas.api_key import API_KEYS, KEY, ApiKey, is_right
 from schemas.connection import Connection, texts_of
 from schemas.errors import QueueUnreachable
@@ -27,6 +28,10 @@ class KeyStore:
     async def put(self, key: ApiKey) -> None:
         await self._connection.call("HSET", API_KEYS, key.key_id, key.dump())
 
+    async def time_s(self) -> int:
+        """By which keys expire."""
+        return await server_time_ms(self._connection) // 1000
+
     async def texts(self) -> list[bytes]:
         return texts_of(await self._connection.call("HVALS", API_KEYS))
 
@@ -46,6 +51,7 @@ class Keyring:
         self._keys: dict[str, ApiKey] = {}
         self._fresh_until_s = 0.0
         self._known_until_s = 0.0
+        self._ahead_s = 0.0  # of the monotonic clock is the server's
         self._asking: asyncio.Task[None] | None = None
         self.has_keys = False  # once there were some, an emptied Redis does not open the door
 
@@ -56,7 +62,7 @@ class Keyring:
         if not is_right(self._secret, text, record) or not self._secret:
             return None
         assert record is not None
-        return None if record.has_ended(time.time()) else record
+        return None if record.has_ended(time.monotonic() + self._ahead_s) else record
 
     async def refresh(self) -> None:
         """Know what Redis knew `REFRESH_S` ago. Raises QueueUnreachable past memory."""
@@ -70,7 +76,7 @@ class Keyring:
 
     async def _ask(self) -> None:
         try:
-            texts = await self._store.texts()
+            texts, now_s = await asyncio.gather(self._store.texts(), self._store.time_s())
         except QueueUnreachable as failure:
             log.warning("API keys are taken from memory: %s", failure.message)
             self._fresh_until_s = time.monotonic() + REFRESH_S
@@ -80,8 +86,9 @@ class Keyring:
         }
         self._keys = {key.key_id: key for key in self._parsed.values() if key is not None}
         self.has_keys = self.has_keys or bool(texts)
-        now_s = time.monotonic()
-        self._fresh_until_s, self._known_until_s = now_s + REFRESH_S, now_s + MEMORY_S
+        own_s = time.monotonic()
+        self._ahead_s = now_s - own_s
+        self._fresh_until_s, self._known_until_s = own_s + REFRESH_S, own_s + MEMORY_S
         if self.has_keys and not self._secret:
             log.error("API keys exist, but no server secret: nobody is let in by one")
 

@@ -76,7 +76,7 @@ class Create(Command, SecretSettings):
     weight: float = Field(1.0, description="share beside other tenants")
 
     async def run(self, store: KeyStore) -> None:
-        now_s = int(time.time())
+        now_s = await store.time_s()
         record: dict[str, object] = {
             "name": self.name,
             "tenant": self.tenant,
@@ -119,7 +119,7 @@ class Revoke(Command):
         if key is None:
             raise Refused(f"no key has the id {self.key_id!r}; `penstock keys list` shows all")
         if key.revoked_s is None:
-            key = key.model_copy(update={"revoked_s": int(time.time())})
+            key = key.model_copy(update={"revoked_s": await store.time_s()})
             await store.put(key)
         print(json.dumps(_shown(key)) if self.as_json else f"{key.key_id} is revoked")
 

@@ -200,8 +200,9 @@ class Postman(Webhooks):
         reply = await self._run("attempt", webhook_id, unit, self._lease_ms)
         if reply[0] != b"send":
             return
-        turn, attempts, tenant, url, body = reply[1], int(reply[2]), reply[3], reply[4], reply[5]
-        headers = signed(webhook_id, body, [await self.secret(tenant.decode())])
+        turn, attempts, now_s, tenant, url, body = reply[1], int(reply[2]), *reply[3:]
+        secret = await self.secret(tenant.decode())
+        headers = signed(webhook_id, now_s.decode(), body, [secret])
         state, answered, retry_after_s = await self._post(url.decode(), headers, body)
         if state == "pending" and attempts >= self._patience.max_attempts:
             state = "failed"
@@ -225,9 +226,8 @@ class Postman(Webhooks):
         return state, str(answer.status), answer.retry_after_s
 
 
-def signed(webhook_id: str, body: bytes, keys: Sequence[str]) -> dict[str, str]:
+def signed(webhook_id: str, timestamp: str, body: bytes, keys: Sequence[str]) -> dict[str, str]:
     """The headers of Standard Webhooks. The id is the same at every attempt, the time is not."""
-    timestamp = str(int(time.time()))
     content = f"{webhook_id}.{timestamp}.".encode() + body
     marks = [
         hmac.new(base64.b64decode(key.removeprefix("whsec_")), content, hashlib.sha256).digest()

@@ -5,13 +5,11 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import redis
 
-from faults.load import Ask
+from faults.invariants import END_STATES
 from faults.processes import System, Worker, until
 from faults.run import asks, run
 from schemas.keys import Lane
@@ -120,8 +118,10 @@ def owners(system: System, model: str, num_ended: int) -> list[Worker]:
     with redis.Redis.from_url(system.url, decode_responses=True) as store:
         jobs = list(store.scan_iter(f"{Lane(model).prefix}job:*", _type="hash"))
         known = [store.hmget(key, "owner", "state") for key in jobs]
+    ended = [state in END_STATES for _, state in known]
+    assert not all(ended), "all was over before the last was killed"
     names = [name for name, state in known if state in ("admitting", "decoding")]
-    if sum(state == "succeeded" for _, state in known) < num_ended:
+    if sum(ended) < num_ended:
         return []
     return [each for each in system.workers if any(name in each.logged() for name in names)]
 
@@ -182,31 +182,3 @@ def lapse(system: System, model: str) -> None:
         key = f"{Lane(model).prefix}workers"
         for worker in store.zrange(key, 0, -1):
             store.zadd(key, {worker: 0})
-
-
-SHIFTED = """
-import os, time
-real, shift = time.time, float(os.environ["CLOCK_SHIFT_S"])
-time.time = lambda: real() + shift
-real_ns = time.time_ns
-time.time_ns = lambda: real_ns() + int(shift * 1e9)
-"""
-
-
-@pytest.mark.parametrize("shift_s", ["-90000", "90000"])
-def test_the_clocks_of_hosts_do_not_matter(system, model, tmp_path, shift_s):
-    """A worker a day before or after: it keeps its lease, loses none, and deadlines hold."""
-    (tmp_path / "sitecustomize.py").write_text(SHIFTED)
-    path = f"{tmp_path}:{Path(__file__).parents[1]}"
-    wrong = serve(system, model, PYTHONPATH=path, CLOCK_SHIFT_S=shift_s).ready()
-    serve(system, model).ready()
-    in_time = asks(6, max_tokens=60, timeout_ms=600_000)
-    too_late = asks(4, max_tokens=500, timeout_ms=500, is_late=False)
-    told = run(system, in_time + [_renamed(ask) for ask in too_late], model=model)
-    assert {each.end.state for each in told[:6] if each.end} == {"succeeded"}
-    assert "expired" in {each.end.state for each in told[6:] if each.end}
-    assert "lost its lease" not in wrong.logged()
-
-
-def _renamed(ask: Ask) -> Ask:
-    return replace(ask, prompt=f"late {ask.prompt}")

@@ -24,9 +24,9 @@ from worker.llm import RequestOutput
 PATIENCE_S = 120.0  # a busy machine
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
+def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
     """Return once it is so; fail the test if it takes unreasonably long."""
-    give_up = time.monotonic() + PATIENCE_S
+    give_up = time.monotonic() + patience_s
     while not is_so():
         assert time.monotonic() < give_up, f"waited in vain for: {what}"
         time.sleep(0.02)

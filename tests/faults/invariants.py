@@ -1,6 +1,5 @@
 """What holds after every run, whatever went wrong in it. Each failure is an AssertionError."""
 
-import json
 import threading
 import time
 from collections import Counter
@@ -10,8 +9,9 @@ from typing import Self
 
 import redis
 
+from schemas.api_key import API_KEYS
 from schemas.event import EVENT, Delta
-from schemas.keys import MODELS, Lane
+from schemas.keys import CHORES, MODELS, NAMESPACE, Lane
 from schemas.result import KeptResult
 
 END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
@@ -151,8 +151,9 @@ def check_ledger(
 
 def check_leftovers(store: Store, lane: Lane) -> None:
     """An idle lane holds nothing back: streams, backlogs and counters are empty, and what is not
-    configuration goes away by itself."""
+    configuration goes away by itself. No key of the server is of another make."""
     assert not (busy := _unfinished(store, lane)), busy
+    assert not (foreign := foreign_keys(store, lane)), f"nobody's: {foreign}"
     for key in store.scan_iter(f"{lane.prefix}*", count=1000):
         name = key.decode().removeprefix(lane.prefix)
         if name.startswith("account:"):
@@ -165,9 +166,11 @@ def check_leftovers(store: Store, lane: Lane) -> None:
 
 
 def foreign_keys(store: Store, lane: Lane) -> list[str]:
-    """Keys that no lane, and no configuration, accounts for."""
-    known = (MODELS, lane.prefix, "penstock:")
-    return [key.decode() for key in store.scan_iter("*") if not key.decode().startswith(known)]
+    """Keys that neither a lane of a known model, nor a chore, nor configuration accounts for."""
+    known = [MODELS, API_KEYS, CHORES, lane.prefix]
+    known += [f"{NAMESPACE}:{{{name.decode()}:" for name in store.hkeys(MODELS)]
+    names = [key.decode() for key in store.scan_iter("*", count=1000)]
+    return [name for name in names if not name.startswith(tuple(known))]
 
 
 def _unfinished(store: Store, lane: Lane) -> dict[str, int]:
@@ -190,12 +193,3 @@ def _size(store: Store, key: bytes) -> int:
 
 def _pending(store: Store, key: bytes) -> int:
     return sum(int(group["pending"]) for group in store.xinfo_groups(key))
-
-
-def dump(store: Store, lane: Lane, job_id: str) -> str:
-    """What Redis knows of a job, for a report."""
-    fields = {
-        key.decode(): value.decode() for key, value in store.hgetall(lane.job(job_id)).items()
-    }
-    log = [key.decode() for key, _ in store.xrange(f"{lane.job(job_id)}:log")]
-    return json.dumps({"job": fields, "log": log[-6:]})

@@ -31,6 +31,13 @@ AppendFsync = Literal["everysec", "always"]
 CHILDREN = ("worker.service", "worker.engine_process")
 
 
+def skewed(shift_s: int) -> dict[str, str]:
+    """The environment of a process whose host's clock is wrong."""
+    folder = Path(__file__).parent / "skewed"
+    path = f"{folder}:{folder.parents[2]}"
+    return {"PYTHONPATH": path, "CLOCK_SHIFT_S": str(shift_s)}
+
+
 class Process:
     """A program in a process group of its own, with its log in a file and a relay to Redis."""
 

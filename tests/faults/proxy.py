@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,7 @@ class Way:
     """One direction. Set a field at any time, from any thread."""
 
     delay_s: float = 0.0  # of each piece, one after another
-    is_held: bool = False  # nothing passes, and nobody is told
+    is_held: bool = False  # nothing passes, not even the connection's end, and nobody is told
     num_cuts: int = 0  # pieces of which half is passed on before their connection is cut
     cut_after: bytes | None = None  # a piece that holds this is the last: it passes, then the cut
     num_bytes: int = 0  # passed on so far
@@ -116,16 +117,23 @@ class Proxy:
         pair = client, server
         self._writers.add(pair)
         try:
-            await asyncio.gather(
-                self._pump(self.up, from_client, server, pair),
-                self._pump(self.down, from_server, client, pair),
-            )
-        except (OSError, RuntimeError, asyncio.CancelledError):  # closed, half-closed, or the end
+            with suppress(OSError, RuntimeError):  # closed, or half-closed
+                await asyncio.gather(
+                    self._pump(self.up, from_client, server, pair),
+                    self._pump(self.down, from_server, client, pair),
+                )
+            await self._until_passable(self.up)
+        except asyncio.CancelledError:
             pass
         finally:
             self._writers.discard(pair)
             client.transport.abort()
             server.transport.abort()
+
+    @staticmethod
+    async def _until_passable(way: Way) -> None:
+        while way.is_held:
+            await asyncio.sleep(_LOOK_S)
 
     async def _pump(
         self,
@@ -137,8 +145,7 @@ class Proxy:
         while piece := await reader.read(1 << 16):
             if way.delay_s:
                 await asyncio.sleep(way.delay_s)
-            while way.is_held:
-                await asyncio.sleep(_LOOK_S)
+            await self._until_passable(way)
             is_last = way.num_cuts > 0
             if is_last:
                 way.num_cuts -= 1
@@ -154,6 +161,7 @@ class Proxy:
                 await asyncio.sleep(0.02)  # what was written arrives before the reset
                 break
         else:
+            await self._until_passable(way)
             if writer.can_write_eof() and not writer.transport.is_closing():
                 writer.write_eof()
             return
