@@ -34,7 +34,7 @@ def system() -> Iterator[System]:
 @WRONG
 def test_the_clocks_of_workers_do_not_matter(system: System, shift_s: int) -> None:
     """A worker a day before or after: it keeps its lease, loses none, and deadlines hold."""
-    wrong = system.worker(*SLOW, **skewed(shift_s))
+    wrong = system.worker(*SLOW, **skewed(shift_s)).ready()
     system.worker(*SLOW)
     check_deadlines(system.ready())
     assert "lost its lease" not in wrong.logged()
