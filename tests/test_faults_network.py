@@ -59,11 +59,13 @@ def test_a_machine_is_lost_and_redis_hears_no_connection_end(system):
 
 
 def test_a_gateway_is_parted_and_its_readers_go_on_elsewhere(system):
+    """What was on its way meanwhile is lost."""
     parted = system.gateways[0]
 
     def act() -> None:
         parted.proxy.part()
         time.sleep(3)  # past what its readers wait for a sign of life
+        parted.proxy.cut()
         parted.proxy.heal()
 
     run(system, asks(24, max_tokens=120), act, at_tokens=100)

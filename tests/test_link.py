@@ -10,6 +10,7 @@ import pytest
 import uvloop
 
 from compose.server import Server
+from faults.proxy import Proxy
 from schemas.connection import Connection, connect
 from schemas.errors import QueueUnreachable
 from schemas.link import MAX_WAITING, PING, Link, LinkLost, Refused, pack
@@ -164,6 +165,22 @@ def test_a_server_that_died_is_gone_at_once_and_back_when_it_is() -> None:
             assert await redis.call("GET", "k") == b"v"
 
         over(server.url, test)
+
+
+def test_a_connection_closed_by_half_is_given_up_at_once(redis_server: Server) -> None:
+    """Commands would still go out on it, and no answer come."""
+    with Proxy(redis_server.port) as proxy:
+
+        async def test(redis: Redis) -> None:
+            heard = Heard(redis)
+            await heard.subscriber.subscribe("c")
+            assert await redis.call("ECHO", "before") == b"before"
+            proxy.half_close()
+            assert await redis.call("ECHO", "after") == b"after"
+            await wait_for(lambda: heard.misses == 1)
+            await heard.subscriber.aclose()
+
+        over(f"{proxy.url}?timeout_s=600", test)  # so no watch finds it
 
 
 def test_a_call_outlives_the_loss_of_its_connection() -> None:

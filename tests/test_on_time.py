@@ -1,15 +1,19 @@
-"""What is promised by the clock: a job begins when it may, a worker told twice to go lets go."""
+"""What is promised by the clock: a job begins when it may, a worker told to go lets go, and
+what is decoded while Redis is away is bounded."""
 
 import asyncio
 import signal
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from compose.server import Server
+from faults.proxy import Proxy
 from gateway.client import Client
+from schemas.event import Delta
 from worker_process import WorkerProcess, ask, until
 
 DELAY_MS = 6000  # enough for a restart of everything; on a slow machine the restart takes longer
@@ -60,8 +64,11 @@ def test_a_delayed_job_begins_on_time_though_redis_and_all_else_are_started_agai
         ask(server.url, wait)
 
 
-def test_a_worker_told_twice_to_go_lets_go_of_all_its_jobs_at_once(server):
-    flags = ("--drain-s", "600", "--fake-step-ms", "10", "--max-num-seqs", "64")
+@pytest.mark.parametrize("is_told_twice", [True, False])
+def test_a_worker_whose_time_is_up_lets_go_of_all_its_jobs_at_once(server, is_told_twice):
+    """Its time to drain, or at its second SIGTERM."""
+    drain_s = 600 if is_told_twice else 1
+    flags = ("--drain-s", str(drain_s), "--fake-step-ms", "10", "--max-num-seqs", "64")
     with WorkerProcess(server.url, "fake", *flags) as worker:
         worker.ready()
 
@@ -73,14 +80,44 @@ def test_a_worker_told_twice_to_go_lets_go_of_all_its_jobs_at_once(server):
             while (await queue.counts()).num_running < 64:
                 await asyncio.sleep(0.01)
             worker.process.send_signal(signal.SIGTERM)
+            up_s = time.monotonic() + drain_s
             await asyncio.to_thread(until, lambda: "began to drain" in worker.logged(), "draining")
-            assert (await queue.counts()).num_running == 64
-            worker.process.send_signal(signal.SIGTERM)
-            told_s = time.monotonic()
+            if is_told_twice:
+                assert (await queue.counts()).num_running == 64
+                worker.process.send_signal(signal.SIGTERM)
+                up_s = time.monotonic()
             while (counts := await queue.counts()).num_handed_back < 64:
-                assert time.monotonic() < told_s + LET_GO_S, counts
-            print(f"let go of 64 jobs after {1000 * (time.monotonic() - told_s):.0f} ms")
+                assert time.monotonic() < up_s + LET_GO_S, counts
+            print(f"let go of 64 jobs after {1000 * (time.monotonic() - up_s):.0f} ms")
+            assert time.monotonic() > up_s
             assert counts.num_running == 0
             assert await asyncio.to_thread(worker.process.wait, 100) == 0
+
+        ask(server.url, asks)
+
+
+@pytest.mark.parametrize("step_ms, most, slack", [(10, 64, 40), (100, 20, 10)])
+def test_while_redis_is_away_no_more_is_decoded_than_is_promised(server, step_ms, most, slack):
+    """Sixty-four tokens, or those of two seconds; counted as the log has them in the end."""
+    flags = ("--fake-step-ms", str(step_ms), "--lease-ttl-ms", "60000")
+    with Proxy(server.port) as proxy, WorkerProcess(proxy.url, "fake", *flags) as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            asked = {"max_tokens": 4000, "ignore_eos": True, "background": True}
+            job_id, widths = await client.enqueue("x", **asked), list[int]()
+            while (before := (await client.status(job_id)).num_tokens) < 2:
+                await asyncio.sleep(0.01)
+            proxy.part()
+            await asyncio.to_thread(until, lambda: "was paused" in worker.logged(), "the pause")
+            proxy.heal()
+            async for event in client.stream(job_id):
+                assert isinstance(event, Delta)
+                widths.append(len(event.token_ids))
+                if event.end > before + most + slack:
+                    break
+            away = max(map(sum, pairwise(widths)))  # the commit under way, and all that waited
+            print(f"{away} tokens were decoded while Redis was away")
+            assert most / 4 < away <= most + slack
 
         ask(server.url, asks)
