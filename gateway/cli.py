@@ -32,7 +32,12 @@ def main(argv: Sequence[str]) -> int:
         port=settings.port,
         loop="uvloop",
         http=bounded(
-            Patience(settings.head_timeout_s, settings.body_timeout_s, settings.max_connections)
+            Patience(
+                settings.head_timeout_s,
+                settings.body_timeout_s,
+                settings.stall_timeout_s,
+                settings.max_connections,
+            )
         ),
         timeout_keep_alive=settings.keep_alive_s,
         ws="none",

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn speaks it, within bounds: how large a head is, how slow, how many at once."""
+"""HTTP/1.1 as uvicorn speaks it, within bounds: how large a head, how slow a caller, how many."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ class Patience:
 
     head_s: float
     body_s: float
+    stall_s: float
     max_connections: int
 
 
@@ -33,6 +34,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _refusal: ErrorBody | None = None
     _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,7 +45,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._end_stall()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The caller takes less than it is sent; one that takes nothing is cut off in the end."""
+        super().pause_writing()
+        self._stall = self.loop.call_later(self.patience.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_stall()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """In slices: a head is counted by what was fed of it, until the parser sees its end."""
@@ -117,6 +129,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _lose_patience(self) -> None:
         """The caller took too long; unless it is we who let it wait."""

@@ -31,6 +31,9 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1, description="larger bodies get 413")
     head_timeout_s: float = Field(15.0, gt=0, description="for a request's head to arrive whole")
     body_timeout_s: float = Field(60.0, gt=0, description="for its body, after the head")
+    stall_timeout_s: float = Field(
+        300.0, gt=0, description="a caller who takes nothing of its answer for this long is cut off"
+    )
     keep_alive_s: int = Field(30, ge=1, description="an idle connection is closed after this")
     max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")
     ping_s: float = Field(10.0, gt=0, description="a stream silent for this long says `: ping`")

@@ -58,17 +58,17 @@ def test_a_machine_is_lost_and_redis_hears_no_connection_end(system):
     lost.close()
 
 
-def test_a_gateway_is_parted_and_its_readers_go_on_elsewhere(system):
-    """What was on its way meanwhile is lost."""
+def test_a_gateway_is_parted_and_its_readers_go_on(system):
+    """What was on its way meanwhile is lost; the jobs outlast it."""
     parted = system.gateways[0]
 
     def act() -> None:
         parted.proxy.part()
-        time.sleep(3)  # past what its readers wait for a sign of life
+        time.sleep(1)
         parted.proxy.cut()
         parted.proxy.heal()
 
-    run(system, asks(24, max_tokens=120), act, at_tokens=100)
+    run(system, asks(24, max_tokens=300), act, at_tokens=100)
 
 
 def test_answers_are_cut_in_the_middle(system):

@@ -50,6 +50,7 @@ def test_the_page_says_what_the_code_does() -> None:
         "head, fields": protocol.MAX_HEADERS,
         "seconds for the head": of(GatewaySettings, "head_timeout_s"),
         "seconds for the body": of(GatewaySettings, "body_timeout_s"),
+        "seconds without taking anything of an answer": of(GatewaySettings, "stall_timeout_s"),
         "seconds without a request": of(GatewaySettings, "keep_alive_s"),
         "connections": of(GatewaySettings, "max_connections"),
         "requests that wait on one connection": protocol.MAX_PIPELINED,

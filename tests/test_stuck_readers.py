@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -24,8 +25,9 @@ from stage import GatewayProcess
 
 FOLLOWERS = [100, *[10] * 10]  # of each job, that will be stuck; one more of each reads on
 TEXT_BYTES = 3000
-STEPS = 15  # measured, each with one event of every job that is followed
+STEPS = 11  # measured, each with one event of every job that is followed
 FULL, MORE = 600, 150  # events until all that a caller may hold is held; and then
+STALL_S, PACE_S = 2.0, 0.01
 MIB = 1 << 20
 _EVENT = re.compile(rb"id: (\d+)\ndata: (\{.*?\})\n\n")
 
@@ -62,6 +64,7 @@ class Follower:
     starting_after: int = 0
     received: bytearray = field(default_factory=bytearray)
     connection: socket.socket = field(default_factory=socket.socket)
+    pace_s: float = 0.0  # between pieces of some KiB, where the socket is narrow
     reading: asyncio.Task[None] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -101,9 +104,11 @@ class Follower:
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
-        while piece := await loop.sock_recv(self.connection, 1 << 16):
-            self.received += piece
-            self.changed.set()
+        with suppress(ConnectionResetError):
+            while piece := await loop.sock_recv(self.connection, 1 << 16):
+                self.received += piece
+                self.changed.set()
+                await asyncio.sleep(self.pace_s)
 
 
 def test_callers_who_stop_reading_cost_the_others_nothing_and_lose_nothing(redis_url: str) -> None:
@@ -175,6 +180,40 @@ def test_callers_who_stop_reading_cost_the_others_nothing_and_lose_nothing(redis
 
     with GatewayProcess(redis_url) as gateway:
         asyncio.run(asyncio.wait_for(main(gateway), 150))
+
+
+def test_one_who_takes_nothing_is_cut_off_and_goes_on_at_its_cursor(redis_url: str) -> None:
+    """A slow one is not, however long it takes."""
+
+    async def main(gateway: GatewayProcess) -> None:
+        async with queue_at(redis_url, lease_ms=600_000) as queue:
+            [job] = await begun(gateway, queue, 1)
+            stuck, slow = Follower(job), Follower(job, pace_s=PACE_S)
+            for each in (stuck, slow):
+                each.open_narrow(gateway)
+            await job.say(queue, 1)
+            await reached([stuck, slow])
+            await stuck.stop()
+            for _ in range(8):
+                await job.say(queue, 50)
+            await job.end(queue)
+            began_s = time.monotonic()
+            await slow.until_closed()
+            check(slow.events(), job)
+            assert time.monotonic() > began_s + 2 * STALL_S
+            stuck.go_on()
+            await stuck.until_closed()
+            seen = stuck.events()
+            assert len(seen) < len(job.made)
+            again = Follower(job, starting_after=seen[-1][0])
+            again.open(gateway)
+            await again.until_closed()
+            check([*seen, *again.events()], job)
+            for each in (stuck, slow, again):
+                each.connection.close()
+
+    with GatewayProcess(redis_url, "--stall-timeout-s", str(STALL_S)) as gateway:
+        asyncio.run(asyncio.wait_for(main(gateway), 100))
 
 
 async def reached(followers: list[Follower]) -> None:
