@@ -74,7 +74,8 @@ def line(role: Role, password: str, has_waitaof: bool) -> str:
     commands = [word if word[0] in "+-" else f"+{word}" for word in [*needed, "publish", *words]]
     return " ".join(
         [
-            f"user {role.name} reset on #{hashlib.sha256(password.encode()).hexdigest()}",
+            f"user {role.name} reset resetchannels on",  # Redis 6.2 begins with all channels
+            f"#{hashlib.sha256(password.encode()).hexdigest()}",
             *(f"~{pattern}" for pattern in role.keys),
             *(f"&{pattern}" for pattern in role.channels),
             "-@all",

@@ -16,6 +16,7 @@ import redis
 from hypothesis import Phase, settings
 
 from compose.server import Server
+from keys_page import complaints
 
 # For `make mutants`: that it fails is enough, the smallest example is not looked for.
 settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
@@ -29,9 +30,10 @@ def redis_server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def redis_url(redis_server: Server) -> str:
-    """An empty database."""
+def redis_url(redis_server: Server) -> Iterator[str]:
+    """An empty database. What a test leaves in it is what the page of keys says."""
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
         client.config_set("maxmemory", 0)
-    return redis_server.url
+        yield redis_server.url
+        assert not (wrong := complaints(client)), wrong
