@@ -70,6 +70,7 @@ class Server:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C at the terminal ends the components first, then this
             preexec_fn=end_with_parent,
+            umask=0o077,  # prompts and answers are in what it writes
         )
         deadline = time.monotonic() + START_S
         while not _answers(self.port):

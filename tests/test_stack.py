@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
+import redis
+
+from compose.server import Server
 
 FAKE = {"PENSTOCK_LOAD_FORMAT": "fake"}
 
@@ -113,6 +117,26 @@ def test_nothing_stays_behind_when_up_itself_is_killed() -> None:
         while any(_runs(pid) for pid in components):
             assert time.monotonic() < deadline, running.children()
             time.sleep(0.1)
+
+
+def test_the_embedded_server_hears_this_machine_and_no_web_page() -> None:
+    with Server() as server, redis.Redis(port=server.port) as client:
+        client.set("kept", 1)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", server.port))
+        for head in (b"POST / HTTP/1.1\r\n", b"OPTIONS / HTTP/1.1\r\nHost: localhost\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=10) as page:
+                page.sendall(head + b"\r\nFLUSHALL\r\n")
+                while page.recv(4096):  # until it hangs up
+                    pass
+            assert client.get("kept") == b"1"
+
+
+def test_what_the_embedded_server_writes_is_for_its_owners_eyes(tmp_path: Path) -> None:
+    with Server(tmp_path / "jobs") as server, redis.Redis(port=server.port) as client:
+        client.set("prompt", "secret")
+        written = [path for path in server.folder.rglob("*") if path.is_file()]
+        assert written and not [path for path in written if path.stat().st_mode & 0o077]
 
 
 def test_a_model_that_cannot_be_served_is_said_once_and_ends_up() -> None:
