@@ -35,8 +35,10 @@ def test_a_verdict_says_what_became_of_the_mutant(new: str, limit_s: float, says
     assert found.is_good == (says == "caught in")
 
 
-@pytest.mark.parametrize("then, says", [("sleep(600)", "HUNG"), ("_exit(3)", "BROKE")])
-def test_what_a_test_left_running_ends_with_it(then: str, says: str) -> None:
+@pytest.mark.parametrize(
+    "then, limit_s, says", [("sleep(600)", 10, "HUNG"), ("_exit(3)", 100, "BROKE")]
+)
+def test_what_a_test_left_running_ends_with_it(then: str, limit_s: float, says: str) -> None:
     """In a session of its own, as workers and servers have."""
     words = ["sleep", f"600.{os.getpid()}"]
     new = f"""
@@ -46,7 +48,7 @@ from time import sleep
 Popen({words}, start_new_session=True)
 {then}
 {LINE}"""
-    found = verdict(Mutant("place", "none", [Edit("schemas/place.py", LINE, new)], TEST), 10)
+    found = verdict(Mutant("place", "none", [Edit("schemas/place.py", LINE, new)], TEST), limit_s)
     assert found.text.startswith(says), found.text
     assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if words_of(each) == words]
 
