@@ -50,7 +50,7 @@ def test_a_thousand_jobs_of_one_tenant_delay_anothers_ten_less_than_twice() -> N
             one_by_one = [await small(1) for _ in range(NUM_SMALL)]
             taken = turns(store, [*flood, *at_once, *chain(*one_by_one)])
             assert any(each not in taken for each in flood), "the flood was over before it was seen"
-            # Alone they would have turns 1, 2, 3 ..; a worker takes as many at once as it has slots.
+            # Alone they have turns 1, 2, 3 ..; a worker takes as many at once as it has slots.
             beside = waits(store, taken, at_once)
             assert all(it <= 2 * alone + SLOTS for alone, it in enumerate(beside, start=1)), beside
             singly = [waits(store, taken, one)[0] for one in one_by_one]
