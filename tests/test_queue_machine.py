@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
+from gateway.reconcile import Reconciler
 from schemas.account import Account, Limits
 from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
@@ -234,7 +235,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         pick=PICK,
-        what=st.sampled_from(("submit again", "submit another", "reap", "flush", "hear the dead")),
+        what=st.sampled_from(
+            ("submit again", "submit another", "reap", "flush", "hear the dead", "mend", "look")
+        ),
     )
     def change_nothing(self, pick: int, what: str) -> None:
         if what.startswith("submit") and self.jobs:
@@ -245,10 +248,37 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.do(self.queue.reap()) == 0
         elif what == "flush":
             self.plain.script_flush()
+        elif what == "mend":
+            assert self.do(Reconciler(self.redis, missing_ms=0).look(self.queue, 60)) == []
+        elif what == "look":
+            self.look()
         elif self.dead:
             worker = self.dead[pick % len(self.dead)]
             assert self.do(self.queue.beat(worker)) is None
             assert self.do(self.queue.read(worker, 4)) is None
+
+    def look(self) -> None:
+        """What each worker holds, and when the first lease ends."""
+        for worker in self.workers:
+            mine = {one.job_id for one in self.held() if one.worker == worker}
+            assert self.do(self.queue.held(worker, 0)) == mine
+        scores = [
+            ends for _, ends in self.plain.zrange(f"{LANE.prefix}workers", 0, -1, False, True)
+        ]
+        before_ms, left_ms, after_ms = (
+            self.now_ms(),
+            self.do(self.queue.next_lapse_ms()),
+            self.now_ms(),
+        )
+        if left_ms is None:
+            assert not self.workers
+        else:
+            first = min(scores)
+            assert max(0, first - after_ms) <= left_ms <= max(0, first - before_ms)
+
+    def now_ms(self) -> int:
+        seconds, micros = self.plain.time()
+        return seconds * 1000 + micros // 1000
 
     def submit_again(self, known: Known, is_same: bool) -> None:
         answer = self.do(self.queue.enqueue(known.job, "elsewhere", "d" if is_same else "other"))
