@@ -92,7 +92,10 @@ def test_all_processes_and_redis_are_killed_in_the_middle_of_200_jobs(judge):
         system.ready()
         for result, output in zip(results_http(system, job_ids), expected, strict=True):
             same(result, output)
-        assert asyncio.run(work_done(system, left)) == left
+        # A little more where jobs made room for a suspect's trial and were read once again.
+        done = asyncio.run(work_done(system, left))
+        assert left.num_read <= done.num_read <= 1.1 * left.num_read
+        assert left.num_drawn <= done.num_drawn <= 1.1 * left.num_drawn
 
 
 def submit_http(system: System, asked: list[tuple[str, SamplingParams]]) -> list[str]:
@@ -142,7 +145,7 @@ def left_to_do(store: redis.Redis, lane: Lane, jobs: dict[str, RequestOutput]) -
 
 
 async def work_done(system: System, expected: Work) -> Work:
-    """As the worker tells it; its last beat may be some time ago."""
+    """As the worker tells it, at least what is expected; its last beat may be some time ago."""
     async with Client.from_url(system.url) as client:
         [queue] = await client.queues()
         found = Work(0, 0)
@@ -152,7 +155,7 @@ async def work_done(system: System, expected: Work) -> Work:
             found = Work(
                 counts["computed_tokens"] + counts["cached_tokens"], counts["generation_tokens"]
             )
-            if found == expected:
+            if found.num_read >= expected.num_read and found.num_drawn >= expected.num_drawn:
                 break
             await asyncio.sleep(0.1)
         return found
