@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up test lint bench matrix mutants chaos big-batch
+.PHONY: demo up test lint bench matrix mutants chaos sanitize big-batch
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -27,6 +27,12 @@ chaos: .venv/installed
 	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
 	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500) --durability $(or $(DURABILITY),server) \
 	  --appendfsync $(or $(APPENDFSYNC),everysec) --fault "$(FAULT)"
+
+# The compiled operations under the address and undefined-behaviour sanitizers.
+sanitize: .venv/installed
+	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  PENSTOCK_TEST_OPS_FLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	  $(BIN)/pytest -q tests/test_cpu_ops.py
 
 # A batch of as many lines as one may have, with its housekeeping killed in the middle.
 big-batch: .venv/installed

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from kernels.device import on_gpu
+from kernels.paged_attention_panels import ops_on_panels, paged_attention_panels
 from kernels.paged_attention_ref import attend, plan_gathers
 from kernels.paged_attention_tiled import attend_tiles, plan_tiles
 from kernels.spans import HeadShape, Spans
@@ -29,20 +30,16 @@ def plan_attention(
     """kv_cache: any layer's; they have one shape."""
     if on_gpu(kv_cache):
         return _on_gpu(spans, window, deterministic)
+    ops = ops_on_panels(kv_cache, shape)
+    if ops is not None:
+        return lambda query, kv_cache, scale: paged_attention_panels(
+            ops, query, kv_cache, spans, scale, window, deterministic
+        )
     if deterministic:
         tiles = plan_tiles(spans, shape, kv_cache, window)
         return lambda query, kv_cache, scale: attend_tiles(query, kv_cache, tiles, scale)
     gathers = plan_gathers(spans, shape, kv_cache, window)
     return lambda query, kv_cache, scale: attend(query, kv_cache, gathers, scale)
-
-
-def paged_attention(
-    query: Tensor, kv_cache: Tensor, spans: Spans, scale: float, window: int | None
-) -> Tensor:
-    shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2])
-    return plan_attention(spans, shape, kv_cache, window, deterministic=False)(
-        query, kv_cache, scale
-    )
 
 
 def _on_gpu(spans: Spans, window: int | None, deterministic: bool) -> Attend:

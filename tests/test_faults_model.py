@@ -51,7 +51,7 @@ KINDS = {
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judge")
-    judges.save("llama", folder)
+    judges.build("llama").bfloat16().save_pretrained(folder)
     return tokenizers_made.save(tokenizers_made.byte_level(), folder)
 
 

@@ -1,26 +1,35 @@
 """From token ids to rows, and from rows to a score for each token id."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from worker.layers.linear import Linear
+from kernels.panel_linear import PanelLinear
+from worker.layers.linear import Linear, linear
 
-
-class Embedding:
-    """token_ids [tokens] int64 -> [tokens, hidden]."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.weight = weight
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        return self.weight.index_select(0, token_ids)
+# token_ids [tokens] int64 -> [tokens, hidden]
+Embedding = Callable[[Tensor], Tensor]
 
 
 class Head:
-    """hidden [rows, hidden] -> float32 [rows, vocab]. Tied: built from the embedding's weight."""
+    """hidden [rows, hidden] -> float32 [rows, vocab]."""
 
-    def __init__(self, weight: Tensor, deterministic: bool) -> None:
-        self.linear = Linear(weight, None, deterministic)
+    def __init__(self, product: Linear) -> None:
+        self.product = product
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.linear(hidden).to(torch.float32)
+        return self.product.wide(hidden)
+
+
+def embedding(weight: Tensor) -> Embedding:
+    """weight [vocab, hidden]"""
+    return partial(torch.index_select, weight, 0)
+
+
+def tied(weight: Tensor, deterministic: bool) -> tuple[Embedding, Head]:
+    """Both of one weight [vocab, hidden], kept once where the head's panels give its rows."""
+    product = linear(weight, None, deterministic)
+    rows = product.rows if isinstance(product, PanelLinear) else embedding(weight)
+    return rows, Head(product)

@@ -1,10 +1,14 @@
 """Products with a weight matrix, each the fastest way that the machine has."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from kernels.panel_linear import PACKINGS, PanelLinear, panel_ops
+from kernels.silu_mul import silu_mul, silu_mul_rowwise
 
 Product = Callable[[Tensor], Tensor]
 
@@ -14,16 +18,54 @@ _PACKED_FOR_ROWS = 64
 _TILE_ROWS = 32
 
 
-class Linear:
-    """x [tokens, in_features] -> [tokens, out_features]. Keeps the weight only if unpacked."""
+class Linear(Protocol):
+    """x [tokens, in_features] -> [tokens, out_features]; both contiguous."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The product added to residual [tokens, out_features], which may be overwritten."""
+
+    def wide(self, x: Tensor) -> Tensor:
+        """In float32."""
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """silu of the first half of the columns, times the second: [tokens, out_features / 2]."""
+
+
+def linear(
+    weight: Tensor, bias: Tensor | None, deterministic: bool, is_gated: bool = False
+) -> Linear:
+    """weight [out_features, in_features] is kept only if nothing better is made of it.
+
+    is_gated  `silu_mul` is what is asked of it, and nothing else
+    """
+    packing = PACKINGS["bf16"]
+    ops = panel_ops(weight, packing)
+    if ops is not None:
+        return PanelLinear(ops, weight, bias, packing, parts=2 if is_gated else 1)
+    return TorchLinear(weight, bias, deterministic)
+
+
+class TorchLinear:
+    """Whatever torch does best on the device."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, deterministic: bool) -> None:
-        self.out_features, self.in_features = weight.shape
         product = _packed(weight, bias) if _packs(weight) else _plain(weight, bias)
         self._product = _in_tiles(product) if deterministic else product
+        self._silu_mul = silu_mul_rowwise if deterministic else silu_mul
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._product(x)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self._product(x) + residual
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self._product(x).to(torch.float32)
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        return self._silu_mul(self._product(x))
 
 
 def _packs(weight: Tensor) -> bool:

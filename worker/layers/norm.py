@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.rms_norm import add_rms_norm, rms_norm
+from kernels.rms_norm import rms_norm
 
 
 class RMSNorm:
@@ -14,7 +14,3 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised sum, and the sum."""
-        return add_rms_norm(x, residual, self.weight, self.eps)

@@ -32,17 +32,11 @@ class DecoderLayer:
         self.mlp_norm = mlp_norm
         self.mlp = mlp
 
-    def __call__(
-        self, change: Tensor, residual: Tensor | None, kv_cache: Tensor, plan: PassPlan
-    ) -> tuple[Tensor, Tensor]:
-        """What to add to the residual, and the residual: their sum is the hidden state."""
-        if residual is None:
-            normed, residual = self.attention_norm(change), change
-        else:
-            normed, residual = self.attention_norm.add(change, residual)
-        attended = self.attention(self.qkv(normed), kv_cache, plan)
-        normed, residual = self.mlp_norm.add(self.output(attended), residual)
-        return self.mlp(normed), residual
+    def __call__(self, hidden: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
+        """hidden [tokens, hidden_size], overwritten -> the same after the layer."""
+        attended = self.attention(self.qkv(self.attention_norm(hidden)), kv_cache, plan)
+        hidden = self.output.add(attended, hidden)
+        return self.mlp.add(self.mlp_norm(hidden), hidden)
 
 
 class Decoder:
@@ -74,10 +68,10 @@ class Decoder:
         plan = plan_pass(
             batch, self.table, shape, kv_caches[0], set(self.config.windows), self.deterministic
         )
-        change, residual = self.embedding(batch.token_ids), None
+        hidden = self.embedding(batch.token_ids)
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            change, residual = layer(change, residual, kv_cache, plan)
-        return self.norm.add(change, residual)[0] if residual is not None else self.norm(change)
+            hidden = layer(hidden, kv_cache, plan)
+        return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [rows, hidden_size] -> float32 [rows, vocab_size]"""

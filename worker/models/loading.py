@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from worker.layers.attention import Attention
-from worker.layers.embedding import Embedding, Head
-from worker.layers.linear import Linear
+from worker.layers.embedding import Embedding, Head, embedding, tied
+from worker.layers.linear import Linear, linear
 from worker.layers.mlp import GatedMLP
 from worker.layers.norm import RMSNorm
 from worker.layers.rotary import rotary_table
@@ -68,23 +68,25 @@ class _Loader:
 
     def decoder(self) -> Decoder:
         config = self.config
-        embedding = self._tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        rows, head = self._ends()
         layers = [self._layer(index) for index in range(config.num_layers)]
         norm = self._norm("model.norm", config.hidden_size)
-        if config.tie_word_embeddings:
-            head = Head(embedding, self.deterministic)
-        else:
-            weight = self._tensor("lm_head.weight", config.vocab_size, config.hidden_size)
-            head = Head(weight, self.deterministic)
         # A file may repeat a tied head.
         self.weights.finish({"lm_head.weight"} if config.tie_word_embeddings else set())
         frequencies = torch.tensor(config.rope.frequencies, device=self.device)
         table = rotary_table(
             frequencies, config.rope.attention_factor, config.max_position_embeddings, self.dtype
         )
-        return Decoder(
-            config, self.dtype, Embedding(embedding), layers, norm, head, table, self.deterministic
-        )
+        return Decoder(config, self.dtype, rows, layers, norm, head, table, self.deterministic)
+
+    def _ends(self) -> tuple[Embedding, Head]:
+        config = self.config
+        shape = config.vocab_size, config.hidden_size
+        weight = self._tensor("model.embed_tokens.weight", *shape)
+        if config.tie_word_embeddings:
+            return tied(weight, self.deterministic)
+        head = self._tensor("lm_head.weight", *shape)
+        return embedding(weight), Head(linear(head, None, self.deterministic))
 
     def _layer(self, index: int) -> DecoderLayer:
         config, prefix = self.config, f"model.layers.{index}"
@@ -121,19 +123,21 @@ class _Loader:
                     },
                     config.hidden_size,
                     config.mlp_bias,
+                    is_gated=True,
                 ),
                 self._linear(
                     {f"{mlp}.down_proj": config.hidden_size},
                     config.intermediate_size,
                     config.mlp_bias,
                 ),
-                self.deterministic,
             ),
         )
         self.weights.release()
         return layer
 
-    def _linear(self, parts: dict[str, int], in_features: int, biased: bool) -> Linear:
+    def _linear(
+        self, parts: dict[str, int], in_features: int, biased: bool, is_gated: bool = False
+    ) -> Linear:
         """parts: module name -> its rows; they become one product."""
         weight = self._empty(sum(parts.values()), in_features)
         for name, rows in zip(parts, torch.split(weight, list(parts.values())), strict=True):
@@ -142,7 +146,7 @@ class _Loader:
         if bias is not None:
             for name, rows in zip(parts, torch.split(bias, list(parts.values())), strict=True):
                 self.weights.fill(rows, f"{name}.bias")
-        return Linear(weight, bias, self.deterministic)
+        return linear(weight, bias, self.deterministic, is_gated)
 
     def _norm(self, name: str, width: int) -> RMSNorm:
         return RMSNorm(self._tensor(f"{name}.weight", width), self.config.rms_norm_eps)

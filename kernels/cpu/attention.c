@@ -1,0 +1,236 @@
+/* Causal attention over a paged cache whose keys and values lie in panels.
+
+   A block of one key head holds its keys, then its values, each by 16 positions:
+   keys    [block_size / 16][head_dim / 2][16 keys][2]
+   values  [block_size / 16][head_dim / 16][16 keys / 2][16][2]
+
+   A running softmax over pieces of keys (flash attention, Dao and others, 2022); long contexts are
+   cut into shares for several threads, merged in order. Pieces and shares count from position 0, and
+   a key that a query does not see adds an exact zero, so a query's bits do not depend on what is
+   computed beside it. */
+#include "tiles.h"
+
+#define KEYS 64      /* of a piece */
+#define SHARE 1024   /* keys */
+#define STACK 48     /* rows of a product: a query has one for each head of its group */
+#define MAX_HEAD 256 /* numbers of a head */
+#define LOWEST -1e30f /* below every score, and finite: what is hidden stays zero before the first key */
+
+struct cache {
+  const bf16 *blocks;
+  int kv_heads, block_size, head_dim;
+};
+
+/* Queries first..stop of a sequence, the first at `position`, and keys from..to. */
+struct item {
+  const int32_t *table;
+  int first, stop, position, from, to, share, shares;
+  size_t partial; /* where its sums go if others have a share: [kv_heads][rows][head_dim + 2] */
+};
+
+/* What one thread works with. sums [STACK][head_dim], of weights that are relative to `top`. */
+struct bench {
+  left query[STACK * MAX_HEAD], weights[STACK * KEYS];
+  float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK], total[STACK];
+} __attribute__((aligned(64)));
+
+INLINE float largest(vf x) {
+  float most = x[0];
+  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+INLINE float sum_of(vf x) {
+  float sum = 0;
+  for (int i = 0; i < LANES; i++) sum += x[i];
+  return sum;
+}
+
+/* A row's weights for one piece from its scores; before and from `seen` on, keys are hidden. */
+static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim) {
+  float *scores = bench->scores + row * KEYS, *sums = bench->sums + (size_t)row * head_dim;
+  for (int j = 0; j < hidden; j++) scores[j] = -INFINITY;
+  for (int j = seen < 0 ? 0 : seen; j < KEYS; j++) scores[j] = -INFINITY;
+  vf most = (vf){} + LOWEST, total = {};
+  for (int j = 0; j < KEYS; j += LANES) {
+    vf score = *(vf *)(scores + j) * scale;
+    most = choose(score > most, score, most);
+    *(vf *)(scores + j) = score;
+  }
+  float before = bench->top[row], top = largest(most);
+  if (before > top) top = before;
+  for (int j = 0; j < KEYS; j += LANES) {
+    vf weight = exponential(*(vf *)(scores + j) - top);
+    total += weight;
+    *(vf *)(scores + j) = weight;
+  }
+  for (int j = 0; j < KEYS; j++) bench->weights[row * KEYS + j] = to_left(scores[j]);
+  if (top > before) {
+    float fade = exponential((vf){} + (before - top))[0];
+    bench->total[row] *= fade;
+    for (int j = 0; j < head_dim; j++) sums[j] *= fade;
+  }
+  bench->top[row] = top;
+  bench->total[row] += sum_of(total);
+}
+
+/* sums[rows][16] += x[rows][num * depth] by panels; whole groups of 16 rows of both are touched. */
+static void multiply_stack(int rows, const left *x, size_t stride, const bf16 *const *panels, int num,
+                           int depth, float *sums, size_t sums_stride, int by_tiles) {
+#if HAS_TILES
+  if (by_tiles) {
+    struct apart apart = {2 * stride, 32 * stride, depth < 32 ? 32 : 64};
+    multiply_groups(rows, BF16, x, apart, (const void *const *)panels, num, depth, sums, sums_stride);
+    return;
+  }
+#endif
+  (void)by_tiles;
+  multiply_rows(rows, x, stride, panels, num, depth, sums, sums_stride);
+}
+
+/* Rows of one key head against a share of its keys. */
+static void attend_share(struct bench *bench, const struct item *item, const struct cache *cache, int head,
+                         int group, float scale, int window, int by_tiles) {
+  int rows = (item->stop - item->first) * group, head_dim = cache->head_dim;
+  size_t tile = (size_t)cache->block_size * head_dim, by_16 = (size_t)PANEL * head_dim;
+  memset(bench->sums, 0, (size_t)rows * head_dim * 4);
+  for (int r = 0; r < rows; r++) bench->top[r] = LOWEST, bench->total[r] = 0;
+  for (int key = item->from / KEYS * KEYS; key < item->to; key += KEYS) {
+    const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
+    int num = ((item->to - key < KEYS ? item->to - key : KEYS) + PANEL - 1) / PANEL;
+    memset(bench->scores, 0, (size_t)rows * KEYS * 4);
+    for (int s = 0; s < num; s++) {
+      int at = key + s * PANEL, block = item->table[at / cache->block_size];
+      keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
+                at % cache->block_size / PANEL * by_16;
+      values[s] = keys[s] + tile;
+      multiply_stack(rows, bench->query, head_dim, keys + s, 1, head_dim, bench->scores + s * PANEL, KEYS,
+                     by_tiles);
+    }
+    for (int r = 0; r < rows; r++) {
+      int position = item->position + r / group;
+      int hidden = window ? position - window + 1 - key : 0;
+      weigh(bench, r, hidden < KEYS ? hidden : KEYS, position + 1 - key, scale, head_dim);
+    }
+    for (int j = 0; j < head_dim; j += PANEL) {
+      multiply_stack(rows, bench->weights, KEYS, values, num, PANEL, bench->sums + j, head_dim, by_tiles);
+      for (int s = 0; s < num; s++) values[s] += PANEL * PANEL;
+    }
+  }
+}
+
+/* Cuts the queries into items, and returns how many; `room` is what their partial sums take. Writes
+   them if `items` is given. */
+static int list_items(struct item *items, size_t *room, const int32_t *query_start,
+                      const int32_t *context_lens, const int32_t *tables, int width, int seqs, int group,
+                      size_t row_room, int window) {
+  int count = 0, step = STACK / group;
+  *room = 0;
+  for (int s = 0; s < seqs; s++)
+    for (int first = query_start[s]; first < query_start[s + 1]; first += step) {
+      int stop = first + step < query_start[s + 1] ? first + step : query_start[s + 1];
+      int position = context_lens[s] - (query_start[s + 1] - first), end = position + stop - first;
+      int oldest = window && position >= window ? position - window + 1 : 0;
+      int shares = (end - 1) / SHARE - oldest / SHARE + 1;
+      for (int share = 0; share < shares; share++, count++) {
+        int from = (oldest / SHARE + share) * SHARE, to = from + SHARE < end ? from + SHARE : end;
+        if (items)
+          items[count] = (struct item){tables + (size_t)s * width, first, stop, position,
+                                       from > oldest ? from : oldest, to, share, shares, *room};
+        if (shares > 1) *room += row_room * (stop - first) * group;
+      }
+    }
+  return count;
+}
+
+/* A row of the result from its sums in each share, `apart` floats from one to the next. */
+static void merge(const float *partial, int shares, size_t apart, int head_dim, bf16 *out) {
+  float top = LOWEST, total = 0, sums[MAX_HEAD] = {};
+  for (int s = 0; s < shares; s++)
+    if (partial[s * apart + head_dim] > top) top = partial[s * apart + head_dim];
+  for (int s = 0; s < shares; s++, partial += apart) {
+    float fade = exponential((vf){} + (partial[head_dim] - top))[0];
+    total += partial[head_dim + 1] * fade;
+    for (int j = 0; j < head_dim; j++) sums[j] += partial[j] * fade;
+  }
+  for (int j = 0; j < head_dim; j++) out[j] = narrow(sums[j] / total);
+}
+
+/* Row r of an item's stack for one key head, in the queries [tokens, heads]. */
+INLINE size_t row_of_stack(const struct item *item, int r, int heads, int head, int group) {
+  return (size_t)(item->first + r / group) * heads + head * group + r % group;
+}
+
+/* query, out     [tokens, heads, head_dim]; sequence i's rows are query_start[i]..query_start[i + 1]
+   context_lens   [seqs]; keys of each sequence, those of its own rows included
+   tables         [seqs, width]; the blocks of each
+   window         a query sees this many keys, its own included; 0: all before it
+   by_tiles       AMX for few rows too: the same bits however a prompt is cut; else where they pay
+
+   head_dim is a multiple of 32 up to 256, block_size of 16; heads / kv_heads at most 48.
+   Returns 0; 1 without memory. */
+int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
+                    const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
+                    int kv_heads, int head_dim, int block_size, float scale, int window, int by_tiles,
+                    bf16 *out) {
+  struct cache cache = {blocks, kv_heads, block_size, head_dim};
+  int group = heads / kv_heads;
+  size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
+  int count = list_items(0, &room, query_start, context_lens, tables, width, seqs, group, row_room, window);
+  struct item *items = malloc(count * sizeof *items);
+  float *partial = malloc(room * 4 + 1);
+  int failed = !items || !partial;
+  if (!failed)
+    list_items(items, &room, query_start, context_lens, tables, width, seqs, group, row_room, window);
+#pragma omp parallel if (!failed)
+  {
+    struct bench *bench = failed ? 0 : aligned_alloc(64, sizeof *bench);
+    if (!bench)
+#pragma omp atomic write
+      failed = 1;
+#if HAS_TILES
+    configure_tiles(16);
+#endif
+#pragma omp for collapse(2) schedule(dynamic, 1)
+    for (int i = 0; i < count; i++)
+      for (int head = 0; head < kv_heads; head++) {
+        if (!bench) continue;
+        const struct item *item = items + i;
+        int rows = (item->stop - item->first) * group;
+        for (int r = 0; r < rows; r++) {
+          const bf16 *from = query + row_of_stack(item, r, heads, head, group) * head_dim;
+          for (int j = 0; j < head_dim; j++) bench->query[(size_t)r * head_dim + j] = left_of(from[j]);
+        }
+        attend_share(bench, item, &cache, head, group, scale, window, by_tiles || rows >= 16);
+        for (int r = 0; r < rows; r++) {
+          float *sums = bench->sums + (size_t)r * head_dim;
+          if (item->shares > 1) {
+            float *to = partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2);
+            memcpy(to, sums, head_dim * 4);
+            to[head_dim] = bench->top[r], to[head_dim + 1] = bench->total[r];
+          } else {
+            bf16 *to = out + row_of_stack(item, r, heads, head, group) * head_dim;
+            for (int j = 0; j < head_dim; j++) to[j] = narrow(sums[j] / bench->total[r]);
+          }
+        }
+      }
+#pragma omp for collapse(2) schedule(dynamic, 1)
+    for (int i = 0; i < count; i++)
+      for (int head = 0; head < kv_heads; head++) {
+        const struct item *item = items + i;
+        int rows = (item->stop - item->first) * group;
+        if (item->shares == 1 || item->share || failed) continue;
+        for (int r = 0; r < rows; r++)
+          merge(partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2), item->shares,
+                row_room * rows, head_dim,
+                out + row_of_stack(item, r, heads, head, group) * head_dim);
+      }
+#if HAS_TILES
+    _tile_release();
+#endif
+    free(bench);
+  }
+  free(items);
+  free(partial);
+  return failed;
+}

@@ -1,0 +1,262 @@
+/* Products with a weight that lies in panels, and what follows them in a decoder. */
+#include "quantised.h"
+
+#define DEPTH 512   /* of a bf16 panel at a time: it stays in the nearest cache while rows pass over it */
+#define CHUNK 64    /* rows that pass over a panel before the next one is fetched */
+#define ALONE 16384 /* so few numbers are laid out faster by one thread */
+
+enum after { NARROW, ADD, SILU_MUL, WIDE };
+
+/* A weight [n, k]. scales and below are [groups][ceil(n / 16) * 16]; below: what each column's
+   numbers add up to. bits: 16 for bf16, which has neither. */
+struct weight {
+  const char *panels;
+  const float *scales;
+  const int32_t *below;
+  int n, k, bits, group;
+};
+
+/* The rows of x as products want them. int8 rows have a scale each. */
+struct laid {
+  void *rows;
+  float *scales;
+};
+
+INLINE int least(int a, int b) { return a < b ? a : b; }
+INLINE int panels_of(int n) { return (n + PANEL - 1) / PANEL; }
+INLINE size_t panel_bytes(const struct weight *w) { return (size_t)w->k * w->bits * PANEL / 8; }
+
+/* With tiles rows lie as [ceil(m / 16)][k / step][16][step], 64 bytes a step: a tile reads neighbours. */
+INLINE char *row_of(const struct laid *laid, int row, size_t row_bytes) {
+  return (char *)laid->rows +
+         (HAS_TILES ? row / 16 * 16 * row_bytes + row % 16 * 64 : row * row_bytes);
+}
+
+/* x [k] in int8; returns the scale, which is no number if one of them is none. */
+static float quantise(const bf16 *x, int8_t *numbers, int k) {
+  float most = 0;
+  for (int i = 0; i < k; i++) {
+    float size = fabsf(widen(x[i]));
+    most = size > most || size != size ? size : most;
+  }
+  float per_unit = most > 0 && most < INFINITY ? 127.0f / most : 0;
+  for (int i = 0; i < k; i++) numbers[i] = per_unit ? (int8_t)(int)rintf(widen(x[i]) * per_unit) : 0;
+  return most < INFINITY ? most / 127.0f : NAN;
+}
+
+static void lay(const bf16 *x, const struct laid *laid, int row, const struct weight *w) {
+  int k = w->k;
+  x += (size_t)row * k;
+  if (w->bits < 16) {
+    int8_t numbers[k];
+    laid->scales[row] = quantise(x, numbers, k);
+    char *to = row_of(laid, row, k);
+    for (int i = 0; i < k; i += 64, to += HAS_TILES ? 1024 : 64) memcpy(to, numbers + i, 64);
+    return;
+  }
+  char *to = row_of(laid, row, k * sizeof(left));
+#if HAS_TILES
+  for (int i = 0; i < k; i += 32, to += 1024) memcpy(to, x + i, 64);
+#else
+  for (int i = 0; i < k; i++) ((left *)to)[i] = left_of(x[i]);
+#endif
+}
+
+/* sums[rows][16] += rows first.. by panel p. */
+static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w, int p,
+                           float *sums) {
+  int k = w->k;
+  const bf16 *panel = (const bf16 *)(w->panels + p * panel_bytes(w));
+#if HAS_TILES
+  struct apart apart = {64, 32 * (size_t)k, 1024};
+  const void *whole = panel;
+  multiply_groups(rows, BF16, row_of(laid, first, 2 * (size_t)k), apart, &whole, 1, k, sums, PANEL);
+#else
+  const left *x = (const left *)row_of(laid, first, k * sizeof(left));
+  for (int i = 0; i < k; i += DEPTH) {
+    const bf16 *part = panel + (size_t)i * PANEL;
+    multiply_rows(rows, x + i, k, &part, 1, least(DEPTH, k - i), sums, PANEL);
+  }
+#endif
+}
+
+static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
+                                     int p, float *sums) {
+  int k = w->k, columns = panels_of(w->n) * PANEL;
+  const char *panel = w->panels + p * panel_bytes(w);
+  const float *row_scales = laid->scales + first;
+  for (int g = 0; g * w->group < k; g++) {
+    int32_t whole[CHUNK * PANEL] __attribute__((aligned(64)));
+    int8_t unpacked[MAX_GROUP * PANEL] __attribute__((aligned(64)));
+    size_t at = (size_t)g * columns + p * PANEL;
+    const int8_t *quads = (const int8_t *)panel;
+    if (w->bits == 4) {
+      unpack((const uint8_t *)panel + (size_t)g * w->group * PANEL / 2, unpacked, w->group);
+      quads = unpacked;
+    }
+#if HAS_TILES
+    memset(whole, 0, (rows + 15) / 16 * 16 * PANEL * 4);
+    struct apart apart = {64, 16 * (size_t)k, 1024};
+    const void *group = quads;
+    multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)g * w->group * 16, apart, &group, 1,
+                    w->group, whole, PANEL);
+#else
+    for (int r = 0; r < rows; r++)
+      for (int j = 0; j < PANEL; j++) whole[r * PANEL + j] = -OFFSET * w->below[at + j];
+    const int8_t *x = (const int8_t *)row_of(laid, first, k) + (size_t)g * w->group;
+#define STEP(R, row) multiply_quads(R, x + (size_t)(row) * k, k, quads, w->group, whole + (row) * PANEL)
+    BY_ROWS(rows, STEP)
+#undef STEP
+#endif
+    for (int r = 0; r < rows; r++)
+      for (int j = 0; j < PANEL; j++)
+        sums[r * PANEL + j] += whole[r * PANEL + j] * (row_scales[r] * w->scales[at + j]);
+  }
+}
+
+static void finish(float *sums, const float *up, void *out, int rows, int stride, int first, int columns,
+                   enum after after) {
+  for (int r = 0; r < rows; r++) {
+    float *row = sums + r * PANEL;
+    size_t at = (size_t)r * stride + first;
+    if (after == SILU_MUL)
+      for (int p = 0; p < PANEL; p += LANES) {
+        vf gate = *(vf *)(row + p);
+        *(vf *)(row + p) = gate / (1.0f + exponential(-gate)) * *(vf *)(up + r * PANEL + p);
+      }
+    if (after == WIDE) {
+      memcpy((float *)out + at, row, columns * 4);
+      continue;
+    }
+    bf16 *to = (bf16 *)out + at;
+    for (int j = 0; j < columns; j++) to[j] = narrow(after == ADD ? row[j] + widen(to[j]) : row[j]);
+  }
+}
+
+/* x [m, k] by a weight [n, k], plus bias [ceil(n / 16) * 16] if there is one -> out [m, n].
+
+   NARROW    bf16
+   ADD       bf16, added to what is in out
+   SILU_MUL  bf16; panels, scales, below and bias are the gate's, then those of what it multiplies
+   WIDE      float32
+
+   A row's bits depend on that row alone. k is a multiple of 32, below 16 bits of 64 and of `group`.
+   Returns 0; 1 without memory. */
+int linear(const bf16 *x, const void *panels, const float *scales, const int32_t *below, const float *bias,
+           void *out, int m, int n, int k, int bits, int group, enum after after) {
+  struct weight w = {panels, scales, below, n, k, bits, group};
+  int num_panels = panels_of(n), chunks = (m + CHUNK - 1) / CHUNK, columns = num_panels * PANEL;
+  size_t row_bytes = (size_t)k * (bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
+  struct laid laid = {aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63), malloc(rows * sizeof(float))};
+  if (!laid.rows || !laid.scales) {
+    free(laid.rows);
+    free(laid.scales);
+    return 1;
+  }
+  int together = (size_t)m * k >= ALONE;
+  for (int r = 0; r < m && !together; r++) lay(x, &laid, r, &w);
+#pragma omp parallel
+  {
+#if HAS_TILES
+    configure_tiles(m < 16 ? m : 16);
+#endif
+    if (together) {
+#pragma omp for schedule(static)
+      for (int r = 0; r < m; r++) lay(x, &laid, r, &w);
+    }
+#pragma omp for collapse(2) schedule(dynamic, 2) nowait
+    for (int c = 0; c < chunks; c++)
+      for (int p = 0; p < num_panels; p++) {
+        float sums[2][CHUNK * PANEL] __attribute__((aligned(64)));
+        int first = c * CHUNK, count = least(CHUNK, m - first);
+        struct weight part = w;
+        for (int half = 0; half <= (after == SILU_MUL); half++) {
+          for (int r = 0; r < (count + 15) / 16 * 16; r++)
+            for (int j = 0; j < PANEL; j++)
+              sums[half][r * PANEL + j] = bias ? bias[half * columns + p * PANEL + j] : 0;
+          (bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&laid, first, count, &part, p, sums[half]);
+          part.panels += num_panels * panel_bytes(&w);
+          if (bits == 16) continue;
+          part.scales += k / group * columns;
+          part.below += k / group * columns;
+        }
+        size_t above = (size_t)first * n * (after == WIDE ? 4 : 2);
+        finish(sums[0], sums[1], (char *)out + above, count, n, p * PANEL, least(PANEL, n - p * PANEL),
+               after);
+      }
+#if HAS_TILES
+    _tile_release();
+#endif
+  }
+  free(laid.rows);
+  free(laid.scales);
+  return 0;
+}
+
+/* weight [n, k] -> panels [ceil(n / 16)][k / 2][16][2]; columns past n are zero. */
+void pack(const bf16 *weight, bf16 *panels, int n, int k) {
+#pragma omp parallel for
+  for (int p = 0; p < panels_of(n); p++)
+    for (int i = 0; i < k; i++)
+      for (int j = 0; j < PANEL; j++) {
+        int row = p * PANEL + j;
+        panels[((size_t)p * k + (i & ~1)) * PANEL + j * 2 + (i & 1)] =
+            row < n ? weight[(size_t)row * k + i] : 0;
+      }
+}
+
+/* Row `row` of a packed weight. */
+static void unpack_row(const struct weight *w, int row, bf16 *out) {
+  const char *panel = w->panels + row / PANEL * panel_bytes(w);
+  int column = row % PANEL, columns = panels_of(w->n) * PANEL;
+  for (int i = 0; i < w->k; i++) {
+    if (w->bits == 16) {
+      out[i] = ((const bf16 *)panel)[(i & ~1) * PANEL + column * 2 + (i & 1)];
+      continue;
+    }
+    int number;
+    if (w->bits == 8)
+      number = ((const int8_t *)panel)[(i & ~3) * PANEL + column * 4 + (i & 3)];
+    else
+      number = (((const uint8_t *)panel)[(i & ~7) / 2 * PANEL + column * 4 + (i & 3)] >> (i & 4) & 15) - 8;
+    out[i] = narrow(number * w->scales[(size_t)(i / w->group) * columns + row]);
+  }
+}
+
+/* weight [n, k] -> panels of 8 or 4 bits, scales and below. Each group's largest number takes the
+   largest of its bits: 127 either way, or -8 (as llama.cpp's Q4_0 does it). */
+void quantise_weight(const bf16 *weight, uint8_t *panels, float *scales, int32_t *below, int n, int k,
+                     int bits, int group) {
+  int columns = panels_of(n) * PANEL;
+  memset(panels, 0, (size_t)columns * k * bits / 8);
+#pragma omp parallel for
+  for (int row = 0; row < columns; row++)
+    for (int g = 0; g < k / group; g++) {
+      const bf16 *from = weight + (size_t)row * k + g * group;
+      uint8_t *panel = panels + (size_t)(row / PANEL) * PANEL * k * bits / 8;
+      size_t at = (size_t)g * columns + row;
+      float most = 0;
+      for (int i = 0; i < group && row < n; i++)
+        if (fabsf(widen(from[i])) > fabsf(most)) most = widen(from[i]);
+      float scale = bits == 8 ? fabsf(most) / 127 : most / -8;
+      scales[at] = scale;
+      below[at] = 0;
+      for (int i = 0; i < group; i++) {
+        float exact = row < n && scale != 0 ? rintf(widen(from[i]) / scale) : 0;
+        int number = bits == 8 ? (int)exact : exact > 7 ? 7 : (int)exact, k_at = g * group + i;
+        below[at] += number;
+        if (bits == 8)
+          panel[(k_at & ~3) * PANEL + row % PANEL * 4 + (k_at & 3)] = (uint8_t)number;
+        else
+          panel[(k_at & ~7) / 2 * PANEL + row % PANEL * 4 + (k_at & 3)] |= (number + 8) << (k_at & 4);
+      }
+    }
+}
+
+/* Rows of a packed weight: out [m, k]. */
+void rows_of(const void *panels, const float *scales, int n, int k, int bits, int group, const int64_t *rows,
+             bf16 *out, int m) {
+  struct weight w = {panels, scales, 0, n, k, bits, group};
+#pragma omp parallel for if (m > CHUNK)
+  for (int r = 0; r < m; r++) unpack_row(&w, rows[r], out + (size_t)r * k);
+}

@@ -1,0 +1,72 @@
+"""Causal attention over a paged cache in compiled code; `cpu/attention.c` says how.
+
+The cache has the shape that it has everywhere, but within a block the keys of a head, and its
+values, lie in the panels that products read. Who writes into it asks `ops_on_panels` as who reads.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kernels.device import ops_for
+from kernels.spans import HeadShape, Spans
+
+_MAX_HEAD, _MAX_GROUP = 256, 48
+
+
+def ops_on_panels(kv_cache: Tensor, shape: HeadShape) -> ctypes.CDLL | None:
+    """The compiled operations, if they keep such a cache: then its blocks hold panels."""
+    lies = (
+        shape.head_dim % 32 == 0
+        and shape.head_dim <= _MAX_HEAD
+        and shape.group <= _MAX_GROUP
+        and kv_cache.shape[3] % 16 == 0
+    )
+    return ops_for(kv_cache) if lies else None
+
+
+def to_panels(kv_cache: Tensor) -> Tensor:
+    """A copy in panels of a cache that has each position's numbers in a row."""
+    keys, values = kv_cache.unbind(2)
+    blocks, kv_heads, size, head_dim = keys.shape
+    keys = keys.view(blocks, kv_heads, size // 16, 16, head_dim // 2, 2).transpose(3, 4)
+    values = values.view(blocks, kv_heads, size // 16, 8, 2, head_dim // 16, 16)
+    values = values.permute(0, 1, 2, 5, 3, 6, 4)
+    flat = (blocks, kv_heads, size, head_dim)
+    return torch.stack((keys.reshape(flat), values.reshape(flat)), 2)
+
+
+def paged_attention_panels(
+    ops: ctypes.CDLL,
+    query: Tensor,
+    kv_cache: Tensor,
+    spans: Spans,
+    scale: float,
+    window: int | None,
+    deterministic: bool,
+) -> Tensor:
+    """deterministic: the same bits however a prompt was cut, and not just whatever is beside it."""
+    _, heads, head_dim = query.shape
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    tables = spans.block_tables.contiguous()
+    failed = ops.paged_attention(
+        query.data_ptr(),
+        kv_cache.data_ptr(),
+        spans.query_start.data_ptr(),
+        spans.context_lens.data_ptr(),
+        tables.data_ptr(),
+        tables.shape[1],
+        len(spans.context_lens),
+        heads,
+        kv_cache.shape[1],
+        head_dim,
+        kv_cache.shape[3],
+        scale,
+        window or 0,
+        deterministic,
+        out.data_ptr(),
+    )
+    if failed:
+        raise MemoryError("paged attention found no memory for what its threads work with")
+    return out

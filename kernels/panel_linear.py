@@ -1,0 +1,143 @@
+"""Products of bf16 rows in compiled code, with weights of 16, 8 or 4 bits; `cpu/linear.c` says how.
+
+A row's bits do not depend on the rows that come with it.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from kernels.device import ops_for
+
+_PANEL = 16  # columns that lie side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """bits of a number of the weight, and how many along the inner dimension share a scale."""
+
+    bits: int
+    group: int | None = None  # all of them
+    depth: int = 64  # in_features is a multiple of it
+
+
+PACKINGS = {
+    "bf16": Packing(16, depth=32),
+    "int8": Packing(8),
+    "int4_g64": Packing(4, 64),
+    "int4_g128": Packing(4, 128, depth=128),
+}
+
+
+def panel_ops(weight: Tensor, packing: Packing) -> ctypes.CDLL | None:
+    """The compiled operations, if they multiply with such a weight."""
+    return ops_for(weight) if weight.shape[1] % packing.depth == 0 else None
+
+
+class _After(IntEnum):
+    """What becomes of a product's sums; the C code knows them by number."""
+
+    NARROW = 0  # bf16
+    ADD = 1  # bf16, added to what is there
+    SILU_MUL = 2  # bf16: silu of the first part's, times the second's
+    WIDE = 3  # float32
+
+
+class PanelLinear:
+    """x [rows, in_features] bf16, contiguous -> [rows, out_features]. Keeps panels, no weight.
+
+    parts  so many weights of one shape lie one below the other; `silu_mul` takes two
+    """
+
+    def __init__(
+        self,
+        ops: ctypes.CDLL,
+        weight: Tensor,
+        bias: Tensor | None,
+        packing: Packing = PACKINGS["bf16"],
+        parts: int = 1,
+    ) -> None:
+        self.out_features, self.in_features = weight.shape[0] // parts, weight.shape[1]
+        columns = -(-self.out_features // _PANEL) * _PANEL
+        self._ops = ops
+        self._bits, self._group = packing.bits, packing.group or self.in_features
+        size = columns * self.in_features * packing.bits // 8
+        self._panels = torch.empty(parts, size, dtype=torch.uint8)
+        groups = self.in_features // self._group if packing.bits < 16 else 0
+        self._scales = torch.empty(parts, groups, columns)
+        self._below = torch.empty(parts, groups, columns, dtype=torch.int32)
+        for part, rows in enumerate(weight.chunk(parts)):
+            self._pack(rows.contiguous(), part)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros(parts, columns)
+            self._bias[:, : self.out_features] = bias.view(parts, -1)
+
+    def _pack(self, weight: Tensor, part: int) -> None:
+        panels = self._panels[part].data_ptr()
+        if self._bits == 16:
+            self._ops.pack(weight.data_ptr(), panels, *weight.shape)
+            return
+        self._ops.quantise_weight(
+            weight.data_ptr(),
+            panels,
+            self._scales[part].data_ptr(),
+            self._below[part].data_ptr(),
+            *weight.shape,
+            self._bits,
+            self._group,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._multiply(x, x.new_empty(len(x), self.out_features), _After.NARROW)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual [rows, out_features], contiguous; becomes the sum."""
+        return self._multiply(x, residual, _After.ADD)
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """silu of the first part's product, times the second's."""
+        return self._multiply(x, x.new_empty(len(x), self.out_features), _After.SILU_MUL)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """float32, never rounded to less."""
+        out = x.new_empty(len(x), self.out_features, dtype=torch.float32)
+        return self._multiply(x, out, _After.WIDE)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weight: index [n] int64 -> [n, in_features]."""
+        out = torch.empty(len(index), self.in_features, dtype=torch.bfloat16)
+        self._ops.rows_of(
+            self._panels.data_ptr(),
+            self._scales.data_ptr(),
+            self.out_features,
+            self.in_features,
+            self._bits,
+            self._group,
+            index.data_ptr(),
+            out.data_ptr(),
+            len(index),
+        )
+        return out
+
+    def _multiply(self, x: Tensor, out: Tensor, after: _After) -> Tensor:
+        failed = self._ops.linear(
+            x.data_ptr(),
+            self._panels.data_ptr(),
+            self._scales.data_ptr(),
+            self._below.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            out.data_ptr(),
+            len(x),
+            self.out_features,
+            self.in_features,
+            self._bits,
+            self._group,
+            after,
+        )
+        if failed:
+            raise MemoryError(f"a product of {len(x)} rows found no memory to lay them out")
+        return out

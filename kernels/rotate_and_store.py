@@ -1,0 +1,111 @@
+"""Between a layer's first product and its attention: the heads of queries and keys are normalised,
+if the model does that, and rotated; keys and values go into their slots of the paged cache.
+
+    qkv       [tokens, (heads + 2 * kv_heads) * head_dim], contiguous
+    kv_cache  as attention has it; gains the keys and values
+    returns   [tokens, heads, head_dim], the queries, contiguous or not
+
+`plan_store` does what the layers of a step share, once; each layer calls what it returns.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention_panels import ops_on_panels
+from kernels.rms_norm import rms_norm
+from kernels.rotary import rotary
+from kernels.spans import HeadShape
+from kernels.store_kv import key_rows, store_rows
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [head_dim] of the norms of queries and keys."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+# (qkv, norms, kv_cache) -> queries
+Store = Callable[[Tensor, HeadNorms | None, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where each token stands, and where its keys and values go.
+
+    cos, sin      [tokens, head_dim]  as `kernels.rotary` has them
+    slot_mapping  [tokens]            int64; block * block_size + offset; no slot twice
+    """
+
+    cos: Tensor
+    sin: Tensor
+    slot_mapping: Tensor
+
+
+def plan_store(places: Places, shape: HeadShape, kv_cache: Tensor) -> Store:
+    """kv_cache: any layer's; they have one shape."""
+    ops = ops_on_panels(kv_cache, shape)
+    if ops is not None:
+        return lambda qkv, norms, kv_cache: rotate_and_store_panels(
+            ops, qkv, norms, places, shape, kv_cache
+        )
+    rows = key_rows(places.slot_mapping, shape.num_kv_heads, kv_cache.shape[3])
+    return lambda qkv, norms, kv_cache: rotate_and_store_ref(
+        qkv, norms, places, shape, kv_cache, rows
+    )
+
+
+def rotate_and_store_ref(
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    places: Places,
+    shape: HeadShape,
+    kv_cache: Tensor,
+    rows: Tensor,
+) -> Tensor:
+    """rows: as of `key_rows`"""
+    num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
+    heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, shape.head_dim)
+    turning, value = heads.tensor_split((num_heads + num_kv_heads,), 1)
+    if norms:
+        query, key = turning.tensor_split((num_heads,), 1)
+        query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
+        turning = torch.cat((query, key), 1)
+    query, key = rotary(turning, places.cos, places.sin).tensor_split((num_heads,), 1)
+    store_rows(key, value, kv_cache, rows)
+    return query
+
+
+def rotate_and_store_panels(
+    ops: ctypes.CDLL,
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    places: Places,
+    shape: HeadShape,
+    kv_cache: Tensor,
+) -> Tensor:
+    """On a cache whose blocks hold panels."""
+    query = qkv.new_empty(len(qkv), shape.num_heads, shape.head_dim)
+    ops.rotate_and_store(
+        qkv.data_ptr(),
+        norms.query.data_ptr() if norms else None,
+        norms.key.data_ptr() if norms else None,
+        norms.eps if norms else 0.0,
+        places.cos.data_ptr(),
+        places.sin.data_ptr(),
+        places.slot_mapping.data_ptr(),
+        kv_cache.data_ptr(),
+        query.data_ptr(),
+        len(qkv),
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        kv_cache.shape[3],
+    )
+    return query

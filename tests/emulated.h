@@ -1,0 +1,95 @@
+/* AVX-512 bf16 and, with -DEMULATED_TILES, AMX in plain C: the same source runs on any x86.
+
+   Numbers follow Intel's manual in all but the order of sums within a pair. */
+#include <immintrin.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#undef __AVX512F__
+#undef __AVX512BF16__
+#undef __AVX512VNNI__
+#define __AVX512F__ 1
+#define __AVX512BF16__ 1
+#define __AVX512VNNI__ 1
+
+typedef float emulated_sums __attribute__((vector_size(64)));
+typedef uint32_t emulated_pairs __attribute__((vector_size(64), aligned(2), may_alias));
+
+#define __m512 emulated_sums
+#define __m512bh emulated_pairs
+#define _mm512_loadu_si512(at) (*(const emulated_pairs *)(at))
+#define _mm512_set1_epi32(pair) ((emulated_pairs){} + (uint32_t)(pair))
+#define _mm512_dpbf16_ps(sums, x, y)                                     \
+  ((sums) + (emulated_sums)((x) << 16) * (emulated_sums)((y) << 16) +    \
+   (emulated_sums)((x) & 0xffff0000) * (emulated_sums)((y) & 0xffff0000))
+
+typedef int32_t emulated_integers __attribute__((vector_size(64)));
+#define __m512i emulated_integers
+#define _mm512_dpbusd_epi32(sums, x, y) emulated_multiply_quads(sums, (emulated_integers)(x), y)
+static inline emulated_integers emulated_multiply_quads(emulated_integers sums, emulated_integers x,
+                                                        emulated_integers y) {
+  for (int e = 24; e >= 0; e -= 8) sums += ((x >> (24 - e)) & 255) * ((y << e) >> 24);
+  return sums;
+}
+
+#ifdef EMULATED_TILES
+#define __AMX_BF16__ 1
+#define __AMX_INT8__ 1
+#define syscall(...) 0
+
+static _Thread_local struct {
+  uint8_t config[64], tiles[8][16][64];
+} emulated;
+
+#define emulated_rows(t) (emulated.config[48 + (t)])
+#define emulated_bytes(t) (((uint16_t *)(emulated.config + 16))[t])
+
+static inline void emulated_load(int t, const void *from, size_t stride) {
+  for (int r = 0; r < emulated_rows(t); r++)
+    memcpy(emulated.tiles[t][r], (const char *)from + r * stride, emulated_bytes(t));
+}
+
+static inline void emulated_store(int t, void *to, size_t stride) {
+  for (int r = 0; r < emulated_rows(t); r++)
+    memcpy((char *)to + r * stride, emulated.tiles[t][r], emulated_bytes(t));
+}
+
+static inline float emulated_widen(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float wide;
+  memcpy(&wide, &bits, 4);
+  return wide;
+}
+
+static inline void emulated_multiply(int sums, int x, int y) {
+  for (int r = 0; r < emulated_rows(sums); r++)
+    for (int k = 0; k < emulated_bytes(x) / 4; k++)
+      for (int c = 0; c < emulated_bytes(sums) / 4; c++)
+        for (int e = 0; e < 2; e++)
+          ((float *)emulated.tiles[sums][r])[c] +=
+              emulated_widen(((uint16_t *)emulated.tiles[x][r])[2 * k + e]) *
+              emulated_widen(((uint16_t *)emulated.tiles[y][k])[2 * c + e]);
+}
+
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_dpbf16ps
+static inline void emulated_multiply8(int sums, int x, int y) {
+  for (int r = 0; r < emulated_rows(sums); r++)
+    for (int k = 0; k < emulated_bytes(x) / 4; k++)
+      for (int c = 0; c < emulated_bytes(sums) / 4; c++)
+        for (int e = 0; e < 4; e++)
+          ((int32_t *)emulated.tiles[sums][r])[c] +=
+              (int8_t)emulated.tiles[x][r][4 * k + e] * (int8_t)emulated.tiles[y][k][4 * c + e];
+}
+
+#undef _tile_dpbssd
+#define _tile_dpbssd(sums, x, y) emulated_multiply8(sums, x, y)
+#define _tile_loadconfig(from) memcpy(emulated.config, from, 64)
+#define _tile_release() memset(&emulated, 0, sizeof emulated)
+#define _tile_loadd(t, from, stride) emulated_load(t, from, stride)
+#define _tile_stored(t, to, stride) emulated_store(t, to, stride)
+#define _tile_dpbf16ps(sums, x, y) emulated_multiply(sums, x, y)
+#endif

@@ -1,0 +1,147 @@
+"""Where the compiled operations come from, and what happens where they cannot."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu.library import Unusable, build, compiled_ops, load
+
+FAST = ("-O0",)
+
+
+def script(folder: Path, body: str) -> Path:
+    file = folder / "cc"
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that leaves a line for each time that it compiles."""
+    counts = tmp_path / "counts"
+    counts.touch()
+    wrapper = script(
+        tmp_path, f'case "$*" in *ops.c*) echo once >> {counts};; esac\nexec /usr/bin/cc "$@"'
+    )
+    monkeypatch.setenv("CC", str(wrapper))
+    return counts
+
+
+def test_what_was_compiled_once_is_found_again(tmp_path: Path, counting: Path) -> None:
+    cache = tmp_path / "cache"
+    built = build(FAST, cache)
+    assert build(FAST, cache) == built
+    assert counting.read_text().count("once") == 1
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+def test_whoever_comes_at_the_same_time_waits(tmp_path: Path, counting: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        built = {*threads.map(lambda _: build(FAST, tmp_path / "cache"), range(4))}
+    assert len(built) == 1 and counting.read_text().count("once") == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "sum"])
+def test_a_damaged_build_is_compiled_again(tmp_path: Path, counting: Path, damage: str) -> None:
+    cache = tmp_path / "cache"
+    built = build(FAST, cache)
+    whole = built.read_bytes()
+    if damage == "cut":
+        built.write_bytes(whole[:5000])
+    elif damage == "changed":
+        built.write_bytes(whole[:5000] + b"\0" + whole[5001:])
+    else:
+        built.with_suffix(".sum").unlink()
+    assert load(build(FAST, cache)).prepare()
+    assert counting.read_text().count("once") == 2
+
+
+def test_other_flags_and_other_compilers_have_builds_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    builds = {build(FAST, cache), build(("-O0", "-g"), cache)}
+    reporting = 'case "$1" in --version) echo other;; *) exec /usr/bin/cc "$@";; esac'
+    monkeypatch.setenv("CC", str(script(tmp_path, reporting)))
+    assert len(builds | {build(FAST, cache)}) == 3
+
+
+@pytest.mark.parametrize("kind", ["file", "open to others"])
+def test_a_folder_that_is_no_cache_is_left_alone_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    cache = tmp_path / "cache"
+    if kind == "file":
+        cache.touch()
+    else:
+        cache.mkdir()
+        cache.chmod(0o777)
+    built = build(FAST, cache)
+    assert cache not in built.parents and load(built).prepare()
+    (line,) = caplog.messages
+    assert str(cache) in line and "at each start" in line
+    assert cache.is_file() or not list(cache.iterdir())
+
+
+@pytest.mark.parametrize(
+    "does, said",
+    [
+        ('echo "ops.c: no space left" >&2; exit 1', "no space left"),
+        ("kill -9 $$", "cc"),
+        ('case "$1" in --version) ;; *) touch "$4";; esac', "too short|invalid|truncated|header"),
+    ],
+)
+def test_a_compiler_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, said: str
+) -> None:
+    monkeypatch.setenv("CC", str(script(tmp_path, does)))
+    with pytest.raises(Unusable, match=said):
+        load(build(FAST, tmp_path / "cache"))
+
+
+def test_what_cannot_be_run_at_all_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "cc"
+    broken.write_bytes(b"\x7fELF and no more")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    with pytest.raises(Unusable, match=str(broken)):
+        build(FAST, tmp_path / "cache")
+
+
+def test_without_a_compiler_torch_computes_and_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    compiled_ops.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert compiled_ops() is None and compiled_ops() is None
+    finally:
+        compiled_ops.cache_clear()
+    (line,) = caplog.messages
+    assert "no C compiler" in line and "install one" in line
+
+
+def test_torch_and_the_operations_share_one_pool_of_threads() -> None:
+    code = """
+import torch
+from pathlib import Path
+from kernels.cpu.library import compiled_ops
+assert compiled_ops()
+maps = Path("/proc/self/maps").read_text().split()
+print(len({word for word in maps if "libgomp" in word}))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True
+    )
+    assert ran.stdout.strip() == "1"

@@ -1,0 +1,223 @@
+"""The compiled operations against torch in float64, in round shapes and weird ones.
+
+Every way of a processor to multiply is compiled and run; what this one lacks is emulated.
+"""
+
+import ctypes
+import os
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from kernels.cpu.library import build, load
+from kernels.paged_attention_panels import paged_attention_panels, to_panels
+from kernels.panel_linear import PACKINGS, PanelLinear
+from kernels.rms_norm import rms_norm_compiled, rms_norm_ref
+from kernels.rotate_and_store import (
+    HeadNorms,
+    Places,
+    rotate_and_store_panels,
+    rotate_and_store_ref,
+)
+from kernels.spans import HeadShape, Spans
+from kernels.store_kv import key_rows
+from test_kernels_attention import DECODES, MIXED, expected, make
+
+_EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi")
+_EMULATED += ("-include", str(Path(__file__).parent / "emulated.h"))
+WAYS = {"native": ("-O3", "-march=native")}
+if platform.machine() == "x86_64":
+    WAYS |= {
+        "SSE2": ("-O1", "-march=x86-64"),
+        "AVX-512 bf16": _EMULATED,
+        "AMX": (*_EMULATED, "-DEMULATED_TILES"),
+    }
+
+
+@pytest.fixture(scope="session", params=WAYS)
+def ops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    more = os.environ.get("PENSTOCK_TEST_OPS_FLAGS", "").split()
+    flags = (*WAYS[request.param], *more)
+    library = load(build(flags, tmp_path_factory.mktemp("cache")))
+    if request.param.startswith("A"):
+        assert library.prepare() == request.param.encode()
+    return library
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + seed)
+    return torch.randn(shape, generator=generator).bfloat16()
+
+
+# rows, out_features, in_features
+SHAPES = [(1, 16, 32), (2, 100, 64), (5, 576, 576), (17, 34, 1536), (70, 200, 4096), (130, 30, 64)]
+
+
+@pytest.mark.parametrize("rows, out, wide", SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_equal_torch(
+    ops: ctypes.CDLL, rows: int, out: int, wide: int, biased: bool
+) -> None:
+    x, weight = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5
+    bias = randn(out) if biased else None
+    exact = F.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
+    product = PanelLinear(ops, weight, bias)
+    assert_close(product.wide(x).double(), exact, atol=2e-5, rtol=2e-5)
+    assert torch.equal(product(x), product.wide(x).bfloat16())
+    residual = randn(rows, out, seed=2)
+    added = (product.wide(x) + residual).bfloat16()
+    assert torch.equal(product.add(x, residual), added) and torch.equal(residual, added)
+    gate, up = exact.chunk(2, -1)
+    gated = PanelLinear(ops, weight, bias, parts=2).silu_mul(x)
+    assert_close(gated.double(), F.silu(gate) * up, atol=1e-2, rtol=1e-2)
+    index = torch.tensor([out - 1, 0, out // 2])
+    assert torch.equal(product.rows(index), weight[index])
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
+@pytest.mark.parametrize("rows, out, wide", [(1, 16, 128), (5, 100, 256), (70, 33, 640)])
+def test_quantised_products_equal_torch(
+    ops: ctypes.CDLL, name: str, rows: int, out: int, wide: int
+) -> None:
+    """Of the numbers that the weight was rounded to, and the rows too."""
+    x, weight, bias = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5, randn(out)
+    weight[0] = 0
+    product = PanelLinear(ops, weight, bias, PACKINGS[name])
+    rounded = product.rows(torch.arange(out))
+    group = PACKINGS[name].group or wide
+    most = weight.abs().view(out, -1, group).amax(-1).repeat_interleave(group, 1)
+    steps = 127 if name == "int8" else 8
+    assert ((rounded - weight).abs() <= 0.01 * most + most / steps).all()
+    assert ((rounded - weight).abs().mean(-1) <= 0.3 * most.amax(-1) / steps).all()
+    scale = x.abs().amax(-1, keepdim=True).double() / 127
+    eighth = (x.double() / scale).round() * scale
+    exact = F.linear(eighth, rounded.double(), bias.double())
+    assert_close(product.wide(x).double(), exact, atol=1e-2, rtol=1e-2)
+    alone = torch.cat([product.wide(row) for row in x.split(1)])
+    assert torch.equal(alone, product.wide(x))
+
+
+@pytest.mark.parametrize("rows, out, wide", SHAPES)
+def test_a_products_row_has_the_same_bits_alone(
+    ops: ctypes.CDLL, rows: int, out: int, wide: int
+) -> None:
+    x, weight = randn(rows, wide), randn(out, wide, seed=1)
+    product = PanelLinear(ops, weight, None)
+    alone = torch.cat([product.wide(row) for row in x.split(1)])
+    assert torch.equal(alone, product.wide(x))
+
+
+LONG = [(1, 1030), (1, 2049), (3, 1025), (50, 1050)]
+
+
+@pytest.mark.parametrize(
+    "lengths, window",
+    [
+        (DECODES, None),
+        (DECODES, 64),
+        (MIXED, None),
+        (MIXED, 1),
+        (MIXED, 20),
+        (LONG, None),
+        (LONG, 1024),
+    ],
+)
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, block_size",
+    [(9, 3, 64, 16), (4, 4, 32, 48), (6, 1, 96, 32), (1, 1, 256, 16)],
+)
+def test_attention_equals_torch(
+    ops: ctypes.CDLL,
+    lengths: list[tuple[int, int]],
+    window: int | None,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    query, cache, spans = make(lengths, heads, kv_heads, head_dim, block_size, torch.bfloat16)
+    wanted = expected(query, cache, spans, 0.1, window)
+    panels = to_panels(cache)
+    for deterministic in (False, True):
+        got = paged_attention_panels(ops, query, panels, spans, 0.1, window, deterministic)
+        assert_close(got.double(), wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("lengths", [MIXED, LONG], ids=["mixed", "long"])
+@pytest.mark.parametrize("window", [None, 20])
+def test_deterministic_attention_of_a_row_has_the_same_bits_alone(
+    ops: ctypes.CDLL, lengths: list[tuple[int, int]], window: int | None
+) -> None:
+    query, cache, spans = make(lengths, 6, 2, 64, dtype=torch.bfloat16)
+    panels = to_panels(cache)
+    whole = paged_attention_panels(ops, query, panels, spans, 0.1, window, True)
+    starts = spans.query_start.tolist()
+    for seq, (length, context) in enumerate(lengths):
+        for row in range(0, length, 3):
+            alone = Spans(
+                torch.tensor([0, 1], dtype=torch.int32),
+                torch.tensor([context - length + row + 1], dtype=torch.int32),
+                spans.block_tables[seq : seq + 1],
+                1,
+                context,
+            )
+            at = slice(starts[seq] + row, starts[seq] + row + 1)
+            got = paged_attention_panels(ops, query[at], panels, alone, 0.1, window, True)
+            assert torch.equal(got, whole[at])
+
+
+def test_what_nobody_sees_may_be_any_number(ops: ctypes.CDLL) -> None:
+    """Slots after a sequence's last key, and blocks of others."""
+    query, cache, spans = make([(1, 21), (5, 37)], 4, 2, 64, dtype=torch.bfloat16)
+    wanted = paged_attention_panels(ops, query, to_panels(cache), spans, 0.1, None, False)
+    tables = spans.block_tables
+    cache[tables[0, 1], :, :, 5:] = 3e38
+    cache[tables[1, 2], :, :, 5:] = -3e38
+    held = {*tables[0, :2].tolist(), *tables[1, :3].tolist()}
+    cache[[block for block in range(len(cache)) if block not in held]] = torch.nan
+    got = paged_attention_panels(ops, query, to_panels(cache), spans, 0.1, None, False)
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim, block_size", [(6, 2, 64, 16), (5, 5, 96, 48)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_and_store_equal_the_reference(
+    ops: ctypes.CDLL, heads: int, kv_heads: int, head_dim: int, block_size: int, normed: bool
+) -> None:
+    tokens, shape = 37, HeadShape(heads, kv_heads, head_dim)
+    qkv = randn(tokens, (heads + 2 * kv_heads) * head_dim)
+    angles = 5 * randn(tokens, head_dim // 2).float()
+    cos, sin = angles.cos(), angles.sin()
+    places = Places(
+        torch.cat((cos, cos), 1).bfloat16(),
+        torch.cat((-sin, sin), 1).bfloat16(),
+        torch.randperm(6 * block_size, generator=torch.Generator().manual_seed(1))[:tokens],
+    )
+    norms = HeadNorms(randn(head_dim), randn(head_dim, seed=1), 1e-5) if normed else None
+    cache = randn(6, kv_heads, 2, block_size, head_dim)
+    panels = to_panels(cache)
+    rows = key_rows(places.slot_mapping, kv_heads, block_size)
+    wanted = rotate_and_store_ref(qkv, norms, places, shape, cache, rows)
+    got = rotate_and_store_panels(ops, qkv, norms, places, shape, panels)
+    assert_close(got, wanted, atol=3e-2, rtol=2e-2)
+    assert_close(panels, to_panels(cache), atol=3e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("rows, hidden", [(1, 64), (3, 123), (300, 576)])
+def test_rms_norm_equals_the_reference(ops: ctypes.CDLL, rows: int, hidden: int) -> None:
+    x, weight = randn(rows, hidden), randn(hidden)
+    got = rms_norm_compiled(ops, x, weight, 1e-5)
+    assert_close(got, rms_norm_ref(x, weight, 1e-5), atol=1e-6, rtol=1e-2)
+
+
+def test_numbers_that_are_none_stay_so(ops: ctypes.CDLL) -> None:
+    x, weight = randn(3, 64), randn(32, 64)
+    x[1, 7] = torch.nan
+    for name in ("bf16", "int8"):
+        got = PanelLinear(ops, weight, None, PACKINGS[name])(x)
+        assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
