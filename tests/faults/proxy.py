@@ -112,7 +112,7 @@ class Proxy:
             return client.transport.abort()
         try:
             from_server, server = await asyncio.open_connection(self.host, self.target_port)
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # cancelled at the end
             return client.transport.abort()
         pair = client, server
         self._writers.add(pair)
