@@ -32,7 +32,8 @@ INLINE char *row_of(const struct laid *laid, int row, size_t row_bytes) {
          (HAS_TILES ? row / 16 * 16 * row_bytes + row % 16 * 64 : row * row_bytes);
 }
 
-/* x [k] in int8; returns the scale, which is no number if one of them is none. */
+/* x [k] in int8; returns the scale. Where a number is none, or infinite, the scale is too, and the
+   numbers are zero: their products are no numbers. */
 static float quantise(const bf16 *x, int8_t *numbers, int k) {
   float most = 0;
   for (int i = 0; i < k; i++) {
@@ -41,7 +42,7 @@ static float quantise(const bf16 *x, int8_t *numbers, int k) {
   }
   float per_unit = most > 0 && most < INFINITY ? 127.0f / most : 0;
   for (int i = 0; i < k; i++) numbers[i] = per_unit ? (int8_t)(int)rintf(widen(x[i]) * per_unit) : 0;
-  return most < INFINITY ? most / 127.0f : NAN;
+  return most / 127.0f;
 }
 
 static void lay(const bf16 *x, const struct laid *laid, int row, const struct weight *w) {
