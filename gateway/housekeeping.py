@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from asyncio import CancelledError
 from signal import Signals
 
 from arq.connections import ArqRedis
@@ -63,14 +64,19 @@ def main(argv: list[str]) -> int:
     settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
     write_log_to_stderr("housekeeping", settings.log_level)
     logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every chore, every second
-    house, signals = worker(settings), list[Signals]()
+    return run_until_told_to_stop(worker(settings))
+
+
+def run_until_told_to_stop(house: Worker) -> int:
+    """The exit status: 0 after SIGTERM or SIGINT, also if a chore was cut short by it."""
+    signals = list[Signals]()
     house.on_stop = signals.append
     try:
         house.run()
     except UnfitServer as error:
         log.error("%s", error)
         return NEVER_STARTS
-    except Exception:
+    except (Exception, CancelledError):  # arq cancels chores, and awaits them as if it had not
         if not signals:
             raise
         log.exception("a chore did not end in order; it is done again by whoever comes next")

@@ -1,6 +1,8 @@
 """Chores: what nobody else is there to do."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from arq import create_pool
 
 from gateway.arq_redis import arq_settings
 from gateway.client import Client
+from gateway.housekeeping import HousekeepingSettings, run_until_told_to_stop, worker
 from schemas.connection import connect
 from schemas.model import ModelCard
 from schemas.registry import Registry
@@ -25,6 +28,13 @@ def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) ->
         finally:
             process.terminate()
             assert process.wait(60) == 0
+
+
+def test_a_chore_cut_short_by_sigterm_is_no_failure(redis_url: str) -> None:
+    house = worker(HousekeepingSettings(redis_url=redis_url))
+    house.tasks["chore"] = house.loop.create_task(asyncio.sleep(60))
+    house.loop.call_later(0.5, os.kill, os.getpid(), signal.SIGTERM)
+    assert run_until_told_to_stop(house) == 0
 
 
 async def _ends(url: str) -> str:
