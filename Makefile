@@ -49,7 +49,7 @@ matrix: .venv/installed
 	done
 
 bench: .venv/installed
-	$(BIN)/penstock bench
+	$(BIN)/penstock bench compare
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Penstock needs Python 3.11 or newer; say which one: make PYTHON=python3.11")'

@@ -14,7 +14,10 @@ COMMANDS = {
     "keys": ("gateway.keys", "create, list and revoke API keys"),
     "webhooks": ("gateway.webhooks_cli", "receivers of events, and what they were sent"),
     "acl": ("compose.acl", "users of Redis, one a role, as lines of an ACL file"),
-    "bench": ("loadtest.bench", "speed beside transformers; `bench queue`: the queue's path"),
+    "bench": (
+        "loadtest.bench",
+        "offline, latency, serve: speed by vLLM's names; compare: beside others",
+    ),
     "dlq": ("gateway.dlq", "list, show, requeue and drop jobs that were given up"),
 }
 

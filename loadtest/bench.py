@@ -1,119 +1,46 @@
-"""`penstock bench`: the engine beside transformers on the same requests, in one run."""
+"""`penstock bench`: what is measured, loaded only when asked for."""
 
-import json
+import importlib
 import os
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Sequence
 
-from pydantic import Field
-from rich.console import Console
-from rich.table import Table
+from loadtest.errors import BadOption, CannotMeasure
+from schemas.errors import InvalidJob
+from schemas.exit_status import BAD_USAGE
 
-from loadtest import queue
-from loadtest.apart import in_a_process
-from loadtest.measurement import Measurement
-from loadtest.shape import save_135m
-from loadtest.subjects import BATCHED, ONE_BY_ONE, PENSTOCK, SUBJECTS
-from loadtest.waste import measure
-from loadtest.workload import DESCRIPTIONS, NUM_REQUESTS, Name, workloads
-from schemas.process import Settings, load_settings
-from worker.bundled.paths import BUNDLED_MODEL
+COMMANDS = {
+    "offline": ("loadtest.offline", "throughput through LLM, in this process"),
+    "latency": ("loadtest.latency", "how long a batch takes through LLM"),
+    "compare": ("loadtest.compare", "the engine beside transformers, in one run"),
+    "memory": ("loadtest.waste", "KV memory that is taken and holds nothing"),
+    "queue": ("loadtest.queue", "the queue's path, with an engine that costs nothing"),
+}
 
 
-class BenchSettings(Settings):
-    """Tokens a second and latencies, beside transformers, in one run."""
-
-    model: Path | None = Field(
-        None, description="a checkpoint's folder; none: the bundled model and a 135M shape"
-    )
-    workload: Name = Field(
-        "W", description="; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items())
-    )
-    one_by_one: int = Field(
-        16, ge=1, le=NUM_REQUESTS, description="how many requests `generate` is given"
-    )
-
-
-def main(argv: list[str]) -> int:
-    if argv[:1] == ["queue"]:
-        return queue.main(argv[1:])
-    settings = load_settings(BenchSettings, "penstock bench", argv)
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # for all: spinning starves a neighbour
-    console = Console()
-    if not console.is_terminal:
-        console.width = 110
-    _show_waste(console)
-    if settings.model is not None:
-        _compare(console, settings.model.name, settings.model, settings)
+def main(argv: Sequence[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
         return 0
-    _compare(console, f"{BUNDLED_MODEL.name} (bundled)", BUNDLED_MODEL, settings)
-    with tempfile.TemporaryDirectory() as folder:
-        in_a_process(save_135m, Path(folder))
-        _compare(console, "135M Llama shape, random weights, bf16", Path(folder), settings)
-    return 0
+    if argv[0] not in COMMANDS:
+        print(f"penstock bench: there is no command {argv[0]!r}\n\n{_usage()}", file=sys.stderr)
+        return BAD_USAGE
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # for all: spinning starves a neighbour
+    module, _ = COMMANDS[argv[0]]
+    try:
+        code: int = importlib.import_module(module).main(argv[1:])
+    except (BadOption, InvalidJob) as error:
+        print(f"penstock bench {argv[0]}: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except CannotMeasure as error:
+        print(f"penstock bench {argv[0]}: {error}", file=sys.stderr)
+        return 1
+    return code
 
 
-def _compare(console: Console, title: str, folder: Path, settings: BenchSettings) -> None:
-    requests = workloads(_vocab_size(folder))[settings.workload]
-    given = {PENSTOCK: requests, BATCHED: requests, ONE_BY_ONE: requests[: settings.one_by_one]}
-    found: dict[str, Measurement] = {}
-    for name, some in given.items():
-        with console.status(f"{title}: {name}, {len(some)} requests"):
-            found[name] = in_a_process(SUBJECTS[name], folder, some)
-    console.print(_table(f"{title}, workload {settings.workload}", found))
-    ours = found[PENSTOCK].tokens_per_s
-    for name in (ONE_BY_ONE, BATCHED):
-        console.print(f"  {ours / found[name].tokens_per_s:.1f} times transformers' {name}")
-    console.print()
-
-
-def _table(title: str, found: dict[str, Measurement]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("engine", no_wrap=True)
-    for column in (
-        "requests",
-        "tokens",
-        "tokens/s",
-        "TTFT ms p50",
-        "p99",
-        "inter-token ms p50",
-        "p90",
-        "p99",
-    ):
-        table.add_column(column, justify="right")
-    for name, one in found.items():
-        figures = (one.ttft_ms(50), one.ttft_ms(99), one.itl_ms(50), one.itl_ms(90), one.itl_ms(99))
-        table.add_row(
-            name,
-            str(len(one.timelines)),
-            str(one.num_tokens),
-            f"{one.tokens_per_s:.0f}",
-            *(f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" for figure in figures),
-        )
-    return table
-
-
-def _show_waste(console: Console) -> None:
-    waste = measure()
-    table = Table(
-        title=f"KV memory, 500 sequences with a mean of {waste.mean_tokens:.0f} tokens",
-        title_justify="left",
-    )
-    for column in ("allocator", "waste", "running at once, mean"):
-        table.add_column(column, justify="right" if column != "allocator" else "left")
-    table.add_row("blocks of 16", f"{waste.paged:.1%}", f"{waste.paged_running:.0f}")
-    table.add_row(
-        "contiguous, max_model_len each",
-        f"{waste.contiguous:.1%}",
-        f"{waste.contiguous_running:.0f}",
-    )
-    console.print(table)
-    console.print()
-
-
-def _vocab_size(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
+def _usage() -> str:
+    lines = [f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(["usage: penstock bench COMMAND [--flag VALUE ...]", "", *lines])
 
 
 if __name__ == "__main__":

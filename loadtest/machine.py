@@ -69,7 +69,9 @@ class Neighbours:
 
     def _look(self) -> None:
         machine_s, ours = _machine_s(), _ours()
-        while not self._is_over.wait(_LOOK_S):
+        is_over = False
+        while not is_over:
+            is_over = self._is_over.wait(_LOOK_S)
             before_s, before = machine_s, ours
             machine_s, ours = _machine_s(), _ours()
             own_s = sum(used_s - before.get(pid, 0.0) for pid, used_s in ours.items())

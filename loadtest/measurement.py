@@ -1,47 +1,110 @@
 """What was measured of one engine on one workload, and the figures that follow from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
+
+Metric = Literal["ttft", "tpot", "itl", "e2el"]
 
 
 @dataclass(slots=True)
 class Timeline:
-    """One request: when it was handed over, and when each of its tokens came, in seconds."""
+    """One request: when it was handed over, and when each of its tokens came, in seconds.
+
+    Of a stream it is when each piece with text came; how many tokens they were, its server counts.
+    """
 
     begin_s: float
     num_prompt: int
     tokens_s: list[float] = field(default_factory=list)
+    num_counted: int | None = None
+    end_s: float | None = None
+    error: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens_s) if self.num_counted is None else self.num_counted
 
     @property
     def ttft_ms(self) -> float:
+        """To the first token."""
         return (self.tokens_s[0] - self.begin_s) * 1e3
 
     @property
+    def e2el_ms(self) -> float:
+        """To the end."""
+        return ((self.end_s or self.tokens_s[-1]) - self.begin_s) * 1e3
+
+    @property
+    def tpot_ms(self) -> float:
+        """Of each token after the first."""
+        return (self.e2el_ms - self.ttft_ms) / (self.num_tokens - 1)
+
+    @property
     def gaps_ms(self) -> list[float]:
-        return [
-            (after - before) * 1e3
-            for before, after in zip(self.tokens_s, self.tokens_s[1:], strict=False)
-        ]
+        return [(after - before) * 1e3 for before, after in pairwise(self.tokens_s)]
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
+    """Of the requests that failed nothing counts but that they did."""
+
     timelines: list[Timeline]
     wall_s: float
+    cpu_s: float = 0.0
+    start_s: float = 0.0  # from the start of the engine's process to its first token
+
+    @property
+    def completed(self) -> list[Timeline]:
+        return [timeline for timeline in self.timelines if not timeline.error]
+
+    @property
+    def errors(self) -> list[str]:
+        return [timeline.error for timeline in self.timelines if timeline.error]
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(timeline.tokens_s) for timeline in self.timelines)
+        return sum(timeline.num_tokens for timeline in self.completed)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(timeline.num_prompt for timeline in self.completed)
 
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.wall_s
 
     def ttft_ms(self, percent: float) -> float:
-        return float(np.percentile([timeline.ttft_ms for timeline in self.timelines], percent))
+        return self.percentile("ttft", percent)
 
     def itl_ms(self, percent: float) -> float:
         """Inter-token latency over all gaps of all requests."""
-        gaps = [gap for timeline in self.timelines for gap in timeline.gaps_ms]
-        return float(np.percentile(gaps or [0.0], percent))
+        return self.percentile("itl", percent)
+
+    def percentile(self, metric: Metric, percent: float) -> float:
+        return float(np.percentile(self.latencies_ms(metric) or [0.0], percent))
+
+    def latencies_ms(self, metric: Metric) -> list[float]:
+        came = [timeline for timeline in self.completed if timeline.tokens_s]
+        if metric == "ttft":
+            return [timeline.ttft_ms for timeline in came]
+        if metric == "tpot":
+            return [timeline.tpot_ms for timeline in came if timeline.num_tokens > 1]
+        if metric == "itl":
+            return [gap for timeline in came for gap in timeline.gaps_ms]
+        return [timeline.e2el_ms for timeline in came]
+
+    def summary(self, metrics: Sequence[Metric], percentiles: Sequence[float]) -> dict[str, float]:
+        """By vLLM's names."""
+        found: dict[str, float] = {}
+        for metric in metrics:
+            latencies = self.latencies_ms(metric) or [0.0]
+            found[f"mean_{metric}_ms"] = float(np.mean(latencies))
+            found[f"median_{metric}_ms"] = float(np.median(latencies))
+            found[f"std_{metric}_ms"] = float(np.std(latencies))
+            for percent in percentiles:
+                found[f"p{percent:g}_{metric}_ms"] = float(np.percentile(latencies, percent))
+        return found

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -110,7 +109,6 @@ async def _overhead(
 
 def main(argv: list[str]) -> int:
     settings = load_settings(QueueBenchSettings, "penstock bench queue", argv)
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     console = Console()
     if not console.is_terminal:
         console.width = 110

@@ -206,7 +206,7 @@ def in_process(requests: Sequence[Request]) -> Measurement:
     timelines = {str(number): Timeline(begin_s, 1) for number in range(len(requests))}
     for number, request in enumerate(requests):
         params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=True)
-        engine.add(Addition(str(number), request.prompt, params))
+        engine.add(Addition(str(number), request.ids, params))
     while engine.busy:
         for output in engine.step():
             timelines[output.seq_id].tokens_s.append(time.perf_counter())

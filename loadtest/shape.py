@@ -3,12 +3,16 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+VOCAB_SIZE = 49_152
+SPECIAL = ("<unk>", "<s>", "</s>")
 
-def save_135m(folder: Path) -> None:
-    """Write the checkpoint, in bfloat16. It has no tokenizer: requests come as token ids."""
+
+def save_135m(folder: Path, max_positions: int = 2048) -> None:
+    """Write the checkpoint, in bfloat16, and a tokenizer that any engine can load."""
     logging.disable_progress_bar()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -18,8 +22,8 @@ def save_135m(folder: Path) -> None:
         num_key_value_heads=3,
         head_dim=64,
         intermediate_size=1536,
-        vocab_size=49_152,
-        max_position_embeddings=2048,
+        vocab_size=VOCAB_SIZE,
+        max_position_embeddings=max_positions,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
@@ -28,3 +32,18 @@ def save_135m(folder: Path) -> None:
         pad_token_id=2,
     )
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    _tokenizer().save_pretrained(folder)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Text goes in as bytes; what comes out are words, a different one for each id."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [f"Ġw{number}" for number in range(VOCAB_SIZE - len(SPECIAL) - len(alphabet))]
+    vocabulary = {text: number for number, text in enumerate([*SPECIAL, *alphabet, *words])}
+    pieces = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=SPECIAL[0]))
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pieces.decoder = decoders.ByteLevel()
+    unknown, begins, ends = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=pieces, unk_token=unknown, bos_token=begins, eos_token=ends
+    )

@@ -1,6 +1,6 @@
 """The engines under measurement, each fed the same requests as token ids, greedily.
 
-Each is called in a process of its own by `loadtest.bench`, so that none inherits another's memory
+Each is called in a process of its own by `loadtest.compare`, so that none inherits another's memory
 or threads. Transformers' figures are those of its own public interface.
 """
 
@@ -52,7 +52,7 @@ def _answer_all(engine: Engine, requests: Sequence[Request]) -> Measurement:
     }
     for number, request in enumerate(requests):
         params = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
-        engine.add(Addition(str(number), request.prompt, params))
+        engine.add(Addition(str(number), request.ids, params))
     while engine.busy:
         for output in engine.step():
             assert output.error is None, output.error
@@ -66,7 +66,7 @@ def generate(folder: Path, requests: Sequence[Request]) -> Measurement:
 
     def answer(request: Request) -> Timeline:
         clock = Clock(Timeline(time.perf_counter(), len(request.prompt)))
-        prompt = torch.tensor([request.prompt])
+        prompt = torch.tensor([request.ids])
         config = GenerationConfig(
             max_new_tokens=request.max_tokens, do_sample=False, eos_token_id=NO_END, pad_token_id=0
         )
@@ -92,7 +92,7 @@ def generate_batch(folder: Path, requests: Sequence[Request]) -> Measurement:
             timelines = {}
             for request in some:
                 name = manager.add_request(
-                    request.prompt,
+                    request.ids,
                     max_new_tokens=request.max_tokens,
                     eos_token_id=NO_END,
                     record_timestamps=True,
@@ -154,7 +154,7 @@ def _load(folder: Path) -> GenerationMixin:
 
 def _warm_up(answer: Callable[[Request], object], requests: Sequence[Request]) -> None:
     """One short request: what is set up on first use is not measured."""
-    answer(Request(list(reversed(requests[0].prompt))[:16], 4))
+    answer(Request(requests[0].ids[::-1][:16], 4))
 
 
 SUBJECTS: dict[str, Subject] = {

@@ -17,7 +17,7 @@ LOADTEST = {
     "loadtest",
     "schemas",
     "gateway.client",
-    "httpx",
+    "msgspec",
     "rich",
     "numpy",
     "pydantic",
@@ -56,13 +56,16 @@ MAY_IMPORT = {
     "compose": ANYTHING,
     "loadtest": LOADTEST,
     # What is measured: engines in process, ours and others'.
+    "loadtest.own": LOADTEST | {"worker.bundled.paths", "worker.settings"},
+    "loadtest.timed_llm": LOADTEST | {"worker.engine.messages", "worker.llm", "worker.progress"},
+    "loadtest.latency": LOADTEST | {"worker.llm"},
     "loadtest.subjects": LOADTEST | {"worker.engine", "torch", "transformers"},
-    "loadtest.shape": {"torch", "transformers"},
+    "loadtest.shape": {"torch", "transformers", "tokenizers"},
     "loadtest.queue": LOADTEST | {"worker.bundled.paths"},
     "loadtest.queue_path": LOADTEST | {"compose.server", "worker.engine"},
     "loadtest.system": LOADTEST | {"compose.server"},
     "loadtest.waste": LOADTEST | {"worker.engine"},
-    "loadtest.bench": LOADTEST | {"worker.bundled.paths"},
+    "loadtest.compare": LOADTEST | {"worker.bundled.paths"},
 }  # fmt: skip
 NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}
 COMPUTES = {*NEVER_WITH_THE_GATEWAY, "numpy", "llguidance", "outlines", "jsonschema", "jinja2"}
