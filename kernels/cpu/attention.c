@@ -8,7 +8,7 @@
    cut into shares for several threads, merged in order. Pieces and shares count from position 0, and
    a key that a query does not see adds an exact zero, so a query's bits do not depend on what is
    computed beside it. */
-#include "tiles.h"
+#include "team.h"
 
 #define KEYS 64      /* of a piece */
 #define SHARE 1024   /* keys */
@@ -161,6 +161,57 @@ INLINE size_t row_of_stack(const struct item *item, int r, int heads, int head, 
   return (size_t)(item->first + r / group) * heads + head * group + r % group;
 }
 
+/* What the threads of a call share. */
+struct attention {
+  const bf16 *query;
+  bf16 *out;
+  struct cache cache;
+  const struct item *items;
+  float *partial;
+  size_t row_room;
+  int heads, group, window, by_tiles;
+  float scale;
+};
+
+/* One key head of an item. */
+static void attend_some(const void *what, int number) {
+  const struct attention *all = what;
+  int kv_heads = all->cache.kv_heads, head_dim = all->cache.head_dim, head = number % kv_heads;
+  const struct item *item = all->items + number / kv_heads;
+  int rows = (item->stop - item->first) * all->group;
+  struct bench bench;
+  for (int r = 0; r < rows; r++) {
+    const bf16 *from = all->query + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
+    for (int j = 0; j < head_dim; j++) bench.query[(size_t)r * head_dim + j] = left_of(from[j]);
+  }
+  use_tiles(16);
+  attend_share(&bench, item, &all->cache, head, all->group, all->scale, all->window,
+               all->by_tiles || rows >= 16);
+  for (int r = 0; r < rows; r++) {
+    float *sums = bench.sums + (size_t)r * head_dim;
+    if (item->shares > 1) {
+      float *to = all->partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2);
+      memcpy(to, sums, head_dim * 4);
+      to[head_dim] = bench.top[r], to[head_dim + 1] = bench.total[r];
+    } else {
+      bf16 *to = all->out + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
+      for (int j = 0; j < head_dim; j++) to[j] = narrow(sums[j] / bench.total[r]);
+    }
+  }
+}
+
+static void merge_some(const void *what, int number) {
+  const struct attention *all = what;
+  const struct item *item = all->items + number;
+  int rows = (item->stop - item->first) * all->group, head_dim = all->cache.head_dim;
+  if (item->shares == 1 || item->share) return;
+  for (int head = 0; head < all->cache.kv_heads; head++)
+    for (int r = 0; r < rows; r++)
+      merge(all->partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2), item->shares,
+            all->row_room * rows, head_dim,
+            all->out + row_of_stack(item, r, all->heads, head, all->group) * head_dim);
+}
+
 /* query, out     [tokens, heads, head_dim]; sequence i's rows are query_start[i]..query_start[i + 1]
    context_lens   [seqs]; keys of each sequence, those of its own rows included
    tables         [seqs, width]; the blocks of each
@@ -173,62 +224,18 @@ int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_
                     const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
                     int kv_heads, int head_dim, int block_size, float scale, int window, int by_tiles,
                     bf16 *out) {
-  struct cache cache = {blocks, kv_heads, block_size, head_dim};
   int group = heads / kv_heads;
   size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
   int count = list_items(0, &room, query_start, context_lens, tables, width, seqs, group, row_room, window);
   struct item *items = malloc(count * sizeof *items);
   float *partial = malloc(room * 4 + 1);
   int failed = !items || !partial;
-  if (!failed)
+  if (!failed) {
+    struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
+                            row_room, heads, group, window, by_tiles, scale};
     list_items(items, &room, query_start, context_lens, tables, width, seqs, group, row_room, window);
-#pragma omp parallel if (!failed)
-  {
-    struct bench *bench = failed ? 0 : aligned_alloc(64, sizeof *bench);
-    if (!bench)
-#pragma omp atomic write
-      failed = 1;
-#if HAS_TILES
-    configure_tiles(16);
-#endif
-#pragma omp for collapse(2) schedule(dynamic, 1)
-    for (int i = 0; i < count; i++)
-      for (int head = 0; head < kv_heads; head++) {
-        if (!bench) continue;
-        const struct item *item = items + i;
-        int rows = (item->stop - item->first) * group;
-        for (int r = 0; r < rows; r++) {
-          const bf16 *from = query + row_of_stack(item, r, heads, head, group) * head_dim;
-          for (int j = 0; j < head_dim; j++) bench->query[(size_t)r * head_dim + j] = left_of(from[j]);
-        }
-        attend_share(bench, item, &cache, head, group, scale, window, by_tiles || rows >= 16);
-        for (int r = 0; r < rows; r++) {
-          float *sums = bench->sums + (size_t)r * head_dim;
-          if (item->shares > 1) {
-            float *to = partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2);
-            memcpy(to, sums, head_dim * 4);
-            to[head_dim] = bench->top[r], to[head_dim + 1] = bench->total[r];
-          } else {
-            bf16 *to = out + row_of_stack(item, r, heads, head, group) * head_dim;
-            for (int j = 0; j < head_dim; j++) to[j] = narrow(sums[j] / bench->total[r]);
-          }
-        }
-      }
-#pragma omp for collapse(2) schedule(dynamic, 1)
-    for (int i = 0; i < count; i++)
-      for (int head = 0; head < kv_heads; head++) {
-        const struct item *item = items + i;
-        int rows = (item->stop - item->first) * group;
-        if (item->shares == 1 || item->share || failed) continue;
-        for (int r = 0; r < rows; r++)
-          merge(partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2), item->shares,
-                row_room * rows, head_dim,
-                out + row_of_stack(item, r, heads, head, group) * head_dim);
-      }
-#if HAS_TILES
-    _tile_release();
-#endif
-    free(bench);
+    share_out(attend_some, &all, count * kv_heads);
+    if (room) share_out(merge_some, &all, count);
   }
   free(items);
   free(partial);

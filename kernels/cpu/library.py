@@ -17,10 +17,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+
 _SOURCES = Path(__file__).parent
 _NATIVE = ("-O3", "-march=native")
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
-_FLAGS = ("-std=gnu11", "-fopenmp", "-shared", "-fPIC", "-lm")
+_FLAGS = ("-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_S = 120
 
@@ -37,7 +39,7 @@ class TilesRefused(Unusable):
 
 @functools.cache
 def compiled_ops() -> ctypes.CDLL | None:
-    """For this processor, once a process. Torch comes first: both then share one thread pool."""
+    """For this processor, once a process."""
     try:
         try:
             return load(build(_NATIVE))
@@ -79,12 +81,14 @@ def load(path: Path) -> ctypes.CDLL:
         function = getattr(library, name)
         function.restype, function.argtypes = returned, [_TYPES[letter] for letter in arguments]
     _log.info("CPU operations multiply by %s", way.decode())
+    library.gather_team(torch.get_num_threads())
     return library
 
 
 # p: an address, i: an int, f: a float
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 _SIGNATURES = {
+    "gather_team": (None, "i"),
     "pack": (None, "ppii"),
     "quantise_weight": (None, "ppppiiii"),
     "rows_of": (None, "ppiiiippi"),

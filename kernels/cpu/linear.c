@@ -1,9 +1,10 @@
 /* Products with a weight that lies in panels, and what follows them in a decoder. */
 #include "quantised.h"
+#include "team.h"
 
 #define DEPTH 512   /* of a bf16 panel at a time: it stays in the nearest cache while rows pass over it */
 #define CHUNK 64    /* rows that pass over a panel before the next one is fetched */
-#define ALONE 16384 /* so few numbers are laid out faster by one thread */
+#define RUN 32768   /* bytes of panels times rows, about, that a thread takes at a time */
 
 enum after { NARROW, ADD, SILU_MUL, WIDE };
 
@@ -134,6 +135,57 @@ static void finish(float *sums, const float *up, void *out, int rows, int stride
   }
 }
 
+/* A product, as its threads see it. Items are runs of `run` panels for each chunk of rows. */
+struct product {
+  struct weight weight;
+  struct laid laid;
+  const bf16 *x;
+  const float *bias;
+  void *out;
+  int m, run;
+  enum after after;
+};
+
+INLINE int runs_of(const struct product *p) { return (panels_of(p->weight.n) + p->run - 1) / p->run; }
+
+static void lay_some(const void *what, int item) {
+  const struct product *p = what;
+  for (int r = item * PANEL; r < least(p->m, (item + 1) * PANEL); r++) lay(p->x, &p->laid, r, &p->weight);
+}
+
+/* One panel for one chunk of rows. */
+static void multiply_panel(const struct product *product, int chunk, int p) {
+  const struct weight *w = &product->weight;
+  enum after after = product->after;
+  const float *bias = product->bias;
+  float sums[2][CHUNK * PANEL] __attribute__((aligned(64)));
+  int first = chunk * CHUNK, count = least(CHUNK, product->m - first);
+  int num_panels = panels_of(w->n), columns = num_panels * PANEL;
+  struct weight part = *w;
+  for (int half = 0; half <= (after == SILU_MUL); half++) {
+    for (int r = 0; r < (count + 15) / 16 * 16; r++)
+      for (int j = 0; j < PANEL; j++)
+        sums[half][r * PANEL + j] = bias ? bias[half * columns + p * PANEL + j] : 0;
+    (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, count, &part, p,
+                                                               sums[half]);
+    part.panels += num_panels * panel_bytes(w);
+    if (w->bits == 16) continue;
+    part.scales += w->k / w->group * columns;
+    part.below += w->k / w->group * columns;
+  }
+  size_t above = (size_t)first * w->n * (after == WIDE ? 4 : 2);
+  finish(sums[0], sums[1], (char *)product->out + above, count, w->n, p * PANEL,
+         least(PANEL, w->n - p * PANEL), after);
+}
+
+static void multiply_some(const void *what, int item) {
+  const struct product *p = what;
+  int runs = runs_of(p), first = item % runs * p->run;
+  use_tiles(least(p->m, 16));
+  for (int panel = first; panel < least(first + p->run, panels_of(p->weight.n)); panel++)
+    multiply_panel(p, item / runs, panel);
+}
+
 /* x [m, k] by a weight [n, k], plus bias [ceil(n / 16) * 16] if there is one -> out [m, n].
 
    NARROW    bf16
@@ -145,65 +197,45 @@ static void finish(float *sums, const float *up, void *out, int rows, int stride
    Returns 0; 1 without memory. */
 int linear(const bf16 *x, const void *panels, const float *scales, const int32_t *below, const float *bias,
            void *out, int m, int n, int k, int bits, int group, enum after after) {
-  struct weight w = {panels, scales, below, n, k, bits, group};
-  int num_panels = panels_of(n), chunks = (m + CHUNK - 1) / CHUNK, columns = num_panels * PANEL;
+  struct product product = {{panels, scales, below, n, k, bits, group}, {0}, x, bias, out, m, 1, after};
+  product.run += RUN / (panel_bytes(&product.weight) * m + 1);
   size_t row_bytes = (size_t)k * (bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
-  struct laid laid = {aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63), malloc(rows * sizeof(float))};
-  if (!laid.rows || !laid.scales) {
-    free(laid.rows);
-    free(laid.scales);
-    return 1;
+  struct laid *laid = &product.laid;
+  laid->rows = aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
+  laid->scales = malloc(rows * sizeof(float));
+  int failed = !laid->rows || !laid->scales, chunks = (m + CHUNK - 1) / CHUNK;
+  if (!failed) {
+    share_out(lay_some, &product, (m + PANEL - 1) / PANEL);
+    share_out(multiply_some, &product, chunks * runs_of(&product));
   }
-  int together = (size_t)m * k >= ALONE;
-  for (int r = 0; r < m && !together; r++) lay(x, &laid, r, &w);
-#pragma omp parallel
-  {
-#if HAS_TILES
-    configure_tiles(m < 16 ? m : 16);
-#endif
-    if (together) {
-#pragma omp for schedule(static)
-      for (int r = 0; r < m; r++) lay(x, &laid, r, &w);
+  free(laid->rows);
+  free(laid->scales);
+  return failed;
+}
+
+struct packing {
+  const bf16 *weight;
+  void *panels;
+  float *scales;
+  int32_t *below;
+  int n, k, bits, group;
+};
+
+static void pack_panel(const void *what, int p) {
+  const struct packing *packing = what;
+  bf16 *panel = (bf16 *)packing->panels + (size_t)p * packing->k * PANEL;
+  for (int i = 0; i < packing->k; i++)
+    for (int j = 0; j < PANEL; j++) {
+      int row = p * PANEL + j;
+      panel[(i & ~1) * PANEL + j * 2 + (i & 1)] =
+          row < packing->n ? packing->weight[(size_t)row * packing->k + i] : 0;
     }
-#pragma omp for collapse(2) schedule(dynamic, 2) nowait
-    for (int c = 0; c < chunks; c++)
-      for (int p = 0; p < num_panels; p++) {
-        float sums[2][CHUNK * PANEL] __attribute__((aligned(64)));
-        int first = c * CHUNK, count = least(CHUNK, m - first);
-        struct weight part = w;
-        for (int half = 0; half <= (after == SILU_MUL); half++) {
-          for (int r = 0; r < (count + 15) / 16 * 16; r++)
-            for (int j = 0; j < PANEL; j++)
-              sums[half][r * PANEL + j] = bias ? bias[half * columns + p * PANEL + j] : 0;
-          (bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&laid, first, count, &part, p, sums[half]);
-          part.panels += num_panels * panel_bytes(&w);
-          if (bits == 16) continue;
-          part.scales += k / group * columns;
-          part.below += k / group * columns;
-        }
-        size_t above = (size_t)first * n * (after == WIDE ? 4 : 2);
-        finish(sums[0], sums[1], (char *)out + above, count, n, p * PANEL, least(PANEL, n - p * PANEL),
-               after);
-      }
-#if HAS_TILES
-    _tile_release();
-#endif
-  }
-  free(laid.rows);
-  free(laid.scales);
-  return 0;
 }
 
 /* weight [n, k] -> panels [ceil(n / 16)][k / 2][16][2]; columns past n are zero. */
 void pack(const bf16 *weight, bf16 *panels, int n, int k) {
-#pragma omp parallel for
-  for (int p = 0; p < panels_of(n); p++)
-    for (int i = 0; i < k; i++)
-      for (int j = 0; j < PANEL; j++) {
-        int row = p * PANEL + j;
-        panels[((size_t)p * k + (i & ~1)) * PANEL + j * 2 + (i & 1)] =
-            row < n ? weight[(size_t)row * k + i] : 0;
-      }
+  struct packing packing = {weight, panels, 0, 0, n, k, 16, k};
+  share_out(pack_panel, &packing, panels_of(n));
 }
 
 /* Row `row` of a packed weight. */
@@ -224,28 +256,26 @@ static void unpack_row(const struct weight *w, int row, bf16 *out) {
   }
 }
 
-/* weight [n, k] -> panels of 8 or 4 bits, scales and below. Each group's largest number takes the
-   largest of its bits: 127 either way, or -8 (as llama.cpp's Q4_0 does it). */
-void quantise_weight(const bf16 *weight, uint8_t *panels, float *scales, int32_t *below, int n, int k,
-                     int bits, int group) {
+static void quantise_panel(const void *what, int p) {
+  const struct packing *packing = what;
+  int n = packing->n, k = packing->k, bits = packing->bits, group = packing->group;
   int columns = panels_of(n) * PANEL;
-  memset(panels, 0, (size_t)columns * k * bits / 8);
-#pragma omp parallel for
-  for (int row = 0; row < columns; row++)
+  uint8_t *panel = (uint8_t *)packing->panels + (size_t)p * PANEL * k * bits / 8;
+  memset(panel, 0, (size_t)PANEL * k * bits / 8);
+  for (int row = p * PANEL; row < (p + 1) * PANEL; row++)
     for (int g = 0; g < k / group; g++) {
-      const bf16 *from = weight + (size_t)row * k + g * group;
-      uint8_t *panel = panels + (size_t)(row / PANEL) * PANEL * k * bits / 8;
+      const bf16 *from = packing->weight + (size_t)row * k + g * group;
       size_t at = (size_t)g * columns + row;
       float most = 0;
       for (int i = 0; i < group && row < n; i++)
         if (fabsf(widen(from[i])) > fabsf(most)) most = widen(from[i]);
       float scale = bits == 8 ? fabsf(most) / 127 : most / -8;
-      scales[at] = scale;
-      below[at] = 0;
+      packing->scales[at] = scale;
+      packing->below[at] = 0;
       for (int i = 0; i < group; i++) {
         float exact = row < n && scale != 0 ? rintf(widen(from[i]) / scale) : 0;
         int number = bits == 8 ? (int)exact : exact > 7 ? 7 : (int)exact, k_at = g * group + i;
-        below[at] += number;
+        packing->below[at] += number;
         if (bits == 8)
           panel[(k_at & ~3) * PANEL + row % PANEL * 4 + (k_at & 3)] = (uint8_t)number;
         else
@@ -254,10 +284,30 @@ void quantise_weight(const bf16 *weight, uint8_t *panels, float *scales, int32_t
     }
 }
 
+/* weight [n, k] -> panels of 8 or 4 bits, scales and below. Each group's largest number takes the
+   largest of its bits: 127 either way, or -8 (as llama.cpp's Q4_0 does it). */
+void quantise_weight(const bf16 *weight, uint8_t *panels, float *scales, int32_t *below, int n, int k,
+                     int bits, int group) {
+  struct packing packing = {weight, panels, scales, below, n, k, bits, group};
+  share_out(quantise_panel, &packing, panels_of(n));
+}
+
+struct reading {
+  struct weight weight;
+  const int64_t *rows;
+  bf16 *out;
+  int m;
+};
+
+static void read_some(const void *what, int item) {
+  const struct reading *reading = what;
+  for (int r = item * CHUNK; r < least(reading->m, (item + 1) * CHUNK); r++)
+    unpack_row(&reading->weight, reading->rows[r], reading->out + (size_t)r * reading->weight.k);
+}
+
 /* Rows of a packed weight: out [m, k]. */
 void rows_of(const void *panels, const float *scales, int n, int k, int bits, int group, const int64_t *rows,
              bf16 *out, int m) {
-  struct weight w = {panels, scales, 0, n, k, bits, group};
-#pragma omp parallel for if (m > CHUNK)
-  for (int r = 0; r < m; r++) unpack_row(&w, rows[r], out + (size_t)r * k);
+  struct reading reading = {{panels, scales, 0, n, k, bits, group}, rows, out, m};
+  share_out(read_some, &reading, (m + CHUNK - 1) / CHUNK);
 }

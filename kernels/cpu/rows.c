@@ -1,7 +1,10 @@
 /* What a decoder does to rows between its products. A row's bits depend on that row alone. */
-#include "panels.h"
+#include "team.h"
 
-#define FEW 32768 /* so many numbers are worth no second thread */
+#define NUMBERS 16384 /* of an item, about: some microseconds */
+
+/* Rows of n numbers that one thread takes at a time. */
+INLINE int rows_of_item(int n) { return n < NUMBERS ? NUMBERS / n : 1; }
 
 /* x [n] * weight / rms, in float32 -> out */
 INLINE void normalise(const bf16 *x, const bf16 *weight, int n, float eps, float *out) {
@@ -23,14 +26,74 @@ INLINE void normalise(const bf16 *x, const bf16 *weight, int n, float eps, float
 
 #define WIDEST 16384
 
+struct norm {
+  const bf16 *x, *weight;
+  bf16 *out;
+  int m, n;
+  float eps;
+};
+
+static void norm_some(const void *what, int item) {
+  const struct norm *norm = what;
+  int n = norm->n, rows = rows_of_item(n);
+  for (int r = item * rows; r < norm->m && r < (item + 1) * rows; r++) {
+    float row[WIDEST];
+    normalise(norm->x + (size_t)r * n, norm->weight, n, norm->eps, row);
+    for (int i = 0; i < n; i++) norm->out[(size_t)r * n + i] = narrow(row[i]);
+  }
+}
+
 /* x, out [m, n]; n at most 16384 */
 void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int m, int n, float eps) {
-#pragma omp parallel for schedule(static) if ((size_t)m * n > FEW)
-  for (int r = 0; r < m; r++) {
-    float row[WIDEST];
-    normalise(x + (size_t)r * n, weight, n, eps, row);
-    for (int i = 0; i < n; i++) out[(size_t)r * n + i] = narrow(row[i]);
+  struct norm norm = {x, weight, out, m, n, eps};
+  share_out(norm_some, &norm, (m + rows_of_item(n) - 1) / rows_of_item(n));
+}
+
+struct rotation {
+  const bf16 *qkv, *query_norm, *key_norm, *cos, *sin;
+  const int64_t *slots;
+  bf16 *blocks, *query;
+  int tokens, heads, kv_heads, head_dim, block_size;
+  float eps;
+};
+
+static void rotate_token(const struct rotation *all, int t) {
+  const int heads = all->heads, kv_heads = all->kv_heads, head_dim = all->head_dim;
+  size_t tile = (size_t)all->block_size * head_dim;
+  const bf16 *head = all->qkv + (size_t)t * (heads + 2 * kv_heads) * head_dim;
+  const bf16 *cosines = all->cos + (size_t)t * head_dim, *sines = all->sin + (size_t)t * head_dim;
+  int block = all->slots[t] / all->block_size, offset = all->slots[t] % all->block_size;
+  for (int h = 0; h < heads + kv_heads; h++, head += head_dim) {
+    float plain[256], turned[256];
+    const bf16 *norm = h < heads ? all->query_norm : all->key_norm;
+    if (norm)
+      normalise(head, norm, head_dim, all->eps, plain);
+    else
+      for (int i = 0; i < head_dim; i++) plain[i] = widen(head[i]);
+    for (int i = 0, half = head_dim / 2; i < half; i++) {
+      turned[i] = plain[i] * widen(cosines[i]) + plain[i + half] * widen(sines[i]);
+      turned[i + half] = plain[i + half] * widen(cosines[i + half]) + plain[i] * widen(sines[i + half]);
+    }
+    if (h < heads) {
+      for (int i = 0; i < head_dim; i++)
+        all->query[((size_t)t * heads + h) * head_dim + i] = narrow(turned[i]);
+      continue;
+    }
+    bf16 *keys = all->blocks + ((size_t)block * kv_heads + h - heads) * 2 * tile +
+                 offset / PANEL * (size_t)PANEL * head_dim + offset % PANEL * 2;
+    for (int i = 0; i < head_dim; i++) keys[(i & ~1) * PANEL + (i & 1)] = narrow(turned[i]);
   }
+  for (int h = 0; h < kv_heads; h++, head += head_dim) {
+    bf16 *values = all->blocks + ((size_t)block * kv_heads + h) * 2 * tile + tile +
+                   offset / PANEL * (size_t)PANEL * head_dim + offset % PANEL / 2 * 2 * PANEL + offset % 2;
+    for (int i = 0; i < head_dim; i++) values[i / PANEL * (PANEL * PANEL) + i % PANEL * 2] = head[i];
+  }
+}
+
+static void rotate_some(const void *what, int item) {
+  const struct rotation *all = what;
+  int rows = rows_of_item((all->heads + all->kv_heads) * all->head_dim);
+  for (int t = item * rows; t < all->tokens && t < (item + 1) * rows; t++) rotate_token(all, t);
 }
 
 /* Queries and keys are normalised (if a weight is given) and rotated, keys and values stored.
@@ -43,35 +106,8 @@ void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int m, int n, float 
 void rotate_and_store(const bf16 *qkv, const bf16 *query_norm, const bf16 *key_norm, float eps,
                       const bf16 *cos, const bf16 *sin, const int64_t *slots, bf16 *blocks, bf16 *query,
                       int tokens, int heads, int kv_heads, int head_dim, int block_size) {
-  size_t tile = (size_t)block_size * head_dim;
-#pragma omp parallel for schedule(static) if ((size_t)tokens * (heads + kv_heads) * head_dim > FEW)
-  for (int t = 0; t < tokens; t++) {
-    const bf16 *head = qkv + (size_t)t * (heads + 2 * kv_heads) * head_dim;
-    const bf16 *cosines = cos + (size_t)t * head_dim, *sines = sin + (size_t)t * head_dim;
-    int block = slots[t] / block_size, offset = slots[t] % block_size;
-    for (int h = 0; h < heads + kv_heads; h++, head += head_dim) {
-      float plain[256], turned[256];
-      const bf16 *norm = h < heads ? query_norm : key_norm;
-      if (norm)
-        normalise(head, norm, head_dim, eps, plain);
-      else
-        for (int i = 0; i < head_dim; i++) plain[i] = widen(head[i]);
-      for (int i = 0, half = head_dim / 2; i < half; i++) {
-        turned[i] = plain[i] * widen(cosines[i]) + plain[i + half] * widen(sines[i]);
-        turned[i + half] = plain[i + half] * widen(cosines[i + half]) + plain[i] * widen(sines[i + half]);
-      }
-      if (h < heads) {
-        for (int i = 0; i < head_dim; i++) query[((size_t)t * heads + h) * head_dim + i] = narrow(turned[i]);
-        continue;
-      }
-      bf16 *keys = blocks + ((size_t)block * kv_heads + h - heads) * 2 * tile +
-                   offset / PANEL * (size_t)PANEL * head_dim + offset % PANEL * 2;
-      for (int i = 0; i < head_dim; i++) keys[(i & ~1) * PANEL + (i & 1)] = narrow(turned[i]);
-    }
-    for (int h = 0; h < kv_heads; h++, head += head_dim) {
-      bf16 *values = blocks + ((size_t)block * kv_heads + h) * 2 * tile + tile +
-                     offset / PANEL * (size_t)PANEL * head_dim + offset % PANEL / 2 * 2 * PANEL + offset % 2;
-      for (int i = 0; i < head_dim; i++) values[i / PANEL * (PANEL * PANEL) + i % PANEL * 2] = head[i];
-    }
-  }
+  struct rotation all = {qkv,   query_norm, key_norm, cos,      sin,        slots, blocks,
+                         query, tokens,     heads,    kv_heads, head_dim, block_size, eps};
+  int rows = rows_of_item((heads + kv_heads) * head_dim);
+  share_out(rotate_some, &all, (tokens + rows - 1) / rows);
 }

@@ -19,13 +19,23 @@ struct tile_config {
 /* Linux gives tiles to a process that asks. */
 static int ask_for_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
-/* rows: of a left side and its sums, at most 16. Every thread that multiplies calls it first. */
-static void configure_tiles(int rows) {
+static _Thread_local int rows_of_tiles; /* 0: this thread has none */
+
+/* rows: of a left side and its sums, at most 16. Who multiplies calls it first. */
+static void use_tiles(int rows) {
+  if (rows == rows_of_tiles) return;
   struct tile_config config = {.palette = 1,
                                .column_bytes = {64, 64, 64, 64, 64, 64, 32, 64},
                                .rows = {rows, rows, rows, rows, rows, 16, rows, 8}};
   __asm__ volatile("" ::"r"(&config) : "memory"); /* gcc 12 thinks that less of it is read */
   _tile_loadconfig(&config);
+  rows_of_tiles = rows;
+}
+
+/* What a thread keeps in tiles is saved at each switch to another. */
+static void leave_tiles(void) {
+  if (rows_of_tiles) _tile_release();
+  rows_of_tiles = 0;
 }
 
 #define MULTIPLY(g) \
@@ -89,4 +99,6 @@ INLINE void multiply_groups(int rows, const enum numbers numbers, const void *x,
 }
 #else
 #define HAS_TILES 0
+static void use_tiles(int rows) { (void)rows; }
+static void leave_tiles(void) {}
 #endif

@@ -1,0 +1,136 @@
+/* The threads that share an operation's work.
+
+   Its items are taken from one counter by the caller and by whoever of the helpers is awake. Nobody
+   waits for a helper that has taken none, so a neighbour who keeps one from its core costs that core
+   and no more. (OpenMP's threads all meet at the end of each region: with eight regions a layer, a
+   busy neighbour makes an engine wait for the scheduler hundreds of times a step.) */
+#pragma once
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+#include "tiles.h"
+
+#define SPINS 1000 /* some 30 us: longer than it takes Python to come back with the next operation */
+
+typedef void work(const void *what, int item);
+
+static struct {
+  _Atomic uint64_t ticket; /* how many items << 32 | how many were taken, or asked for in vain */
+  _Atomic int done, helpers_asleep, caller_sleeps;
+  work *work;
+  const void *what;
+  int helpers;
+  pthread_mutex_t caller, sleep;
+  pthread_cond_t begins, ends;
+} team = {.caller = PTHREAD_MUTEX_INITIALIZER,
+          .sleep = PTHREAD_MUTEX_INITIALIZER,
+          .begins = PTHREAD_COND_INITIALIZER,
+          .ends = PTHREAD_COND_INITIALIZER};
+
+INLINE void pause_briefly(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+INLINE int taken_of(uint64_t ticket) { return (int)(uint32_t)ticket; }
+INLINE int items_of(uint64_t ticket) { return (int)(ticket >> 32); }
+INLINE int has_items(void) {
+  uint64_t ticket = atomic_load(&team.ticket);
+  return taken_of(ticket) < items_of(ticket);
+}
+
+/* Works while there are items. Whoever holds one may read `work` and `what`: they change only when
+   all items are done. */
+static void take_items(void) {
+  while (has_items()) {
+    uint64_t ticket = atomic_fetch_add(&team.ticket, 1);
+    if (taken_of(ticket) >= items_of(ticket)) break;
+    team.work(team.what, taken_of(ticket));
+    if (atomic_fetch_add(&team.done, 1) + 1 == items_of(ticket) && atomic_load(&team.caller_sleeps)) {
+      pthread_mutex_lock(&team.sleep);
+      pthread_cond_signal(&team.ends);
+      pthread_mutex_unlock(&team.sleep);
+    }
+  }
+  leave_tiles();
+}
+
+static void *help(void *unused) {
+  for (int spins = 0;; spins++) {
+    if (has_items()) {
+      take_items();
+      spins = 0;
+    } else if (spins < SPINS) {
+      pause_briefly();
+    } else {
+      pthread_mutex_lock(&team.sleep);
+      atomic_fetch_add(&team.helpers_asleep, 1);
+      while (!has_items()) pthread_cond_wait(&team.begins, &team.sleep);
+      atomic_fetch_sub(&team.helpers_asleep, 1);
+      pthread_mutex_unlock(&team.sleep);
+    }
+  }
+  return unused;
+}
+
+static void wake_helpers(int wanted) {
+  if (!atomic_load(&team.helpers_asleep)) return;
+  pthread_mutex_lock(&team.sleep);
+  for (int asleep = atomic_load(&team.helpers_asleep); wanted > 0 && asleep > 0; wanted--, asleep--)
+    pthread_cond_signal(&team.begins);
+  pthread_mutex_unlock(&team.sleep);
+}
+
+static void wait_for_the_last(int items) {
+  for (int spins = 0; spins < SPINS; spins++) {
+    if (atomic_load(&team.done) == items) return;
+    pause_briefly();
+  }
+  pthread_mutex_lock(&team.sleep);
+  atomic_store(&team.caller_sleeps, 1);
+  while (atomic_load(&team.done) < items) pthread_cond_wait(&team.ends, &team.sleep);
+  atomic_store(&team.caller_sleeps, 0);
+  pthread_mutex_unlock(&team.sleep);
+}
+
+/* Calls work(what, i) for each i below `items`, in any order and from any thread, and returns when
+   all have returned. A call from within one, or while another thread's is under way, works alone. */
+static void share_out(work *work, const void *what, int items) {
+  if (items < 2 || !team.helpers || pthread_mutex_trylock(&team.caller)) {
+    for (int i = 0; i < items; i++) work(what, i);
+    leave_tiles();
+    return;
+  }
+  team.work = work, team.what = what;
+  atomic_store(&team.done, 0);
+  atomic_store(&team.ticket, (uint64_t)items << 32);
+  wake_helpers(items - 1);
+  take_items();
+  wait_for_the_last(items);
+  pthread_mutex_unlock(&team.caller);
+}
+
+/* A forked process has no helpers, and the locks as they happened to be. */
+static void be_alone(void) {
+  team.helpers = 0;
+  pthread_mutex_init(&team.caller, 0);
+}
+
+/* So many threads share the work from now on, the caller's included. Called once. */
+void gather_team(int threads) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the process's own affair */
+  for (int i = 1; i < threads; i++) {
+    pthread_t thread;
+    if (pthread_create(&thread, 0, help, 0)) break;
+    pthread_detach(thread);
+    team.helpers++;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, 0);
+  pthread_atfork(0, 0, be_alone);
+}
