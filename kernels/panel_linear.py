@@ -46,6 +46,15 @@ class _After(IntEnum):
     WIDE = 3  # float32
 
 
+class Packed(ctypes.Structure):
+    """A weight as compiled operations take it; `cpu/layers.c` has the same."""
+
+    _fields_ = (
+        *[(name, ctypes.c_void_p) for name in ("panels", "scales", "below", "bias")],
+        *[(name, ctypes.c_int) for name in ("n", "k", "bits", "group")],
+    )
+
+
 class PanelLinear:
     """x [rows, in_features] bf16, contiguous -> [rows, out_features]. Keeps panels, no weight.
 
@@ -122,6 +131,19 @@ class PanelLinear:
             len(index),
         )
         return out
+
+    def packed(self) -> Packed:
+        """Addresses that hold as long as this does."""
+        return Packed(
+            self._panels.data_ptr(),
+            self._scales.data_ptr(),
+            self._below.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            self.out_features,
+            self.in_features,
+            self._bits,
+            self._group,
+        )
 
     def _multiply(self, x: Tensor, out: Tensor, after: _After) -> Tensor:
         failed = self._ops.linear(

@@ -35,7 +35,9 @@ class Passes:
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         self.tables = [part.tolist() for part in torch.split(order[: sum(needed)], needed)]
         shape = (num_blocks, config.num_kv_heads, 2, block_size, config.head_dim)
-        self.kv_caches = [torch.zeros(shape, dtype=decoder.dtype) for _ in decoder.layers]
+        self.kv_caches = [
+            torch.zeros(shape, dtype=decoder.dtype) for _ in range(len(decoder.layers))
+        ]
 
     def whole(self) -> "Passes":
         """Every sequence in one pass."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import judges
+from kernels.panel_layers import PanelLayers
 from passes import Passes, Slice
 from worker.layers.batch import Batch
 from worker.models.decoder import Decoder
@@ -73,6 +74,29 @@ def test_long_contexts_equal_transformers(name: str, folders: Callable[[str], Pa
     decoder = load_decoder(folders(name))
     for passes in (Passes(decoder, LONG).whole(), Passes(decoder, LONG).in_slices(150)):
         assert distance(passes.logits, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", judges.JUDGES)
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_layers_in_one_call_have_the_bits_of_one_operation_after_the_other(
+    name: str,
+    deterministic: bool,
+    folders: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder = load_decoder(folders(name), "bfloat16", deterministic=deterministic)
+    calls: list[int] = []
+    run = PanelLayers.__call__
+    monkeypatch.setattr(PanelLayers, "__call__", lambda *given: (calls.append(1), run(*given))[1])
+    together = Passes(decoder, LONG, 1).in_slices(150)
+    assert len(calls) == 3
+    monkeypatch.setattr(PanelLayers, "ops", lambda *_: None)
+    apart = Passes(decoder, LONG, 1).in_slices(150)
+    assert len(calls) == 3
+    for place, row in together.logits.items():
+        assert torch.equal(row, apart.logits[place])
+    for one, other in zip(together.kv_caches, apart.kv_caches, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", judges.JUDGES)

@@ -96,6 +96,7 @@ _SIGNATURES = {
     "paged_attention": (ctypes.c_int, "pppppiiiiiifiip"),
     "rms_norm": (None, "pppiif"),
     "rotate_and_store": (None, "pppfpppppiiiii"),
+    "run_layers": (ctypes.c_int, "pipppp"),
 }
 
 

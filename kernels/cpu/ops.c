@@ -2,6 +2,7 @@
 #include "linear.c"
 #include "attention.c"
 #include "rows.c"
+#include "layers.c"
 
 /* Which of the processor's ways to multiply was compiled in; what it needs from the system is asked for. */
 const char *prepare(void) {

@@ -1,7 +1,7 @@
 """Attention of one layer over the paged cache, and what all layers of a forward pass share."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -13,26 +13,38 @@ from worker.layers.norm import RMSNorm
 from worker.layers.rotary import RotaryTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PassPlan:
-    """What one forward pass has planned, the same for every layer.
+    """What the layers of one forward pass share; planned when the first of them asks.
 
-    attend  per window of the model's layers
+    kv_cache  that of any layer; they all have one shape
     """
 
-    store: Store
-    attend: dict[int | None, Attend]
+    places: Places
+    spans: Spans
+    shape: HeadShape
+    kv_cache: Tensor
+    deterministic: bool
+
+    @cached_property
+    def store(self) -> Store:
+        return plan_store(self.places, self.shape, self.kv_cache)
+
+    @cached_property
+    def _attends(self) -> dict[int | None, Attend]:
+        return {}
+
+    def attend(self, window: int | None) -> Attend:
+        if window not in self._attends:
+            self._attends[window] = plan_attention(
+                self.spans, self.shape, self.kv_cache, window, self.deterministic
+            )
+        return self._attends[window]
 
 
 def plan_pass(
-    batch: Batch,
-    table: RotaryTable,
-    shape: HeadShape,
-    kv_cache: Tensor,
-    windows: Iterable[int | None],
-    deterministic: bool,
+    batch: Batch, table: RotaryTable, shape: HeadShape, kv_cache: Tensor, deterministic: bool
 ) -> PassPlan:
-    """kv_cache: that of any layer; they all have one shape."""
     spans = Spans(
         batch.query_start,
         batch.context_lens,
@@ -41,13 +53,7 @@ def plan_pass(
         batch.max_context_len,
     )
     places = Places(*table.rows(batch.positions), batch.slot_mapping)
-    return PassPlan(
-        plan_store(places, shape, kv_cache),
-        {
-            window: plan_attention(spans, shape, kv_cache, window, deterministic)
-            for window in windows
-        },
-    )
+    return PassPlan(places, spans, shape, kv_cache, deterministic)
 
 
 class Attention:
@@ -71,4 +77,4 @@ class Attention:
 
     def __call__(self, qkv: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
         query = plan.store(qkv, self.norms, kv_cache)
-        return plan.attend[self.window](query, kv_cache, self.scale).view(qkv.shape[0], -1)
+        return plan.attend(self.window)(query, kv_cache, self.scale).view(qkv.shape[0], -1)

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from worker.layers.attention import Attention
+from worker.layers.decoder_layers import DecoderLayer, DecoderLayers
 from worker.layers.embedding import Embedding, Head, embedding, tied
 from worker.layers.linear import Linear, linear
 from worker.layers.mlp import GatedMLP
 from worker.layers.norm import RMSNorm
 from worker.layers.rotary import rotary_table
 from worker.models.config import ModelConfig, read_config
-from worker.models.decoder import Decoder, DecoderLayer
+from worker.models.decoder import Decoder
 from worker.models.weights import DummyWeights, SafetensorsWeights, Weights
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -69,7 +70,7 @@ class _Loader:
     def decoder(self) -> Decoder:
         config = self.config
         rows, head = self._ends()
-        layers = [self._layer(index) for index in range(config.num_layers)]
+        layers = DecoderLayers([self._layer(index) for index in range(config.num_layers)])
         norm = self._norm("model.norm", config.hidden_size)
         # A file may repeat a tied head.
         self.weights.finish({"lm_head.weight"} if config.tie_word_embeddings else set())

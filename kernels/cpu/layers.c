@@ -1,0 +1,58 @@
+/* All layers of a decoder in one call: the operations of `kernels/`, one after the other. */
+
+struct packed {
+  const void *panels;
+  const float *scales;
+  const int32_t *below;
+  const float *bias;
+  int n, k, bits, group;
+};
+
+/* query_norm and key_norm: none, or weights [head_dim]. gate_up has n of one of its two parts.
+   window: a query sees this many keys; 0: all before it. */
+struct layer {
+  struct packed qkv, output, gate_up, down;
+  const bf16 *attention_norm, *query_norm, *key_norm, *mlp_norm;
+  float norm_eps, head_norm_eps, scale;
+  int window;
+};
+
+/* What a pass brings, as `rotate_and_store` and `paged_attention` have it. */
+struct pass {
+  const bf16 *cos, *sin;
+  const int64_t *slots;
+  const int32_t *query_start, *context_lens, *tables;
+  int tokens, width, seqs, heads, kv_heads, head_dim, block_size, by_tiles;
+};
+
+static int multiply_by(const struct packed *w, const bf16 *x, bf16 *out, int m, enum after after) {
+  return linear(x, w->panels, w->scales, w->below, w->bias, out, m, w->n, w->k, w->bits, w->group, after);
+}
+
+/* blocks  of each layer
+   hidden  [tokens, hidden_size], which becomes what the last layer makes of it
+   room    [tokens, hidden_size + 2 * heads * head_dim + widest], widest: the larger n of qkv and gate_up
+   Returns 0; 1 without memory. */
+int run_layers(const struct layer *layers, int num, const struct pass *pass, bf16 *const *blocks,
+               bf16 *hidden, bf16 *room) {
+  int tokens = pass->tokens, heads = pass->heads, kv_heads = pass->kv_heads, head_dim = pass->head_dim;
+  int size = layers->qkv.k, failed = 0;
+  bf16 *normed = room, *query = normed + (size_t)tokens * size;
+  bf16 *attended = query + (size_t)tokens * heads * head_dim;
+  bf16 *wide = attended + (size_t)tokens * heads * head_dim;
+  for (int i = 0; i < num && !failed; i++) {
+    const struct layer *layer = layers + i;
+    rms_norm(hidden, layer->attention_norm, normed, tokens, size, layer->norm_eps);
+    failed |= multiply_by(&layer->qkv, normed, wide, tokens, NARROW);
+    rotate_and_store(wide, layer->query_norm, layer->key_norm, layer->head_norm_eps, pass->cos, pass->sin,
+                     pass->slots, blocks[i], query, tokens, heads, kv_heads, head_dim, pass->block_size);
+    failed |= paged_attention(query, blocks[i], pass->query_start, pass->context_lens, pass->tables,
+                              pass->width, pass->seqs, heads, kv_heads, head_dim, pass->block_size,
+                              layer->scale, layer->window, pass->by_tiles, attended);
+    failed |= multiply_by(&layer->output, attended, hidden, tokens, ADD);
+    rms_norm(hidden, layer->mlp_norm, normed, tokens, size, layer->norm_eps);
+    failed |= multiply_by(&layer->gate_up, normed, wide, tokens, SILU_MUL);
+    failed |= multiply_by(&layer->down, wide, hidden, tokens, ADD);
+  }
+  return failed;
+}

@@ -1,0 +1,136 @@
+"""All layers of a decoder in one compiled call; `cpu/layers.c` is the order of their operations.
+
+The same bits as one operation after the other: what is saved is the way through Python, eight times
+a layer, which at one sequence is a fifth of a small model's step.
+"""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention_panels import ops_on_panels
+from kernels.panel_linear import Packed, PanelLinear
+from kernels.rms_norm import WIDEST
+from kernels.rotate_and_store import HeadNorms, Places
+from kernels.spans import HeadShape, Spans
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """Attention, then a gated feed-forward layer, each normalised before and added after.
+
+    attention_norm, mlp_norm  [hidden_size] bf16
+    window                    a query sees this many keys, its own included; None: all before it
+    """
+
+    attention_norm: Tensor
+    qkv: PanelLinear
+    head_norms: HeadNorms | None
+    output: PanelLinear
+    mlp_norm: Tensor
+    gate_up: PanelLinear
+    down: PanelLinear
+    eps: float
+    scale: float
+    window: int | None
+
+
+class PanelLayers:
+    """hidden [tokens, hidden_size] bf16, contiguous; becomes what the last layer makes of it."""
+
+    def __init__(self, parts: list[LayerParts], shape: HeadShape) -> None:
+        self._parts = parts  # whose memory the compiled call reads
+        self._shape = shape
+        self._layers = (_Layer * len(parts))(*map(_layer, parts))
+        widest = max(parts[0].qkv.out_features, parts[0].gate_up.out_features)
+        self._room = parts[0].qkv.in_features + 2 * shape.num_heads * shape.head_dim + widest
+
+    def ops(self, hidden: Tensor, kv_cache: Tensor) -> ctypes.CDLL | None:
+        """The compiled operations, if they compute on such a cache."""
+        return ops_on_panels(kv_cache, self._shape) if hidden.shape[1] <= WIDEST else None
+
+    def __call__(
+        self,
+        ops: ctypes.CDLL,
+        hidden: Tensor,
+        kv_caches: list[Tensor],
+        places: Places,
+        spans: Spans,
+        deterministic: bool,
+    ) -> Tensor:
+        tables = spans.block_tables.contiguous()
+        batch = _Pass(
+            places.cos.data_ptr(),
+            places.sin.data_ptr(),
+            places.slot_mapping.data_ptr(),
+            spans.query_start.data_ptr(),
+            spans.context_lens.data_ptr(),
+            tables.data_ptr(),
+            len(hidden),
+            tables.shape[1],
+            len(spans.context_lens),
+            self._shape.num_heads,
+            self._shape.num_kv_heads,
+            self._shape.head_dim,
+            kv_caches[0].shape[3],
+            deterministic,
+        )
+        blocks = (ctypes.c_void_p * len(kv_caches))(*[each.data_ptr() for each in kv_caches])
+        room = torch.empty(len(hidden), self._room, dtype=torch.bfloat16)
+        failed = ops.run_layers(
+            self._layers,
+            len(self._layers),
+            ctypes.byref(batch),
+            blocks,
+            hidden.data_ptr(),
+            room.data_ptr(),
+        )
+        if failed:
+            raise MemoryError(f"the layers found no memory for {len(hidden)} rows")
+        return hidden
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *[(name, Packed) for name in ("qkv", "output", "gate_up", "down")],
+        *[
+            (name, ctypes.c_void_p)
+            for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")
+        ],
+        *[(name, ctypes.c_float) for name in ("norm_eps", "head_norm_eps", "scale")],
+        ("window", ctypes.c_int),
+    )
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = (
+        *[
+            (name, ctypes.c_void_p)
+            for name in ("cos", "sin", "slots", "query_start", "context_lens", "tables")
+        ],
+        *[
+            (name, ctypes.c_int)
+            for name in ("tokens", "width", "seqs", "heads", "kv_heads", "head_dim", "block_size")
+        ],
+        ("by_tiles", ctypes.c_int),
+    )
+
+
+def _layer(parts: LayerParts) -> _Layer:
+    norms = parts.head_norms
+    return _Layer(
+        parts.qkv.packed(),
+        parts.output.packed(),
+        parts.gate_up.packed(),
+        parts.down.packed(),
+        parts.attention_norm.data_ptr(),
+        norms.query.data_ptr() if norms else None,
+        norms.key.data_ptr() if norms else None,
+        parts.mlp_norm.data_ptr(),
+        parts.eps,
+        norms.eps if norms else 0.0,
+        parts.scale,
+        parts.window or 0,
+    )
