@@ -12,6 +12,7 @@ from schemas.exit_status import BAD_USAGE
 COMMANDS = {
     "offline": ("loadtest.offline", "throughput through LLM, in this process"),
     "latency": ("loadtest.latency", "how long a batch takes through LLM"),
+    "serve": ("loadtest.serve", "latencies and throughput of a server, seen by its clients"),
     "compare": ("loadtest.compare", "the engine beside transformers, in one run"),
     "memory": ("loadtest.waste", "KV memory that is taken and holds nothing"),
     "queue": ("loadtest.queue", "the queue's path, with an engine that costs nothing"),

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     cached = {"enable_prefix_caching": settings.enable_prefix_caching}
     llm = LLM(settings.model, **settings.given() | cached)
     requests = random_requests(
-        settings.batch_size, settings.input_len, settings.output_len, settings.vocab_size
+        settings.batch_size, settings.input_len, settings.output_len, settings.own_vocab_size
     )
     prompts = [request.prompt for request in requests]
     params = SamplingParams(max_tokens=settings.output_len, ignore_eos=True, seed=0)

@@ -31,7 +31,7 @@ class OfflineSettings(OwnSettings, DatasetSettings):
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(OfflineSettings, PROGRAM, argv)
-    requests = settings.requests(settings.vocab_size)
+    requests = settings.requests(settings.own_vocab_size)
     llm = TimedLLM(settings.model, **settings.given())
     llm.answer(requests[:1], settings.temperature)  # what is set up on first use
     with Neighbours() as neighbours:

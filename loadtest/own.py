@@ -22,7 +22,7 @@ class OwnSettings(WorkerSettings):
         return {name: getattr(self, name) for name in sorted(names)}
 
     @property
-    def vocab_size(self) -> int:
+    def own_vocab_size(self) -> int:
         if self.is_fake:
             return _FAKE_IDS
         config = json.loads((model_folder(self.model) / "config.json").read_text())

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -14,12 +15,13 @@ from urllib.error import URLError
 
 from compose.server import Server
 from gateway.client import Client
+from loadtest.errors import CannotMeasure
 from loadtest.machine import cpu_s, family, module_of
 
 START_S = 120.0
 
 
-class DidNotStart(RuntimeError):
+class DidNotStart(CannotMeasure):
     """A part of the system did not become ready; the message says which."""
 
 
@@ -27,10 +29,12 @@ class Part:
     """One `penstock` command in a process group of its own."""
 
     def __init__(self, *words: str) -> None:
+        self._name = words[0]
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "compose.cli", *words],
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=self._said,
             start_new_session=True,
         )
 
@@ -43,11 +47,24 @@ class Part:
         pids = family(self.pid)
         return sum(cpu_s(pid) for pid in pids if not module or module_of(pid) == module)
 
+    def check(self) -> None:
+        """Raises DidNotStart, with its last words, if it ended by itself."""
+        status = self._process.poll()
+        if status is not None:
+            raise DidNotStart(f"it ended with status {status}; {self.last_words}")
+
+    @property
+    def last_words(self) -> str:
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").splitlines() or ["nothing"]
+        return f"penstock {self._name} said: {lines[-1]}"
+
     def kill(self) -> None:
         """All of its processes at once, as a lost machine would."""
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        self._said.close()
 
 
 @asynccontextmanager
@@ -58,7 +75,7 @@ async def system(*worker_flags: str, num_workers: int = 1) -> AsyncIterator["Sys
         workers = [Part("worker", *flags) for _ in range(num_workers)]
         try:
             async with Client.from_url(server.url) as client:
-                await _until_served(client, num_workers)
+                await _until_served(client, workers)
                 yield System(server, workers, client)
         finally:
             for worker in workers:
@@ -79,30 +96,41 @@ class System:
             port = int(probe.getsockname()[1])
         part = Part("gateway", "--redis-url", self.server.url, "--port", str(port))
         try:
-            _until_answered(port)
+            _until_answered(part, port)
             yield part, port
         finally:
             part.kill()
 
 
-async def _until_served(client: Client, num_workers: int) -> None:
+@asynccontextmanager
+async def serving(model: str, *worker_flags: str) -> AsyncIterator[tuple[str, "System"]]:
+    """A whole Penstock of one worker, and its gateway's URL."""
+    async with system("--model", model, *worker_flags) as whole:
+        with whole.gateway() as (_, port):
+            yield f"http://127.0.0.1:{port}", whole
+
+
+async def _until_served(client: Client, workers: list[Part]) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
+        for part in workers:
+            part.check()
         living = [
             worker
             for queue in await client.queues()
             for worker in await queue.workers()
             if worker.lease_left_ms > 0
         ]
-        if len(living) >= num_workers:
+        if len(living) >= len(workers):
             return
         await asyncio.sleep(0.1)
-    raise DidNotStart(f"{num_workers} workers did not take up work within {START_S:.0f} s")
+    raise DidNotStart(f"no worker took up work within {START_S:.0f} s; {workers[0].last_words}")
 
 
-def _until_answered(port: int) -> None:
+def _until_answered(part: Part, port: int) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
+        part.check()
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=5).close()
             return

@@ -60,6 +60,8 @@ MAY_IMPORT = {
     "loadtest.timed_llm": LOADTEST | {"worker.engine.messages", "worker.llm", "worker.progress"},
     "loadtest.latency": LOADTEST | {"worker.llm"},
     "loadtest.subjects": LOADTEST | {"worker.engine", "torch", "transformers"},
+    "loadtest.http_stream": LOADTEST | {"httptools"},
+    "loadtest.serve": LOADTEST | {"uvloop"},
     "loadtest.shape": {"torch", "transformers", "tokenizers"},
     "loadtest.queue": LOADTEST | {"worker.bundled.paths"},
     "loadtest.queue_path": LOADTEST | {"compose.server", "worker.engine"},
