@@ -220,3 +220,20 @@ def test_redis_is_never_imported():
     )
     run = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "3"
+
+
+def test_a_start_imports_neither_compilers_nor_activations(folder: Path) -> None:
+    """They would take longer than all the rest of it."""
+    code = f"""
+import sys
+from worker.llm import LLM, SamplingParams
+LLM({str(folder)!r}).generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+slow = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.activations",
+        "triton", "outlines", "redis")
+print([name for name in slow if name in sys.modules])
+from transformers import LlamaForCausalLM
+from transformers.activations import ACT2FN
+assert ACT2FN["silu"]
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from worker.models.errors import BrokenModel, UnsupportedModel
+from worker.models.hugging_face import CONFIG_MAPPING, PreTrainedConfig
 from worker.models.rope import Rope, rope
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from worker.models.errors import UnsupportedModel
+from worker.models.hugging_face import PreTrainedConfig
 
 _STRETCHED = ("linear", "llama3", "yarn")
 
