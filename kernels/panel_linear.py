@@ -20,7 +20,7 @@ class Packing:
     """bits of a number of the weight, and how many along the inner dimension share a scale."""
 
     bits: int
-    group: int | None = None  # all of them
+    group: int | None = None  # all of them; the last may be fewer
     depth: int = 64  # in_features is a multiple of it
 
 
@@ -28,7 +28,7 @@ PACKINGS = {
     "bf16": Packing(16, depth=32),
     "int8": Packing(8),
     "int4_g64": Packing(4, 64),
-    "int4_g128": Packing(4, 128, depth=128),
+    "int4_g128": Packing(4, 128),
 }
 
 
@@ -50,7 +50,7 @@ class Packed(ctypes.Structure):
     """A weight as compiled operations take it; `cpu/layers.c` has the same."""
 
     _fields_ = (
-        *[(name, ctypes.c_void_p) for name in ("panels", "scales", "below", "bias")],
+        *[(name, ctypes.c_void_p) for name in ("panels", "scales", "bias")],
         *[(name, ctypes.c_int) for name in ("n", "k", "bits", "group")],
     )
 
@@ -75,9 +75,8 @@ class PanelLinear:
         self._bits, self._group = packing.bits, packing.group or self.in_features
         size = columns * self.in_features * packing.bits // 8
         self._panels = torch.empty(parts, size, dtype=torch.uint8)
-        groups = self.in_features // self._group if packing.bits < 16 else 0
-        self._scales = torch.empty(parts, groups, columns)
-        self._below = torch.empty(parts, groups, columns, dtype=torch.int32)
+        groups = -(-self.in_features // self._group) if packing.bits < 16 else 0
+        self._scales = torch.empty(parts, groups, columns, dtype=torch.bfloat16)
         for part, rows in enumerate(weight.chunk(parts)):
             self._pack(rows.contiguous(), part)
         self._bias = None
@@ -94,7 +93,6 @@ class PanelLinear:
             weight.data_ptr(),
             panels,
             self._scales[part].data_ptr(),
-            self._below[part].data_ptr(),
             *weight.shape,
             self._bits,
             self._group,
@@ -137,7 +135,6 @@ class PanelLinear:
         return Packed(
             self._panels.data_ptr(),
             self._scales.data_ptr(),
-            self._below.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             self.out_features,
             self.in_features,
@@ -150,7 +147,6 @@ class PanelLinear:
             x.data_ptr(),
             self._panels.data_ptr(),
             self._scales.data_ptr(),
-            self._below.data_ptr(),
             None if self._bias is None else self._bias.data_ptr(),
             out.data_ptr(),
             len(x),

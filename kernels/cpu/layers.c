@@ -2,8 +2,7 @@
 
 struct packed {
   const void *panels;
-  const float *scales;
-  const int32_t *below;
+  const bf16 *scales;
   const float *bias;
   int n, k, bits, group;
 };
@@ -26,7 +25,7 @@ struct pass {
 };
 
 static int multiply_by(const struct packed *w, const bf16 *x, bf16 *out, int m, enum after after) {
-  return linear(x, w->panels, w->scales, w->below, w->bias, out, m, w->n, w->k, w->bits, w->group, after);
+  return linear(x, w->panels, w->scales, w->bias, out, m, w->n, w->k, w->bits, w->group, after);
 }
 
 /* blocks  of each layer

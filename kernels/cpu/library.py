@@ -90,9 +90,9 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int, "f": ctypes.c_float}
 _SIGNATURES = {
     "gather_team": (None, "i"),
     "pack": (None, "ppii"),
-    "quantise_weight": (None, "ppppiiii"),
+    "quantise_weight": (None, "pppiiii"),
     "rows_of": (None, "ppiiiippi"),
-    "linear": (ctypes.c_int, "ppppppiiiiii"),
+    "linear": (ctypes.c_int, "pppppiiiiii"),
     "paged_attention": (ctypes.c_int, "pppppiiiiiifiip"),
     "rms_norm": (None, "pppiif"),
     "rotate_and_store": (None, "pppfpppppiiiii"),

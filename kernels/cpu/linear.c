@@ -8,23 +8,25 @@
 
 enum after { NARROW, ADD, SILU_MUL, WIDE };
 
-/* A weight [n, k]. scales and below are [groups][ceil(n / 16) * 16]; below: what each column's
-   numbers add up to. bits: 16 for bf16, which has neither. */
+/* A weight [n, k]. scales are [groups][ceil(n / 16) * 16]; the last group may be shorter. bits: 16 for
+   bf16, which has no scales. */
 struct weight {
   const char *panels;
-  const float *scales;
-  const int32_t *below;
+  const bf16 *scales;
   int n, k, bits, group;
 };
 
-/* The rows of x as products want them. int8 rows have a scale each. */
+/* The rows of x as products want them. int8 rows have a scale each, and totals [groups]: what the
+   numbers of each group add up to. */
 struct laid {
   void *rows;
   float *scales;
+  int32_t *totals;
 };
 
 INLINE int least(int a, int b) { return a < b ? a : b; }
 INLINE int panels_of(int n) { return (n + PANEL - 1) / PANEL; }
+INLINE int groups_of(const struct weight *w) { return (w->k + w->group - 1) / w->group; }
 INLINE size_t panel_bytes(const struct weight *w) { return (size_t)w->k * w->bits * PANEL / 8; }
 
 /* With tiles rows lie as [ceil(m / 16)][k / step][16][step], 64 bytes a step: a tile reads neighbours. */
@@ -36,14 +38,21 @@ INLINE char *row_of(const struct laid *laid, int row, size_t row_bytes) {
 /* x [k] in int8; returns the scale. Where a number is none, or infinite, the scale is too, and the
    numbers are zero: their products are no numbers. */
 static float quantise(const bf16 *x, int8_t *numbers, int k) {
-  float most = 0;
-  for (int i = 0; i < k; i++) {
-    float size = fabsf(widen(x[i]));
-    most = size > most || size != size ? size : most;
+  const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves an integer in the low bits */
+  uint16_t most = 0; /* sizes are in the order of their bits, infinity and what is none above all */
+  for (int i = 0; i < k; i++) most = (x[i] & 0x7fff) > most ? x[i] & 0x7fff : most;
+  float scale = widen(most) / 127.0f, per_unit = most > 0 && most < 0x7f80 ? 127.0f / widen(most) : 0;
+  if (!per_unit) {
+    memset(numbers, 0, k);
+    return scale;
   }
-  float per_unit = most > 0 && most < INFINITY ? 127.0f / most : 0;
-  for (int i = 0; i < k; i++) numbers[i] = per_unit ? (int8_t)(int)rintf(widen(x[i]) * per_unit) : 0;
-  return most / 127.0f;
+  for (int i = 0; i < k; i++) {
+    float shifted = widen(x[i]) * per_unit + magic;
+    int32_t bits;
+    memcpy(&bits, &shifted, 4);
+    numbers[i] = (int8_t)bits;
+  }
+  return scale;
 }
 
 static void lay(const bf16 *x, const struct laid *laid, int row, const struct weight *w) {
@@ -52,6 +61,11 @@ static void lay(const bf16 *x, const struct laid *laid, int row, const struct we
   if (w->bits < 16) {
     int8_t numbers[k];
     laid->scales[row] = quantise(x, numbers, k);
+    for (int g = 0, groups = groups_of(w); g < groups; g++) {
+      int32_t total = 0;
+      for (int i = g * w->group; i < least(k, (g + 1) * w->group); i++) total += numbers[i];
+      laid->totals[(size_t)row * groups + g] = total;
+    }
     char *to = row_of(laid, row, k);
     for (int i = 0; i < k; i += 64, to += HAS_TILES ? 1024 : 64) memcpy(to, numbers + i, 64);
     return;
@@ -84,35 +98,39 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
 
 static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
                                      int p, float *sums) {
-  int k = w->k, columns = panels_of(w->n) * PANEL;
-  const char *panel = w->panels + p * panel_bytes(w);
-  const float *row_scales = laid->scales + first;
-  for (int g = 0; g * w->group < k; g++) {
+  int k = w->k, columns = panels_of(w->n) * PANEL, groups = groups_of(w);
+  for (int g = 0; g < groups; g++) {
+    int from = g * w->group, depth = least(w->group, k - from);
+    const char *panel = w->panels + p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8;
+    const bf16 *scales = w->scales + (size_t)g * columns + p * PANEL;
+#if HAS_TILES
     int32_t whole[CHUNK * PANEL] __attribute__((aligned(64)));
     int8_t unpacked[MAX_GROUP * PANEL] __attribute__((aligned(64)));
-    size_t at = (size_t)g * columns + p * PANEL;
-    const int8_t *quads = (const int8_t *)panel;
+    const void *quads = panel;
     if (w->bits == 4) {
-      unpack((const uint8_t *)panel + (size_t)g * w->group * PANEL / 2, unpacked, w->group);
+      unpack((const uint8_t *)panel, unpacked, depth);
       quads = unpacked;
     }
-#if HAS_TILES
     memset(whole, 0, (rows + 15) / 16 * 16 * PANEL * 4);
     struct apart apart = {64, 16 * (size_t)k, 1024};
-    const void *group = quads;
-    multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)g * w->group * 16, apart, &group, 1,
-                    w->group, whole, PANEL);
-#else
-    for (int r = 0; r < rows; r++)
-      for (int j = 0; j < PANEL; j++) whole[r * PANEL + j] = -OFFSET * w->below[at + j];
-    const int8_t *x = (const int8_t *)row_of(laid, first, k) + (size_t)g * w->group;
-#define STEP(R, row) multiply_quads(R, x + (size_t)(row) * k, k, quads, w->group, whole + (row) * PANEL)
-    BY_ROWS(rows, STEP)
-#undef STEP
-#endif
+    multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)from * 16, apart, &quads, 1, depth, whole,
+                    PANEL);
     for (int r = 0; r < rows; r++)
       for (int j = 0; j < PANEL; j++)
-        sums[r * PANEL + j] += whole[r * PANEL + j] * (row_scales[r] * w->scales[at + j]);
+        sums[r * PANEL + j] += whole[r * PANEL + j] * (laid->scales[first + r] * widen(scales[j]));
+#else
+    struct eighths x = {(const int8_t *)row_of(laid, first, k), k, laid->scales + first,
+                        laid->totals + (size_t)first * groups, groups};
+#define STEP8(R, row) multiply_group(R, 8, &x, row, g, from, depth, panel, scales, sums)
+#define STEP4(R, row) multiply_group(R, 4, &x, row, g, from, depth, panel, scales, sums)
+    if (w->bits == 8) {
+      BY_ROWS(rows, STEP8)
+    } else {
+      BY_ROWS(rows, STEP4)
+    }
+#undef STEP8
+#undef STEP4
+#endif
   }
 }
 
@@ -169,9 +187,7 @@ static void multiply_panel(const struct product *product, int chunk, int p) {
     (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, count, &part, p,
                                                                sums[half]);
     part.panels += num_panels * panel_bytes(w);
-    if (w->bits == 16) continue;
-    part.scales += w->k / w->group * columns;
-    part.below += w->k / w->group * columns;
+    if (w->bits < 16) part.scales += (size_t)groups_of(w) * columns;
   }
   size_t above = (size_t)first * w->n * (after == WIDE ? 4 : 2);
   finish(sums[0], sums[1], (char *)product->out + above, count, w->n, p * PANEL,
@@ -190,19 +206,20 @@ static void multiply_some(const void *what, int item) {
 
    NARROW    bf16
    ADD       bf16, added to what is in out
-   SILU_MUL  bf16; panels, scales, below and bias are the gate's, then those of what it multiplies
+   SILU_MUL  bf16; panels, scales and bias are the gate's, then those of what it multiplies
    WIDE      float32
 
-   A row's bits depend on that row alone. k is a multiple of 32, below 16 bits of 64 and of `group`.
+   A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.
    Returns 0; 1 without memory. */
-int linear(const bf16 *x, const void *panels, const float *scales, const int32_t *below, const float *bias,
-           void *out, int m, int n, int k, int bits, int group, enum after after) {
-  struct product product = {{panels, scales, below, n, k, bits, group}, {0}, x, bias, out, m, 1, after};
+int linear(const bf16 *x, const void *panels, const bf16 *scales, const float *bias, void *out, int m, int n,
+           int k, int bits, int group, enum after after) {
+  struct product product = {{panels, scales, n, k, bits, group}, {0}, x, bias, out, m, 1, after};
   product.run += RUN / (panel_bytes(&product.weight) * m + 1);
   size_t row_bytes = (size_t)k * (bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
   struct laid *laid = &product.laid;
   laid->rows = aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
-  laid->scales = malloc(rows * sizeof(float));
+  laid->scales = malloc(rows * (1 + groups_of(&product.weight)) * 4);
+  laid->totals = (int32_t *)(laid->scales + rows);
   int failed = !laid->rows || !laid->scales, chunks = (m + CHUNK - 1) / CHUNK;
   if (!failed) {
     share_out(lay_some, &product, (m + PANEL - 1) / PANEL);
@@ -216,8 +233,7 @@ int linear(const bf16 *x, const void *panels, const float *scales, const int32_t
 struct packing {
   const bf16 *weight;
   void *panels;
-  float *scales;
-  int32_t *below;
+  bf16 *scales;
   int n, k, bits, group;
 };
 
@@ -234,7 +250,7 @@ static void pack_panel(const void *what, int p) {
 
 /* weight [n, k] -> panels [ceil(n / 16)][k / 2][16][2]; columns past n are zero. */
 void pack(const bf16 *weight, bf16 *panels, int n, int k) {
-  struct packing packing = {weight, panels, 0, 0, n, k, 16, k};
+  struct packing packing = {weight, panels, 0, n, k, 16, k};
   share_out(pack_panel, &packing, panels_of(n));
 }
 
@@ -252,7 +268,7 @@ static void unpack_row(const struct weight *w, int row, bf16 *out) {
       number = ((const int8_t *)panel)[(i & ~3) * PANEL + column * 4 + (i & 3)];
     else
       number = (((const uint8_t *)panel)[(i & ~7) / 2 * PANEL + column * 4 + (i & 3)] >> (i & 4) & 15) - 8;
-    out[i] = narrow(number * w->scales[(size_t)(i / w->group) * columns + row]);
+    out[i] = narrow(number * widen(w->scales[(size_t)(i / w->group) * columns + row]));
   }
 }
 
@@ -263,32 +279,30 @@ static void quantise_panel(const void *what, int p) {
   uint8_t *panel = (uint8_t *)packing->panels + (size_t)p * PANEL * k * bits / 8;
   memset(panel, 0, (size_t)PANEL * k * bits / 8);
   for (int row = p * PANEL; row < (p + 1) * PANEL; row++)
-    for (int g = 0; g < k / group; g++) {
-      const bf16 *from = packing->weight + (size_t)row * k + g * group;
-      size_t at = (size_t)g * columns + row;
+    for (int from = 0; from < k; from += group) {
+      const bf16 *numbers = packing->weight + (size_t)row * k;
+      int to = least(k, from + group);
       float most = 0;
-      for (int i = 0; i < group && row < n; i++)
-        if (fabsf(widen(from[i])) > fabsf(most)) most = widen(from[i]);
-      float scale = bits == 8 ? fabsf(most) / 127 : most / -8;
-      packing->scales[at] = scale;
-      packing->below[at] = 0;
-      for (int i = 0; i < group; i++) {
-        float exact = row < n && scale != 0 ? rintf(widen(from[i]) / scale) : 0;
-        int number = bits == 8 ? (int)exact : exact > 7 ? 7 : (int)exact, k_at = g * group + i;
-        packing->below[at] += number;
+      for (int i = from; i < to && row < n; i++)
+        if (fabsf(widen(numbers[i])) > fabsf(most)) most = widen(numbers[i]);
+      bf16 scale = narrow(bits == 8 ? fabsf(most) / 127 : most / -8);
+      packing->scales[(size_t)(from / group) * columns + row] = scale;
+      for (int i = from; i < to; i++) {
+        float exact = row < n && widen(scale) != 0 ? rintf(widen(numbers[i]) / widen(scale)) : 0;
         if (bits == 8)
-          panel[(k_at & ~3) * PANEL + row % PANEL * 4 + (k_at & 3)] = (uint8_t)number;
+          panel[(i & ~3) * PANEL + row % PANEL * 4 + (i & 3)] =
+              (uint8_t)(int)(exact > 127 ? 127 : exact < -127 ? -127 : exact);
         else
-          panel[(k_at & ~7) / 2 * PANEL + row % PANEL * 4 + (k_at & 3)] |= (number + 8) << (k_at & 4);
+          panel[(i & ~7) / 2 * PANEL + row % PANEL * 4 + (i & 3)] |=
+              (int)((exact > 7 ? 7 : exact < -8 ? -8 : exact) + 8) << (i & 4);
       }
     }
 }
 
-/* weight [n, k] -> panels of 8 or 4 bits, scales and below. Each group's largest number takes the
-   largest of its bits: 127 either way, or -8 (as llama.cpp's Q4_0 does it). */
-void quantise_weight(const bf16 *weight, uint8_t *panels, float *scales, int32_t *below, int n, int k,
-                     int bits, int group) {
-  struct packing packing = {weight, panels, scales, below, n, k, bits, group};
+/* weight [n, k] -> panels of 8 or 4 bits, and scales. Each group's largest number takes the largest of
+   its bits: 127 either way, or -8 (as llama.cpp's Q4_0 does it). */
+void quantise_weight(const bf16 *weight, uint8_t *panels, bf16 *scales, int n, int k, int bits, int group) {
+  struct packing packing = {weight, panels, scales, n, k, bits, group};
   share_out(quantise_panel, &packing, panels_of(n));
 }
 
@@ -306,8 +320,8 @@ static void read_some(const void *what, int item) {
 }
 
 /* Rows of a packed weight: out [m, k]. */
-void rows_of(const void *panels, const float *scales, int n, int k, int bits, int group, const int64_t *rows,
+void rows_of(const void *panels, const bf16 *scales, int n, int k, int bits, int group, const int64_t *rows,
              bf16 *out, int m) {
-  struct reading reading = {{panels, scales, 0, n, k, bits, group}, rows, out, m};
+  struct reading reading = {{panels, scales, n, k, bits, group}, rows, out, m};
   share_out(read_some, &reading, (m + CHUNK - 1) / CHUNK);
 }
