@@ -6,9 +6,11 @@
     returns      [rows]         int64
 
 A token's weight is its unnormalised probability in units of 2**-40 of the row's likeliest token,
-cut to an integer. Sums of integers do not depend on their order, so a row's token depends on
-nothing but the row: not on the batch, not on the way its candidates were found. Tokens are laid
-out in order of their ids; of equal logits either all are kept or none.
+cut to an integer. Sums of integers do not depend on their order, and a weight is made of float32
+sums and products alone, which every machine rounds alike (libraries' exponentials differ). So a
+row's token depends on nothing but the row: not on the batch, not on the way its candidates were
+found, not on the processor. Tokens are laid out in order of their ids; of equal logits either all
+are kept or none.
 """
 
 from collections.abc import Iterator
@@ -17,9 +19,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.device import on_gpu
+
 UNIT = 2.0**40
 WIDTHS = (64, 256, 4096)  # how many of the likeliest to look at; few distributions need the last
-BLOCK = 2**22  # logits whose weights are held at once: 32 MiB
+BLOCK = 2**22  # logits whose weights are held at once on a GPU: 32 MiB
+CPU_BLOCK = 2**19  # about a core's cache
+LOG2_E = 1.44269504
+STEEPEST = 3e38  # so that the likeliest of the coldest row is no infinity times zero
+# 2**x for x in [-0.5, 0.5], within 2e-7: a minimax polynomial, highest power first; ends with 1.
+POWERS = (1.32647273e-3, 9.67151299e-3, 5.55073358e-2, 2.40222424e-1, 6.93147004e-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +121,10 @@ def _draw_among(
     masses  [rows]  of the whole vocabulary where top_p alone cuts, else 0
     """
     width = few.ids.shape[1]
-    weights = _weights(few.logits, temperature)
+    powers = _powers(few.logits, temperature)
+    weights = _exponentials(powers)
     kth = few.logits.gather(1, (cut.top_k.clamp(max=width) - 1)[:, None])
-    least_weight = (cut.min_p * UNIT).long()[:, None]
-    weights *= (few.logits >= kth) & (weights >= least_weight)
+    weights *= (few.logits >= kth) & (powers >= cut.min_p.log2().float()[:, None])
     total_known = (weights[:, -1] == 0) | (masses > 0)
     total = torch.where(masses > 0, masses, weights.sum(-1))
     likelier = weights.cumsum(-1) - weights
@@ -158,14 +167,30 @@ def _first_above(ends: Tensor, target: Tensor) -> Tensor:
 
 def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
     """2**40 for the likeliest token of each row, less for the others in proportion; int64."""
-    below = logits - logits.amax(-1, keepdim=True)
-    return below.div_(temperature[:, None]).exp_().mul_(UNIT).long()
+    return _exponentials(_powers(logits, temperature))
+
+
+def _powers(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Of 2, relative to each row's likeliest token. They never fall as logits rise."""
+    scale = torch.full_like(temperature, LOG2_E).div_(temperature).clamp_(max=STEEPEST)
+    return (logits - logits.amax(-1, keepdim=True)).mul_(scale[:, None])
+
+
+def _exponentials(powers: Tensor) -> Tensor:
+    powers = powers.clamp(min=-60)
+    whole = powers.round()
+    rest = powers.sub_(whole)
+    sums = torch.full_like(rest, POWERS[0])
+    for factor in (*POWERS[1:], 1.0):
+        sums.mul_(rest).add_(factor)
+    units = sums.mul_(2.0**30).long() << 10
+    return units >> whole.neg_().long()
 
 
 def _blocks(logits: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Groups of rows, so that memory is bounded."""
     rows, vocab = logits.shape
-    count = max(1, BLOCK // vocab)
+    count = max(1, (BLOCK if on_gpu(logits) else CPU_BLOCK) // vocab)
     for start in range(0, rows, count):
         yield tuple(column[start : start + count] for column in (logits, *columns))
 

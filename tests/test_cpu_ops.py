@@ -4,17 +4,22 @@ Every way of a processor to multiply is compiled and run; what this one lacks is
 """
 
 import ctypes
+import math
 import os
 import platform
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
 from kernels.cpu.library import build, load
+from kernels.draw import LOG2_E
 from kernels.paged_attention_panels import paged_attention_panels, to_panels
 from kernels.panel_linear import PACKINGS, PanelLinear
 from kernels.rms_norm import rms_norm_compiled, rms_norm_ref
@@ -23,6 +28,15 @@ from kernels.rotate_and_store import (
     Places,
     rotate_and_store_panels,
     rotate_and_store_ref,
+)
+from kernels.sample import (
+    NO_TOKEN,
+    WAY,
+    SampleRef,
+    Ways,
+    mass_compiled,
+    mass_ref,
+    sample_compiled,
 )
 from kernels.spans import HeadShape, Spans
 from kernels.store_kv import key_rows
@@ -232,3 +246,101 @@ def test_numbers_that_are_none_stay_so(ops: ctypes.CDLL) -> None:
     for name in ("bf16", "int8"):
         got = PanelLinear(ops, weight, None, PACKINGS[name])(x)
         assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
+
+
+def ways_of(seed: int, rows: int) -> Ways:
+    """Rows that draw in every way, some by a grammar's mask."""
+    rng, ways = np.random.default_rng(seed), np.zeros(rows, WAY)
+    ways["temperature"] = rng.choice([0, 1e-5, 0.3, 1, 2], rows)
+    ways["top_k"] = rng.choice([0, 0, 1, 2, 7, 50, 1000, 2**31 - 1], rows)
+    ways["top_p"] = rng.choice([1, 1, 1e-9, 0.2, 0.9, 0.999999], rows)
+    ways["min_p"] = rng.choice([0, 0, 1e-300, 1e-9, 0.05, 0.5, 1], rows)
+    ways["seed"] = rng.integers(2**64, size=rows, dtype=np.uint64)
+    ways["choice"], ways["is_masked"] = rng.integers(16, size=rows), rng.integers(2, size=rows)
+    return ways
+
+
+def assert_sampled_alike(
+    ops: ctypes.CDLL, ways: Ways, logits: Tensor, masks: Tensor | None = None
+) -> None:
+    """As the reference samples all together, and compiled each row alone."""
+    rows, vocab = logits.shape
+    positions = np.arange(rows) * 1009
+    masses, is_finite = mass_compiled(ops, logits), logits.amax(-1).isfinite()
+    assert torch.equal(masses[is_finite], mass_ref(logits)[is_finite])
+    once, twice = logits.clone(), logits.clone()
+    wanted = SampleRef(ways, vocab, logits.device)(once, positions, masks)
+    got = sample_compiled(ops, ways, twice, positions, masks)
+    assert got.tolist() == wanted.tolist()
+    assert torch.equal(once.nan_to_num(7.0), twice.nan_to_num(7.0))
+    assert torch.equal(got == NO_TOKEN, ~once.amax(-1).isfinite())
+    alone = [
+        sample_compiled(
+            ops,
+            ways[row : row + 1],
+            logits[row : row + 1].clone(),
+            positions[row : row + 1],
+            None if masks is None else masks[row : row + 1],
+        )
+        for row in range(rows)
+    ]
+    assert torch.equal(torch.cat(alone), got)
+
+
+@pytest.mark.parametrize(
+    "rows, vocab", [(20, 1), (40, 15), (40, 17), (90, 64), (60, 1001), (9, 50257), (3, 262144)]
+)
+@pytest.mark.parametrize("spread", [0.001, 3.0, 40.0])
+def test_sampled_tokens_equal_the_reference(
+    ops: ctypes.CDLL, rows: int, vocab: int, spread: float
+) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(rows, vocab, generator=generator) * spread
+    logits[1::3] = (logits[1::3] / spread * 4).round() / 4  # ties
+    for row, odd in zip(range(2, rows, 7), [math.nan, math.inf, -math.inf] * 5, strict=False):
+        logits[row, row * 37 % vocab] = odd
+    words = (rows, -(-vocab // 32))
+    masks = torch.randint(-(2**31), 2**31, words, dtype=torch.int32, generator=generator)
+    for seed, given_masks in enumerate((None, masks, masks & 1, masks * 0)):
+        assert_sampled_alike(ops, ways_of(seed + vocab, rows), logits, given_masks)
+
+
+ODD = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e-45, 1.0])
+LOGIT = st.floats(width=32, min_value=-50, max_value=50) | ODD
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    some=st.lists(LOGIT, min_size=1, max_size=8),
+    copies=st.integers(1, 40),
+)
+def test_any_logits_are_sampled_as_the_reference_does(
+    ops: ctypes.CDLL, seed: int, some: list[float], copies: int
+) -> None:
+    logits = torch.tensor(some).repeat(4, copies)
+    logits[2:] = logits[2:].flip(-1)
+    logits[3] = logits[3].nan_to_num(0, 5, -5)
+    assert_sampled_alike(ops, ways_of(seed, 4), logits)
+
+
+def test_what_is_just_as_likely_as_min_p_asks_is_kept(ops: ctypes.CDLL) -> None:
+    logits = torch.randn(3000, 2, generator=torch.Generator().manual_seed(0))
+    logits[1::2] += 30
+    ways = np.zeros(3000, WAY)
+    ways["temperature"], ways["top_p"], ways["seed"] = 1, 1, np.arange(3000)
+    power = (logits.amin(-1) - logits.amax(-1)) * LOG2_E
+    ways["min_p"] = power.double().exp2().numpy()
+    assert_sampled_alike(ops, ways, logits)
+    drawn = sample_compiled(ops, ways, logits, np.zeros(3000, np.int64), None)
+    assert (drawn == logits.argmin(-1)).sum() > 800
+
+
+@pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (0, 0.1), (299, 0.5), (0, 0.9)])
+def test_equal_logits_are_all_drawn_or_none(ops: ctypes.CDLL, top_k: int, top_p: float) -> None:
+    logits = torch.full((3000, 500), -20.0)
+    logits[:, 100:400] = 2.0
+    ways = np.zeros(3000, WAY)
+    ways["temperature"], ways["top_k"], ways["top_p"] = 0.7, top_k, top_p
+    ways["seed"] = np.arange(3000)
+    drawn = sample_compiled(ops, ways, logits, np.zeros(3000, np.int64), None)
+    assert set(drawn.tolist()) == set(range(100, 400))

@@ -97,6 +97,8 @@ _SIGNATURES = {
     "rms_norm": (None, "pppiif"),
     "rotate_and_store": (None, "pppfpppppiiiii"),
     "run_layers": (ctypes.c_int, "pipppp"),
+    "sample": (ctypes.c_int, "pppppii"),
+    "mass": (ctypes.c_int, "ppii"),
 }
 
 

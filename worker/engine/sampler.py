@@ -10,12 +10,14 @@ What a row gets depends on nothing but the row: its logits, its params, its toke
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.draw import UNIT, Cut, draw, draw_cut, likeliest, mass
-from kernels.philox import Words, key_schedule, uniforms
-from kernels.token_mask import allow_all_but, apply_token_mask, byte_penalties
+from kernels.sample import NO_TOKEN as NO_TOKEN
+from kernels.sample import WAY, Sample, log_total, plan_sample
+from kernels.token_mask import allow_all_but
 from schemas.sampling import MAX_LOGPROBS, SamplingParams
 from worker.engine.constraints import BITS, Constraint, Masks
 from worker.engine.messages import Logprob
@@ -23,7 +25,7 @@ from worker.engine.penalties import Seen, penalise
 
 GREEDY_BELOW = 1e-5  # one token has all the probability anyway; vLLM draws the line here too
 LEAST_LOGPROB = -9999.0  # of what the model rules out: JSON has no infinity
-NO_TOKEN = -1
+MOST_KEPT = 2**31 - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +42,17 @@ class SamplerRow:
     token_ids: list[int]
     num_prompt: int
     seen: Seen | None = field(init=False, default=None)
+    way: bytes = field(init=False)  # of WAY
+    is_plain: bool = field(init=False)  # a draw is all, perhaps under a grammar
 
     def __post_init__(self) -> None:
         params = self.params
         weighs = params.presence_penalty or params.frequency_penalty
         if weighs or params.repetition_penalty != 1:
             self.seen = Seen(params, self.token_ids, self.num_prompt)
+        self.way = _way(params, self.seed, self.choice)
+        alters = params.logit_bias or params.min_tokens or self.seen is not None
+        self.is_plain = not alters and params.logprobs is None
 
     @property
     def position(self) -> int:
@@ -70,7 +77,6 @@ class Sampler:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.device = torch.device(device)
-        self._byte_penalties = byte_penalties(self.device)
         self._masks = Masks(vocab_size)
         self._columns = self._read([])
 
@@ -84,68 +90,54 @@ class Sampler:
         """Draw the next token of each row.
 
         logits  [rows, vocab]             float32, contiguous; overwritten
-        masks   [rows, ceil(vocab / 32)]  int32 bits, 1 allows; on the host, and read only for
-                                          rows with structured_outputs
+        masks   [rows, ceil(vocab / 32)]  int32 bits, 1 allows; on the host; read only for rows with
+                                          structured_outputs, and overwritten
         """
         if not rows:
             return Sampled([], [])
         if rows != self._columns.rows:
             self._columns = self._read(rows)
         columns = self._columns
-        if not columns.scored:
-            self._alter(logits, columns, masks)
-            return Sampled(_pick(logits, columns).tolist(), [None] * len(rows))
-        raw = logits[columns.scored]
+        raw = logits[columns.scored] if columns.scored else None
         self._alter(logits, columns, masks)
-        return _with_logprobs(_pick(logits, columns), raw, columns)
+        tokens = columns.sample(logits, columns.positions(), masks)
+        if raw is None:
+            return Sampled(tokens.tolist(), [None] * len(rows))
+        return _with_logprobs(tokens, raw, columns)
 
     def _alter(self, logits: Tensor, columns: "_Columns", masks: Tensor | None) -> None:
-        """Change in place what bias, min_tokens, penalties and grammars change."""
+        """Change in place what bias, min_tokens and penalties change."""
         if columns.biases is not None:
             rows, ids, values = columns.biases
             logits[rows, ids] += values
-        bans = [ban for ban in columns.bans if ban.holds]
-        for ban in bans:
-            if masks is None or ban.place is None:
+        for ban in columns.bans:
+            if not ban.holds:
+                continue
+            if masks is not None and ban.is_masked:
+                ban.forbid(masks[ban.index])
+            else:
                 logits[ban.index, ban.token_ids] = -torch.inf
         if columns.penalised:
             penalise(logits, columns.penalised)
-        if masks is not None and columns.constrained:
-            allowed = masks[columns.constrained]
-            for ban in bans:
-                if ban.place is not None:
-                    ban.forbid(allowed[ban.place])
-            self._mask(logits, columns.constrained, allowed.to(self.device))
-
-    def _mask(self, logits: Tensor, index: list[int], allowed: Tensor) -> None:
-        if len(index) == len(logits):
-            apply_token_mask(logits, allowed, self._byte_penalties)
-        else:
-            some = logits[index]
-            apply_token_mask(some, allowed, self._byte_penalties)
-            logits[index] = some
 
     def _read(self, rows: list[SamplerRow]) -> "_Columns":
-        every = list(enumerate(rows))
-        drawing = [i for i, row in every if row.params.temperature >= GREEDY_BELOW]
-        constrained = [i for i, row in every if row.params.structured_outputs is not None]
+        ways = np.frombuffer(b"".join([row.way for row in rows]), WAY)
+        special = [(i, row) for i, row in enumerate(rows) if not row.is_plain]
         return _Columns(
             rows=list(rows),
-            biases=self._biases(rows),
-            bans=self._bans(rows, constrained),
-            penalised=[(i, row.seen) for i, row in every if row.seen is not None],
-            constrained=constrained,
-            free=self._group(rows, [i for i in drawing if not _is_cut(rows[i].params)]),
-            cut=self._group(rows, [i for i in drawing if _is_cut(rows[i].params)]),
-            scored=[i for i, row in every if row.params.logprobs is not None],
+            token_ids=[row.token_ids for row in rows],
+            num_prompt=np.array([row.num_prompt for row in rows], np.int64),
+            biases=self._biases(special),
+            bans=self._bans(special),
+            penalised=[(i, row.seen) for i, row in special if row.seen is not None],
+            scored=[i for i, row in special if row.params.logprobs is not None],
+            sample=plan_sample(ways, self.vocab_size, self.device),
         )
 
-    def _biases(self, rows: list[SamplerRow]) -> tuple[Tensor, Tensor, Tensor] | None:
+    def _biases(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Row, token id and bias of each."""
         entries = [
-            (i, token, bias)
-            for i, row in enumerate(rows)
-            for token, bias in row.params.logit_bias.items()
+            (i, token, bias) for i, row in rows for token, bias in row.params.logit_bias.items()
         ]
         if not entries:
             return None
@@ -156,35 +148,15 @@ class Sampler:
             torch.tensor(values, dtype=torch.float32, device=self.device),
         )
 
-    def _bans(self, rows: list[SamplerRow], constrained: list[int]) -> list["_Ban"]:
+    def _bans(self, rows: list[tuple[int, SamplerRow]]) -> list["_Ban"]:
         bans = []
-        for index, row in enumerate(rows):
+        for index, row in rows:
             ends = set(row.params.stop_token_ids) if row.params.min_tokens else set()
             if row.params.min_tokens and not row.params.ignore_eos:
                 ends |= self.eos_token_ids
             if ends:
-                place = constrained.index(index) if index in constrained else None
-                bans.append(_Ban(row, index, place, sorted(ends)))
+                bans.append(_Ban(row, index, sorted(ends)))
         return bans
-
-    def _group(self, rows: list[SamplerRow], index: list[int]) -> "_Group | None":
-        if not index:
-            return None
-        members = [rows[i] for i in index]
-        params = [row.params for row in members]
-        top_k = [each.top_k if each.top_k > 0 else self.vocab_size for each in params]
-        return _Group(
-            members,
-            torch.tensor(index, device=self.device),
-            torch.tensor([each.temperature for each in params], device=self.device),
-            Cut(
-                torch.tensor(top_k, device=self.device).clamp(max=self.vocab_size),
-                torch.tensor([p.top_p for p in params], dtype=torch.float64, device=self.device),
-                torch.tensor([p.min_p for p in params], dtype=torch.float64, device=self.device),
-            ),
-            key_schedule([row.seed for row in members]),
-            [row.choice for row in members],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +165,15 @@ class _Ban:
 
     row: SamplerRow
     index: int
-    place: int | None  # among the constrained rows
     token_ids: list[int]
 
     @property
     def holds(self) -> bool:
         return self.row.position < self.row.params.min_tokens
+
+    @property
+    def is_masked(self) -> bool:
+        return self.row.params.structured_outputs is not None
 
     def forbid(self, allowed: Tensor) -> None:
         """In the grammar's mask, unless nothing is left then: a grammar knows when it is over."""
@@ -208,58 +183,33 @@ class _Ban:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """The rows that draw in one way."""
-
-    rows: list[SamplerRow]
-    index: Tensor
-    temperature: Tensor
-    cut: Cut
-    keys: Words
-    choices: list[int]
-
-    def uniforms(self) -> Tensor:
-        drawn = uniforms(self.keys, self.choices, [row.position for row in self.rows])
-        return torch.from_numpy(drawn).to(self.index.device)
-
-    def of(self, logits: Tensor) -> Tensor:
-        return logits if len(self.rows) == len(logits) else logits[self.index]
-
-
-@dataclass(frozen=True, slots=True)
 class _Columns:
-    """Params of one batch of rows, turned so that each step is over all rows at once.
-
-    free   rows at a temperature, no more
-    cut    rows with top_k, top_p or min_p
-    """
+    """Params of one batch of rows, turned so that each step is over all rows at once."""
 
     rows: list[SamplerRow]
+    token_ids: list[list[int]]
+    num_prompt: NDArray[np.int64]
     biases: tuple[Tensor, Tensor, Tensor] | None
     bans: list[_Ban]
     penalised: list[tuple[int, Seen]]
-    constrained: list[int]
-    free: _Group | None
-    cut: _Group | None
     scored: list[int]
+    sample: Sample
+
+    def positions(self) -> NDArray[np.int64]:
+        """Of each row's next token in its completion [rows]."""
+        lengths = np.fromiter(map(len, self.token_ids), np.int64, len(self.token_ids))
+        return lengths - self.num_prompt
 
 
-def _is_cut(params: SamplingParams) -> bool:
-    return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-
-
-def _pick(logits: Tensor, columns: _Columns) -> Tensor:
-    """Token ids [rows], int64."""
-    top, tokens = likeliest(logits)
-    if columns.free is not None:
-        group = columns.free
-        tokens[group.index] = draw(group.of(logits), group.temperature, group.uniforms())
-    if columns.cut is not None:
-        group = columns.cut
-        tokens[group.index] = draw_cut(
-            group.of(logits), group.temperature, group.cut, group.uniforms()
-        )
-    return tokens.masked_fill_(~top.isfinite(), NO_TOKEN)
+def _way(params: SamplingParams, seed: int, choice: int) -> bytes:
+    greedy = params.temperature < GREEDY_BELOW
+    way = np.zeros((), WAY)
+    way["temperature"] = 0 if greedy else params.temperature
+    way["top_k"] = min(max(params.top_k, 0), MOST_KEPT)
+    way["top_p"], way["min_p"] = params.top_p, params.min_p
+    way["seed"], way["choice"] = seed & 0xFFFFFFFFFFFFFFFF, choice
+    way["is_masked"] = params.structured_outputs is not None
+    return way.tobytes()
 
 
 def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
@@ -269,7 +219,7 @@ def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
     num_top = min(MAX_LOGPROBS, raw.shape[1]) if any(wanted) else 0
     top, top_ids = _ordered(*raw.topk(num_top))
     drawn = tokens[columns.scored, None].clamp(min=0)
-    values = torch.cat([raw.gather(1, drawn), top], -1).double() - _log_total(raw)[:, None]
+    values = torch.cat([raw.gather(1, drawn), top], -1).double() - log_total(raw)[:, None]
     packed = torch.cat([top_ids.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
     # One transfer for all; float64 holds every id exactly.
     flat = torch.cat([tokens.double(), packed.flatten()]).tolist()
@@ -285,12 +235,6 @@ def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
             ids_of_top = [int(token) for token in ids]
             logprobs[row] = Logprob(token_ids[row], logprob, ids_of_top, others[:count])
     return Sampled(token_ids, logprobs)
-
-
-def _log_total(raw: Tensor) -> Tensor:
-    """The logarithm of the sum of the exponentials [rows], float64."""
-    ones = torch.ones(len(raw), device=raw.device)
-    return raw.amax(-1).double() + (mass(raw, ones).double() / UNIT).log()
 
 
 def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

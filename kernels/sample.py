@@ -1,0 +1,179 @@
+"""A token for each row of logits, drawn as the row asks.
+
+    logits     [rows, vocab]             float32, contiguous; those of a masked row change
+    positions  [rows]                    int64; of each token in its row's completion
+    masks      [rows, ceil(vocab / 32)]  int32 on the host, read where a row is masked; token t is
+                                         bit t % 32 of word t // 32, 1 allows
+    returns    [rows]                    int64; NO_TOKEN where the largest logit is not finite
+
+A row's random number is that of its seed, choice and position. The compiled operation and the
+reference give the same tokens, whatever the batch.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.cpu.library import compiled_ops
+from kernels.draw import UNIT, Cut, draw, draw_cut, likeliest, mass
+from kernels.philox import Words, key_schedule, uniforms
+from kernels.token_mask import apply_token_mask, byte_penalties
+
+NO_TOKEN = -1
+
+# How a row draws, as cpu/sample.c has it. temperature 0: the likeliest. top_k 0, top_p 1, min_p 0:
+# all are kept. is_masked: 0 or 1.
+WAY = np.dtype(
+    [
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("seed", np.uint64),
+        ("choice", np.int32),
+        ("top_k", np.int32),
+        ("is_masked", np.int32),
+        ("temperature", np.float32),
+    ]
+)
+Ways = NDArray[np.void]  # [rows] of WAY
+
+# (logits, positions, masks) -> tokens
+Sample = Callable[[Tensor, NDArray[np.int64], Tensor | None], Tensor]
+
+
+def plan_sample(ways: Ways, vocab: int, device: torch.device) -> Sample:
+    """For the steps of a batch that stays as it is."""
+    ops = _ops_on(device)
+    if ops is None:
+        return SampleRef(ways, vocab, device)
+    return lambda logits, positions, masks: sample_compiled(ops, ways, logits, positions, masks)
+
+
+def sample_compiled(
+    ops: ctypes.CDLL, ways: Ways, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
+) -> Tensor:
+    assert logits.is_contiguous()
+    tokens = torch.empty(len(ways), dtype=torch.int64)
+    failed = ops.sample(
+        logits.data_ptr(),
+        ways.ctypes.data,
+        positions.ctypes.data,
+        None if masks is None else masks.data_ptr(),
+        tokens.data_ptr(),
+        *logits.shape,
+    )
+    if failed:
+        raise MemoryError(f"{len(ways)} rows found no memory for what they keep")
+    return tokens
+
+
+class SampleRef:
+    """In torch, on any device: each kind of draw over all rows that ask for it."""
+
+    def __init__(self, ways: Ways, vocab: int, device: torch.device) -> None:
+        draws = ways["temperature"] > 0
+        is_cut = (ways["top_k"] > 0) | (ways["top_p"] < 1) | (ways["min_p"] > 0)
+        self._free = _group(ways, draws & ~is_cut, vocab, device)
+        self._cut = _group(ways, draws & is_cut, vocab, device)
+        self._masked = torch.from_numpy(ways["is_masked"].nonzero()[0])
+
+    def __call__(
+        self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
+    ) -> Tensor:
+        if masks is not None and len(self._masked):
+            self._mask(logits, masks)
+        top, tokens = likeliest(logits)
+        if (group := self._free) is not None:
+            tokens[group.index] = draw(
+                group.of(logits), group.temperature, group.uniforms(positions)
+            )
+        if (group := self._cut) is not None:
+            tokens[group.index] = draw_cut(
+                group.of(logits), group.temperature, group.cut, group.uniforms(positions)
+            )
+        return tokens.masked_fill_(~top.isfinite(), NO_TOKEN)
+
+    def _mask(self, logits: Tensor, masks: Tensor) -> None:
+        penalties = _byte_penalties(logits.device)
+        if len(self._masked) == len(logits):
+            apply_token_mask(logits, masks.to(logits.device), penalties)
+            return
+        index = self._masked.to(logits.device)
+        some = logits[index]
+        apply_token_mask(some, masks[self._masked].to(logits.device), penalties)
+        logits[index] = some
+
+
+def log_total(logits: Tensor) -> Tensor:
+    """The logarithm of the sum of each row's exponentials [rows], float64."""
+    ops = _ops_on(logits.device)
+    sums = mass_ref(logits) if ops is None else mass_compiled(ops, logits)
+    return logits.amax(-1).double() + (sums.double() / UNIT).log()
+
+
+def mass_ref(logits: Tensor) -> Tensor:
+    """What each row's weights add up to at temperature 1 [rows], int64."""
+    return mass(logits, torch.ones(len(logits), device=logits.device))
+
+
+def mass_compiled(ops: ctypes.CDLL, logits: Tensor) -> Tensor:
+    assert logits.is_contiguous()
+    sums = torch.empty(len(logits), dtype=torch.int64)
+    if ops.mass(logits.data_ptr(), sums.data_ptr(), *logits.shape):
+        raise MemoryError(f"{len(logits)} rows found no memory for their sums")
+    return sums
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The rows that draw in one way: [rows of the group] each."""
+
+    places: NDArray[np.int64]
+    index: Tensor  # the same, on the device
+    is_all: bool
+    temperature: Tensor
+    cut: Cut
+    keys: Words
+    choices: list[int]
+
+    def uniforms(self, positions: NDArray[np.int64]) -> Tensor:
+        drawn = uniforms(self.keys, self.choices, positions[self.places].tolist())
+        return torch.from_numpy(drawn).to(self.index.device)
+
+    def of(self, logits: Tensor) -> Tensor:
+        return logits if self.is_all else logits[self.index]
+
+
+def _group(
+    ways: Ways, chosen: NDArray[np.bool_], vocab: int, device: torch.device
+) -> _Group | None:
+    if not chosen.any():
+        return None
+    some = ways[chosen]
+    top_k = np.where(some["top_k"] > 0, some["top_k"], vocab).clip(max=vocab)
+
+    def send(column: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(device)
+
+    places = chosen.nonzero()[0]
+    return _Group(
+        places,
+        send(places),
+        len(some) == len(ways),
+        send(some["temperature"]),
+        Cut(send(top_k.astype(np.int64)), send(some["top_p"]), send(some["min_p"])),
+        key_schedule(some["seed"].tolist()),
+        some["choice"].tolist(),
+    )
+
+
+def _ops_on(device: torch.device) -> ctypes.CDLL | None:
+    return compiled_ops() if device.type == "cpu" else None
+
+
+_byte_penalties = cache(byte_penalties)
