@@ -13,7 +13,11 @@ COMMANDS = {
     "offline": ("loadtest.offline", "throughput through LLM, in this process"),
     "latency": ("loadtest.latency", "how long a batch takes through LLM"),
     "serve": ("loadtest.serve", "latencies and throughput of a server, seen by its clients"),
-    "compare": ("loadtest.compare", "the engine beside transformers, in one run"),
+    "compare": (
+        "loadtest.compare",
+        "beside transformers, other servers and the limit",
+    ),
+    "files": ("loadtest.files", "the comparison's model and workloads, for other engines"),
     "memory": ("loadtest.waste", "KV memory that is taken and holds nothing"),
     "queue": ("loadtest.queue", "the queue's path, with an engine that costs nothing"),
 }

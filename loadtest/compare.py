@@ -1,90 +1,216 @@
-"""`penstock bench compare`: the engine beside transformers on the same requests, in one run."""
+"""`penstock bench compare`: engines beside each other on the same requests, in one run.
 
-import json
+Rounds alternate: each engine is asked once before any is asked again, and of its rounds the one
+with the middle throughput counts. No two rounds or workloads share a prefix, so a server that stays
+up does not find in its cache what an earlier one left there.
+"""
+
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
 from rich.console import Console
-from rich.table import Table
 
 from loadtest.apart import in_a_process
-from loadtest.measurement import Measurement
-from loadtest.shape import save_135m
-from loadtest.subjects import BATCHED, ONE_BY_ONE, PENSTOCK, SUBJECTS
-from loadtest.workload import DESCRIPTIONS, NUM_REQUESTS, Name, workloads
-from schemas.process import Settings, load_settings
+from loadtest.cache_cost import cache_cost_s
+from loadtest.cases import (
+    BATCHED,
+    BESIDE,
+    CACHELESS,
+    CASES,
+    LLM,
+    QUEUE,
+    Case,
+    servers,
+)
+from loadtest.dataset import read
+from loadtest.errors import BadOption, CannotMeasure
+from loadtest.limit import Speeds, limit_tokens_per_s, measure_speeds, shape_of
+from loadtest.machine import Neighbours, listener
+from loadtest.neighbour import busy
+from loadtest.own import OwnSettings, vocab_size
+from loadtest.report import CAPTION, Round, Row, Section, machine_line, show, write_results
+from loadtest.subjects import Subject, Task
+from loadtest.workload import DESCRIPTIONS, Request, varied, workloads
+from schemas.process import load_settings, words_of
 from worker.bundled.paths import BUNDLED_MODEL
+from worker.settings import model_folder
+
+PROGRAM = "penstock bench compare"
+Words = Annotated[list[str], NoDecode, BeforeValidator(words_of)]
 
 
-class BenchSettings(Settings):
-    """Tokens a second and latencies, beside transformers, in one run."""
+class CompareSettings(OwnSettings):
+    """Penstock, in process and through its queue, beside transformers and any OpenAI server.
 
-    model: Path | None = Field(
-        None, description="a checkpoint's folder; none: the bundled model and a 135M shape"
+    Each setting of a worker is one of the Penstock's that is measured.
+    """
+
+    model: str = Field(
+        "", description="none: a 135M Llama shape with random weights; for json the bundled model"
     )
-    workload: Name = Field(
-        "W", description="; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items())
+    url: Words = Field(
+        default_factory=list, description="name=http://host:port/v1 of servers to put beside it"
     )
-    one_by_one: int = Field(
-        16, ge=1, le=NUM_REQUESTS, description="how many requests `generate` is given"
+    dataset_path: Path | None = Field(
+        None,
+        description="a workload of your own: lines as `penstock bench files` writes them; "
+        "none: " + "; ".join(f"{name}: {text}" for name, text in DESCRIPTIONS.items()),
     )
+    only: Words = Field(
+        default_factory=list, description="cases whose name has one of these, such as 'W 64,one'"
+    )
+    engines: Words = Field(default_factory=list, description="those whose name has one of these")
+    rounds: int = Field(3, ge=1, description="alternating; of each engine the middle one counts")
+    sample: int = Field(8, ge=1, description="requests that `generate` is given")
+    neighbour: float = Field(
+        0.0, ge=0, le=1, description="also beside a process that takes this share of all cores"
+    )
+    output_json: Path | None = Field(None, description="write the figures there too")
 
 
-def main(argv: list[str]) -> int:
-    settings = load_settings(BenchSettings, "penstock bench compare", argv)
+def main(argv: Sequence[str]) -> int:
+    settings = load_settings(CompareSettings, PROGRAM, argv)
     console = Console()
     if not console.is_terminal:
-        console.width = 110
-    if settings.model is not None:
-        _compare(console, settings.model.name, settings.model, settings)
-        return 0
-    _compare(console, f"{BUNDLED_MODEL.name} (bundled)", BUNDLED_MODEL, settings)
-    with tempfile.TemporaryDirectory() as folder:
-        in_a_process(save_135m, Path(folder))
-        _compare(console, "135M Llama shape, random weights, bf16", Path(folder), settings)
-    return 0
+        console.width = 118
+    cases = _cases(settings)
+    with tempfile.TemporaryDirectory() as scratch:
+        comparison = _Comparison(settings, console, Path(scratch))
+        for number in range(settings.rounds):
+            comparison.measure_speeds()
+            for place, case in enumerate(cases):
+                comparison.run(case, turn=number * len(cases) + place)
+        sections = [comparison.section(case) for case in cases]
+    console.print(machine_line(comparison.speeds), highlight=False)
+    console.print(f"{CAPTION}\n", highlight=False)
+    for section in sections:
+        show(console, section)
+    if settings.output_json is not None:
+        write_results(settings.output_json, comparison.speeds, sections)
+    is_whole = all(row.middle.found is not None for section in sections for row in section.rows)
+    return 0 if is_whole else 1
 
 
-def _compare(console: Console, title: str, folder: Path, settings: BenchSettings) -> None:
-    requests = workloads(_vocab_size(folder))[settings.workload]
-    given = {PENSTOCK: requests, BATCHED: requests, ONE_BY_ONE: requests[: settings.one_by_one]}
-    found: dict[str, Measurement] = {}
-    for name, some in given.items():
-        with console.status(f"{title}: {name}, {len(some)} requests"):
-            found[name] = in_a_process(SUBJECTS[name], folder, some)
-    console.print(_table(f"{title}, workload {settings.workload}", found))
-    ours = found[PENSTOCK].tokens_per_s
-    for name in (ONE_BY_ONE, BATCHED):
-        console.print(f"  {ours / found[name].tokens_per_s:.1f} times transformers' {name}")
-    console.print()
+def _cases(settings: CompareSettings) -> list[Case]:
+    """Those asked for, with the engines asked for."""
+    cases = list(CASES)
+    if settings.dataset_path is not None:
+        ours = (LLM, QUEUE, BATCHED)
+        cases = [Case(f"file {count}", None, count, ours) for count in (64, 8, 1)]
+    given = servers(settings.url)
+    chosen = []
+    for case in cases:
+        beside = [BESIDE] if settings.neighbour and LLM in case.subjects else []
+        engines = [
+            subject
+            for subject in [*case.subjects, *beside, *given]
+            if not settings.engines or any(word in subject.name for word in settings.engines)
+        ]
+        is_asked = not settings.only or any(word in case.name for word in settings.only)
+        if engines and is_asked:
+            chosen.append(case.of(engines))
+    if not chosen:
+        names = ", ".join(case.name for case in cases)
+        raise BadOption(f"--only, --engines: they leave nothing; cases are {names}")
+    return chosen
 
 
-def _table(title: str, found: dict[str, Measurement]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("engine", no_wrap=True)
-    for column in (
-        "requests",
-        "tokens",
-        "tokens/s",
-        "TTFT ms p50",
-        "p99",
-        "inter-token ms p50",
-        "p90",
-        "p99",
-    ):
-        table.add_column(column, justify="right")
-    for name, one in found.items():
-        figures = (one.ttft_ms(50), one.ttft_ms(99), one.itl_ms(50), one.itl_ms(90), one.itl_ms(99))
-        table.add_row(
-            name,
-            str(len(one.timelines)),
-            str(one.num_tokens),
-            f"{one.tokens_per_s:.0f}",
-            *(f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" for figure in figures),
+class _Comparison:
+    def __init__(self, settings: CompareSettings, console: Console, scratch: Path) -> None:
+        self.speeds = Speeds(0.0, 0.0)
+        self._settings = settings
+        self._console = console
+        self._scratch = scratch
+        self._rows: dict[tuple[str, str], Row] = {}
+
+    def measure_speeds(self) -> None:
+        """The best of all rounds: what a neighbour takes away is no limit of the machine."""
+        with self._console.status("the machine's memory and products"):
+            found = in_a_process(measure_speeds)
+        self.speeds = Speeds(
+            max(self.speeds.read_bytes_per_s, found.read_bytes_per_s),
+            max(self.speeds.flops_per_s, found.flops_per_s),
         )
-    return table
+
+    def run(self, case: Case, turn: int) -> None:
+        """Each engine once."""
+        folder = self._folder(case)
+        requests = varied(self._requests(case), turn, vocab_size(folder))
+        for subject in case.subjects:
+            note = f" ({self._settings.sample} requests)" if subject.sampled else ""
+            row = self._rows.setdefault((case.name, subject.name), Row(subject.name, note))
+            own = {"kv_cache_memory_bytes": case.pool_bytes} | self._settings.given()
+            some = requests[: self._settings.sample] if subject.sampled else requests
+            task = Task(folder, some, case.concurrency, own | subject.settings)
+            with self._console.status(f"{case.name}: {subject.name}, {len(some)} requests"):
+                row.rounds.append(self._measured(subject, task))
+
+    def _measured(self, subject: Subject, task: Task) -> Round:
+        pid = listener(subject.port) if subject.port is not None else None
+        share = self._settings.neighbour if subject.is_beside else 0.0
+        with busy(share), Neighbours(pid) as neighbours:
+            try:
+                found, failure = subject.measure(task), ""
+            except CannotMeasure as error:
+                found, failure = None, str(error)
+        return Round(found, neighbours.share, neighbours.peak_bytes, failure)
+
+    def section(self, case: Case) -> Section:
+        requests = self._requests(case)
+        limit = None
+        if all(isinstance(request.prompt, list) and not request.schema for request in requests):
+            shape = shape_of(self._folder(case))
+            limit = limit_tokens_per_s(self.speeds, shape, requests, case.concurrency)
+        text = DESCRIPTIONS[case.workload] if case.workload else f"{len(requests)} requests"
+        rows = [self._rows[case.name, subject.name] for subject in case.subjects]
+        found = {row.name: row.middle for row in rows}
+        lines = list(self._lines(case, requests, found))
+        return Section(case.name, text, case.concurrency, limit, rows, lines)
+
+    def _lines(
+        self, case: Case, requests: Sequence[Request], found: dict[str, Round]
+    ) -> Iterator[str]:
+        """What the figures are to each other."""
+        ours = found.get(LLM.name)
+        if ours is None or ours.found is None:
+            return
+        for name, other in found.items():
+            if not other.tokens_per_s or name == LLM.name:
+                continue
+            if name == BESIDE.name:
+                share = other.tokens_per_s / ours.tokens_per_s
+                taken = f"{self._settings.neighbour:.0%} of the CPU"
+                yield f"{share:.0%} of the quiet figure beside a neighbour that takes {taken}"
+            elif name == QUEUE.name:
+                yield f"{other.tokens_per_s / ours.tokens_per_s:.0%} of it through the queue"
+            else:
+                yield f"{ours.tokens_per_s / other.tokens_per_s:.1f} times {name}"
+        if case.workload == "U" and CACHELESS.name in found:
+            cost_s = cache_cost_s(requests, case.concurrency)
+            yield f"{cost_s / ours.found.cpu_s:.2%} of the CPU time is the prefix cache's"
+
+    def _requests(self, case: Case) -> list[Request]:
+        if case.workload is None:
+            assert self._settings.dataset_path is not None
+            return read(self._settings.dataset_path, output_len=128)
+        return workloads(vocab_size(self._folder(case)))[case.workload]
+
+    def _folder(self, case: Case) -> Path:
+        if self._settings.model:
+            return model_folder(self._settings.model)
+        if case.workload == "json":
+            return BUNDLED_MODEL
+        folder = self._scratch / "135m"
+        if not folder.exists():
+            in_a_process(_save_shape, folder)
+        return folder
 
 
-def _vocab_size(folder: Path) -> int:
-    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
+def _save_shape(folder: Path) -> None:
+    from loadtest.shape import save_135m
+
+    save_135m(folder)

@@ -43,6 +43,11 @@ class Target:
     def port(self) -> int:
         return urlsplit(self.base_url).port or (443 if self.is_tls else 80)
 
+    @property
+    def local_port(self) -> int | None:
+        """Where the server's process may be looked at."""
+        return self.port if self.host in ("127.0.0.1", "localhost", "::1") else None
+
     def url(self, endpoint: str) -> str:
         return self.base_url.rstrip("/").removesuffix("/v1") + endpoint
 
@@ -63,7 +68,7 @@ class Target:
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
 
-def target(base_url: str) -> Target:
+def target(base_url: str, option: str = "--base-url") -> Target:
     """With the key that the environment has for it. Raises BadOption."""
     parts = urlsplit(base_url)
     try:
@@ -71,7 +76,7 @@ def target(base_url: str) -> Target:
     except ValueError:
         is_good = False
     if not is_good:
-        raise BadOption(f"--base-url: {base_url!r} is no http:// or https:// URL")
+        raise BadOption(f"{option}: {base_url!r} is no http:// or https:// URL")
     return Target(base_url, os.environ.get("OPENAI_API_KEY"))
 
 

@@ -1,4 +1,4 @@
-"""Who used the CPU: a figure of a shared machine says little without it. Linux's /proc."""
+"""Who used the CPU and how much memory: a figure says little without it. Linux's /proc."""
 
 import os
 import threading
@@ -9,6 +9,17 @@ from types import TracebackType
 from typing import Self
 
 _LOOK_S = 0.25
+_LISTENS = "0A"
+_FEATURES = (
+    "amx_bf16",
+    "amx_int8",
+    "avx512_bf16",
+    "avx512_vnni",
+    "avx512f",
+    "avx2",
+    "asimd",
+    "bf16",
+)
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -35,14 +46,50 @@ def module_of(pid: int) -> str:
     return words[words.index("-m") + 1] if "-m" in words else ""
 
 
+def listener(port: int) -> int | None:
+    """The process of this machine that takes connections there, if it may be known."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{words[9]}]")
+    for opened in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            if str(opened.readlink()) in sockets:
+                return int(opened.parts[2])
+    return None
+
+
+def description() -> dict[str, object]:
+    """Of this machine, as far as its speed depends on it."""
+    fields = dict[str, str]()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    return {
+        "cpu": fields.get("model name", os.uname().machine),
+        "family": fields.get("cpu family", ""),
+        "model": fields.get("model", ""),
+        "cores": os.cpu_count() or 1,
+        "features": [name for name in _FEATURES if name in flags],
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
 class Neighbours:
     """While it is entered, looks at who uses the CPU; `share` is that of all cores used by others.
 
-    Others are neither this process nor what came of it; what a virtual machine's host takes away
-    for itself counts too.
+    Others are neither this process nor what came of it, nor `also` with what came of that; what a
+    virtual machine's host takes away for itself counts too. `peak_bytes` is the most memory that
+    was resident in ours but this process: of each living one the most it ever had, so pages that
+    they share count in each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, also: int | None = None) -> None:
+        self.peak_bytes = 0
+        self._also = also
         self._others_s = 0.0
         self._began_s = self._ended_s = 0.0
         self._is_over = threading.Event()
@@ -68,14 +115,23 @@ class Neighbours:
         return self._others_s / ((self._ended_s - self._began_s) * (os.cpu_count() or 1))
 
     def _look(self) -> None:
-        machine_s, ours = _machine_s(), _ours()
+        machine_s, ours = _machine_s(), self._ours()
         is_over = False
         while not is_over:
             is_over = self._is_over.wait(_LOOK_S)
             before_s, before = machine_s, ours
-            machine_s, ours = _machine_s(), _ours()
+            machine_s, ours = _machine_s(), self._ours()
             own_s = sum(used_s - before.get(pid, 0.0) for pid, used_s in ours.items())
             self._others_s += max(0.0, machine_s - before_s - own_s)
+            resident = sum(_peak_bytes(pid) for pid in ours if pid != os.getpid())
+            self.peak_bytes = max(self.peak_bytes, resident)
+
+    def _ours(self) -> dict[int, float]:
+        used_s = {}
+        for pid in [*family(os.getpid()), *(family(self._also) if self._also else [])]:
+            with suppress(OSError):
+                used_s[pid] = cpu_s(pid)
+        return used_s
 
 
 def _machine_s() -> float:
@@ -84,9 +140,9 @@ def _machine_s() -> float:
     return (user + nice + system + irq + soft + steal) / _TICKS
 
 
-def _ours() -> dict[int, float]:
-    used_s = {}
-    for pid in family(os.getpid()):
-        with suppress(OSError):
-            used_s[pid] = cpu_s(pid)
-    return used_s
+def _peak_bytes(pid: int) -> int:
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    return 0

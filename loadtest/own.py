@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from pydantic import Field
 
@@ -25,8 +26,12 @@ class OwnSettings(WorkerSettings):
     def own_vocab_size(self) -> int:
         if self.is_fake:
             return _FAKE_IDS
-        config = json.loads((model_folder(self.model) / "config.json").read_text())
-        return int(config["vocab_size"])
+        return vocab_size(model_folder(self.model))
+
+
+def vocab_size(folder: Path) -> int:
+    """Of a checkpoint."""
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
 
 
 def flags(settings: Mapping[str, object]) -> list[str]:

@@ -15,6 +15,8 @@ from loadtest import queue_path
 from loadtest.apart import in_a_process
 from loadtest.machine import Neighbours
 from loadtest.measurement import Measurement
+from loadtest.own import vocab_size
+from loadtest.subjects import Task, llm
 from loadtest.workload import Request, workloads
 from schemas.process import Settings, load_settings
 from worker.bundled.paths import BUNDLED_MODEL
@@ -82,12 +84,10 @@ async def overhead_fake(num_tokens: int) -> queue_path.Figures:
 
 async def overhead_bundled() -> queue_path.Figures:
     """The same with a model that computes, on the workload of the engine's comparison."""
-    from loadtest.subjects import PENSTOCK, SUBJECTS
-
-    vocab_size = int(json.loads((BUNDLED_MODEL / "config.json").read_text())["vocab_size"])
-    requests = workloads(vocab_size)["W"]
+    requests = workloads(vocab_size(BUNDLED_MODEL))["W"]
+    task = Task(BUNDLED_MODEL, requests, len(requests))
     return await _overhead(
-        lambda: in_a_process(SUBJECTS[PENSTOCK], BUNDLED_MODEL, requests),
+        lambda: llm(task),
         lambda: queue_path.through(requests, "--model", str(BUNDLED_MODEL)),
     )
 

@@ -8,10 +8,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 VOCAB_SIZE = 49_152
+POSITIONS = 8192  # the long prompts fit
 SPECIAL = ("<unk>", "<s>", "</s>")
 
 
-def save_135m(folder: Path, max_positions: int = 2048) -> None:
+def save_135m(folder: Path) -> None:
     """Write the checkpoint, in bfloat16, and a tokenizer that any engine can load."""
     logging.disable_progress_bar()
     torch.manual_seed(0)
@@ -23,7 +24,7 @@ def save_135m(folder: Path, max_positions: int = 2048) -> None:
         head_dim=64,
         intermediate_size=1536,
         vocab_size=VOCAB_SIZE,
-        max_position_embeddings=max_positions,
+        max_position_embeddings=POSITIONS,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,

@@ -1,164 +1,106 @@
-"""The engines under measurement, each fed the same requests as token ids, greedily.
+"""The engines of the comparison: each answers the same requests, so many at once, greedily.
 
-Each is called in a process of its own by `loadtest.compare`, so that none inherits another's memory
-or threads. Transformers' figures are those of its own public interface.
+Each runs in processes of its own, so that none inherits another's memory or threads, and begins
+with one short request, so that what is set up on first use is not measured.
 """
 
-import logging as stdlib_logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging
+import uvloop
 
-from loadtest.measurement import Measurement, Timeline
+from loadtest.apart import in_a_process
+from loadtest.drive import Way, drive, warm_up
+from loadtest.http_stream import Target, first_model
+from loadtest.measurement import Measurement
+from loadtest.own import flags
+from loadtest.system import serving
 from loadtest.workload import Request
-from schemas.sampling import SamplingParams
-from worker.engine.build import build_engine
-from worker.engine.config import EngineConfig
-from worker.engine.engine import Engine
-from worker.engine.messages import Addition
-
-PENSTOCK = "penstock"
-ONE_BY_ONE = "generate, one by one"
-BATCHED = "generate_batch"
-
-KV_CACHE_BYTES = 512 * 2**20
-NO_END = -1  # an end token that no model draws: lengths are the workload's
 
 
-class Subject(Protocol):
-    def __call__(self, folder: Path, requests: Sequence[Request]) -> Measurement:
-        """Answer all requests, handed over at once."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a subject is asked. `settings` are for an engine of ours."""
+
+    folder: Path
+    requests: Sequence[Request]
+    concurrency: int
+    settings: dict[str, object] = field(default_factory=dict)
 
 
-def penstock(folder: Path, requests: Sequence[Request]) -> Measurement:
-    engine = build_engine(EngineConfig(folder, kv_cache_memory_bytes=KV_CACHE_BYTES))
-    _warm_up(lambda request: _answer_all(engine, [request]), requests)
-    return _answer_all(engine, requests)
+@dataclass(frozen=True, slots=True)
+class Subject:
+    name: str
+    measure: Callable[[Task], Measurement]
+    settings: dict[str, object] = field(default_factory=dict)
+    sampled: bool = False  # slow: it is given the first few requests alone
+    is_beside: bool = False  # a neighbour takes its share meanwhile
+    port: int | None = None  # of a server that others started
 
 
-def _answer_all(engine: Engine, requests: Sequence[Request]) -> Measurement:
-    begin = time.perf_counter()
-    timelines = {
-        str(number): Timeline(begin, len(request.prompt)) for number, request in enumerate(requests)
-    }
-    for number, request in enumerate(requests):
-        params = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
-        engine.add(Addition(str(number), request.ids, params))
-    while engine.busy:
-        for output in engine.step():
-            assert output.error is None, output.error
-            timelines[output.seq_id].tokens_s.append(time.perf_counter())
-    return Measurement(list(timelines.values()), time.perf_counter() - begin)
+def llm(task: Task) -> Measurement:
+    return in_a_process(_llm, task, time.perf_counter())
 
 
-def generate(folder: Path, requests: Sequence[Request]) -> Measurement:
-    """transformers' `generate`, one request after the other."""
-    model = _load(folder)
-
-    def answer(request: Request) -> Timeline:
-        clock = Clock(Timeline(time.perf_counter(), len(request.prompt)))
-        prompt = torch.tensor([request.ids])
-        config = GenerationConfig(
-            max_new_tokens=request.max_tokens, do_sample=False, eos_token_id=NO_END, pad_token_id=0
-        )
-        mask = torch.ones_like(prompt)
-        model.generate(  # type: ignore[misc]  # its own type for `self` is a protocol
-            prompt, attention_mask=mask, generation_config=config, streamer=clock
-        )
-        return clock.timeline
-
-    _warm_up(answer, requests)
-    begin = time.perf_counter()
-    timelines = [answer(request) for request in requests]
-    return Measurement(timelines, time.perf_counter() - begin)
+def generate(task: Task) -> Measurement:
+    return in_a_process(_generate, task, time.perf_counter())
 
 
-def generate_batch(folder: Path, requests: Sequence[Request]) -> Measurement:
-    """transformers' own continuous batching, its pages and budget as large as ours."""
-    model = _load(folder)
-    with _continuous_batching(model, requests) as manager:
-
-        def answer_all(some: Sequence[Request]) -> Measurement:
-            begin = time.perf_counter()
-            timelines = {}
-            for request in some:
-                name = manager.add_request(
-                    request.ids,
-                    max_new_tokens=request.max_tokens,
-                    eos_token_id=NO_END,
-                    record_timestamps=True,
-                )
-                timelines[name] = Timeline(begin, len(request.prompt))
-            for _ in some:
-                result = manager.get_result(timeout=1200)
-                assert result is not None and result.timestamps is not None, result
-                timelines[result.request_id].tokens_s.extend(result.timestamps)
-            return Measurement(list(timelines.values()), time.perf_counter() - begin)
-
-        _warm_up(lambda request: answer_all([request]), requests)
-        return answer_all(requests)
+def generate_batch(task: Task) -> Measurement:
+    return in_a_process(_generate_batch, task, time.perf_counter())
 
 
-@contextmanager
-def _continuous_batching(
-    model: GenerationMixin, requests: Sequence[Request]
-) -> Iterator[ContinuousBatchingManager]:
-    page_size = 16
-    most = sum(-(-(len(request.prompt) + request.max_tokens) // page_size) for request in requests)
-    config = ContinuousBatchingConfig(
-        page_size=page_size, num_blocks=most + 64, max_batch_tokens=512, use_cuda_graph=False
-    )
-    ends = GenerationConfig(
-        do_sample=False, eos_token_id=NO_END, pad_token_id=0, max_new_tokens=256
-    )
-    with model.continuous_batching_context_manager(
-        generation_config=ends, continuous_batching_config=config, timeout=5
-    ) as manager:
-        yield manager
+def through_queue(task: Task) -> Measurement:
+    """Gateway, Redis and worker, streaming, with the client on the same cores."""
+
+    async def measure() -> Measurement:
+        begin_s = time.perf_counter()
+        async with serving(str(task.folder), *flags(task.settings)) as (url, _):
+            return await _ask(Target(url), task, begin_s)
+
+    return uvloop.run(measure())
 
 
-class Clock(BaseStreamer):
-    """Notes when each token comes; the first call brings the prompt."""
+def server(given: Target) -> Callable[[Task], Measurement]:
+    """One that runs already."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline = timeline
-        self._prompt_seen = False
+    def measure(task: Task) -> Measurement:
+        return replace(uvloop.run(_ask(given, task, 0.0)), start_s=0.0)
 
-    def put(self, value: object) -> None:
-        if self._prompt_seen:
-            self.timeline.tokens_s.append(time.perf_counter())
-        self._prompt_seen = True
-
-    def end(self) -> None:
-        pass
+    return measure
 
 
-def _load(folder: Path) -> GenerationMixin:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    stdlib_logging.disable()  # its batching warns through a logger of its own
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.bfloat16, attn_implementation="sdpa"
-    )
-    return model.eval()
+async def _ask(given: Target, task: Task, begin_s: float) -> Measurement:
+    way = Way(max_concurrency=task.concurrency)
+    model = first_model(given)
+    first = await warm_up(given, model, task.requests, way)
+    start_s = (first.tokens_s or [begin_s])[0] - begin_s
+    return replace(await drive(given, model, task.requests, way), start_s=start_s)
 
 
-def _warm_up(answer: Callable[[Request], object], requests: Sequence[Request]) -> None:
-    """One short request: what is set up on first use is not measured."""
-    answer(Request(requests[0].ids[::-1][:16], 4))
+# The clock is the same in all processes of a machine, so a start counts from before the process.
 
 
-SUBJECTS: dict[str, Subject] = {
-    PENSTOCK: penstock,
-    ONE_BY_ONE: generate,
-    BATCHED: generate_batch,
-}
+def _llm(task: Task, begin_s: float) -> Measurement:
+    from loadtest.timed_llm import TimedLLM
+
+    settings = {"max_num_seqs": task.concurrency} | task.settings
+    engine = TimedLLM(str(task.folder), **settings)
+    prompt = task.requests[0].prompt
+    short = Request("Hello" if isinstance(prompt, str) else prompt[::-1][:16], 4)
+    (first,) = engine.answer([short]).timelines
+    return replace(engine.answer(task.requests), start_s=first.tokens_s[0] - begin_s)
+
+
+def _generate(task: Task, begin_s: float) -> Measurement:
+    from loadtest.transformers_subjects import generate
+
+    return generate(task.folder, task.requests, begin_s)
+
+
+def _generate_batch(task: Task, begin_s: float) -> Measurement:
+    from loadtest.transformers_subjects import generate_batch
+
+    return generate_batch(task.folder, task.requests, task.concurrency, begin_s)

@@ -59,7 +59,10 @@ MAY_IMPORT = {
     "loadtest.own": LOADTEST | {"worker.bundled.paths", "worker.settings"},
     "loadtest.timed_llm": LOADTEST | {"worker.engine.messages", "worker.llm", "worker.progress"},
     "loadtest.latency": LOADTEST | {"worker.llm"},
-    "loadtest.subjects": LOADTEST | {"worker.engine", "torch", "transformers"},
+    "loadtest.transformers_subjects": LOADTEST | {"torch", "transformers"},
+    "loadtest.limit": LOADTEST | {"kernels.panel_linear", "torch"},
+    "loadtest.cache_cost": LOADTEST | {"worker.engine"},
+    "loadtest.subjects": LOADTEST | {"uvloop"},
     "loadtest.http_stream": LOADTEST | {"httptools"},
     "loadtest.serve": LOADTEST | {"uvloop"},
     "loadtest.shape": {"torch", "transformers", "tokenizers"},
@@ -67,7 +70,7 @@ MAY_IMPORT = {
     "loadtest.queue_path": LOADTEST | {"compose.server", "worker.engine"},
     "loadtest.system": LOADTEST | {"compose.server"},
     "loadtest.waste": LOADTEST | {"worker.engine"},
-    "loadtest.compare": LOADTEST | {"worker.bundled.paths"},
+    "loadtest.compare": LOADTEST | {"worker.bundled.paths", "worker.settings"},
 }  # fmt: skip
 NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}
 COMPUTES = {*NEVER_WITH_THE_GATEWAY, "numpy", "llguidance", "outlines", "jsonschema", "jinja2"}

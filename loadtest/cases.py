@@ -1,0 +1,52 @@
+"""What the comparison compares: workloads, how many requests at once, and which engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from loadtest.errors import BadOption
+from loadtest.http_stream import target
+from loadtest.subjects import Subject, generate, generate_batch, llm, server, through_queue
+from loadtest.workload import Name
+
+LLM = Subject("Penstock, LLM", llm)
+QUEUE = Subject("Penstock, HTTP", through_queue)
+CACHELESS = Subject("LLM, no prefix cache", llm, {"enable_prefix_caching": False})
+BESIDE = Subject("LLM, busy neighbour", llm, is_beside=True)
+BATCHED = Subject("generate_batch", generate_batch)
+ONE_BY_ONE = Subject("generate", generate, sampled=True)
+_POOL_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    workload: Name | None  # none: a file's
+    concurrency: int
+    subjects: Sequence[Subject]
+    pool_bytes: int = _POOL_BYTES  # of KV, of an engine of ours
+
+    def of(self, subjects: Sequence[Subject]) -> "Case":
+        return replace(self, subjects=subjects)
+
+
+CASES = (
+    Case("W 64", "W", 64, (LLM, QUEUE, BATCHED)),
+    Case("W 8", "W", 8, (LLM, QUEUE, BATCHED)),
+    Case("one 1", "one", 1, (LLM, QUEUE, ONE_BY_ONE)),
+    Case("P 64", "P", 64, (LLM, CACHELESS, QUEUE)),
+    Case("U 64", "U", 64, (LLM, CACHELESS, QUEUE)),
+    Case("long 8", "long", 8, (LLM, QUEUE), 2 * _POOL_BYTES),
+    Case("json 64", "json", 64, (LLM, QUEUE)),
+)
+
+
+def servers(given: Sequence[str]) -> list[Subject]:
+    """Of words `name=http://host:port/v1`. Raises BadOption."""
+    found = []
+    for word in given:
+        name, equals, url = word.partition("=")
+        if not (name and equals):
+            raise BadOption(f"--url: {word!r} is not name=http://host:port/v1")
+        one = target(url, "--url")
+        found.append(Subject(name, server(one), port=one.local_port))
+    return found

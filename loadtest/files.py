@@ -1,0 +1,33 @@
+"""`penstock bench files`: the comparison's model and workloads, for other engines."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from loadtest.dataset import write
+from loadtest.errors import BadOption
+from loadtest.shape import save_135m
+from loadtest.workload import workloads
+from schemas.process import Settings, load_settings
+
+PROGRAM = "penstock bench files"
+
+
+class FilesSettings(Settings):
+    """Write what the comparison asks: a 135M checkpoint with a tokenizer, and a file a workload."""
+
+    folder: Path = Field(description="135m/ and W.jsonl, P.jsonl ... go there")
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = load_settings(FilesSettings, PROGRAM, argv)
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        save_135m(settings.folder / "135m")
+        for name, requests in workloads().items():
+            write(settings.folder / f"{name}.jsonl", requests)
+    except OSError as error:
+        raise BadOption(f"--folder: {error}") from error
+    print(f"written: {', '.join(sorted(path.name for path in settings.folder.iterdir()))}")
+    return 0

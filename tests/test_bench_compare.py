@@ -1,0 +1,137 @@
+"""`penstock bench compare`: what it asks of whom, and the limit beside the figures."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from loadtest import bench
+from loadtest.dataset import read, write
+from loadtest.limit import Shape, Speeds, limit_tokens_per_s, shape_of
+from loadtest.machine import Neighbours, description, listener
+from loadtest.measurement import Measurement, Timeline
+from loadtest.report import Round, Row
+from loadtest.workload import Request, varied, workloads
+from test_bench_serve import ANSWERS, answering
+from worker.bundled.paths import BUNDLED_MODEL
+
+
+def test_each_engine_answers_the_same_file_in_each_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, found = tmp_path / "asked.jsonl", tmp_path / "found.json"
+    write(asked, [Request(list(range(50 + n, 60 + n)), 3 + n) for n in range(3)])
+    words = ["compare", "--model", str(BUNDLED_MODEL), "--dataset-path", str(asked)]
+    words += ["--only", "file 8", "--rounds", "1", "--output-json", str(found)]
+    with answering(ANSWERS["whole"][0], 1000) as server:
+        # It names no model, so nothing can be asked of it: that costs the others nothing.
+        assert bench.main([*words, "--url", f"dumb=http://127.0.0.1:{server.port}/v1"]) == 1
+    said = capsys.readouterr().out
+    (case,) = json.loads(found.read_text())["cases"]
+    engines = {each["name"]: each for each in case["engines"]}
+    assert list(engines) == ["Penstock, LLM", "Penstock, HTTP", "generate_batch", "dumb"]
+    for name, engine in engines.items():
+        assert name in said
+        assert len(engine["output_throughput_of_rounds"]) == 1
+        if name != "dumb":
+            assert (engine["completed"], engine["total_output_tokens"]) == (3, 3 + 4 + 5)
+            assert engine["fraction_of_limit"] == pytest.approx(
+                engine["output_throughput"] / case["limit_tokens_per_s"]
+            )
+            assert engine["start_s"] > 0 and engine["peak_resident_bytes"] > 50e6
+    assert "names no model" in engines["dumb"]["failures"][0]
+    assert "% of it through the queue" in said and "times generate_batch" in said
+
+
+def test_the_limit_is_the_longer_of_reading_and_multiplying() -> None:
+    shape = Shape(layer_parameters=100, head_parameters=20, attention_width=0, kv_bytes=3)
+    requests = [Request([1, 2, 3, 4], 2), Request([5, 6], 1)]
+    # Both prompts and the first tokens in one step, the last token in another.
+    read = [2 * 120 + 3 * (4 + 2), 2 * 120 + 3 * 5]
+    multiplied = [2 * 100 * 6 + 2 * 20 * 2, 2 * 100 * 1 + 2 * 20]
+    by_reading = limit_tokens_per_s(Speeds(1.0, 1e9), shape, requests, 2)
+    by_products = limit_tokens_per_s(Speeds(1e9, 1.0), shape, requests, 2)
+    assert by_reading == pytest.approx(3 / sum(read))
+    assert by_products == pytest.approx(3 / sum(multiplied))
+    alone = [2 * 120 + 3 * 4, 2 * 120 + 3 * 5, 2 * 120 + 3 * 2]
+    assert limit_tokens_per_s(Speeds(1.0, 1e9), shape, requests, 1) == pytest.approx(3 / sum(alone))
+
+
+def test_what_prompts_share_is_computed_and_read_once() -> None:
+    shape = Shape(layer_parameters=100, head_parameters=0, attention_width=0, kv_bytes=3)
+    requests = [Request([1, 2, 3, 4], 1), Request([1, 2, 3, 9, 9], 1)]
+    assert limit_tokens_per_s(Speeds(1e9, 1.0), shape, requests, 2) == pytest.approx(2 / (200 * 6))
+    assert limit_tokens_per_s(Speeds(1.0, 1e9), shape, requests, 2) == pytest.approx(2 / (200 + 18))
+
+
+def test_the_shape_counts_the_bundled_models_parameters() -> None:
+    shape = shape_of(BUNDLED_MODEL)
+    num_bytes = (BUNDLED_MODEL / "model.safetensors").stat().st_size
+    counted = 2 * (shape.layer_parameters + shape.head_parameters)
+    assert counted == pytest.approx(num_bytes, rel=0.02)
+
+
+def test_another_turn_shares_no_prefix_with_the_first_but_as_much_in_itself() -> None:
+    first, later = workloads()["P"], varied(workloads()["P"], 3)
+    assert varied(first, 0) == first
+    assert [len(one.prompt) for one in later] == [len(one.prompt) for one in first]
+    assert len({tuple(one.ids[:512]) for one in later}) == 1
+    assert first[0].ids[0] != later[0].ids[0]
+    texts = varied(workloads()["json"], 3)
+    assert not any(one.prompt in {other.prompt for other in texts} for one in workloads()["json"])
+    small = varied([Request([4095, 10], 1)], 1, vocab_size=4096)
+    assert small[0].prompt == [10, 11]
+
+
+def test_the_middle_round_counts() -> None:
+    def one(seconds: float) -> Round:
+        return Round(Measurement([Timeline(0.0, 1, [1.0])], seconds), 0.0, 0)
+
+    row = Row("x", "", [one(1.0), one(4.0), one(2.0)])
+    assert row.middle.tokens_per_s == 0.5
+    assert Row("x", "", [one(1.0), Round(None, 0.0, 0, "it broke")]).middle.failure == "it broke"
+
+
+def test_the_machine_knows_who_listens_and_how_much_memory_there_was() -> None:
+    with answering(b"", 1) as server, Neighbours() as neighbours:
+        assert listener(server.port) == os.getpid()
+    assert 0 <= neighbours.share <= 1.1
+    assert int(str(description()["cores"])) >= 1
+
+
+def test_the_files_are_for_any_engine(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    assert bench.main(["files", "--folder", str(tmp_path)]) == 0
+    for name, requests in workloads().items():
+        assert read(tmp_path / f"{name}.jsonl", 1) == requests
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "135m")
+    assert tokenizer.decode(tokenizer.encode("Hé, you")) == "Hé, you"
+    assert len(tokenizer) == AutoConfig.from_pretrained(tmp_path / "135m").vocab_size
+    assert len({tokenizer.decode([number]) for number in range(1000, 1100)}) == 100
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--only", "nothing"], "cases are W 64, W 8"),
+        (["--url", "http://x"], "name=http"),
+        (["--url", "x=ftp://x"], "--url"),
+        (["--rounds", "0"], "--rounds"),
+        (["--neighbour", "1.5"], "--neighbour"),
+        (["--dataset-path", "/no/such", "--only", "file 1"], "No such file"),
+    ],
+    ids=str,
+)
+def test_a_bad_option_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    try:
+        status = bench.main(["compare", *words])
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        status = ended.code
+    assert status == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("penstock bench compare: ") and said in line
