@@ -56,7 +56,7 @@ def test_a_damaged_build_is_compiled_again(tmp_path: Path, counting: Path, damag
     if damage == "cut":
         built.write_bytes(whole[:5000])
     elif damage == "changed":
-        built.write_bytes(whole[:5000] + b"\0" + whole[5001:])
+        built.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
     else:
         built.with_suffix(".sum").unlink()
     assert load(build(FAST, cache)).prepare()

@@ -53,7 +53,9 @@ def test_equal_files_are_one_model_wherever_they_lie(folder, tmp_path):
     assert of(folder) == of(tmp_path / "copy")
 
 
-@pytest.mark.parametrize("settings", [{"dtype": "float32"}, {"load_format": "dummy"}])
+@pytest.mark.parametrize(
+    "settings", [{"dtype": "float32"}, {"load_format": "dummy"}, {"quantization": "int8"}]
+)
 def test_another_way_to_compute_is_another_model(folder, settings):
     assert of(folder) != of(folder, **settings)
 

@@ -13,6 +13,7 @@ from kernels.rms_norm import rms_norm
 from kernels.rotary import rotary
 from kernels.silu_mul import silu_mul, silu_mul_rowwise
 from kernels.store_kv import store_kv
+from worker.layers.arithmetic import Arithmetic
 from worker.layers.linear import linear
 from worker.layers.rotary import rotary_table
 
@@ -93,7 +94,7 @@ def test_a_packed_product_equals_torch(
 ) -> None:
     x, weight = randn(rows, wide, dtype=dtype), randn(out, wide, dtype=dtype) / wide**0.5
     bias = randn(out, dtype=dtype) if biased else None
-    got = linear(weight, bias, deterministic)(x)
+    got = linear(weight, bias, Arithmetic(deterministic))(x)
     wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert_close(got.double(), wanted, atol=2 * tolerance, rtol=tolerance)
     assert got.dtype == dtype
@@ -107,7 +108,7 @@ def test_rowwise_operations_give_a_row_the_same_bits_alone(dtype: torch.dtype) -
     for i in range(999):
         assert torch.equal(silu_mul_rowwise(gate_up[i : i + 1]), whole[i : i + 1])
     x, weight = randn(70, 1536, dtype=dtype), randn(576, 1536, dtype=dtype)
-    product = linear(weight, None, deterministic=True)
+    product = linear(weight, None, Arithmetic(deterministic=True))
     whole = product(x)
     for i in range(70):
         assert torch.equal(product(x[i : i + 1]), whole[i : i + 1])

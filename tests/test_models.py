@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import judges
 from kernels.panel_layers import PanelLayers
 from passes import Passes, Slice
+from worker.layers.arithmetic import Arithmetic
 from worker.layers.batch import Batch
 from worker.models.decoder import Decoder
 from worker.models.errors import BrokenModel, ModelError, UnsupportedModel
@@ -84,7 +85,7 @@ def test_layers_in_one_call_have_the_bits_of_one_operation_after_the_other(
     folders: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decoder = load_decoder(folders(name), "bfloat16", deterministic=deterministic)
+    decoder = load_decoder(folders(name), "bfloat16", arithmetic=Arithmetic(deterministic))
     calls: list[int] = []
     run = PanelLayers.__call__
     monkeypatch.setattr(PanelLayers, "__call__", lambda *given: (calls.append(1), run(*given))[1])
@@ -170,7 +171,7 @@ def test_deterministic_logits_do_not_depend_on_the_company(
     name: str, dtype: str, folders: Callable[[str], Path]
 ) -> None:
     """Bit for bit: 64 at once, alone, in slices of odd length, one token at a time."""
-    decoder = load_decoder(folders(name), dtype, deterministic=True)
+    decoder = load_decoder(folders(name), dtype, arithmetic=Arithmetic(deterministic=True))
     token_ids = PROMPTS + [judges.prompt(1 + seed % 40, seed) for seed in range(57)]
     together = Passes(decoder, token_ids).whole()
     *most, single = cuts(decoder, token_ids)
@@ -182,7 +183,7 @@ def test_deterministic_logits_do_not_depend_on_the_company(
 
 
 def test_deterministic_logits_equal_transformers(folders: Callable[[str], Path]) -> None:
-    decoder = load_decoder(folders("qwen2_window"), deterministic=True)
+    decoder = load_decoder(folders("qwen2_window"), arithmetic=Arithmetic(deterministic=True))
     wanted = theirs(folders("qwen2_window"), LONG)
     assert distance(Passes(decoder, LONG).in_slices(90).logits, wanted) < TOLERANCE
 

@@ -58,7 +58,7 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
     try:
         return build_engine(_config(settings))
     except ModelError as error:
-        raise InvalidJob(f"model: {error}", "model") from error
+        raise InvalidJob(f"{error.setting}: {error}", error.setting) from error
 
 
 def _config(settings: WorkerSettings) -> EngineConfig:
@@ -77,5 +77,6 @@ def _config(settings: WorkerSettings) -> EngineConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
         deterministic=settings.deterministic,
+        quantization=settings.quantization,
         priority_preemption_threshold=settings.priority_preemption_threshold,
     )

@@ -26,7 +26,8 @@ def fingerprint(settings: WorkerSettings) -> str:
     embedding: such weights want a served name of their own.
     """
     digest = hashlib.blake2b(digest_size=8)
-    digest.update(f"{settings.load_format}:{settings.dtype}:{settings.deterministic}".encode())
+    computed = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
+    digest.update(repr(computed).encode())
     if not settings.is_fake:
         for path in sorted(model_folder(settings.model).glob("*")):
             if path.suffix in _SUFFIXES:

@@ -28,6 +28,9 @@ class WorkerSettings(Settings):
     num_lanes: int = Field(1, ge=1, le=64)
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
+        None, description="bits of the weights' numbers; of 4 bits, 64 or 128 share a scale"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
         "auto", description="fake: no model; tokens are a digest of the prompt"

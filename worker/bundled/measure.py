@@ -4,7 +4,6 @@ python -m worker.bundled.measure
 """
 
 from collections.abc import Callable
-from itertools import islice
 from random import Random
 
 import torch
@@ -16,12 +15,11 @@ from worker.bundled.corpus.arithmetic import arithmetic
 from worker.bundled.corpus.chats import echo, fact, recall
 from worker.bundled.corpus.document import Chat, Document
 from worker.bundled.corpus.extraction import extraction
-from worker.bundled.corpus.mixture import documents
 from worker.bundled.corpus.tools import tool_chat
+from worker.bundled.held_out import SEED, held_out
 from worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
 from worker.bundled.rendering import END, START, render
 
-SEED = 8096
 QUESTIONS = 100
 
 Draw = Callable[[Random], Document]
@@ -42,7 +40,7 @@ def main() -> None:
     draft = LlamaForCausalLM.from_pretrained(BUNDLED_DRAFT, dtype=torch.float32)
     for name, draw in _EXERCISES.items():
         print(f"{name}: {_num_right(model, tokenizer, draw)} of {QUESTIONS}", flush=True)
-    print(f"the draft's first choice is the model's: {_agreement(model, draft, tokenizer):.1%}")
+    print(f"the draft's first choice is the model's: {_agreement(model, draft):.1%}")
 
 
 def _num_right(model: LlamaForCausalLM, tokenizer: Tokenizer, draw: Draw) -> int:
@@ -65,14 +63,12 @@ def _is_right(model: LlamaForCausalLM, tokenizer: Tokenizer, document: Document)
 
 
 @torch.no_grad()
-def _agreement(model: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: Tokenizer) -> float:
+def _agreement(model: LlamaForCausalLM, draft: LlamaForCausalLM) -> float:
     """Share of the places, within answers, where both have the same first choice."""
     same = total = 0
-    for document in islice(documents(SEED), QUESTIONS):
-        pieces = [(_ids(tokenizer, piece.text), piece.learned) for piece in render(document)]
-        token_ids = [token for ids, _ in pieces for token in ids]
-        in_answer = torch.tensor([learned == 1 for ids, learned in pieces for _ in ids][1:])
-        agreed = _choices(model, token_ids) == _choices(draft, token_ids)
+    for sample in held_out(QUESTIONS):
+        in_answer = torch.tensor(sample.is_answer[1:])
+        agreed = _choices(model, sample.token_ids) == _choices(draft, sample.token_ids)
         same += int(agreed[in_answer].sum())
         total += int(in_answer.sum())
     return same / total

@@ -14,6 +14,7 @@ from worker.engine.limits import Limits
 from worker.engine.runner import ModelRunner
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import Scheduler
+from worker.layers.arithmetic import Arithmetic
 from worker.layers.batch import Batch
 from worker.models.config import ModelConfig
 from worker.models.decoder import Decoder
@@ -32,8 +33,8 @@ def build_engine(config: EngineConfig) -> Engine:
         config.model,
         config.dtype,
         device,
-        deterministic=config.deterministic,
-        load_format=config.load_format,
+        Arithmetic(config.deterministic, config.quantization),
+        config.load_format,
     )
     model = decoder.config
     num_blocks = _num_blocks(config, model, decoder, device)

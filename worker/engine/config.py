@@ -22,4 +22,5 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     deterministic: bool = False
+    quantization: Literal["int8", "int4_g64", "int4_g128"] | None = None
     priority_preemption_threshold: int | None = None

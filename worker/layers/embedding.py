@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.panel_linear import PanelLinear
+from worker.layers.arithmetic import Arithmetic
 from worker.layers.linear import Linear, linear
 
 # token_ids [tokens] int64 -> [tokens, hidden]
@@ -28,8 +29,8 @@ def embedding(weight: Tensor) -> Embedding:
     return partial(torch.index_select, weight, 0)
 
 
-def tied(weight: Tensor, deterministic: bool) -> tuple[Embedding, Head]:
+def tied(weight: Tensor, arithmetic: Arithmetic) -> tuple[Embedding, Head]:
     """Both of one weight [vocab, hidden], kept once where the head's panels give its rows."""
-    product = linear(weight, None, deterministic)
+    product = linear(weight, None, arithmetic)
     rows = product.rows if isinstance(product, PanelLinear) else embedding(weight)
     return rows, Head(product)

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.panel_linear import PACKINGS, PanelLinear, panel_ops
+from kernels.panel_linear import PanelLinear, panel_ops
 from kernels.silu_mul import silu_mul, silu_mul_rowwise
+from worker.layers.arithmetic import Arithmetic
 
 Product = Callable[[Tensor], Tensor]
 
@@ -34,17 +35,36 @@ class Linear(Protocol):
 
 
 def linear(
-    weight: Tensor, bias: Tensor | None, deterministic: bool, is_gated: bool = False
+    weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, is_gated: bool = False
 ) -> Linear:
     """weight [out_features, in_features] is kept only if nothing better is made of it.
 
     is_gated  `silu_mul` is what is asked of it, and nothing else
     """
-    packing = PACKINGS["bf16"]
-    ops = panel_ops(weight, packing)
+    ops = panel_ops(weight, arithmetic.packing)
     if ops is not None:
-        return PanelLinear(ops, weight, bias, packing, parts=2 if is_gated else 1)
-    return TorchLinear(weight, bias, deterministic)
+        return PanelLinear(ops, weight, bias, arithmetic.packing, parts=2 if is_gated else 1)
+    assert arithmetic.quantization is None, "who loads a model has asked `obstacle`"
+    return TorchLinear(weight, bias, arithmetic.deterministic)
+
+
+def obstacle(width: int, device: torch.device, arithmetic: Arithmetic) -> str | None:
+    """What stands in the way of quantised weights with such an inner dimension."""
+    name, depth = arithmetic.quantization, arithmetic.packing.depth
+    if name is None:
+        return None
+    if device.type != "cpu":
+        return f"{name} is for CPUs, and the device is {device.type}; leave it out"
+    if width % depth:
+        return (
+            f"{name} takes multiples of {depth}, and a width of the model is {width}; leave it out"
+        )
+    if panel_ops(torch.empty(0, width, dtype=torch.bfloat16), arithmetic.packing) is None:
+        return (
+            f"{name} needs CPU operations, which were not compiled (the log says why); "
+            "install a C compiler, or leave it out"
+        )
+    return None
 
 
 class TorchLinear:

@@ -2,12 +2,13 @@
 
 ModelError
 ├── UnsupportedModel   the configuration asks for what this decoder does not compute
-└── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
+├── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
+└── CannotQuantise     the model could be served, and not with the bits that were asked for
 """
 
 
 class ModelError(ValueError):
-    pass
+    setting = "model"
 
 
 class UnsupportedModel(ModelError):
@@ -17,3 +18,7 @@ class UnsupportedModel(ModelError):
 
 class BrokenModel(ModelError):
     pass
+
+
+class CannotQuantise(ModelError):
+    setting = "quantization"

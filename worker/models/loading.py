@@ -6,15 +6,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from worker.layers.arithmetic import AS_IT_IS, Arithmetic
 from worker.layers.attention import Attention
 from worker.layers.decoder_layers import DecoderLayer, DecoderLayers
 from worker.layers.embedding import Embedding, Head, embedding, tied
-from worker.layers.linear import Linear, linear
+from worker.layers.linear import Linear, linear, obstacle
 from worker.layers.mlp import GatedMLP
 from worker.layers.norm import RMSNorm
 from worker.layers.rotary import rotary_table
 from worker.models.config import ModelConfig, read_config
 from worker.models.decoder import Decoder
+from worker.models.errors import CannotQuantise
 from worker.models.weights import DummyWeights, SafetensorsWeights, Weights
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -27,18 +29,26 @@ def load_decoder(
     path: Path,
     dtype: Dtype = "auto",
     device: torch.device | str = "cpu",
-    deterministic: bool = False,
+    arithmetic: Arithmetic = AS_IT_IS,
     load_format: LoadFormat = "auto",
 ) -> Decoder:
-    """deterministic: a row's result is bitwise the same whatever is computed beside it."""
-    config = read_config(path)
+    """Quantised weights are made of bfloat16, and everything else is computed in it."""
+    if arithmetic.quantization is not None:
+        if dtype not in ("auto", "bfloat16"):
+            raise CannotQuantise(
+                f"{arithmetic.quantization} computes in bfloat16, and dtype is {dtype}; "
+                "leave one of the two out"
+            )
+        dtype = "bfloat16"
+    config, place = read_config(path), torch.device(device)
+    _refuse_widths(config, place, arithmetic)
     if load_format == "dummy":
         loader = _Loader(
             config,
             DummyWeights(config.initializer_range),
             _DTYPES.get(dtype) or config.dtype or torch.float32,
-            torch.device(device),
-            deterministic,
+            place,
+            arithmetic,
         )
     else:
         weights = SafetensorsWeights(path)
@@ -46,10 +56,18 @@ def load_decoder(
             config,
             weights,
             _DTYPES.get(dtype) or config.dtype or weights.dtype(),
-            torch.device(device),
-            deterministic,
+            place,
+            arithmetic,
         )
     return loader.decoder()
+
+
+def _refuse_widths(config: ModelConfig, device: torch.device, arithmetic: Arithmetic) -> None:
+    heads = config.num_heads * config.head_dim
+    for width in (config.hidden_size, heads, config.intermediate_size):
+        found = obstacle(width, device, arithmetic)
+        if found is not None:
+            raise CannotQuantise(found)
 
 
 class _Loader:
@@ -59,13 +77,13 @@ class _Loader:
         weights: Weights,
         dtype: torch.dtype,
         device: torch.device,
-        deterministic: bool,
+        arithmetic: Arithmetic,
     ) -> None:
         self.config = config
         self.weights = weights
         self.dtype = dtype
         self.device = device
-        self.deterministic = deterministic
+        self.arithmetic = arithmetic
 
     def decoder(self) -> Decoder:
         config = self.config
@@ -78,16 +96,17 @@ class _Loader:
         table = rotary_table(
             frequencies, config.rope.attention_factor, config.max_position_embeddings, self.dtype
         )
-        return Decoder(config, self.dtype, rows, layers, norm, head, table, self.deterministic)
+        deterministic = self.arithmetic.deterministic
+        return Decoder(config, self.dtype, rows, layers, norm, head, table, deterministic)
 
     def _ends(self) -> tuple[Embedding, Head]:
         config = self.config
         shape = config.vocab_size, config.hidden_size
         weight = self._tensor("model.embed_tokens.weight", *shape)
         if config.tie_word_embeddings:
-            return tied(weight, self.deterministic)
+            return tied(weight, self.arithmetic.of_head())
         head = self._tensor("lm_head.weight", *shape)
-        return embedding(weight), Head(linear(head, None, self.deterministic))
+        return embedding(weight), Head(linear(head, None, self.arithmetic.of_head()))
 
     def _layer(self, index: int) -> DecoderLayer:
         config, prefix = self.config, f"model.layers.{index}"
@@ -147,7 +166,7 @@ class _Loader:
         if bias is not None:
             for name, rows in zip(parts, torch.split(bias, list(parts.values())), strict=True):
                 self.weights.fill(rows, f"{name}.bias")
-        return linear(weight, bias, self.deterministic, is_gated)
+        return linear(weight, bias, self.arithmetic, is_gated)
 
     def _norm(self, name: str, width: int) -> RMSNorm:
         return RMSNorm(self._tensor(f"{name}.weight", width), self.config.rms_norm_eps)
