@@ -13,6 +13,7 @@ COMMANDS = {
     "offline": ("loadtest.offline", "throughput through LLM, in this process"),
     "latency": ("loadtest.latency", "how long a batch takes through LLM"),
     "serve": ("loadtest.serve", "latencies and throughput of a server, seen by its clients"),
+    "sweep": ("loadtest.sweep", "throughput against latency, as table and plot"),
     "compare": (
         "loadtest.compare",
         "beside transformers, other servers and the limit",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loadtest.errors import BadOption
-from loadtest.http_stream import target
+from loadtest.http_stream import Target, target
 from loadtest.subjects import Subject, generate, generate_batch, llm, server, through_queue
 from loadtest.workload import Name
 
@@ -42,11 +42,18 @@ CASES = (
 
 def servers(given: Sequence[str]) -> list[Subject]:
     """Of words `name=http://host:port/v1`. Raises BadOption."""
-    found = []
+    return [
+        Subject(name, server(one), port=one.local_port)
+        for name, one in named_targets(given).items()
+    ]
+
+
+def named_targets(given: Sequence[str]) -> dict[str, Target]:
+    """Raises BadOption."""
+    found = {}
     for word in given:
         name, equals, url = word.partition("=")
         if not (name and equals):
             raise BadOption(f"--url: {word!r} is not name=http://host:port/v1")
-        one = target(url, "--url")
-        found.append(Subject(name, server(one), port=one.local_port))
+        found[name] = target(url, "--url")
     return found

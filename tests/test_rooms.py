@@ -64,6 +64,8 @@ MAY_IMPORT = {
     "loadtest.cache_cost": LOADTEST | {"worker.engine"},
     "loadtest.subjects": LOADTEST | {"uvloop"},
     "loadtest.http_stream": LOADTEST | {"httptools"},
+    "loadtest.plot": LOADTEST | {"matplotlib"},
+    "loadtest.sweep": LOADTEST | {"uvloop"},
     "loadtest.serve": LOADTEST | {"uvloop"},
     "loadtest.shape": {"torch", "transformers", "tokenizers"},
     "loadtest.queue": LOADTEST | {"worker.bundled.paths"},
