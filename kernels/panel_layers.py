@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention_panels import ops_on_panels
-from kernels.panel_linear import Packed, PanelLinear
+from kernels.panel_linear import PackedWeight, PanelLinear
 from kernels.rms_norm import WIDEST
 from kernels.rotate_and_store import HeadNorms, Places
 from kernels.spans import HeadShape, Spans
@@ -94,7 +94,7 @@ class PanelLayers:
 
 class _Layer(ctypes.Structure):
     _fields_ = (
-        *[(name, Packed) for name in ("qkv", "output", "gate_up", "down")],
+        *[(name, PackedWeight) for name in ("qkv", "output", "gate_up", "down")],
         *[
             (name, ctypes.c_void_p)
             for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")
@@ -121,10 +121,10 @@ class _Pass(ctypes.Structure):
 def _layer(parts: LayerParts) -> _Layer:
     norms = parts.head_norms
     return _Layer(
-        parts.qkv.packed(),
-        parts.output.packed(),
-        parts.gate_up.packed(),
-        parts.down.packed(),
+        parts.qkv.packed,
+        parts.output.packed,
+        parts.gate_up.packed,
+        parts.down.packed,
         parts.attention_norm.data_ptr(),
         norms.query.data_ptr() if norms else None,
         norms.key.data_ptr() if norms else None,

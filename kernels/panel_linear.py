@@ -46,8 +46,8 @@ class _After(IntEnum):
     WIDE = 3  # float32
 
 
-class Packed(ctypes.Structure):
-    """A weight as compiled operations take it; `cpu/layers.c` has the same."""
+class PackedWeight(ctypes.Structure):
+    """A weight as compiled operations take it, `struct weight`: addresses, not what is there."""
 
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in ("panels", "scales", "bias")],
@@ -83,6 +83,16 @@ class PanelLinear:
         if bias is not None:
             self._bias = torch.zeros(parts, columns)
             self._bias[:, : self.out_features] = bias.view(parts, -1)
+        self.packed = PackedWeight(
+            self._panels.data_ptr(),
+            self._scales.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            self.out_features,
+            self.in_features,
+            self._bits,
+            self._group,
+        )
+        self._weight = ctypes.byref(self.packed)
 
     def _pack(self, weight: Tensor, part: int) -> None:
         panels = self._panels[part].data_ptr()
@@ -117,45 +127,11 @@ class PanelLinear:
     def rows(self, index: Tensor) -> Tensor:
         """Rows of the weight: index [n] int64 -> [n, in_features]."""
         out = torch.empty(len(index), self.in_features, dtype=torch.bfloat16)
-        self._ops.rows_of(
-            self._panels.data_ptr(),
-            self._scales.data_ptr(),
-            self.out_features,
-            self.in_features,
-            self._bits,
-            self._group,
-            index.data_ptr(),
-            out.data_ptr(),
-            len(index),
-        )
+        self._ops.rows_of(self._weight, index.data_ptr(), out.data_ptr(), len(index))
         return out
 
-    def packed(self) -> Packed:
-        """Addresses that hold as long as this does."""
-        return Packed(
-            self._panels.data_ptr(),
-            self._scales.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            self.out_features,
-            self.in_features,
-            self._bits,
-            self._group,
-        )
-
     def _multiply(self, x: Tensor, out: Tensor, after: _After) -> Tensor:
-        failed = self._ops.linear(
-            x.data_ptr(),
-            self._panels.data_ptr(),
-            self._scales.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            out.data_ptr(),
-            len(x),
-            self.out_features,
-            self.in_features,
-            self._bits,
-            self._group,
-            after,
-        )
+        failed = self._ops.linear(x.data_ptr(), self._weight, out.data_ptr(), len(x), after)
         if failed:
             raise MemoryError(f"a product of {len(x)} rows found no memory to lay them out")
         return out

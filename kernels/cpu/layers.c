@@ -1,16 +1,9 @@
 /* All layers of a decoder in one call: the operations of `kernels/`, one after the other. */
 
-struct packed {
-  const void *panels;
-  const bf16 *scales;
-  const float *bias;
-  int n, k, bits, group;
-};
-
 /* query_norm and key_norm: none, or weights [head_dim]. gate_up has n of one of its two parts.
    window: a query sees this many keys; 0: all before it. */
 struct layer {
-  struct packed qkv, output, gate_up, down;
+  struct weight qkv, output, gate_up, down;
   const bf16 *attention_norm, *query_norm, *key_norm, *mlp_norm;
   float norm_eps, head_norm_eps, scale;
   int window;
@@ -23,10 +16,6 @@ struct pass {
   const int32_t *query_start, *context_lens, *tables;
   int tokens, width, seqs, heads, kv_heads, head_dim, block_size, by_tiles;
 };
-
-static int multiply_by(const struct packed *w, const bf16 *x, bf16 *out, int m, enum after after) {
-  return linear(x, w->panels, w->scales, w->bias, out, m, w->n, w->k, w->bits, w->group, after);
-}
 
 /* blocks  of each layer
    hidden  [tokens, hidden_size], which becomes what the last layer makes of it
@@ -42,16 +31,16 @@ int run_layers(const struct layer *layers, int num, const struct pass *pass, bf1
   for (int i = 0; i < num && !failed; i++) {
     const struct layer *layer = layers + i;
     rms_norm(hidden, layer->attention_norm, normed, tokens, size, layer->norm_eps);
-    failed |= multiply_by(&layer->qkv, normed, wide, tokens, NARROW);
+    failed |= linear(normed, &layer->qkv, wide, tokens, NARROW);
     rotate_and_store(wide, layer->query_norm, layer->key_norm, layer->head_norm_eps, pass->cos, pass->sin,
                      pass->slots, blocks[i], query, tokens, heads, kv_heads, head_dim, pass->block_size);
     failed |= paged_attention(query, blocks[i], pass->query_start, pass->context_lens, pass->tables,
                               pass->width, pass->seqs, heads, kv_heads, head_dim, pass->block_size,
                               layer->scale, layer->window, pass->by_tiles, attended);
-    failed |= multiply_by(&layer->output, attended, hidden, tokens, ADD);
+    failed |= linear(attended, &layer->output, hidden, tokens, ADD);
     rms_norm(hidden, layer->mlp_norm, normed, tokens, size, layer->norm_eps);
-    failed |= multiply_by(&layer->gate_up, normed, wide, tokens, SILU_MUL);
-    failed |= multiply_by(&layer->down, wide, hidden, tokens, ADD);
+    failed |= linear(normed, &layer->gate_up, wide, tokens, SILU_MUL);
+    failed |= linear(wide, &layer->down, hidden, tokens, ADD);
   }
   return failed;
 }

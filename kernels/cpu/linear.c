@@ -4,15 +4,17 @@
 
 #define DEPTH 512   /* of a bf16 panel at a time: it stays in the nearest cache while rows pass over it */
 #define CHUNK 64    /* rows that pass over a panel before the next one is fetched */
-#define RUN 32768   /* bytes of panels times rows, about, that a thread takes at a time */
+#define RUN 32768   /* bytes of panels, about, that a thread takes at a time */
+#define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
 enum after { NARROW, ADD, SILU_MUL, WIDE };
 
-/* A weight [n, k]. scales are [groups][ceil(n / 16) * 16]; the last group may be shorter. bits: 16 for
-   bf16, which has no scales. */
+/* A weight [n, k], or two of them one below the other. scales are [groups][ceil(n / 16) * 16]; the last
+   group may be shorter. bits: 16 for bf16, which has no scales. bias [ceil(n / 16) * 16], or none. */
 struct weight {
   const char *panels;
   const bf16 *scales;
+  const float *bias;
   int n, k, bits, group;
 };
 
@@ -158,7 +160,6 @@ struct product {
   struct weight weight;
   struct laid laid;
   const bf16 *x;
-  const float *bias;
   void *out;
   int m, run;
   enum after after;
@@ -175,7 +176,6 @@ static void lay_some(const void *what, int item) {
 static void multiply_panel(const struct product *product, int chunk, int p) {
   const struct weight *w = &product->weight;
   enum after after = product->after;
-  const float *bias = product->bias;
   float sums[2][CHUNK * PANEL] __attribute__((aligned(64)));
   int first = chunk * CHUNK, count = least(CHUNK, product->m - first);
   int num_panels = panels_of(w->n), columns = num_panels * PANEL;
@@ -183,7 +183,7 @@ static void multiply_panel(const struct product *product, int chunk, int p) {
   for (int half = 0; half <= (after == SILU_MUL); half++) {
     for (int r = 0; r < (count + 15) / 16 * 16; r++)
       for (int j = 0; j < PANEL; j++)
-        sums[half][r * PANEL + j] = bias ? bias[half * columns + p * PANEL + j] : 0;
+        sums[half][r * PANEL + j] = w->bias ? w->bias[half * columns + p * PANEL + j] : 0;
     (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, count, &part, p,
                                                                sums[half]);
     part.panels += num_panels * panel_bytes(w);
@@ -202,23 +202,22 @@ static void multiply_some(const void *what, int item) {
     multiply_panel(p, item / runs, panel);
 }
 
-/* x [m, k] by a weight [n, k], plus bias [ceil(n / 16) * 16] if there is one -> out [m, n].
+/* x [m, k] by a weight [n, k], plus its bias -> out [m, n].
 
    NARROW    bf16
    ADD       bf16, added to what is in out
-   SILU_MUL  bf16; panels, scales and bias are the gate's, then those of what it multiplies
+   SILU_MUL  bf16; of two weights the gate's, and what it multiplies
    WIDE      float32
 
    A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.
    Returns 0; 1 without memory. */
-int linear(const bf16 *x, const void *panels, const bf16 *scales, const float *bias, void *out, int m, int n,
-           int k, int bits, int group, enum after after) {
-  struct product product = {{panels, scales, n, k, bits, group}, {0}, x, bias, out, m, 1, after};
-  product.run += RUN / (panel_bytes(&product.weight) * m + 1);
-  size_t row_bytes = (size_t)k * (bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
+int linear(const bf16 *x, const struct weight *w, void *out, int m, enum after after) {
+  struct product product = {*w, {0}, x, out, m, 1, after};
+  product.run += RUN / (panel_bytes(w) * (1 + m / FREE_ROWS));
+  size_t row_bytes = (size_t)w->k * (w->bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
   struct laid *laid = &product.laid;
   laid->rows = aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
-  laid->scales = malloc(rows * (1 + groups_of(&product.weight)) * 4);
+  laid->scales = malloc(rows * (1 + groups_of(w)) * 4);
   laid->totals = (int32_t *)(laid->scales + rows);
   int failed = !laid->rows || !laid->scales, chunks = (m + CHUNK - 1) / CHUNK;
   if (!failed) {
@@ -307,7 +306,7 @@ void quantise_weight(const bf16 *weight, uint8_t *panels, bf16 *scales, int n, i
 }
 
 struct reading {
-  struct weight weight;
+  const struct weight *weight;
   const int64_t *rows;
   bf16 *out;
   int m;
@@ -316,12 +315,11 @@ struct reading {
 static void read_some(const void *what, int item) {
   const struct reading *reading = what;
   for (int r = item * CHUNK; r < least(reading->m, (item + 1) * CHUNK); r++)
-    unpack_row(&reading->weight, reading->rows[r], reading->out + (size_t)r * reading->weight.k);
+    unpack_row(reading->weight, reading->rows[r], reading->out + (size_t)r * reading->weight->k);
 }
 
-/* Rows of a packed weight: out [m, k]. */
-void rows_of(const void *panels, const bf16 *scales, int n, int k, int bits, int group, const int64_t *rows,
-             bf16 *out, int m) {
-  struct reading reading = {{panels, scales, n, k, bits, group}, rows, out, m};
+/* Rows of a weight: out [m, k]. */
+void rows_of(const struct weight *w, const int64_t *rows, bf16 *out, int m) {
+  struct reading reading = {w, rows, out, m};
   share_out(read_some, &reading, (m + CHUNK - 1) / CHUNK);
 }

@@ -7,11 +7,14 @@
 #include "team.h"
 
 /* A product and a sum round twice, as they do in torch. */
+#if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
+#else
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=off")
+#endif
 
-#define SPAN 64    /* logits of a chunk */
+#define PIECE 64   /* logits of a chunk */
 #define WORD 32    /* tokens of a mask's word */
 #define UNIT 40    /* the likeliest token weighs 2^UNIT */
 #define NO_TOKEN -1
@@ -41,10 +44,10 @@ struct search {
 
 /* The chunk's logits; those past the vocabulary are minus infinity. */
 INLINE const float *chunk_of(const struct search *row, int chunk, float *padded) {
-  const float *at = row->logits + (size_t)chunk * SPAN;
-  int rest = row->vocab - chunk * SPAN;
-  if (rest >= SPAN) return at;
-  for (int i = 0; i < SPAN; i++) padded[i] = i < rest ? at[i] : -INFINITY;
+  const float *at = row->logits + (size_t)chunk * PIECE;
+  int rest = row->vocab - chunk * PIECE;
+  if (rest >= PIECE) return at;
+  for (int i = 0; i < PIECE; i++) padded[i] = i < rest ? at[i] : -INFINITY;
   return padded;
 }
 
@@ -61,14 +64,14 @@ static void forbid(float *logits, int count, const uint32_t *mask) {
 
 /* The largest of each chunk and of all; NaN if any is. */
 static void find_tops(struct search *row) {
-  float padded[SPAN];
+  float padded[PIECE];
   vi none = {};
   row->top = -INFINITY;
   for (int c = 0; c < row->chunks; c++) {
     const float *at = chunk_of(row, c, padded);
     vf most = *(vf *)at;
     none |= most != most;
-    for (int i = LANES; i < SPAN; i += LANES) {
+    for (int i = LANES; i < PIECE; i += LANES) {
       vf x = *(vf *)(at + i);
       none |= x != x;
       most = choose(x > most, x, most);
@@ -83,12 +86,12 @@ static void find_tops(struct search *row) {
 
 /* The first of the largest. */
 static int likeliest(const struct search *row) {
-  float padded[SPAN];
+  float padded[PIECE];
   int chunk = 0, place = 0;
   while (row->tops[chunk] != row->top) chunk++;
   const float *at = chunk_of(row, chunk, padded);
   while (at[place] != row->top) place++;
-  return chunk * SPAN + place;
+  return chunk * PIECE + place;
 }
 
 /* Of 2, relative to the likeliest. Never falls as logits rise. */
@@ -118,14 +121,14 @@ static float logit_at(const struct search *row, float power) {
 
 /* The weights of each chunk together, and of all. */
 static uint64_t weigh_chunks(struct search *row) {
-  float padded[SPAN], least = logit_at(row, LOWEST_POWER);
+  float padded[PIECE], least = logit_at(row, LOWEST_POWER);
   uint64_t total = 0;
   for (int c = 0; c < row->chunks; c++) {
     row->sums[c] = 0;
     if (row->tops[c] < least) continue;
     const float *at = chunk_of(row, c, padded);
     vl sums = {};
-    for (int i = 0; i < SPAN; i += LANES) sums += weights_of(row, at + i);
+    for (int i = 0; i < PIECE; i += LANES) sums += weights_of(row, at + i);
     for (int i = 0; i < LANES; i++) row->sums[c] += sums[i];
     total += row->sums[c];
   }
@@ -176,14 +179,14 @@ static uint32_t least_kept(const float *logits, const uint64_t *weights, int cou
 
 /* Candidates are all logits from `least` on. Returns what they weigh together. */
 static uint64_t gather(struct search *row, float least) {
-  float padded[SPAN];
+  float padded[PIECE];
   int count = 0;
   for (int c = 0; c < row->chunks; c++) {
     if (row->tops[c] < least) continue;
     const float *at = chunk_of(row, c, padded);
-    for (int i = 0; i < SPAN; i++) { /* no branch that a processor could not foresee */
+    for (int i = 0; i < PIECE; i++) { /* no branch that a processor could not foresee */
       row->found[count] = at[i];
-      row->ids[count] = c * SPAN + i;
+      row->ids[count] = c * PIECE + i;
       count += at[i] >= least;
     }
   }
@@ -276,17 +279,17 @@ static int draw(struct search *row, const struct way *way, int64_t position) {
   double place = uniform(way->seed, way->choice, (uint32_t)position) * (double)total;
   uint64_t target = (uint64_t)place < total ? (uint64_t)place : total - 1;
   if (is_cut) return row->ids[first_above(row->weights, &target)];
-  float padded[SPAN];
-  uint64_t weights[SPAN];
+  float padded[PIECE];
+  uint64_t weights[PIECE];
   int chunk = first_above(row->sums, &target);
   const float *at = chunk_of(row, chunk, padded);
-  for (int i = 0; i < SPAN; i += LANES) *(vl *)(weights + i) = weights_of(row, at + i);
-  return chunk * SPAN + first_above(weights, &target);
+  for (int i = 0; i < PIECE; i += LANES) *(vl *)(weights + i) = weights_of(row, at + i);
+  return chunk * PIECE + first_above(weights, &target);
 }
 
 /* Memory for one row's search, freed by its address; 0 if there is none. */
 static void *prepare_search(struct search *row, const float *logits, int vocab) {
-  size_t chunks = (vocab + SPAN - 1) / SPAN, room = chunks * SPAN + LANES;
+  size_t chunks = (vocab + PIECE - 1) / PIECE, room = chunks * PIECE + LANES;
   char *memory = malloc((chunks + room) * (8 + 4) + room * 4);
   *row = (struct search){.logits = logits, .vocab = vocab, .chunks = chunks};
   row->sums = (uint64_t *)memory;
@@ -359,4 +362,6 @@ int mass(float *logits, int64_t *sums, int rows, int vocab) {
   return failed;
 }
 
+#if !defined(__clang__)
 #pragma GCC pop_options
+#endif
