@@ -20,6 +20,7 @@ COMMANDS = {
     ),
     "files": ("loadtest.files", "the comparison's model and workloads, for other engines"),
     "memory": ("loadtest.waste", "KV memory that is taken and holds nothing"),
+    "quantization": ("loadtest.quantization", "perplexity, size and speed with 8 and 4 bits"),
     "queue": ("loadtest.queue", "the queue's path, with an engine that costs nothing"),
 }
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<9} {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<12} {what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(["usage: penstock bench COMMAND [--flag VALUE ...]", "", *lines])
 
 

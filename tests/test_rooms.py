@@ -72,6 +72,9 @@ MAY_IMPORT = {
     "loadtest.queue_path": LOADTEST | {"compose.server", "worker.engine"},
     "loadtest.system": LOADTEST | {"compose.server"},
     "loadtest.waste": LOADTEST | {"worker.engine"},
+    "loadtest.quantization": LOADTEST
+    | {"worker.bundled", "worker.engine", "worker.layers", "worker.models", "worker.settings"}
+    | {"torch"},
     "loadtest.compare": LOADTEST | {"worker.bundled.paths", "worker.settings"},
 }  # fmt: skip
 NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}
