@@ -21,6 +21,7 @@ COMMANDS = {
     "files": ("loadtest.files", "the comparison's model and workloads, for other engines"),
     "memory": ("loadtest.waste", "KV memory that is taken and holds nothing"),
     "quantization": ("loadtest.quantization", "perplexity, size and speed with 8 and 4 bits"),
+    "host": ("loadtest.host_cost", "what a step costs beside the model"),
     "queue": ("loadtest.queue", "the queue's path, with an engine that costs nothing"),
 }
 

@@ -126,7 +126,9 @@ def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | Non
     for name, engine in engines.items():
         found = perplexity(engine, samples) if samples else None
         by_count = {count: speeds[count][name] for count in AT_ONCE}
-        rows[name] = Row(_weight_bytes(_runner(engine).decoder), found, by_count)
+        decoder = _runner(engine).decoder
+        assert isinstance(decoder, Decoder)
+        rows[name] = Row(_weight_bytes(decoder), found, by_count)
     return rows
 
 

@@ -112,3 +112,10 @@ def test_a_bad_option_is_named(
         status = ended.code
     assert status == 2
     assert said in capsys.readouterr().err.splitlines()[0]
+
+
+def test_host_times_every_part_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["host", "--num-seqs", "3", "--steps", "10"]) == 0
+    table = capsys.readouterr().out
+    for part in ("inbox", "schedule", "batch", "runner", "sampler", "update", "step", "goal"):
+        assert f" {part} " in table

@@ -76,6 +76,7 @@ MAY_IMPORT = {
     | {"worker.bundled", "worker.engine", "worker.layers", "worker.models", "worker.settings"}
     | {"torch"},
     "loadtest.compare": LOADTEST | {"worker.bundled.paths", "worker.settings"},
+    "loadtest.host_cost": LOADTEST | {"worker.engine", "worker.layers", "torch"},
 }  # fmt: skip
 NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}
 COMPUTES = {*NEVER_WITH_THE_GATEWAY, "numpy", "llguidance", "outlines", "jsonschema", "jinja2"}

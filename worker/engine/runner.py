@@ -1,17 +1,27 @@
 """A plan in, the drawn tokens out: the only part of the engine that touches the model."""
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from worker.engine.batch import PersistentBatch
 from worker.engine.sampler import Sampled, Sampler
 from worker.engine.sequence import Slice
-from worker.models.decoder import Decoder
+from worker.layers.batch import Batch
+
+
+class Model(Protocol):
+    def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
+        """-> hidden states [tokens, hidden_size]"""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [rows, hidden_size] -> float32 [rows, vocab_size]"""
 
 
 class ModelRunner:
     def __init__(
-        self, decoder: Decoder, kv_caches: list[Tensor], batch: PersistentBatch, sampler: Sampler
+        self, decoder: Model, kv_caches: list[Tensor], batch: PersistentBatch, sampler: Sampler
     ) -> None:
         self.decoder = decoder
         self.kv_caches = kv_caches
