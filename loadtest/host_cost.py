@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         unshared = workloads(IDS)["U"]
         cache_s = cache_cost_s(unshared, len(unshared))
     console = Console()
-    console.print(_table(settings.num_seqs, {"decode alone": decoding, "some replaced": changing}))
+    console.print(_table(settings.num_seqs, {"decoding": decoding, "changing": changing}))
     num_tokens = sum(len(request.ids) for request in unshared)
     console.print(
         f"prefix cache, where nothing is shared: {cache_s / num_tokens * 1e6:.2f} us of CPU a token"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from worker.engine.sequence import Sequence, Slice
 from worker.layers.batch import Batch
@@ -22,17 +23,17 @@ class PersistentBatch:
         width = -(-max_model_len // block_size)
         self._tokens = np.zeros((max_num_seqs, width * block_size), np.int32)
         self._tables = np.zeros((max_num_seqs, width), np.int32)
-        self._num_tokens = [0] * max_num_seqs
-        self._num_blocks = [0] * max_num_seqs
+        self._num_tokens = np.zeros(max_num_seqs, np.int64)
+        self._num_blocks = np.zeros(max_num_seqs, np.int64)
         self._stays: list[list[int] | None] = [None] * max_num_seqs
 
     def build(self, plan: list[Slice]) -> Batch:
         """The tensors of one step; the slices come end to end, in the plan's order."""
-        for piece in plan:
-            self._catch_up(piece.seq)
-        rows = np.array([piece.seq.row for piece in plan])
-        counts = np.array([piece.count for piece in plan])
-        starts = np.array([piece.seq.num_computed for piece in plan])
+        seqs = [piece.seq for piece in plan]
+        rows = np.array([seq.row for seq in seqs], np.int64)
+        counts = np.array([piece.count for piece in plan], np.int64)
+        starts = np.array([seq.num_computed for seq in seqs], np.int64)
+        self._catch_up(seqs, rows)
         query_start = np.zeros(len(plan) + 1, np.int32)
         np.cumsum(counts, out=query_start[1:])
         contexts = starts + counts
@@ -51,19 +52,28 @@ class PersistentBatch:
             max_context_len=int(contexts.max()),
         )
 
-    def _catch_up(self, seq: Sequence) -> None:
-        """Write what the sequence gained since its last step, or all of it on a new stay."""
+    def _catch_up(self, seqs: list[Sequence], rows: NDArray[np.int64]) -> None:
+        """Write what each gained since its last step: as a rule one token, and no block."""
+        num_tokens = np.array([len(seq.token_ids) for seq in seqs], np.int64)
+        num_blocks = np.array([len(seq.block_table) for seq in seqs], np.int64)
+        gained_more = (num_tokens > self._num_tokens[rows] + 1) | (
+            num_blocks != self._num_blocks[rows]
+        )
+        self._tokens[rows, num_tokens - 1] = [seq.token_ids[-1] for seq in seqs]
+        for seq, more in zip(seqs, gained_more.tolist(), strict=True):
+            if more or self._stays[seq.row] is not seq.block_table:
+                self._write(seq)
+        self._num_tokens[rows], self._num_blocks[rows] = num_tokens, num_blocks
+
+    def _write(self, seq: Sequence) -> None:
+        """What the sequence gained, or all of it on a new stay."""
         row = seq.row
         if self._stays[row] is not seq.block_table:
             self._stays[row], self._num_tokens[row], self._num_blocks[row] = seq.block_table, 0, 0
-        written, known = self._num_tokens[row], len(seq.token_ids)
-        if written < known:
-            self._tokens[row, written:known] = seq.token_ids[written:]
-            self._num_tokens[row] = known
-        written, known = self._num_blocks[row], len(seq.block_table)
-        if written < known:
-            self._tables[row, written:known] = seq.block_table[written:]
-            self._num_blocks[row] = known
+        written, known = int(self._num_tokens[row]), len(seq.token_ids)
+        self._tokens[row, written:known] = seq.token_ids[written:]
+        written, known = int(self._num_blocks[row]), len(seq.block_table)
+        self._tables[row, written:known] = seq.block_table[written:]
 
     def _send(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)

@@ -164,13 +164,18 @@ class Engine:
         """Take over what the step computed; end what is complete."""
         draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
         outputs = []
+        block_size = self.limits.block_size
         for piece in plan:
-            draws_now, before = piece.draws, piece.seq.num_computed
-            piece.seq.num_computed += piece.count
-            self.scheduler.pool.remember(piece.seq, before)
-            self._stats.computed_tokens += piece.count
-            if draws_now:
-                outputs.append(self._append(piece.seq, *next(draws)))
+            seq = piece.seq
+            before = seq.num_computed
+            seq.num_computed = after = before + piece.count
+            if after // block_size > before // block_size:
+                self.scheduler.pool.remember(seq, before)
+            if piece.draws:
+                token_id, logprob = next(draws)
+                outputs.append(self._append(seq, token_id, logprob))
+        self._stats.computed_tokens += sum([piece.count for piece in plan])
+        self._stats.generation_tokens += sum([len(output.token_ids) for output in outputs])
         return outputs
 
     def _fail(self, seq: Sequence, error: PenstockError) -> Output:
@@ -186,18 +191,12 @@ class Engine:
             seq.constraint.advance(token_id)
             if seq.constraint.error is not None:
                 return self._fail(seq, _why_no_token(seq))
-        self._stats.generation_tokens += 1
         finish_reason, stop_reason = _finish(seq, token_id)
         if finish_reason is not None:
             self._end(seq)
-        return Output(
-            seq_id=seq.seq_id,
-            token_ids=[token_id],
-            logprobs=None if logprob is None else [logprob],
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            num_cached=min(seq.num_cached or 0, seq.num_prompt),
-        )
+        logprobs = None if logprob is None else [logprob]
+        num_cached = seq.num_cached or 0
+        return Output(seq.seq_id, [token_id], logprobs, finish_reason, stop_reason, num_cached)
 
 
 def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
@@ -206,7 +205,7 @@ def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | No
         return "stop", token_id if token_id in seq.params.stop_token_ids else None
     if seq.constraint is not None and seq.constraint.is_complete:
         return "stop", None
-    if seq.num_completion >= seq.max_tokens:
+    if len(seq.token_ids) >= seq.num_prompt + seq.max_tokens:
         return "length", None
     return None, None
 

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,11 +34,12 @@ class ModelRunner:
         """Compute every slice; draw a token for each that reaches its sequence's end, in order."""
         batch = self.batch.build(plan)
         hidden = self.decoder(batch, self.kv_caches)
-        drawing = [place for place, piece in enumerate(plan) if piece.draws]
-        if not drawing:
+        draws = [piece.draws for piece in plan]
+        if not any(draws):
             return Sampled([], [])
-        last_rows = batch.query_start[1:].long()[drawing] - 1
-        seqs = [plan[place].seq for place in drawing]
+        places = torch.from_numpy(np.flatnonzero(draws)).to(batch.query_start.device)
+        last_rows = batch.query_start[1:][places] - 1
+        seqs = [piece.seq for piece in plan if piece.draws]
         masks = self.sampler.masks([seq.constraint for seq in seqs])  # while a GPU still computes
         return self.sampler.sample(
             self.decoder.logits(hidden[last_rows]), [seq.sampling for seq in seqs], masks

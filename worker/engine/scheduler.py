@@ -58,18 +58,21 @@ class Scheduler:
         """Plan one step, first in line first, under one token budget."""
         self._give_way()
         budget, plan = self.max_num_batched_tokens, []
+        block_size, running = self.pool.block_size, Status.RUNNING
         for seq in list(self.running):
             if not budget:
                 break
-            if seq.status is not Status.RUNNING:  # preempted a moment ago, for one before it
+            if seq.status is not running:  # preempted a moment ago, for one before it
                 continue
-            count = min(seq.num_pending, budget)
-            if self._make_room(seq, count):
-                plan.append(Slice(seq, count))
+            pending = len(seq.token_ids) - seq.num_computed
+            count = pending if pending < budget else budget
+            room = len(seq.block_table) * block_size - seq.num_computed
+            if count <= room or self._make_room(seq, count):
+                plan.append(Slice(seq, count, count == pending))
                 budget -= count
         while budget and (admitted := self._admit()):
             count = min(admitted.num_pending, budget)
-            plan.append(Slice(admitted, count))
+            plan.append(Slice(admitted, count, count == admitted.num_pending))
             budget -= count
         return plan
 
@@ -132,7 +135,7 @@ class Scheduler:
             seq.status = Status.RUNNING
             seq.row = self._rows.pop()
             if seq.num_cached is None:
-                seq.num_cached = seq.num_computed
+                seq.num_cached = min(seq.num_computed, seq.num_prompt)
                 self.num_admitted_tokens += len(seq.token_ids)
                 self.num_cached_tokens += seq.num_computed
             insort(self.running, seq, key=_place)

@@ -5,6 +5,8 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+import msgspec
+
 from schemas.sampling import SamplingParams
 from worker.engine.constraints import Constraint
 from worker.engine.sampler import SamplerRow
@@ -26,7 +28,7 @@ class Sequence:
     max_tokens  of the completion
     stop_ids    the end tokens too, unless they are ignored
     place       in line: class, turn in the class, order of addition; kept through preemption
-    num_cached  tokens found in the prefix cache at its first admission
+    num_cached  tokens of the prompt found in the prefix cache at its first admission
     digests     of every full block's tokens, each with all before it; grows with the tokens
     awaited     digest of the block that another sequence computes for this one to find
     row         its row in the persistent batch while running
@@ -73,14 +75,14 @@ class Sequence:
             self.digests.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The next `count` pending tokens of a sequence, to be computed in one step."""
+class Slice(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """The next `count` pending tokens of a sequence, to be computed in one step.
+
+    draws  whether the step reaches the last known token, so that the next one can be drawn
+
+    Made for each sequence in each step: hence no dataclass.
+    """
 
     seq: Sequence
     count: int
-
-    @property
-    def draws(self) -> bool:
-        """Whether the step reaches the last known token, so that the next one can be drawn."""
-        return self.count == self.seq.num_pending
+    draws: bool
