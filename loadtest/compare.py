@@ -21,6 +21,7 @@ from loadtest.cases import (
     BESIDE,
     CACHELESS,
     CASES,
+    INT8,
     LLM,
     QUEUE,
     Case,
@@ -121,20 +122,15 @@ def _cases(settings: CompareSettings) -> list[Case]:
 
 class _Comparison:
     def __init__(self, settings: CompareSettings, console: Console, scratch: Path) -> None:
-        self.speeds = Speeds(0.0, 0.0)
+        self.speeds = Speeds(0.0, 0.0, 0.0)
         self._settings = settings
         self._console = console
         self._scratch = scratch
         self._rows: dict[tuple[str, str], Row] = {}
 
     def measure_speeds(self) -> None:
-        """The best of all rounds: what a neighbour takes away is no limit of the machine."""
         with self._console.status("the machine's memory and products"):
-            found = in_a_process(measure_speeds)
-        self.speeds = Speeds(
-            max(self.speeds.read_bytes_per_s, found.read_bytes_per_s),
-            max(self.speeds.flops_per_s, found.flops_per_s),
-        )
+            self.speeds = self.speeds.at_least(in_a_process(measure_speeds))
 
     def run(self, case: Case, turn: int) -> None:
         """Each engine once."""
@@ -161,15 +157,21 @@ class _Comparison:
 
     def section(self, case: Case) -> Section:
         requests = self._requests(case)
-        limit = None
-        if all(isinstance(request.prompt, list) and not request.schema for request in requests):
-            shape = shape_of(self._folder(case))
-            limit = limit_tokens_per_s(self.speeds, shape, requests, case.concurrency)
+        limits = {subject.name: self._limit(case, requests, subject) for subject in case.subjects}
         text = DESCRIPTIONS[case.workload] if case.workload else f"{len(requests)} requests"
         rows = [self._rows[case.name, subject.name] for subject in case.subjects]
         found = {row.name: row.middle for row in rows}
         lines = list(self._lines(case, requests, found))
-        return Section(case.name, text, case.concurrency, limit, rows, lines)
+        return Section(case.name, text, case.concurrency, limits, rows, lines)
+
+    def _limit(self, case: Case, requests: Sequence[Request], subject: Subject) -> float | None:
+        """None: the model is for prompts of ids and answers of a given length."""
+        if any(isinstance(request.prompt, str) or request.schema for request in requests):
+            return None
+        given = self._settings.given() | subject.settings if subject.is_ours else {}
+        quantization = given.get("quantization")
+        shape = shape_of(self._folder(case), str(quantization) if quantization else None)
+        return limit_tokens_per_s(self.speeds, shape, requests, case.concurrency)
 
     def _lines(
         self, case: Case, requests: Sequence[Request], found: dict[str, Round]
@@ -187,6 +189,8 @@ class _Comparison:
                 yield f"{share:.0%} of the quiet figure beside a neighbour that takes {taken}"
             elif name == QUEUE.name:
                 yield f"{other.tokens_per_s / ours.tokens_per_s:.0%} of it through the queue"
+            elif name == INT8.name:
+                yield f"{other.tokens_per_s / ours.tokens_per_s:.2f} times it with int8 weights"
             else:
                 yield f"{ours.tokens_per_s / other.tokens_per_s:.1f} times {name}"
         if case.workload == "U" and CACHELESS.name in found:

@@ -7,15 +7,16 @@ that begin, less what it shares with the first prompt of all. A step takes the l
     flops / F, flops = 2 * parameters of the layers * tokens + 2 * parameters of the head * draws
                        + 4 * heads * head size * layers * contexts attended to
 
-B is the speed at which all cores together read memory, F that of the fastest product found. Nothing
-else takes time, so an engine reaches a part of it; one whose weights have fewer bits has less to
-read, and may reach more.
+B is the speed at which all cores together read memory, F that of the fastest product found; for
+weights of 8 or 4 bits their own bytes count, and the fastest product of int8. Nothing else takes
+time, so an engine reaches a part of it.
 """
 
 import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from loadtest.workload import Request
@@ -28,6 +29,19 @@ _TRIES = 7
 class Speeds:
     read_bytes_per_s: float
     flops_per_s: float
+    int8_flops_per_s: float
+
+    def at_least(self, other: "Speeds") -> "Speeds":
+        """The better of each: what a neighbour took away is no limit of the machine."""
+        return Speeds(
+            max(self.read_bytes_per_s, other.read_bytes_per_s),
+            max(self.flops_per_s, other.flops_per_s),
+            max(self.int8_flops_per_s, other.int8_flops_per_s),
+        )
+
+
+# With bf16 scales, one of them for each group.
+_WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4_g64": 0.5 + 2 / 64, "int4_g128": 0.5 + 2 / 128}
 
 
 def measure_speeds() -> Speeds:
@@ -42,15 +56,24 @@ def measure_speeds() -> Speeds:
     x, weight = torch.randn(rows, inner), torch.randn(columns, inner)
     products: list[Callable[[], object]] = [lambda: x @ weight.T]
     wide, narrow = weight.bfloat16(), x.bfloat16()
+    narrows: list[Callable[[], object]] = []
     ops = panel_ops(wide, PACKINGS["bf16"])
     if ops is not None:
-        panels = PanelLinear(ops, wide, None)
         few = narrow[:64].contiguous()
-        products += [lambda: panels(narrow), lambda: [panels(few) for _ in range(rows // 64)]]
+        for packing, found in (("bf16", products), ("int8", narrows)):
+            panels = PanelLinear(ops, wide, None, PACKINGS[packing])
+            found += [partial(panels, narrow), partial(_repeat, partial(panels, few), rows // 64)]
     if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         products.append(lambda: narrow @ wide.T)
-    least_s = min(_least_s(product) for product in products)
-    return Speeds(read, 2 * rows * inner * columns / least_s)
+    flops = 2 * rows * inner * columns
+    fastest = flops / min(_least_s(product) for product in products)
+    narrowest = max([fastest, *(flops / _least_s(product) for product in narrows)])
+    return Speeds(read, fastest, narrowest)
+
+
+def _repeat(product: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        product()
 
 
 def _least_s(work: Callable[[], object]) -> float:
@@ -64,16 +87,16 @@ def _least_s(work: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a Llama-like decoder in a type of `weight_bytes`."""
+    """Of a Llama-like decoder in bfloat16, or with weights of fewer bits."""
 
     layer_parameters: int  # of all layers
     head_parameters: int
     attention_width: int  # heads * head size * layers
     kv_bytes: int  # of one token
-    weight_bytes: float = 2.0
+    quantization: str | None = None
 
 
-def shape_of(folder: Path) -> Shape:
+def shape_of(folder: Path, quantization: str | None = None) -> Shape:
     config = json.loads((folder / "config.json").read_text())
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -85,6 +108,7 @@ def shape_of(folder: Path) -> Shape:
         hidden * config["vocab_size"],
         heads * head_dim * layers,
         2 * kv_heads * head_dim * layers * 2,
+        quantization,
     )
 
 
@@ -95,6 +119,7 @@ def limit_tokens_per_s(
     waiting = list(reversed(requests))
     running: list[_Running] = []
     took_s, first = 0.0, requests[0].ids
+    flops_per_s = speeds.int8_flops_per_s if shape.quantization else speeds.flops_per_s
     weights = shape.layer_parameters + shape.head_parameters
     while waiting or running:
         tokens, attended = len(running), sum(one.context for one in running)
@@ -108,10 +133,10 @@ def limit_tokens_per_s(
             running.append(_Running(num_prompt, shared, request.max_tokens))
         distinct = sum(one.context - one.shared for one in running)
         distinct += max(one.shared for one in running)
-        num_bytes = weights * shape.weight_bytes + shape.kv_bytes * distinct
+        num_bytes = weights * _WEIGHT_BYTES[shape.quantization] + shape.kv_bytes * distinct
         flops = 2 * shape.layer_parameters * tokens + 2 * shape.head_parameters * len(running)
         flops += 4 * shape.attention_width * attended
-        took_s += max(num_bytes / speeds.read_bytes_per_s, flops / speeds.flops_per_s)
+        took_s += max(num_bytes / speeds.read_bytes_per_s, flops / flops_per_s)
         for one in running:
             one.context += 1
             one.left -= 1

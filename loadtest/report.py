@@ -51,7 +51,7 @@ class Section:
     name: str
     workload: str
     concurrency: int
-    limit_tokens_per_s: float | None
+    limits_tokens_per_s: dict[str, float | None]  # of each row; of weights with fewer bits more
     rows: list[Row]
     lines: list[str] = field(default_factory=list)
 
@@ -62,7 +62,8 @@ def machine_line(speeds: Speeds) -> str:
         f"{datetime.now(UTC):%Y-%m-%d}, {machine['cpu']}, {machine['cores']} cores "
         f"({', '.join(map(str, _listed(machine['features']))) or 'no vectors that count'}): "
         f"reads {speeds.read_bytes_per_s / 1e9:.1f} GB/s, "
-        f"multiplies at {speeds.flops_per_s / 1e9:,.0f} GFLOP/s"
+        f"multiplies at {speeds.flops_per_s / 1e9:,.0f} GFLOP/s, "
+        f"int8 at {speeds.int8_flops_per_s / 1e9:,.0f}"
     )
 
 
@@ -77,16 +78,12 @@ CAPTION = (
 
 
 def show(console: Console, section: Section) -> None:
-    limit = section.limit_tokens_per_s
-    title = f"{section.name}: {section.workload}"
-    table = Table(
-        title=title if limit is None else f"{title}; limit {limit:,.0f} tokens/s",
-        title_justify="left",
-    )
+    table = Table(title=f"{section.name}: {section.workload}", title_justify="left")
     table.add_column("engine", no_wrap=True)
     for column in (
         "tokens/s",
-        "of limit",
+        "limit",
+        "reached",
         "TTFT ms p50",
         "p99",
         "ITL ms p50",
@@ -98,7 +95,9 @@ def show(console: Console, section: Section) -> None:
     ):
         table.add_column(column, justify="right")
     for row in section.rows:
-        table.add_row(row.name + row.note, *_figures(row.middle, limit))
+        table.add_row(
+            row.name + row.note, *_figures(row.middle, section.limits_tokens_per_s[row.name])
+        )
     console.print(table)
     for line in section.lines:
         console.print(f"  {line}", highlight=False)
@@ -113,9 +112,10 @@ def show(console: Console, section: Section) -> None:
 def _figures(one: Round, limit: float | None) -> list[str]:
     found = one.found
     if found is None or not found.completed:
-        return ["failed", *[""] * 8, f"{one.others:.0%}"]
+        return ["failed", *[""] * 9, f"{one.others:.0%}"]
     return [
         f"{found.tokens_per_s:,.0f}",
+        "" if limit is None else f"{limit:,.0f}",
         "" if limit is None else f"{found.tokens_per_s / limit:.0%}",
         *(_ms(found.ttft_ms(percent)) for percent in (50, 99)),
         *(_ms(found.itl_ms(percent)) for percent in _PERCENTILES),
@@ -136,6 +136,7 @@ def write_results(path: Path, speeds: Speeds, sections: Sequence[Section]) -> No
         "machine": description(),
         "read_bytes_per_s": speeds.read_bytes_per_s,
         "flops_per_s": speeds.flops_per_s,
+        "int8_flops_per_s": speeds.int8_flops_per_s,
         "versions": {name: _version(name) for name in _LIBRARIES},
         "limit": CAPTION,
         "cases": [_case(section) for section in sections],
@@ -155,8 +156,7 @@ def _case(section: Section) -> dict[str, object]:
         "name": section.name,
         "workload": section.workload,
         "max_concurrency": section.concurrency,
-        "limit_tokens_per_s": section.limit_tokens_per_s,
-        "engines": [_engine(row, section.limit_tokens_per_s) for row in section.rows],
+        "engines": [_engine(row, section.limits_tokens_per_s[row.name]) for row in section.rows],
         "lines": section.lines,
     }
 
@@ -176,6 +176,7 @@ def _engine(row: Row, limit: float | None) -> dict[str, object]:
         "failed": len(one.found.errors),
         "total_output_tokens": one.found.num_tokens,
         "output_throughput": one.found.tokens_per_s,
+        "limit_tokens_per_s": limit,
         "fraction_of_limit": None if limit is None else one.found.tokens_per_s / limit,
         "start_s": one.found.start_s or None,
         "peak_resident_bytes": one.peak_bytes or None,

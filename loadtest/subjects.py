@@ -39,6 +39,10 @@ class Subject:
     is_beside: bool = False  # a neighbour takes its share meanwhile
     port: int | None = None  # of a server that others started
 
+    @property
+    def is_ours(self) -> bool:
+        return self.measure in (llm, through_queue)
+
 
 def llm(task: Task) -> Measurement:
     return in_a_process(_llm, task, time.perf_counter())

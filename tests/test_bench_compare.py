@@ -37,11 +37,21 @@ def test_each_engine_answers_the_same_file_in_each_round(
         if name != "dumb":
             assert (engine["completed"], engine["total_output_tokens"]) == (3, 3 + 4 + 5)
             assert engine["fraction_of_limit"] == pytest.approx(
-                engine["output_throughput"] / case["limit_tokens_per_s"]
+                engine["output_throughput"] / engine["limit_tokens_per_s"]
             )
             assert engine["start_s"] > 0 and engine["peak_resident_bytes"] > 50e6
     assert "names no model" in engines["dumb"]["failures"][0]
     assert "% of it through the queue" in said and "times generate_batch" in said
+
+
+READS, MULTIPLIES = Speeds(1.0, 1e9, 1e9), Speeds(1e9, 1.0, 4.0)
+
+
+def test_weights_of_fewer_bits_are_read_and_multiplied_faster() -> None:
+    shape = Shape(100, 20, 0, 3, "int8")
+    requests = [Request([1, 2], 1)]
+    assert limit_tokens_per_s(READS, shape, requests, 1) == pytest.approx(1 / (120 + 6))
+    assert limit_tokens_per_s(MULTIPLIES, shape, requests, 1) == pytest.approx(4 / (2 * 220))
 
 
 def test_the_limit_is_the_longer_of_reading_and_multiplying() -> None:
@@ -50,19 +60,19 @@ def test_the_limit_is_the_longer_of_reading_and_multiplying() -> None:
     # Both prompts and the first tokens in one step, the last token in another.
     read = [2 * 120 + 3 * (4 + 2), 2 * 120 + 3 * 5]
     multiplied = [2 * 100 * 6 + 2 * 20 * 2, 2 * 100 * 1 + 2 * 20]
-    by_reading = limit_tokens_per_s(Speeds(1.0, 1e9), shape, requests, 2)
-    by_products = limit_tokens_per_s(Speeds(1e9, 1.0), shape, requests, 2)
+    by_reading = limit_tokens_per_s(READS, shape, requests, 2)
+    by_products = limit_tokens_per_s(MULTIPLIES, shape, requests, 2)
     assert by_reading == pytest.approx(3 / sum(read))
     assert by_products == pytest.approx(3 / sum(multiplied))
     alone = [2 * 120 + 3 * 4, 2 * 120 + 3 * 5, 2 * 120 + 3 * 2]
-    assert limit_tokens_per_s(Speeds(1.0, 1e9), shape, requests, 1) == pytest.approx(3 / sum(alone))
+    assert limit_tokens_per_s(READS, shape, requests, 1) == pytest.approx(3 / sum(alone))
 
 
 def test_what_prompts_share_is_computed_and_read_once() -> None:
     shape = Shape(layer_parameters=100, head_parameters=0, attention_width=0, kv_bytes=3)
     requests = [Request([1, 2, 3, 4], 1), Request([1, 2, 3, 9, 9], 1)]
-    assert limit_tokens_per_s(Speeds(1e9, 1.0), shape, requests, 2) == pytest.approx(2 / (200 * 6))
-    assert limit_tokens_per_s(Speeds(1.0, 1e9), shape, requests, 2) == pytest.approx(2 / (200 + 18))
+    assert limit_tokens_per_s(MULTIPLIES, shape, requests, 2) == pytest.approx(2 / (200 * 6))
+    assert limit_tokens_per_s(READS, shape, requests, 2) == pytest.approx(2 / (200 + 18))
 
 
 def test_the_shape_counts_the_bundled_models_parameters() -> None:
