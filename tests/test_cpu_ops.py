@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
@@ -309,6 +309,7 @@ ODD = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e
 LOGIT = st.floats(width=32, min_value=-50, max_value=50) | ODD
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     some=st.lists(LOGIT, min_size=1, max_size=8),
