@@ -42,7 +42,7 @@ _BLOCK_SIZE = 16
 _KV_CACHE_BYTES = 2**26
 _SLICE = 128  # of a document, a pass
 _PROMPT = 64
-_BURSTS, _BURST_STEPS = 5, 16
+_BURSTS, _BURST_STEPS = 20, 4
 
 
 class QuantizationSettings(Settings):
