@@ -14,10 +14,7 @@ COMMANDS = {
     "latency": ("loadtest.latency", "how long a batch takes through LLM"),
     "serve": ("loadtest.serve", "latencies and throughput of a server, seen by its clients"),
     "sweep": ("loadtest.sweep", "throughput against latency, as table and plot"),
-    "compare": (
-        "loadtest.compare",
-        "beside transformers, other servers and the limit",
-    ),
+    "compare": ("loadtest.compare", "beside transformers, other servers and the limit"),
     "files": ("loadtest.files", "the comparison's model and workloads, for other engines"),
     "memory": ("loadtest.waste", "KV memory that is taken and holds nothing"),
     "quantization": ("loadtest.quantization", "perplexity, size and speed with 8 and 4 bits"),

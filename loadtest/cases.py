@@ -8,8 +8,8 @@ from loadtest.http_stream import Target, target
 from loadtest.subjects import Subject, generate, generate_batch, llm, server, through_queue
 from loadtest.workload import Name
 
-LLM = Subject("Penstock, LLM", llm)
-QUEUE = Subject("Penstock, HTTP", through_queue)
+LLM = Subject("Penstock LLM", llm)
+QUEUE = Subject("Penstock HTTP", through_queue)
 CACHELESS = Subject("LLM, no prefix cache", llm, {"enable_prefix_caching": False})
 INT8 = Subject("LLM, int8 weights", llm, {"quantization": "int8"})
 BESIDE = Subject("LLM, busy neighbour", llm, is_beside=True)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from schemas.parent import end_with_parent
+
 _PERIOD_S = 0.02
 
 
@@ -16,7 +18,9 @@ def busy(share: float) -> Iterator[None]:
     of_one_core = share * (os.cpu_count() or 1)
     shares = [1.0] * int(of_one_core) + [of_one_core % 1]
     processes = [
-        subprocess.Popen([sys.executable, "-m", "loadtest.neighbour", str(each)])
+        subprocess.Popen(
+            [sys.executable, "-m", "loadtest.neighbour", str(each)], preexec_fn=end_with_parent
+        )
         for each in shares
         if each
     ]

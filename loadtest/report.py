@@ -87,13 +87,12 @@ def show(console: Console, section: Section) -> None:
         "TTFT ms p50",
         "p99",
         "ITL ms p50",
-        "p90",
         "p99",
         "start s",
         "peak MB",
         "others used",
     ):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", min_width=len(column.split()[0]))
     for row in section.rows:
         table.add_row(
             row.name + row.note, *_figures(row.middle, section.limits_tokens_per_s[row.name])
@@ -112,13 +111,13 @@ def show(console: Console, section: Section) -> None:
 def _figures(one: Round, limit: float | None) -> list[str]:
     found = one.found
     if found is None or not found.completed:
-        return ["failed", *[""] * 9, f"{one.others:.0%}"]
+        return ["failed", *[""] * 8, f"{one.others:.0%}"]
     return [
         f"{found.tokens_per_s:,.0f}",
         "" if limit is None else f"{limit:,.0f}",
         "" if limit is None else f"{found.tokens_per_s / limit:.0%}",
         *(_ms(found.ttft_ms(percent)) for percent in (50, 99)),
-        *(_ms(found.itl_ms(percent)) for percent in _PERCENTILES),
+        *(_ms(found.itl_ms(percent)) for percent in (50, 99)),
         f"{found.start_s:.1f}" if found.start_s else "",
         f"{one.peak_bytes / 1e6:,.0f}" if one.peak_bytes else "",
         f"{one.others:.0%}",

@@ -11,12 +11,14 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from urllib.error import URLError
 
 from compose.server import Server
 from gateway.client import Client
 from loadtest.errors import CannotMeasure
 from loadtest.machine import cpu_s, family, module_of
+from schemas.parent import end_with_parent
 
 START_S = 120.0
 
@@ -36,6 +38,7 @@ class Part:
             stdout=subprocess.DEVNULL,
             stderr=self._said,
             start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),
         )
 
     @property

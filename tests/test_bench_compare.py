@@ -9,8 +9,9 @@ import pytest
 from loadtest import bench
 from loadtest.dataset import read, write
 from loadtest.limit import Shape, Speeds, limit_tokens_per_s, shape_of
-from loadtest.machine import Neighbours, description, listener
+from loadtest.machine import Neighbours, description, family, listener
 from loadtest.measurement import Measurement, Timeline
+from loadtest.neighbour import busy
 from loadtest.report import Round, Row
 from loadtest.workload import Request, varied, workloads
 from test_bench_serve import ANSWERS, answering
@@ -30,7 +31,7 @@ def test_each_engine_answers_the_same_file_in_each_round(
     said = capsys.readouterr().out
     (case,) = json.loads(found.read_text())["cases"]
     engines = {each["name"]: each for each in case["engines"]}
-    assert list(engines) == ["Penstock, LLM", "Penstock, HTTP", "generate_batch", "dumb"]
+    assert list(engines) == ["Penstock LLM", "Penstock HTTP", "generate_batch", "dumb"]
     for name, engine in engines.items():
         assert name in said
         assert len(engine["output_throughput_of_rounds"]) == 1
@@ -108,6 +109,15 @@ def test_the_machine_knows_who_listens_and_how_much_memory_there_was() -> None:
         assert listener(server.port) == os.getpid()
     assert 0 <= neighbours.share <= 1.1
     assert int(str(description()["cores"])) >= 1
+
+
+def test_a_neighbour_is_there_while_it_is_asked_for_and_no_longer() -> None:
+    alone, cores = len(family(os.getpid())), os.cpu_count() or 1
+    with busy(0.0):
+        assert len(family(os.getpid())) == alone
+    with busy(1.0):
+        assert len(family(os.getpid())) == alone + cores
+    assert len(family(os.getpid())) == alone
 
 
 def test_the_files_are_for_any_engine(tmp_path: Path) -> None:
