@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,8 @@ def test_the_middle_round_counts() -> None:
 def test_the_machine_knows_who_listens_and_how_much_memory_there_was() -> None:
     with answering(b"", 1) as server, Neighbours() as neighbours:
         assert listener(server.port) == os.getpid()
+        with socket.create_connection((server.host, server.port)) as client:
+            assert listener(client.getsockname()[1]) is None
     assert 0 <= neighbours.share <= 1.1
     assert int(str(description()["cores"])) >= 1
 

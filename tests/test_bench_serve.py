@@ -49,6 +49,7 @@ def test_a_penstock_of_its_own_is_measured_and_one_that_fails_is_counted_and_nam
 
 
 OPENS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+CHUNKED = OPENS[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
 PIECE = b'data: {"choices":[{"text":"a"}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -57,6 +58,7 @@ ANSWERS: Mapping[str, tuple[bytes, str]] = {
     "whole": (OPENS + PIECE * 3 + USAGE + DONE, ""),
     "without usage": (OPENS + PIECE * 3 + DONE, ""),
     "cut": (OPENS + PIECE, "ended before"),
+    "ended early": (CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(PIECE), PIECE), "[DONE]"),
     "refused": (
         b'HTTP/1.1 503 No\r\nContent-Length: 26\r\n\r\n{"error":{"message":"full"}',
         "full",
