@@ -18,8 +18,12 @@ from hypothesis import Phase, settings
 from compose.server import Server
 from keys_page import complaints
 
+settings.register_profile("patient", deadline=None)  # machines are shared
+settings.load_profile("patient")
 # For `make mutants`: that it fails is enough, the smallest example is not looked for.
-settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
+settings.register_profile(
+    "mutants", phases=[Phase.explicit, Phase.generate], database=None, deadline=None
+)
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,19 @@ def make_engine(folder: Path, **changes: object) -> Engine:
     return build_engine(EngineConfig(folder, **(settings | changes)))
 
 
+def test_a_step_is_short_on_a_cpu_unless_many_sequences_run(
+    llama: tuple[Path, PreTrainedModel],
+) -> None:
+    """Who waits for a step of 2048 tokens waits for seconds there."""
+    for changes, tokens in (
+        ({}, 512),
+        ({"max_num_seqs": 700}, 700),
+        ({"max_num_batched_tokens": 64}, 64),
+    ):
+        asked = {"max_num_batched_tokens": None} | changes
+        assert make_engine(llama[0], **asked).scheduler.max_num_batched_tokens == tokens
+
+
 def mixed_trace() -> list[Addition]:
     """64 sequences of mixed lengths, around block borders; every third shares a stem."""
     stems = [judges.prompt(48, seed) for seed in (1, 2)]

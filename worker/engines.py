@@ -49,7 +49,7 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
             settings.fake_step_ms / 1000,
             settings.fake_poison,
             settings.fake_stamps,
-            settings.max_num_batched_tokens,
+            settings.max_num_batched_tokens or 2048,
         )
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")

@@ -41,7 +41,11 @@ class WorkerSettings(Settings):
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
     kv_cache_memory_bytes: int | None = Field(None, ge=1)
     max_num_seqs: int = Field(256, ge=1)
-    max_num_batched_tokens: int = Field(2048, ge=1)
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="of a step; none: 2048, on a CPU 512, or max_num_seqs if that is more",
+    )
     enable_prefix_caching: bool = True
     priority_preemption_threshold: int | None = Field(
         None,

@@ -3,7 +3,8 @@
 #include "team.h"
 
 #define DEPTH 512   /* of a bf16 panel at a time: it stays in the nearest cache while rows pass over it */
-#define CHUNK 64    /* rows that pass over a panel before the next one is fetched */
+#define CHUNK 64    /* rows of a product's sums */
+#define CHUNKS (HAS_TILES ? 4 : 1) /* that pass over a panel, which comes too slowly for tiles otherwise */
 #define RUN 32768   /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
@@ -155,7 +156,7 @@ static void finish(float *sums, const float *up, void *out, int rows, int stride
   }
 }
 
-/* A product, as its threads see it. Items are runs of `run` panels for each chunk of rows. */
+/* A product, as its threads see it. Items are runs of `run` panels for each few chunks of rows. */
 struct product {
   struct weight weight;
   struct laid laid;
@@ -197,9 +198,10 @@ static void multiply_panel(const struct product *product, int chunk, int p) {
 static void multiply_some(const void *what, int item) {
   const struct product *p = what;
   int runs = runs_of(p), first = item % runs * p->run;
+  int chunk = item / runs * CHUNKS, chunks = (p->m + CHUNK - 1) / CHUNK;
   use_tiles(least(p->m, 16));
   for (int panel = first; panel < least(first + p->run, panels_of(p->weight.n)); panel++)
-    multiply_panel(p, item / runs, panel);
+    for (int c = chunk; c < least(chunk + CHUNKS, chunks); c++) multiply_panel(p, c, panel);
 }
 
 /* x [m, k] by a weight [n, k], plus its bias -> out [m, n].
@@ -219,10 +221,10 @@ int linear(const bf16 *x, const struct weight *w, void *out, int m, enum after a
   laid->rows = aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
   laid->scales = malloc(rows * (1 + groups_of(w)) * 4);
   laid->totals = (int32_t *)(laid->scales + rows);
-  int failed = !laid->rows || !laid->scales, chunks = (m + CHUNK - 1) / CHUNK;
+  int failed = !laid->rows || !laid->scales, parts = (m + CHUNKS * CHUNK - 1) / (CHUNKS * CHUNK);
   if (!failed) {
     share_out(lay_some, &product, (m + PANEL - 1) / PANEL);
-    share_out(multiply_some, &product, chunks * runs_of(&product));
+    share_out(multiply_some, &product, parts * runs_of(&product));
   }
   free(laid->rows);
   free(laid->scales);

@@ -21,6 +21,9 @@ from worker.models.decoder import Decoder
 from worker.models.loading import load_decoder
 
 CPU_KV_CACHE_BYTES = 2**30
+BATCHED_TOKENS = 2048
+# A CPU is busy with as many from some dozens on: more only keep running sequences waiting.
+CPU_BATCHED_TOKENS = 512
 
 
 class DoesNotFit(PenstockError):
@@ -58,7 +61,7 @@ def build_engine(config: EngineConfig) -> Engine:
     scheduler = Scheduler(
         pool,
         config.max_num_seqs,
-        config.max_num_batched_tokens,
+        _num_batched_tokens(config, device),
         config.priority_preemption_threshold,
     )
     batch = PersistentBatch(config.max_num_seqs, limits.max_model_len, config.block_size, device)
@@ -75,6 +78,13 @@ def _device(config: EngineConfig) -> str:
     if config.device != "auto":
         return config.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _num_batched_tokens(config: EngineConfig, device: torch.device) -> int:
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    usual = CPU_BATCHED_TOKENS if device.type == "cpu" else BATCHED_TOKENS
+    return max(usual, config.max_num_seqs)
 
 
 def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
@@ -127,7 +137,7 @@ def _free_gpu_bytes(config: EngineConfig, decoder: Decoder, device: torch.device
 def _largest_step(config: EngineConfig, decoder: Decoder, device: torch.device) -> None:
     """One forward pass over as many tokens as a step may have, and as many rows of logits."""
     model = decoder.config
-    count = min(config.max_num_batched_tokens, model.max_position_embeddings)
+    count = min(_num_batched_tokens(config, device), model.max_position_embeddings)
     num_blocks = -(-count // config.block_size)
     shape = (num_blocks, model.num_kv_heads, 2, config.block_size, model.head_dim)
     positions = torch.arange(count, device=device)

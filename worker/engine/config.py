@@ -19,7 +19,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     deterministic: bool = False
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = None
