@@ -17,6 +17,7 @@ from schemas.event import Delta, Failed
 from schemas.job import Message
 from schemas.sampling import SamplingParams
 from schemas.worker_queue import WorkerQueue
+from worker.bundled.paths import BUNDLED_DRAFT
 from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
@@ -265,6 +266,11 @@ def test_its_card_and_the_models_are_registered(worker):
 
 REFUSED = {
     "no such folder": (["--model", "./nowhere"], 3, "nowhere"),
+    "bits that the engine cannot give": (
+        ["--model", str(BUNDLED_DRAFT), "--quantization", "int8"],
+        3,
+        "a width of the model is 352",
+    ),
     "no model": ([], 2, "--model"),
     "a block of nothing": (["--model", "m", "--block-size", "0"], 2, "--block-size"),
     "a word for a number": (["--model", "m", "--max-num-seqs", "many"], 2, "--max-num-seqs"),

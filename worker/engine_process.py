@@ -154,7 +154,8 @@ def main() -> None:
         engine = load_engine(settings)
     except PenstockError as error:
         log.error("engine was refused: %s", error.message)
-        sys.exit(NEVER_STARTS)
+        # At once: the I/O side ends when the sockets close, and what ends first says why all ends.
+        os._exit(NEVER_STARTS)
     loop = EngineLoop(
         engine, BlockingWire(io), BlockingWire(supervisor), pulse_every_s(settings), recorder
     )
