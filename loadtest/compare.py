@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     settings = load_settings(CompareSettings, PROGRAM, argv)
     console = Console()
     if not console.is_terminal:
-        console.width = 118
+        console.width = 124
     cases = _cases(settings)
     with tempfile.TemporaryDirectory() as scratch:
         comparison = _Comparison(settings, console, Path(scratch))

@@ -73,7 +73,8 @@ def _listed(value: object) -> list[object]:
 
 CAPTION = (
     "limit: a step takes max((weights + KV of the contexts) / B, (2 x parameters x tokens "
-    "+ attention) / F), with B and F as measured and nothing else taking time"
+    "+ attention) / F), with B and F as measured and nothing else taking time; "
+    "others: the share of the CPU that they used"
 )
 
 
@@ -81,7 +82,7 @@ def show(console: Console, section: Section) -> None:
     table = Table(title=f"{section.name}: {section.workload}", title_justify="left")
     table.add_column("engine", no_wrap=True)
     for column in (
-        "tokens/s",
+        "tok/s",
         "limit",
         "reached",
         "TTFT ms p50",
@@ -90,9 +91,9 @@ def show(console: Console, section: Section) -> None:
         "p99",
         "start s",
         "peak MB",
-        "others used",
+        "others",
     ):
-        table.add_column(column, justify="right", min_width=len(column.split()[0]))
+        table.add_column(column, justify="right")
     for row in section.rows:
         table.add_row(
             row.name + row.note, *_figures(row.middle, section.limits_tokens_per_s[row.name])

@@ -14,7 +14,7 @@ import uvloop
 from loadtest.apart import in_a_process
 from loadtest.drive import Way, drive, warm_up
 from loadtest.http_stream import Target, first_model
-from loadtest.measurement import Measurement
+from loadtest.measurement import Measurement, Timeline
 from loadtest.own import flags
 from loadtest.system import serving
 from loadtest.workload import Request
@@ -95,7 +95,16 @@ def _llm(task: Task, begin_s: float) -> Measurement:
     prompt = task.requests[0].prompt
     short = Request("Hello" if isinstance(prompt, str) else prompt[::-1][:16], 4)
     (first,) = engine.answer([short]).timelines
-    return replace(engine.answer(task.requests), start_s=first.tokens_s[0] - begin_s)
+    found = engine.answer(task.requests)
+    begin_in_turn(found.timelines, task.concurrency)
+    return replace(found, start_s=first.tokens_s[0] - begin_s)
+
+
+def begin_in_turn(timelines: Sequence[Timeline], concurrency: int) -> None:
+    """Count requests handed over at once from their turn: so a client asks who waits for room."""
+    ends = sorted(timeline.tokens_s[-1] for timeline in timelines)
+    for timeline, end_s in zip(timelines[concurrency:], ends, strict=False):
+        timeline.begin_s = end_s
 
 
 def _generate(task: Task, begin_s: float) -> Measurement:

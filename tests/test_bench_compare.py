@@ -14,6 +14,7 @@ from loadtest.machine import Neighbours, description, family, listener
 from loadtest.measurement import Measurement, Timeline
 from loadtest.neighbour import busy
 from loadtest.report import Round, Row
+from loadtest.subjects import begin_in_turn
 from loadtest.workload import Request, varied, workloads
 from test_bench_serve import ANSWERS, answering
 from worker.bundled.paths import BUNDLED_MODEL
@@ -94,6 +95,13 @@ def test_another_turn_shares_no_prefix_with_the_first_but_as_much_in_itself() ->
     assert not any(one.prompt in {other.prompt for other in texts} for one in workloads()["json"])
     small = varied([Request([4095, 10], 1)], 1, vocab_size=4096)
     assert small[0].prompt == [10, 11]
+
+
+def test_the_first_token_counts_from_a_requests_turn() -> None:
+    ends_s = [3.0, 1.0, 4.0, 6.0]
+    timelines = [Timeline(0.0, 1, [end_s - 0.5, end_s]) for end_s in ends_s]
+    begin_in_turn(timelines, 2)
+    assert [timeline.begin_s for timeline in timelines] == [0.0, 0.0, 1.0, 3.0]
 
 
 def test_the_middle_round_counts() -> None:
