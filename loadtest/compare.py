@@ -7,6 +7,7 @@ up does not find in its cache what an earlier one left there.
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -78,14 +79,17 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     if not console.is_terminal:
         console.width = 124
+    own = read(settings.dataset_path, output_len=128) if settings.dataset_path else []
     cases = _cases(settings)
     with tempfile.TemporaryDirectory() as scratch:
-        comparison = _Comparison(settings, console, Path(scratch))
-        for number in range(settings.rounds):
-            comparison.measure_speeds()
-            for place, case in enumerate(cases):
-                comparison.run(case, turn=number * len(cases) + place)
-        sections = [comparison.section(case) for case in cases]
+        comparison = _Comparison(settings, own, console, Path(scratch))
+        with suppress(KeyboardInterrupt):  # then what was measured is shown
+            for number in range(settings.rounds):
+                comparison.measure_speeds()
+                for place, case in enumerate(cases):
+                    comparison.run(case, turn=number * len(cases) + place)
+        known = [comparison.measured(case) for case in cases]
+        sections = [comparison.section(case) for case in known if case.subjects]
     console.print(machine_line(comparison.speeds), highlight=False)
     console.print(f"{CAPTION}\n", highlight=False)
     for section in sections:
@@ -121,9 +125,12 @@ def _cases(settings: CompareSettings) -> list[Case]:
 
 
 class _Comparison:
-    def __init__(self, settings: CompareSettings, console: Console, scratch: Path) -> None:
+    def __init__(
+        self, settings: CompareSettings, own: list[Request], console: Console, scratch: Path
+    ) -> None:
         self.speeds = Speeds(0.0, 0.0, 0.0)
         self._settings = settings
+        self._own = own
         self._console = console
         self._scratch = scratch
         self._rows: dict[tuple[str, str], Row] = {}
@@ -138,12 +145,19 @@ class _Comparison:
         requests = varied(self._requests(case), turn, vocab_size(folder))
         for subject in case.subjects:
             note = f" ({self._settings.sample} requests)" if subject.sampled else ""
-            row = self._rows.setdefault((case.name, subject.name), Row(subject.name, note))
             own = {"kv_cache_memory_bytes": case.pool_bytes} | self._settings.given()
             some = requests[: self._settings.sample] if subject.sampled else requests
             task = Task(folder, some, case.concurrency, own | subject.settings)
             with self._console.status(f"{case.name}: {subject.name}, {len(some)} requests"):
-                row.rounds.append(self._measured(subject, task))
+                found = self._measured(subject, task)
+            row = self._rows.setdefault((case.name, subject.name), Row(subject.name, note))
+            row.rounds.append(found)
+            told = found.failure or f"{found.tokens_per_s:,.0f} tokens/s"
+            self._console.print(f"{case.name}: {subject.name}: {told}", style="dim")
+
+    def measured(self, case: Case) -> Case:
+        """With the engines that have had a round."""
+        return case.of([each for each in case.subjects if (case.name, each.name) in self._rows])
 
     def _measured(self, subject: Subject, task: Task) -> Round:
         pid = listener(subject.port) if subject.port is not None else None
@@ -199,8 +213,7 @@ class _Comparison:
 
     def _requests(self, case: Case) -> list[Request]:
         if case.workload is None:
-            assert self._settings.dataset_path is not None
-            return read(self._settings.dataset_path, output_len=128)
+            return self._own
         return workloads(vocab_size(self._folder(case)))[case.workload]
 
     def _folder(self, case: Case) -> Path:
