@@ -1,9 +1,11 @@
 """A worker that does not move, or that lost its lease, stops writing and is begun anew."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 
 import pytest
 import redis
@@ -15,6 +17,7 @@ from schemas.model import WorkerCard
 from schemas.sampling import SamplingParams
 from schemas.worker_queue import WorkerQueue
 from scripted import LANE, MODEL, a_job, started
+from worker.active_job import ActiveJob
 from worker.consumer import Intake
 from worker.engine.fake import fake_engine
 from worker.engine.messages import Output
@@ -81,30 +84,57 @@ def test_an_engine_whose_steps_compute_nothing_is_ended(redis_url, offline):
         assert "engine did not move" in worker.logged()
 
 
+@contextlib.asynccontextmanager
+async def at_work(url: str, lease: Lease) -> AsyncIterator[tuple[Streamer, ActiveJob]]:
+    """A streamer that nobody runs yet, with one job."""
+    settings = WorkerSettings(model=MODEL, load_format="fake")
+    limits = fake_engine(512, 8, 16, 0).limits
+    intake = Intake(settings, load_text(settings), limits)
+    async with connect(url) as server:
+        queue = WorkerQueue(server, LANE, lease_ms=60_000)
+        await queue.register("w", WorkerCard())
+        await queue.enqueue(a_job(background=True), None)
+        active = await intake.prepare(await started(queue))
+        streamer = Streamer(queue, "w", lease, Room(limits, 1), lambda orders: None)
+        streamer.admit(active, intake.additions(active))
+        yield streamer, active
+
+
 def test_nothing_is_written_past_the_lease(redis_url):
     """By the worker's own clock: the queue, which nobody reaped, would still take it."""
 
     async def main() -> None:
-        settings = WorkerSettings(model=MODEL, load_format="fake")
-        limits = fake_engine(512, 8, 16, 0).limits
-        intake = Intake(settings, load_text(settings), limits)
-        async with connect(redis_url) as server:
-            queue, lease = WorkerQueue(server, LANE, lease_ms=60_000), Lease(60)
-            await queue.register("w", WorkerCard())
-            await queue.enqueue(a_job(background=True), None)
-            taken = await started(queue)
-            active = await intake.prepare(taken)
-            streamer = Streamer(queue, "w", lease, Room(limits, 1), lambda orders: None)
-            streamer.admit(active, intake.additions(active))
+        lease = Lease(60)
+        async with at_work(redis_url, lease) as (streamer, active):
             lease.until_s = time.monotonic() - 1
             running = asyncio.create_task(streamer.run())
             streamer.take([Output(active.seq_id(0), [65])])
             await asyncio.sleep(0.3)
-            assert (await queue.status("default", taken.job.job_id)).num_tokens == 0
+            assert (await streamer.queue.status("default", active.job.job_id)).num_tokens == 0
             lease.renew(time.monotonic())
             async with asyncio.timeout(30):
-                while (await queue.status("default", taken.job.job_id)).num_tokens == 0:
+                while not (await streamer.queue.status("default", active.job.job_id)).num_tokens:
                     await asyncio.sleep(0.01)
+            running.cancel()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_run", [True, False], ids=["while it commits", "after its last commit"])
+def test_what_was_made_of_a_job_is_logged_before_it_is_handed_back(redis_url, is_run):
+    async def main() -> None:
+        async with at_work(redis_url, Lease(60)) as (streamer, active):
+            running = asyncio.create_task(streamer.run())
+            streamer.take([Output(active.seq_id(0), [65])])
+            if is_run:
+                await asyncio.sleep(0)  # the commit is under way
+                streamer.take([Output(active.seq_id(0), [66])])
+            else:
+                running.cancel()
+            await streamer.hand_back()
+            status = await streamer.queue.status("default", active.job.job_id)
+            assert (status.state, status.num_tokens) == ("ready", 1 + is_run)
+            assert not streamer.jobs
             running.cancel()
 
     asyncio.run(main())

@@ -6,7 +6,7 @@ not a longer queue.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from schemas.delivery import Letter, OutOfBudget
 from schemas.errors import Unavailable
@@ -45,6 +45,7 @@ class Streamer:
         self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
         self._dirty: set[ActiveJob] = set()
         self._work = asyncio.Event()
+        self._settling = asyncio.Lock()
 
     def admit(self, active: ActiveJob, additions: list[Addition]) -> None:
         """Put a job's sequences into the engine; a job that has none left to run ends at once."""
@@ -110,8 +111,7 @@ class Streamer:
             self._work.clear()
             try:
                 while self._dirty:
-                    await self.lease.holds()
-                    await self._settle(list(self._dirty))
+                    await self._settle(self._dirty)
                 is_away = False
             except Unavailable as error:
                 if not is_away:
@@ -121,23 +121,35 @@ class Streamer:
                 self._work.set()
 
     async def hand_back(self) -> None:
-        """Give all jobs to other workers, with what is logged of them, once the queue answers."""
-        held = list(self.jobs)
-        self.drop()
+        """Give all jobs to other workers, with all that was made, once the queue answers."""
+        held = list(self.jobs.values())
+        for active in held:
+            self._stop(active)
         while held:
             try:
-                count = await self.queue.release(self.incarnation, held)
+                while not self._dirty.isdisjoint(held):
+                    await self._settle(held)
+                left = [active.job.job_id for active in held if active.job.job_id in self.jobs]
+                count = await self.queue.release(self.incarnation, left)
                 log.info("handed back %d jobs", count)
-                return
+                break
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
+        for active in held:
+            self._forget(active)
 
     def drop(self) -> None:
         """Forget all jobs; whoever holds them now goes on from the log."""
         for active in list(self.jobs.values()):
             self._forget(active)
 
-    async def _settle(self, dirty: list[ActiveJob]) -> None:
+    async def _settle(self, among: Collection[ActiveJob]) -> None:
+        async with self._settling:
+            await self.lease.holds()
+            dirty = [active for active in among if active in self._dirty]
+            await self._settle_now(dirty)
+
+    async def _settle_now(self, dirty: list[ActiveJob]) -> None:
         ending = [active for active in dirty if active.is_over]
         going = [active for active in dirty if not active.is_over]
         if going:
