@@ -98,7 +98,7 @@ def test_a_grammar_that_takes_too_much_memory_is_ended() -> None:
 
 
 def test_masks_that_would_hold_up_the_others_are_refused() -> None:
-    nested = 'start: X\nX: Y{60}\nY: Z{60}\nZ: "a"{60}'  # hidden behind names
+    nested = 'start: X\nX: Y{100}\nY: Z{100}\nZ: "a"{100}'  # hidden behind names
     patient = sandbox_of(SandboxLimits(cpu_s=60, wall_s=100))
     try:
         with pytest.raises(ValueError, match=r"its masks take more than 50 ms"):
