@@ -34,6 +34,19 @@ static inline emulated_integers emulated_multiply_quads(emulated_integers sums, 
   return sums;
 }
 
+static inline float emulated_reduce_max(emulated_sums x) {
+  float most = x[0];
+  for (int i = 1; i < 16; i++) most = x[i] > most ? x[i] : most;
+  return most;
+}
+static inline float emulated_reduce_add(emulated_sums x) {
+  float sum = 0;
+  for (int i = 0; i < 16; i++) sum += x[i];
+  return sum;
+}
+#define _mm512_reduce_max_ps(x) emulated_reduce_max(x)
+#define _mm512_reduce_add_ps(x) emulated_reduce_add(x)
+
 #ifdef EMULATED_TILES
 #define __AMX_BF16__ 1
 #define __AMX_INT8__ 1

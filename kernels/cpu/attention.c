@@ -34,6 +34,10 @@ struct bench {
   float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK], total[STACK];
 } __attribute__((aligned(64)));
 
+#if LANES == 16
+INLINE float largest(vf x) { return _mm512_reduce_max_ps((__m512)x); }
+INLINE float sum_of(vf x) { return _mm512_reduce_add_ps((__m512)x); }
+#else
 INLINE float largest(vf x) {
   float most = x[0];
   for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
@@ -45,6 +49,7 @@ INLINE float sum_of(vf x) {
   for (int i = 0; i < LANES; i++) sum += x[i];
   return sum;
 }
+#endif
 
 /* A row's weights for one piece from its scores; before and from `seen` on, keys are hidden. */
 static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim) {
@@ -74,37 +79,53 @@ static void weigh(struct bench *bench, int row, int hidden, int seen, float scal
   bench->total[row] += sum_of(total);
 }
 
-/* sums[rows][16] += x[rows][num * depth] by panels; whole groups of 16 rows of both are touched. */
-static void multiply_stack(int rows, const left *x, size_t stride, const bf16 *const *panels, int num,
-                           int depth, float *sums, size_t sums_stride, int by_tiles) {
+/* sums[rows][COLUMNS][16] += x[rows][num * depth] by columns of panels; whole groups of 16 rows of both
+   are touched. */
+static void multiply_stack(int rows, const left *x, size_t stride, const struct right *right,
+                           float *sums, size_t sums_stride, int by_tiles) {
 #if HAS_TILES
   if (by_tiles) {
-    struct apart apart = {2 * stride, 32 * stride, depth < 32 ? 32 : 64};
-    multiply_groups(rows, BF16, x, apart, (const void *const *)panels, num, depth, sums, sums_stride);
+    struct apart apart = {2 * stride, 32 * stride, right->depth < 32 ? 32 : 64};
+    for (int c = 0; c < COLUMNS; c++) {
+      const void *panels[KEYS / PANEL];
+      for (int s = 0; s < right->num; s++) panels[s] = right->panels[s] + c * right->apart;
+      multiply_groups(rows, BF16, x, apart, panels, right->num, right->depth, sums + c * PANEL, sums_stride);
+    }
     return;
   }
 #endif
   (void)by_tiles;
-  multiply_rows(rows, x, stride, panels, num, depth, sums, sums_stride);
+  multiply_rows(rows, x, stride, right, sums, sums_stride, PANEL);
+}
+
+/* The keys and values of a piece for one key head, from `key` on; returns how many panels of them. */
+static int find_piece(const struct item *item, const struct cache *cache, int head, int key,
+                      const bf16 **keys, const bf16 **values) {
+  size_t tile = (size_t)cache->block_size * cache->head_dim, by_16 = (size_t)PANEL * cache->head_dim;
+  int num = ((item->to - key < KEYS ? item->to - key : KEYS) + PANEL - 1) / PANEL;
+  for (int s = 0; s < num; s++) {
+    int at = key + s * PANEL, block = item->table[at / cache->block_size];
+    keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
+              at % cache->block_size / PANEL * by_16;
+    values[s] = keys[s] + tile;
+  }
+  return num;
 }
 
 /* Rows of one key head against a share of its keys. */
 static void attend_share(struct bench *bench, const struct item *item, const struct cache *cache, int head,
                          int group, float scale, int window, int by_tiles) {
   int rows = (item->stop - item->first) * group, head_dim = cache->head_dim;
-  size_t tile = (size_t)cache->block_size * head_dim, by_16 = (size_t)PANEL * head_dim;
   memset(bench->sums, 0, (size_t)rows * head_dim * 4);
   for (int r = 0; r < rows; r++) bench->top[r] = LOWEST, bench->total[r] = 0;
   for (int key = item->from / KEYS * KEYS; key < item->to; key += KEYS) {
     const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
-    int num = ((item->to - key < KEYS ? item->to - key : KEYS) + PANEL - 1) / PANEL;
+    int num = find_piece(item, cache, head, key, keys, values);
     memset(bench->scores, 0, (size_t)rows * KEYS * 4);
-    for (int s = 0; s < num; s++) {
-      int at = key + s * PANEL, block = item->table[at / cache->block_size];
-      keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
-                at % cache->block_size / PANEL * by_16;
-      values[s] = keys[s] + tile;
-      multiply_stack(rows, bench->query, head_dim, keys + s, 1, head_dim, bench->scores + s * PANEL, KEYS,
+    for (int s = 0; s < num; s += COLUMNS) {
+      int last = s + COLUMNS > num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
+      struct right right = {keys + s, 1, head_dim, (size_t)(keys[last] - keys[s]), values[s]};
+      multiply_stack(rows, bench->query, head_dim, &right, bench->scores + s * PANEL, KEYS,
                      by_tiles);
     }
     for (int r = 0; r < rows; r++) {
@@ -112,9 +133,10 @@ static void attend_share(struct bench *bench, const struct item *item, const str
       int hidden = window ? position - window + 1 - key : 0;
       weigh(bench, r, hidden < KEYS ? hidden : KEYS, position + 1 - key, scale, head_dim);
     }
-    for (int j = 0; j < head_dim; j += PANEL) {
-      multiply_stack(rows, bench->weights, KEYS, values, num, PANEL, bench->sums + j, head_dim, by_tiles);
-      for (int s = 0; s < num; s++) values[s] += PANEL * PANEL;
+    for (int j = 0; j < head_dim; j += COLUMNS * PANEL) {
+      struct right right = {values, num, PANEL, PANEL * PANEL, values[0]};
+      multiply_stack(rows, bench->weights, KEYS, &right, bench->sums + j, head_dim, by_tiles);
+      for (int s = 0; s < num; s++) values[s] += COLUMNS * PANEL * PANEL;
     }
   }
 }

@@ -2,10 +2,10 @@
 #include "quantised.h"
 #include "team.h"
 
-#define DEPTH 512   /* of a bf16 panel at a time: it stays in the nearest cache while rows pass over it */
+#define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
 #define CHUNK 64    /* rows of a product's sums */
 #define CHUNKS (HAS_TILES ? 4 : 1) /* that pass over a panel, which comes too slowly for tiles otherwise */
-#define RUN 32768   /* bytes of panels, about, that a thread takes at a time */
+#define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
 enum after { NARROW, ADD, SILU_MUL, WIDE };
@@ -42,8 +42,13 @@ INLINE char *row_of(const struct laid *laid, int row, size_t row_bytes) {
    numbers are zero: their products are no numbers. */
 static float quantise(const bf16 *x, int8_t *numbers, int k) {
   const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves an integer in the low bits */
-  uint16_t most = 0; /* sizes are in the order of their bits, infinity and what is none above all */
-  for (int i = 0; i < k; i++) most = (x[i] & 0x7fff) > most ? x[i] & 0x7fff : most;
+  uint16_t tops[32] = {}, most = 0; /* sizes are in the order of their bits, infinity and what is none above all */
+  for (int i = 0; i < k; i += 32)
+    for (int j = 0; j < 32; j++) {
+      uint16_t size = x[i + j] & 0x7fff;
+      tops[j] = size > tops[j] ? size : tops[j];
+    }
+  for (int j = 0; j < 32; j++) most = tops[j] > most ? tops[j] : most;
   float scale = widen(most) / 127.0f, per_unit = most > 0 && most < 0x7f80 ? 127.0f / widen(most) : 0;
   if (!per_unit) {
     memset(numbers, 0, k);
@@ -81,58 +86,79 @@ static void lay(const bf16 *x, const struct laid *laid, int row, const struct we
 #endif
 }
 
-/* sums[rows][16] += rows first.. by panel p. */
-static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w, int p,
-                           float *sums) {
+/* Panels of a weight that are multiplied together: `count` of them, p first, each `apart` panels behind
+   the last. The next ones begin `step` panels on. */
+struct columns {
+  int p, count, apart, step;
+};
+
+/* sums[count][CHUNK][16] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is
+   taken twice. */
+static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
+                           struct columns columns, float *sums) {
   int k = w->k;
-  const bf16 *panel = (const bf16 *)(w->panels + p * panel_bytes(w));
+  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w));
+  size_t apart = columns.count > 1 ? (size_t)columns.apart * k * PANEL : 0;
 #if HAS_TILES
-  struct apart apart = {64, 32 * (size_t)k, 1024};
-  const void *whole = panel;
-  multiply_groups(rows, BF16, row_of(laid, first, 2 * (size_t)k), apart, &whole, 1, k, sums, PANEL);
+  struct apart rows_apart = {64, 32 * (size_t)k, 1024};
+  for (int c = 0; c < columns.count; c++) {
+    const void *whole = panel + c * apart;
+    multiply_groups(rows, BF16, row_of(laid, first, 2 * (size_t)k), rows_apart, &whole, 1, k,
+                    sums + c * CHUNK * PANEL, PANEL);
+  }
 #else
   const left *x = (const left *)row_of(laid, first, k * sizeof(left));
-  for (int i = 0; i < k; i += DEPTH) {
-    const bf16 *part = panel + (size_t)i * PANEL;
-    multiply_rows(rows, x + i, k, &part, 1, least(DEPTH, k - i), sums, PANEL);
+  int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
+  for (int i = 0; i < k; i += depth) {
+    for (int c = 0; c < columns.count; c += COLUMNS) {
+      const bf16 *part = panel + c * apart + (size_t)i * PANEL;
+      const bf16 *next = i + depth < k ? part + (size_t)depth * PANEL
+                                       : panel + c * apart + (size_t)columns.step * k * PANEL;
+      struct right right = {&part, 1, least(depth, k - i), apart, next};
+      multiply_rows(rows, x + i, k, &right, sums + c * CHUNK * PANEL, PANEL, CHUNK * PANEL);
+    }
   }
 #endif
 }
 
 static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
-                                     int p, float *sums) {
-  int k = w->k, columns = panels_of(w->n) * PANEL, groups = groups_of(w);
-  for (int g = 0; g < groups; g++) {
+                                     struct columns columns, float *sums) {
+  int k = w->k, num_groups = groups_of(w), num_scales = panels_of(w->n) * PANEL;
+  int is_second_part = columns.apart * PANEL == num_scales; /* its scales follow all of the first's */
+  for (int g = 0; g < num_groups; g++) {
     int from = g * w->group, depth = least(w->group, k - from);
-    const char *panel = w->panels + p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8;
-    const bf16 *scales = w->scales + (size_t)g * columns + p * PANEL;
+    struct group group = {
+        .panel = w->panels + columns.p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8,
+        .scales = w->scales + (size_t)g * num_scales + columns.p * PANEL,
+        .panel_apart = columns.count > 1 ? columns.apart * panel_bytes(w) : 0,
+        .scales_apart = columns.count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
+        .sums_apart = CHUNK * PANEL,
+        .ahead = columns.step * panel_bytes(w),
+        .number = g, .from = from, .depth = depth};
 #if HAS_TILES
-    int32_t whole[CHUNK * PANEL] __attribute__((aligned(64)));
-    int8_t unpacked[MAX_GROUP * PANEL] __attribute__((aligned(64)));
-    const void *quads = panel;
-    if (w->bits == 4) {
-      unpack((const uint8_t *)panel, unpacked, depth);
-      quads = unpacked;
+    for (int c = 0; c < columns.count; c++) {
+      const char *panel = group.panel + c * group.panel_apart;
+      const bf16 *scales = group.scales + c * group.scales_apart;
+      float *to = sums + c * CHUNK * PANEL;
+      int32_t whole[CHUNK * PANEL] __attribute__((aligned(64)));
+      int8_t unpacked[MAX_GROUP * PANEL] __attribute__((aligned(64)));
+      const void *quads = panel;
+      if (w->bits == 4) {
+        unpack((const uint8_t *)panel, unpacked, depth);
+        quads = unpacked;
+      }
+      memset(whole, 0, (rows + 15) / 16 * 16 * PANEL * 4);
+      struct apart apart = {64, 16 * (size_t)k, 1024};
+      multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)from * 16, apart, &quads, 1, depth,
+                      whole, PANEL);
+      for (int r = 0; r < rows; r++)
+        for (int j = 0; j < PANEL; j++)
+          to[r * PANEL + j] += whole[r * PANEL + j] * (laid->scales[first + r] * widen(scales[j]));
     }
-    memset(whole, 0, (rows + 15) / 16 * 16 * PANEL * 4);
-    struct apart apart = {64, 16 * (size_t)k, 1024};
-    multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)from * 16, apart, &quads, 1, depth, whole,
-                    PANEL);
-    for (int r = 0; r < rows; r++)
-      for (int j = 0; j < PANEL; j++)
-        sums[r * PANEL + j] += whole[r * PANEL + j] * (laid->scales[first + r] * widen(scales[j]));
 #else
     struct eighths x = {(const int8_t *)row_of(laid, first, k), k, laid->scales + first,
-                        laid->totals + (size_t)first * groups, groups};
-#define STEP8(R, row) multiply_group(R, 8, &x, row, g, from, depth, panel, scales, sums)
-#define STEP4(R, row) multiply_group(R, 4, &x, row, g, from, depth, panel, scales, sums)
-    if (w->bits == 8) {
-      BY_ROWS(rows, STEP8)
-    } else {
-      BY_ROWS(rows, STEP4)
-    }
-#undef STEP8
-#undef STEP4
+                        laid->totals + (size_t)first * num_groups, num_groups};
+    multiply_group_rows(rows, columns.count, w->bits, &x, &group, sums);
 #endif
   }
 }
@@ -148,7 +174,7 @@ static void finish(float *sums, const float *up, void *out, int rows, int stride
         *(vf *)(row + p) = gate / (1.0f + exponential(-gate)) * *(vf *)(up + r * PANEL + p);
       }
     if (after == WIDE) {
-      memcpy((float *)out + at, row, columns * 4);
+      memcpy((float *)out + at, row, columns == PANEL ? PANEL * 4 : columns * 4);
       continue;
     }
     bf16 *to = (bf16 *)out + at;
@@ -173,35 +199,38 @@ static void lay_some(const void *what, int item) {
   for (int r = item * PANEL; r < least(p->m, (item + 1) * PANEL); r++) lay(p->x, &p->laid, r, &p->weight);
 }
 
-/* One panel for one chunk of rows. */
-static void multiply_panel(const struct product *product, int chunk, int p) {
+/* Some columns for one chunk of rows. */
+static void multiply_columns(const struct product *product, int chunk, struct columns columns) {
   const struct weight *w = &product->weight;
   enum after after = product->after;
   float sums[2][CHUNK * PANEL] __attribute__((aligned(64)));
-  int first = chunk * CHUNK, count = least(CHUNK, product->m - first);
-  int num_panels = panels_of(w->n), columns = num_panels * PANEL;
-  struct weight part = *w;
-  for (int half = 0; half <= (after == SILU_MUL); half++) {
-    for (int r = 0; r < (count + 15) / 16 * 16; r++)
-      for (int j = 0; j < PANEL; j++)
-        sums[half][r * PANEL + j] = w->bias ? w->bias[half * columns + p * PANEL + j] : 0;
-    (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, count, &part, p,
-                                                               sums[half]);
-    part.panels += num_panels * panel_bytes(w);
-    if (w->bits < 16) part.scales += (size_t)groups_of(w) * columns;
+  int first = chunk * CHUNK, rows = least(CHUNK, product->m - first);
+  for (int c = 0; c < (columns.count > COLUMNS ? columns.count : COLUMNS); c++) {
+    const float *bias = w->bias && c < columns.count ? w->bias + (columns.p + c * columns.apart) * PANEL : 0;
+    for (int r = 0; r < (rows + 15) / 16 * 16; r++)
+      for (int j = 0; j < PANEL; j++) sums[c][r * PANEL + j] = bias ? bias[j] : 0;
   }
-  size_t above = (size_t)first * w->n * (after == WIDE ? 4 : 2);
-  finish(sums[0], sums[1], (char *)product->out + above, count, w->n, p * PANEL,
-         least(PANEL, w->n - p * PANEL), after);
+  (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, rows, w, columns,
+                                                             sums[0]);
+  char *out = (char *)product->out + (size_t)first * w->n * (after == WIDE ? 4 : 2);
+  for (int c = 0; c < (after == SILU_MUL ? 1 : columns.count); c++) {
+    int column = (columns.p + c) * PANEL;
+    finish(sums[c], sums[1], out, rows, w->n, column, least(PANEL, w->n - column), after);
+  }
 }
 
 static void multiply_some(const void *what, int item) {
-  const struct product *p = what;
-  int runs = runs_of(p), first = item % runs * p->run;
-  int chunk = item / runs * CHUNKS, chunks = (p->m + CHUNK - 1) / CHUNK;
-  use_tiles(least(p->m, 16));
-  for (int panel = first; panel < least(first + p->run, panels_of(p->weight.n)); panel++)
-    for (int c = chunk; c < least(chunk + CHUNKS, chunks); c++) multiply_panel(p, c, panel);
+  const struct product *product = what;
+  int runs = runs_of(product), num_panels = panels_of(product->weight.n);
+  int from = item % runs * product->run, to = least(from + product->run, num_panels);
+  int chunk = item / runs * CHUNKS, chunks = (product->m + CHUNK - 1) / CHUNK;
+  use_tiles(least(product->m, 16));
+  for (int p = from, count; p < to; p += count) {
+    struct columns columns = {p, 2, num_panels, count = 1}; /* the gate's, and what it multiplies */
+    if (product->after != SILU_MUL)
+      count = least(COLUMNS, to - p), columns = (struct columns){p, count, 1, count};
+    for (int c = chunk; c < least(chunk + CHUNKS, chunks); c++) multiply_columns(product, c, columns);
+  }
 }
 
 /* x [m, k] by a weight [n, k], plus its bias -> out [m, n].
@@ -214,8 +243,9 @@ static void multiply_some(const void *what, int item) {
    A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.
    Returns 0; 1 without memory. */
 int linear(const bf16 *x, const struct weight *w, void *out, int m, enum after after) {
-  struct product product = {*w, {0}, x, out, m, 1, after};
-  product.run += RUN / (panel_bytes(w) * (1 + m / FREE_ROWS));
+  int taken = after == SILU_MUL ? 1 : COLUMNS; /* panels at least */
+  size_t bytes = taken * panel_bytes(w) * (1 + m / FREE_ROWS);
+  struct product product = {*w, {0}, x, out, m, taken * (1 + RUN / bytes), after};
   size_t row_bytes = (size_t)w->k * (w->bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
   struct laid *laid = &product.laid;
   laid->rows = aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);

@@ -15,10 +15,11 @@ typedef uint16_t bf16;
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-/* ROWS: how many rows of sums the registers hold beside what is multiplied. */
+/* ROWS: how many rows of sums the registers hold beside what is multiplied; of COLUMNS panels each. */
 #if defined(__AVX512F__)
 #define LANES 16
 #define ROWS 12
+#define COLUMNS 2
 #elif defined(__AVX2__)
 #define LANES 8
 #define ROWS 5
@@ -28,6 +29,9 @@ typedef uint16_t bf16;
 #else
 #define LANES 4
 #define ROWS 4
+#endif
+#ifndef COLUMNS
+#define COLUMNS 1
 #endif
 #define PARTS (PANEL / LANES)
 
@@ -50,8 +54,10 @@ INLINE bf16 narrow(float x) {
 }
 
 /* The left side of a product: bf16 where the processor multiplies pairs of them, else float. */
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__)
 #define MULTIPLIES_PAIRS 1
 typedef bf16 left;
 INLINE left to_left(float x) { return narrow(x); }
@@ -63,40 +69,75 @@ INLINE left to_left(float x) { return x; }
 INLINE left left_of(bf16 x) { return widen(x); }
 #endif
 
-/* sums[R][16] += x[R][num * depth] by `num` panels of `depth` each, one below the other.
-   A row's sums run over the inner dimension in order, so they do not depend on R. */
-INLINE void multiply(const int R, const left *x, size_t stride, const bf16 *const *panels, int num,
-                     int depth, float *sums, size_t sums_stride) {
-  vf acc[ROWS][PARTS];
+/* What stands on the right of a product: COLUMNS columns of `num` panels each, one below the other, of
+   `depth`; a column begins `apart` numbers behind the last. next: what is multiplied after the first
+   panels, as deep, and to be fetched from memory meanwhile. */
+struct right {
+  const bf16 *const *panels;
+  int num, depth;
+  size_t apart;
+  const bf16 *next;
+};
+
+/* One of several passes over what is on the right; each fetches as large a part of what is next. */
+struct part {
+  size_t first;
+  int pace; /* bytes for each number along the inner dimension */
+};
+
+INLINE struct part part_of(int row, int count, int rows, size_t bytes, int depth) {
+  return (struct part){bytes * row / rows, (int)(bytes / depth) * count / rows};
+}
+INLINE void fetch(const void *next, struct part part, int i) {
+  __builtin_prefetch((const char *)next + part.first + (size_t)i * part.pace, 0, 2);
+}
+
+/* sums[COLUMNS][R][16] += x[R][num * depth] by columns of panels. A row's sums run over the inner
+   dimension in order, so they do not depend on R. */
+INLINE void multiply(const int R, const left *x, size_t stride, const struct right *right,
+                     struct part part, float *sums, size_t sums_stride, size_t sums_apart) {
+  vf acc[ROWS][COLUMNS][PARTS];
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int p = 0; p < PARTS; p++) acc[r][p] = *(vf *)(sums + r * sums_stride + p * LANES);
-  for (int s = 0; s < num; s++, x += depth) {
-    const bf16 *panel = panels[s];
-    for (int i = 0; i < depth; i += 2, panel += 2 * PANEL) {
+    UNROLL for (int c = 0; c < COLUMNS; c++)
+      UNROLL for (int p = 0; p < PARTS; p++)
+        acc[r][c][p] = *(vf *)(sums + c * sums_apart + r * sums_stride + p * LANES);
+  for (int s = 0; s < right->num; s++, x += right->depth) {
+    const bf16 *panel = right->panels[s];
+    for (int i = 0; i < right->depth; i += 2, panel += 2 * PANEL) {
+      UNROLL for (int c = 0; c < COLUMNS; c++)
+        fetch(right->next + c * right->apart, part, i);
 #if MULTIPLIES_PAIRS
-      __m512bh pairs = (__m512bh)_mm512_loadu_si512(panel);
+      __m512bh pairs[COLUMNS];
+      UNROLL for (int c = 0; c < COLUMNS; c++) pairs[c] = (__m512bh)_mm512_loadu_si512(panel + c * right->apart);
       UNROLL for (int r = 0; r < R; r++) {
         int32_t pair;
         memcpy(&pair, x + r * stride + i, 4);
-        acc[r][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][0], (__m512bh)_mm512_set1_epi32(pair), pairs);
+        __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+        UNROLL for (int c = 0; c < COLUMNS; c++)
+          acc[r][c][0] = (vf)_mm512_dpbf16_ps((__m512)acc[r][c][0], both, pairs[c]);
       }
 #else
-      vf even[PARTS], odd[PARTS];
-      UNROLL for (int p = 0; p < PARTS; p++) {
-        vi pairs = *(const vi *)(panel + p * LANES * 2);
-        even[p] = (vf)(pairs << 16);
-        odd[p] = (vf)(pairs & (int32_t)0xffff0000);
-      }
+      vf even[COLUMNS][PARTS], odd[COLUMNS][PARTS];
+      UNROLL for (int c = 0; c < COLUMNS; c++)
+        UNROLL for (int p = 0; p < PARTS; p++) {
+          vi pairs = *(const vi *)(panel + c * right->apart + p * LANES * 2);
+          even[c][p] = (vf)(pairs << 16);
+          odd[c][p] = (vf)(pairs & (int32_t)0xffff0000);
+        }
       UNROLL for (int r = 0; r < R; r++) {
         float first = x[r * stride + i], second = x[r * stride + i + 1];
-        UNROLL for (int p = 0; p < PARTS; p++) acc[r][p] += first * even[p];
-        UNROLL for (int p = 0; p < PARTS; p++) acc[r][p] += second * odd[p];
+        UNROLL for (int c = 0; c < COLUMNS; c++) {
+          UNROLL for (int p = 0; p < PARTS; p++) acc[r][c][p] += first * even[c][p];
+          UNROLL for (int p = 0; p < PARTS; p++) acc[r][c][p] += second * odd[c][p];
+        }
       }
 #endif
     }
   }
   UNROLL for (int r = 0; r < R; r++)
-    UNROLL for (int p = 0; p < PARTS; p++) *(vf *)(sums + r * sums_stride + p * LANES) = acc[r][p];
+    UNROLL for (int c = 0; c < COLUMNS; c++)
+      UNROLL for (int p = 0; p < PARTS; p++)
+        *(vf *)(sums + c * sums_apart + r * sums_stride + p * LANES) = acc[r][c][p];
 }
 
 /* STEP(R, row) for all rows from 0 on, R of them at a time, each R a constant. Two halves beat a
@@ -121,10 +162,12 @@ INLINE void multiply(const int R, const left *x, size_t stride, const bf16 *cons
   }
 
 /* `multiply` for any number of rows. */
-static void multiply_rows(int rows, const left *x, size_t stride, const bf16 *const *panels, int num,
-                          int depth, float *sums, size_t sums_stride) {
-#define STEP(R, row) \
-  multiply(R, x + (row) * stride, stride, panels, num, depth, sums + (row) * sums_stride, sums_stride)
+static void multiply_rows(int rows, const left *x, size_t stride, const struct right *right, float *sums,
+                          size_t sums_stride, size_t sums_apart) {
+  size_t bytes = (size_t)right->depth * PANEL * 2;
+#define STEP(R, row)                                                                         \
+  multiply(R, x + (row) * stride, stride, right, part_of(row, R, rows, bytes, right->depth), \
+           sums + (row) * sums_stride, sums_stride, sums_apart)
   BY_ROWS(rows, STEP)
 #undef STEP
 }

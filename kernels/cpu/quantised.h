@@ -27,15 +27,16 @@ struct eighths {
    row's total, so many times, is taken off again. */
 #if defined(__AVX512VNNI__)
 #define OFFSET 128
+#define HAS_RUNS 0
 INLINE vi multiply_nibbles(vi run, int32_t four, vi nibbles) {
   return (vi)_mm512_dpbusd_epi32((__m512i)run, (__m512i)nibbles, (__m512i)_mm512_set1_epi32(four));
 }
-INLINE vi fold(vi sums, vi run) { return sums + run; }
 INLINE vi multiply_quads(vi sums, int32_t four, vi quads) {
   return multiply_nibbles(sums, four, quads ^ (int32_t)0x80808080);
 }
 #elif defined(__AVX2__) && LANES == 8
 #define OFFSET 0
+#define HAS_RUNS 1
 INLINE vi multiply_nibbles(vi run, int32_t four, vi nibbles) {
   __m256i pairs = _mm256_maddubs_epi16((__m256i)nibbles, _mm256_set1_epi32(four));
   return (vi)_mm256_add_epi16((__m256i)run, pairs);
@@ -50,53 +51,105 @@ INLINE vi multiply_quads(vi sums, int32_t four, vi quads) {
 }
 #else
 #define OFFSET 0
+#define HAS_RUNS 0
 INLINE vi multiply_quads(vi sums, int32_t four, vi quads) {
   UNROLL for (int e = 24; e >= 0; e -= 8)
     sums += ((quads << e) >> 24) * ((vi){} + (int8_t)(four >> (24 - e)));
   return sums;
 }
 INLINE vi multiply_nibbles(vi run, int32_t four, vi nibbles) { return multiply_quads(run, four, nibbles); }
+#endif
+#if !HAS_RUNS
 INLINE vi fold(vi sums, vi run) { return sums + run; }
 #endif
 
-/* sums[R][16] += rows first.. of x by a group of a panel, `depth` deep from `from` on. */
-INLINE void multiply_group(const int R, const int bits, const struct eighths *x, int first, int group,
-                           int from, int depth, const char *panel, const bf16 *scales, float *sums) {
-  vi acc[ROWS][PARTS] = {};
-  for (int i = from; i < from + depth; i += SPAN) {
-    vi run[ROWS][PARTS] = {};
+/* A group of columns that lie so far apart: `number` of its kind, `depth` deep from `from` on. */
+struct group {
+  const char *panel;
+  const bf16 *scales;
+  size_t panel_apart, scales_apart, sums_apart;
+  size_t ahead; /* bytes from it to what is multiplied next, and fetched meanwhile */
+  int number, from, depth;
+};
+
+/* sums[COLUMNS][R][16] += rows first.. of x by a group of columns. */
+INLINE void multiply_group(const int R, const int bits, const struct eighths *x, int first,
+                           struct part part, const struct group *group, float *sums) {
+  vi acc[ROWS][COLUMNS][PARTS];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < COLUMNS; c++)
+      UNROLL for (int p = 0; p < PARTS; p++) acc[r][c][p] = (vi){};
+  const char *panel = group->panel;
+  for (int i = group->from; i < group->from + group->depth; i += SPAN) {
+    vi run[ROWS][COLUMNS][PARTS];
+    UNROLL for (int r = 0; r < R; r++)
+      UNROLL for (int c = 0; c < COLUMNS; c++)
+        UNROLL for (int p = 0; p < PARTS; p++) run[r][c][p] = (vi){};
     /* Unrolled, the runs would be put off until they fit no registers. */
     _Pragma("GCC unroll 1") for (int j = i; j < i + SPAN; j += 32 / bits, panel += 4 * PANEL) {
-      vi quads[PARTS];
-      UNROLL for (int p = 0; p < PARTS; p++) quads[p] = *(const vi *)(panel + p * LANES * 4);
+      vi quads[COLUMNS][PARTS];
+      UNROLL for (int c = 0; c < COLUMNS; c++) {
+        const char *at = panel + c * group->panel_apart;
+        fetch(group->panel + c * group->panel_apart + group->ahead, part, j - group->from);
+        UNROLL for (int p = 0; p < PARTS; p++) quads[c][p] = *(const vi *)(at + p * LANES * 4);
+      }
       UNROLL for (int r = 0; r < R; r++) {
         const int8_t *row = x->numbers + (first + r) * x->stride + j;
         int32_t four, next;
         memcpy(&four, row, 4);
-        if (bits == 8) {
-          UNROLL for (int p = 0; p < PARTS; p++) acc[r][p] = multiply_quads(acc[r][p], four, quads[p]);
-          continue;
-        }
-        memcpy(&next, row + 4, 4);
-        UNROLL for (int p = 0; p < PARTS; p++) {
-          run[r][p] = multiply_nibbles(run[r][p], four, quads[p] & 0x0f0f0f0f);
-          run[r][p] = multiply_nibbles(run[r][p], next, quads[p] >> 4 & 0x0f0f0f0f);
-        }
+        if (bits == 4) memcpy(&next, row + 4, 4);
+        UNROLL for (int c = 0; c < COLUMNS; c++)
+          UNROLL for (int p = 0; p < PARTS; p++) {
+            if (bits == 8) {
+              acc[r][c][p] = multiply_quads(acc[r][c][p], four, quads[c][p]);
+              continue;
+            }
+            vi sum = HAS_RUNS ? run[r][c][p] : acc[r][c][p];
+            sum = multiply_nibbles(sum, four, quads[c][p] & 0x0f0f0f0f);
+            sum = multiply_nibbles(sum, next, quads[c][p] >> 4 & 0x0f0f0f0f);
+            if (HAS_RUNS) run[r][c][p] = sum;
+            else acc[r][c][p] = sum;
+          }
       }
     }
-    if (bits == 4)
+    if (bits == 4 && HAS_RUNS)
       UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int p = 0; p < PARTS; p++) acc[r][p] = fold(acc[r][p], run[r][p]);
+        UNROLL for (int c = 0; c < COLUMNS; c++)
+          UNROLL for (int p = 0; p < PARTS; p++) acc[r][c][p] = fold(acc[r][c][p], run[r][c][p]);
   }
   UNROLL for (int r = 0; r < R; r++) {
-    int32_t total = x->totals[(size_t)(first + r) * x->groups + group] * (bits == 8 ? OFFSET : 8);
-    UNROLL for (int p = 0; p < PARTS; p++) {
-      vf scale, *to = (vf *)(sums + (first + r) * PANEL + p * LANES);
-      for (int j = 0; j < LANES; j++) scale[j] = widen(scales[p * LANES + j]);
-      *to += __builtin_convertvector(acc[r][p] - total, vf) * (scale * x->scales[first + r]);
-    }
+    int32_t total = x->totals[(size_t)(first + r) * x->groups + group->number] * (bits == 8 ? OFFSET : 8);
+    UNROLL for (int c = 0; c < COLUMNS; c++)
+      UNROLL for (int p = 0; p < PARTS; p++) {
+        const bf16 *scales = group->scales + c * group->scales_apart + p * LANES;
+        vf scale, *to = (vf *)(sums + c * group->sums_apart + (first + r) * PANEL + p * LANES);
+        for (int j = 0; j < LANES; j++) scale[j] = widen(scales[j]);
+        *to += __builtin_convertvector(acc[r][c][p] - total, vf) * (scale * x->scales[first + r]);
+      }
   }
 }
+
+#if !HAS_TILES
+/* The same for any number of rows and columns. */
+static void multiply_group_rows(int rows, int columns, int bits, const struct eighths *x,
+                                const struct group *group, float *sums) {
+  struct group rest = *group;
+  size_t bytes = (size_t)rest.depth * PANEL * bits / 8;
+#define STEP8(R, row) multiply_group(R, 8, x, row, part_of(row, R, rows, bytes, rest.depth), &rest, sums)
+#define STEP4(R, row) multiply_group(R, 4, x, row, part_of(row, R, rows, bytes, rest.depth), &rest, sums)
+  for (int column = 0; column < columns; column += COLUMNS) {
+    if (bits == 8) {
+      BY_ROWS(rows, STEP8)
+    } else {
+      BY_ROWS(rows, STEP4)
+    }
+    rest.panel += COLUMNS * rest.panel_apart, rest.scales += COLUMNS * rest.scales_apart;
+    sums += COLUMNS * rest.sums_apart;
+  }
+#undef STEP8
+#undef STEP4
+}
+#endif
 
 /* A group of 4 bits in 8. */
 INLINE void unpack(const uint8_t *nibbles, int8_t *quads, int depth) {
