@@ -10,7 +10,7 @@ from gateway.app import build
 from gateway.protocol import Patience, bounded
 from gateway.settings import GatewaySettings
 from schemas.exit_status import BAD_USAGE
-from schemas.process import load_settings, write_log_to_stderr
+from schemas.process import keep_what_is_loaded, load_settings, write_log_to_stderr
 from schemas.secret import BadSecret
 
 
@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     except BadSecret as refusal:
         print(f"penstock gateway: {refusal}", file=sys.stderr)
         return BAD_USAGE
+    keep_what_is_loaded()
     uvicorn.run(
         app,
         host=settings.host,

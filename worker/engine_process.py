@@ -13,7 +13,7 @@ from schemas.crash import reach
 from schemas.errors import PenstockError
 from schemas.exit_status import NEVER_STARTS
 from schemas.parent import end_with_parent
-from schemas.process import write_log_to_stderr
+from schemas.process import keep_what_is_loaded, write_log_to_stderr
 from worker.black_box import Recorder, leave_stacks
 from worker.engine.messages import Addition, Output
 from worker.engines import AnyEngine, load_engine
@@ -156,6 +156,7 @@ def main() -> None:
         log.error("engine was refused: %s", error.message)
         # At once: the I/O side ends when the sockets close, and what ends first says why all ends.
         os._exit(NEVER_STARTS)
+    keep_what_is_loaded()
     loop = EngineLoop(
         engine, BlockingWire(io), BlockingWire(supervisor), pulse_every_s(settings), recorder
     )

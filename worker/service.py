@@ -15,7 +15,7 @@ from schemas.errors import PenstockError, Unavailable
 from schemas.exit_status import NEVER_STARTS
 from schemas.model import ModelCard
 from schemas.parent import end_with_parent
-from schemas.process import write_log_to_stderr
+from schemas.process import keep_what_is_loaded, write_log_to_stderr
 from schemas.registry import Registry
 from schemas.servers import Redis
 from worker.black_box import leave_stacks
@@ -223,6 +223,7 @@ async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: soc
     pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings)))
     async with connect(settings.redis_url) as redis:
         try:
+            keep_what_is_loaded()
             await Service(settings, text, redis, engine_wire, supervisor_wire).run()
         finally:
             pulse.cancel()
