@@ -98,35 +98,47 @@ static void multiply_stack(int rows, const left *x, size_t stride, const struct 
   multiply_rows(rows, x, stride, right, sums, sums_stride, PANEL);
 }
 
-/* The keys and values of a piece for one key head, from `key` on; returns how many panels of them. */
-static int find_piece(const struct item *item, const struct cache *cache, int head, int key,
-                      const bf16 **keys, const bf16 **values) {
+/* The keys and values of a piece, and of how many panels it is. */
+struct piece {
+  const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
+  int num;
+};
+
+/* Of one key head, from `key` on. */
+static struct piece find_piece(const struct item *item, const struct cache *cache, int head, int key) {
   size_t tile = (size_t)cache->block_size * cache->head_dim, by_16 = (size_t)PANEL * cache->head_dim;
-  int num = ((item->to - key < KEYS ? item->to - key : KEYS) + PANEL - 1) / PANEL;
-  for (int s = 0; s < num; s++) {
-    int at = key + s * PANEL, block = item->table[at / cache->block_size];
-    keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
-              at % cache->block_size / PANEL * by_16;
-    values[s] = keys[s] + tile;
+  struct piece piece;
+  piece.num = ((item->to - key < KEYS ? item->to - key : KEYS) + PANEL - 1) / PANEL;
+  for (int s = 0; s < KEYS / PANEL; s++) {
+    int at = key + (s < piece.num ? s : 0) * PANEL, block = item->table[at / cache->block_size];
+    piece.keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
+                    at % cache->block_size / PANEL * by_16;
+    piece.values[s] = piece.keys[s] + tile;
   }
-  return num;
+  return piece;
 }
 
-/* Rows of one key head against a share of its keys. */
+static struct piece first_piece(const struct item *item, const struct cache *cache, int head) {
+  return find_piece(item, cache, head, item->from / KEYS * KEYS);
+}
+
+/* Rows of one key head against a share of its keys. later: a piece that is wanted after it; blocks lie
+   anywhere, and no processor guesses where. */
 static void attend_share(struct bench *bench, const struct item *item, const struct cache *cache, int head,
-                         int group, float scale, int window, int by_tiles) {
+                         const struct piece *later, int group, float scale, int window, int by_tiles) {
   int rows = (item->stop - item->first) * group, head_dim = cache->head_dim;
   memset(bench->sums, 0, (size_t)rows * head_dim * 4);
   for (int r = 0; r < rows; r++) bench->top[r] = LOWEST, bench->total[r] = 0;
-  for (int key = item->from / KEYS * KEYS; key < item->to; key += KEYS) {
-    const bf16 *keys[KEYS / PANEL], *values[KEYS / PANEL];
-    int num = find_piece(item, cache, head, key, keys, values);
+  struct piece piece = first_piece(item, cache, head), next;
+  for (int key = item->from / KEYS * KEYS; key < item->to; key += KEYS, piece = next) {
+    next = key + KEYS < item->to ? find_piece(item, cache, head, key + KEYS) : *later;
     memset(bench->scores, 0, (size_t)rows * KEYS * 4);
-    for (int s = 0; s < num; s += COLUMNS) {
-      int last = s + COLUMNS > num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
-      struct right right = {keys + s, 1, head_dim, (size_t)(keys[last] - keys[s]), values[s]};
-      multiply_stack(rows, bench->query, head_dim, &right, bench->scores + s * PANEL, KEYS,
-                     by_tiles);
+    for (int s = 0; s < piece.num; s += COLUMNS) {
+      int last = s + COLUMNS > piece.num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
+      struct right right = {piece.keys + s, next.keys + s, 1, head_dim,
+                            (size_t)(piece.keys[last] - piece.keys[s]),
+                            (size_t)(next.keys[last] - next.keys[s])};
+      multiply_stack(rows, bench->query, head_dim, &right, bench->scores + s * PANEL, KEYS, by_tiles);
     }
     for (int r = 0; r < rows; r++) {
       int position = item->position + r / group;
@@ -134,10 +146,12 @@ static void attend_share(struct bench *bench, const struct item *item, const str
       weigh(bench, r, hidden < KEYS ? hidden : KEYS, position + 1 - key, scale, head_dim);
     }
     for (int j = 0; j < head_dim; j += COLUMNS * PANEL) {
-      struct right right = {values, num, PANEL, PANEL * PANEL, values[0]};
+      struct right right = {piece.values, next.values, piece.num, PANEL, PANEL * PANEL, PANEL * PANEL};
       multiply_stack(rows, bench->weights, KEYS, &right, bench->sums + j, head_dim, by_tiles);
-      for (int s = 0; s < num; s++) values[s] += COLUMNS * PANEL * PANEL;
+      for (int s = 0; s < KEYS / PANEL; s++)
+        piece.values[s] += COLUMNS * PANEL * PANEL, next.values[s] += COLUMNS * PANEL * PANEL;
     }
+    for (int s = 0; s < KEYS / PANEL; s++) next.values[s] -= PANEL * head_dim;
   }
 }
 
@@ -191,7 +205,7 @@ struct attention {
   const struct item *items;
   float *partial;
   size_t row_room;
-  int heads, group, window, by_tiles;
+  int heads, group, window, by_tiles, count; /* of items, once for each key head */
   float scale;
 };
 
@@ -206,8 +220,10 @@ static void attend_some(const void *what, int number) {
     const bf16 *from = all->query + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
     for (int j = 0; j < head_dim; j++) bench.query[(size_t)r * head_dim + j] = left_of(from[j]);
   }
+  int later = number + team.helpers + 1 < all->count ? number + team.helpers + 1 : number;
+  struct piece piece = first_piece(all->items + later / kv_heads, &all->cache, later % kv_heads);
   use_tiles(16);
-  attend_share(&bench, item, &all->cache, head, all->group, all->scale, all->window,
+  attend_share(&bench, item, &all->cache, head, &piece, all->group, all->scale, all->window,
                all->by_tiles || rows >= 16);
   for (int r = 0; r < rows; r++) {
     float *sums = bench.sums + (size_t)r * head_dim;
@@ -254,7 +270,7 @@ int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_
   int failed = !items || !partial;
   if (!failed) {
     struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, window, by_tiles, scale};
+                            row_room, heads, group, window, by_tiles, count * kv_heads, scale};
     list_items(items, &room, query_start, context_lens, tables, width, seqs, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);
     if (room) share_out(merge_some, &all, count);

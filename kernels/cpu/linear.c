@@ -114,7 +114,7 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
       const bf16 *part = panel + c * apart + (size_t)i * PANEL;
       const bf16 *next = i + depth < k ? part + (size_t)depth * PANEL
                                        : panel + c * apart + (size_t)columns.step * k * PANEL;
-      struct right right = {&part, 1, least(depth, k - i), apart, next};
+      struct right right = {&part, &next, 1, least(depth, k - i), apart, apart};
       multiply_rows(rows, x + i, k, &right, sums + c * CHUNK * PANEL, PANEL, CHUNK * PANEL);
     }
   }
@@ -163,6 +163,16 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
   }
 }
 
+/* columns: a constant where they are many. */
+INLINE void finish_row(const float *row, void *out, size_t at, const int columns, enum after after) {
+  if (after == WIDE) {
+    memcpy((float *)out + at, row, columns * 4);
+    return;
+  }
+  bf16 *to = (bf16 *)out + at;
+  for (int j = 0; j < columns; j++) to[j] = narrow(after == ADD ? row[j] + widen(to[j]) : row[j]);
+}
+
 static void finish(float *sums, const float *up, void *out, int rows, int stride, int first, int columns,
                    enum after after) {
   for (int r = 0; r < rows; r++) {
@@ -173,12 +183,10 @@ static void finish(float *sums, const float *up, void *out, int rows, int stride
         vf gate = *(vf *)(row + p);
         *(vf *)(row + p) = gate / (1.0f + exponential(-gate)) * *(vf *)(up + r * PANEL + p);
       }
-    if (after == WIDE) {
-      memcpy((float *)out + at, row, columns == PANEL ? PANEL * 4 : columns * 4);
-      continue;
-    }
-    bf16 *to = (bf16 *)out + at;
-    for (int j = 0; j < columns; j++) to[j] = narrow(after == ADD ? row[j] + widen(to[j]) : row[j]);
+    if (columns == PANEL)
+      finish_row(row, out, at, PANEL, after);
+    else
+      finish_row(row, out, at, columns, after);
   }
 }
 

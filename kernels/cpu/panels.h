@@ -70,13 +70,12 @@ INLINE left left_of(bf16 x) { return widen(x); }
 #endif
 
 /* What stands on the right of a product: COLUMNS columns of `num` panels each, one below the other, of
-   `depth`; a column begins `apart` numbers behind the last. next: what is multiplied after the first
-   panels, as deep, and to be fetched from memory meanwhile. */
+   `depth`; a column begins `apart` numbers behind the last. next: as many that are multiplied later, to be
+   fetched from memory meanwhile. */
 struct right {
-  const bf16 *const *panels;
+  const bf16 *const *panels, *const *next;
   int num, depth;
-  size_t apart;
-  const bf16 *next;
+  size_t apart, next_apart;
 };
 
 /* One of several passes over what is on the right; each fetches as large a part of what is next. */
@@ -105,7 +104,7 @@ INLINE void multiply(const int R, const left *x, size_t stride, const struct rig
     const bf16 *panel = right->panels[s];
     for (int i = 0; i < right->depth; i += 2, panel += 2 * PANEL) {
       UNROLL for (int c = 0; c < COLUMNS; c++)
-        fetch(right->next + c * right->apart, part, i);
+        fetch(right->next[s] + c * right->next_apart, part, i);
 #if MULTIPLIES_PAIRS
       __m512bh pairs[COLUMNS];
       UNROLL for (int c = 0; c < COLUMNS; c++) pairs[c] = (__m512bh)_mm512_loadu_si512(panel + c * right->apart);
