@@ -31,7 +31,7 @@ chaos: .venv/installed
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
-	  PENSTOCK_TEST_OPS_FLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	  PENSTOCK_TEST_OPS_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
 	  $(BIN)/pytest -q tests/test_cpu_ops.py
 
 # A batch of as many lines as one may have, with its housekeeping killed in the middle.

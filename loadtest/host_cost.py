@@ -165,7 +165,7 @@ def _engine(num_seqs: int, watch: _Watch) -> Engine:
     num_blocks = num_seqs * MAX_MODEL_LEN // BLOCK_SIZE
     limits = Limits(MAX_MODEL_LEN, IDS, num_blocks, BLOCK_SIZE, num_seqs, frozenset())
     scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), num_seqs, 2048)
-    batch = PersistentBatch(num_seqs, MAX_MODEL_LEN, BLOCK_SIZE, device)
+    batch = PersistentBatch(scheduler.columns, MAX_MODEL_LEN, BLOCK_SIZE, device)
     sampler = Sampler(VOCAB, frozenset(), device)
     runner = ModelRunner(InstantDecoder(), [], batch, sampler)
     for owner, name in (

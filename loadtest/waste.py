@@ -22,7 +22,7 @@ from worker.engine.limits import Limits
 from worker.engine.messages import Addition
 from worker.engine.sampler import Sampled
 from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Slice
+from worker.engine.sequence import Plan
 
 NUM_JOBS = 500
 MEAN_TOKENS = 600  # of a whole sequence, prompt and completion
@@ -45,7 +45,7 @@ class Waste:
 class InstantRunner:
     """Answers at once: what is measured is the scheduler's and the pool's doing."""
 
-    def run(self, plan: list[Slice]) -> Sampled:
+    def run(self, plan: Plan) -> Sampled:
         count = sum(piece.draws for piece in plan)
         return Sampled([0] * count, [None] * count)
 

@@ -8,7 +8,7 @@ import hashlib
 from worker.engine.engine import Engine
 from worker.engine.messages import Addition
 from worker.engine.sampler import Sampled
-from worker.engine.sequence import Sequence, Slice
+from worker.engine.sequence import Plan, Sequence, Slice
 
 VOCAB = 97
 
@@ -39,7 +39,7 @@ class ForgetfulRunner:
         self.slots = [b"never written"] * (num_blocks * block_size)
         self.plans: list[list[tuple[str, int]]] = []
 
-    def run(self, plan: list[Slice]) -> Sampled:
+    def run(self, plan: Plan) -> Sampled:
         self.plans.append([(piece.seq.seq_id, piece.count) for piece in plan])
         for piece in plan:  # all are read before any is drawn, as in one forward pass
             self._compute(piece)
@@ -55,7 +55,7 @@ class ForgetfulRunner:
 
     def _compute(self, piece: Slice) -> None:
         seq = piece.seq
-        for position in range(seq.num_computed, seq.num_computed + piece.count):
+        for position in range(piece.start, piece.start + piece.count):
             self.slots[self._slot(seq, position)] = _mix(
                 self._read(seq, position), seq.token_ids[position]
             )

@@ -85,6 +85,36 @@ def test_every_completion_equals_the_one_computed_alone(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
+def test_columns_say_what_the_sequences_say(seed: int) -> None:
+    rng = random.Random(seed)
+    engine, _ = make_engine(
+        num_blocks=14, budget=rng.randrange(1, 20), threshold=rng.choice([None, 1])
+    )
+    for given in random_trace(rng, longest=40):
+        engine.add(given)
+    scheduler, columns = engine.scheduler, engine.scheduler.columns
+    while engine.busy:
+        engine.step()
+        empty = 0
+        for seq in scheduler.running:
+            assert columns.num_tokens[seq.row] == len(seq.token_ids)
+            assert columns.num_blocks[seq.row] == len(seq.block_table)
+            assert columns.last_token[seq.row] == seq.token_ids[-1]
+            empty += len(seq.block_table) * 4 - int(columns.num_computed[seq.row])
+        assert engine.stats().num_live_slots == scheduler.pool.num_held * 4 - empty
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 30])
+def test_any_of_many_stop_ids_ends_a_sequence(count: int) -> None:
+    whole = expected_completion([1, 2, 3], 40)
+    others = [token for token in range(VOCAB) if token not in whole[:10]][: count - 1]
+    params = SamplingParams(max_tokens=40, temperature=0, stop_token_ids=[*others, whole[9]])
+    engine, _ = make_engine()
+    [made] = run_to_end(engine, [Addition("a", [1, 2, 3], params)]).values()
+    assert made == whole[: whole.index(whole[9]) + 1]
+
+
+@pytest.mark.parametrize("seed", range(100))
 def test_cancelling_at_any_step_disturbs_nobody_and_frees_everything(seed: int) -> None:
     rng = random.Random(seed)
     engine, _ = make_engine(num_blocks=14, budget=rng.randrange(1, 20))

@@ -2,9 +2,9 @@
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from worker.engine.sequence import Sequence, Slice
+from worker.engine.columns import Columns, Numbers
+from worker.engine.sequence import Plan, Sequence
 from worker.layers.batch import Batch
 
 
@@ -16,60 +16,66 @@ class PersistentBatch:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, device: torch.device
+        self, columns: Columns, max_model_len: int, block_size: int, device: torch.device
     ) -> None:
+        max_num_seqs = len(columns.stay)
         self.block_size = block_size
         self.device = device
         width = -(-max_model_len // block_size)
         self._tokens = np.zeros((max_num_seqs, width * block_size), np.int32)
         self._tables = np.zeros((max_num_seqs, width), np.int32)
-        self._num_tokens = np.zeros(max_num_seqs, np.int64)
-        self._num_blocks = np.zeros(max_num_seqs, np.int64)
-        self._stays: list[list[int] | None] = [None] * max_num_seqs
+        self._columns = columns
+        # As far as they are written here.
+        self._num_tokens, self._num_blocks, self._stay = np.zeros((3, max_num_seqs), np.int64)
 
-    def build(self, plan: list[Slice]) -> Batch:
+    def build(self, plan: Plan) -> Batch:
         """The tensors of one step; the slices come end to end, in the plan's order."""
-        seqs = [piece.seq for piece in plan]
-        rows = np.array([seq.row for seq in seqs], np.int64)
-        counts = np.array([piece.count for piece in plan], np.int64)
-        starts = np.array([seq.num_computed for seq in seqs], np.int64)
-        self._catch_up(seqs, rows)
+        rows, starts, counts = plan.rows, plan.starts, plan.counts
+        self._catch_up(plan.seqs, rows)
         query_start = np.zeros(len(plan) + 1, np.int32)
         np.cumsum(counts, out=query_start[1:])
         contexts = starts + counts
-        positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
-        row_of = np.repeat(rows, counts)
-        blocks = self._tables[row_of, positions // self.block_size].astype(np.int64)
-        width = -(-int(contexts.max()) // self.block_size)
+        if plan.is_decode:
+            row_of, positions = rows, starts
+        else:
+            row_of = np.repeat(rows, counts)
+            positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
+        longest = int(contexts.max())
+        place, offset = np.divmod(positions, self.block_size)
+        slots = self._tables[row_of, place] * np.int64(self.block_size) + offset
         return Batch(
             token_ids=self._send(self._tokens[row_of, positions].astype(np.int64)),
             positions=self._send(positions),
-            slot_mapping=self._send(blocks * self.block_size + positions % self.block_size),
+            slot_mapping=self._send(slots),
             query_start=self._send(query_start),
             context_lens=self._send(contexts.astype(np.int32)),
-            block_tables=self._send(self._tables[rows, :width]),
+            block_tables=self._send(self._tables[rows, : -(-longest // self.block_size)]),
             max_query_len=int(counts.max()),
-            max_context_len=int(contexts.max()),
+            max_context_len=longest,
         )
 
-    def _catch_up(self, seqs: list[Sequence], rows: NDArray[np.int64]) -> None:
+    def _catch_up(self, seqs: list[Sequence], rows: Numbers) -> None:
         """Write what each gained since its last step: as a rule one token, and no block."""
-        num_tokens = np.array([len(seq.token_ids) for seq in seqs], np.int64)
-        num_blocks = np.array([len(seq.block_table) for seq in seqs], np.int64)
-        gained_more = (num_tokens > self._num_tokens[rows] + 1) | (
-            num_blocks != self._num_blocks[rows]
+        known = self._columns
+        num_tokens, num_blocks, stay = (
+            known.num_tokens[rows],
+            known.num_blocks[rows],
+            known.stay[rows],
         )
-        self._tokens[rows, num_tokens - 1] = [seq.token_ids[-1] for seq in seqs]
-        for seq, more in zip(seqs, gained_more.tolist(), strict=True):
-            if more or self._stays[seq.row] is not seq.block_table:
-                self._write(seq)
+        gained_more = num_tokens > self._num_tokens[rows] + 1
+        gained_more |= num_blocks != self._num_blocks[rows]
+        gained_more |= stay != self._stay[rows]
+        self._tokens[rows, num_tokens - 1] = known.last_token[rows]
+        for at in np.flatnonzero(gained_more).tolist():
+            self._write(seqs[at])
         self._num_tokens[rows], self._num_blocks[rows] = num_tokens, num_blocks
 
     def _write(self, seq: Sequence) -> None:
         """What the sequence gained, or all of it on a new stay."""
         row = seq.row
-        if self._stays[row] is not seq.block_table:
-            self._stays[row], self._num_tokens[row], self._num_blocks[row] = seq.block_table, 0, 0
+        if self._stay[row] != self._columns.stay[row]:
+            self._stay[row] = self._columns.stay[row]
+            self._num_tokens[row] = self._num_blocks[row] = 0
         written, known = int(self._num_tokens[row]), len(seq.token_ids)
         self._tokens[row, written:known] = seq.token_ids[written:]
         written, known = int(self._num_blocks[row]), len(seq.block_table)

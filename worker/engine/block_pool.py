@@ -39,11 +39,6 @@ class BlockPool:
         """Unheld blocks that a prefix could still find."""
         return len(self._cached)
 
-    def num_live_slots(self, running: list[Sequence]) -> int:
-        """KV slots in use, a shared one once: held blocks, less what their last ones lack."""
-        empty = sum(len(seq.block_table) * self.block_size - seq.num_computed for seq in running)
-        return self.num_held * self.block_size - empty
-
     def num_needed(self, seq: Sequence, num_tokens: int) -> int:
         """Blocks to add to the sequence's table so that it covers `num_tokens`."""
         return max(0, -(-num_tokens // self.block_size) - len(seq.block_table))
@@ -72,7 +67,7 @@ class BlockPool:
         for digest in usable[:found]:
             self._hold(self._remembered[digest])
             seq.block_table.append(self._remembered[digest])
-        seq.num_computed = found * self.block_size
+        seq.num_found = found * self.block_size
         for digest in usable[found:]:
             self._promised.setdefault(digest, seq)
         return True
@@ -88,12 +83,12 @@ class BlockPool:
             seq.block_table.append(block)
         return True
 
-    def remember(self, seq: Sequence, num_before: int) -> None:
-        """Of a step that computed the tokens from `num_before` on: find its full blocks again."""
+    def remember(self, seq: Sequence, start: int, end: int) -> None:
+        """Of a step that computed the tokens start:end: find its full blocks again."""
         if not self.remembers:
             return
         seq.grow_digests(self.block_size)
-        for place in range(num_before // self.block_size, seq.num_computed // self.block_size):
+        for place in range(start // self.block_size, end // self.block_size):
             digest, block = seq.digests[place], seq.block_table[place]
             self._promised.pop(digest, None)
             if digest not in self._remembered and self._digest[block] is None:
@@ -110,11 +105,10 @@ class BlockPool:
                 self._blank.append(block)
             else:
                 self._cached[block] = None
-        for digest in seq.digests[seq.num_computed // self.block_size :]:
+        for digest in seq.digests[seq.num_found // self.block_size :]:
             if self._promised.get(digest) is seq:
                 del self._promised[digest]
         seq.block_table = []  # a new list: the persistent batch tells one stay from the next by it
-        seq.num_computed = 0
 
     def forget_own(self, seq: Sequence) -> list[int]:
         """Make the blocks that only this sequence holds unfindable, and return them."""

@@ -64,7 +64,7 @@ def build_engine(config: EngineConfig) -> Engine:
         _num_batched_tokens(config, device),
         config.priority_preemption_threshold,
     )
-    batch = PersistentBatch(config.max_num_seqs, limits.max_model_len, config.block_size, device)
+    batch = PersistentBatch(scheduler.columns, limits.max_model_len, config.block_size, device)
     sampler = Sampler(model.vocab_size, model.eos_token_ids, device)
     return Engine(
         limits,

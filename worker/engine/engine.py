@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+import numpy as np
+
 from schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from schemas.event import FinishReason
 from worker.engine.constraints import Grammar, Grammars
@@ -14,11 +16,11 @@ from worker.engine.limits import Limits
 from worker.engine.messages import Addition, Logprob, Output, PlanRow, Stats
 from worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
 from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Sequence, Slice, Status
+from worker.engine.sequence import Plan, Sequence, Status
 
 
 class Runner(Protocol):
-    def run(self, plan: list[Slice]) -> Sampled:
+    def run(self, plan: Plan) -> Sampled:
         """Draw one token for each slice that reaches its sequence's end, in the plan's order."""
 
     def scrub(self, blocks: list[int]) -> None:
@@ -59,7 +61,7 @@ class Engine:
         self._stats.scheduler_seconds += time.perf_counter() - begin
         if plan:
             if self.note_plan is not None:
-                self.note_plan([(at.seq.seq_id, at.count, at.seq.num_computed) for at in plan])
+                self.note_plan([(at.seq.seq_id, at.count, at.start) for at in plan])
             outputs += self._update(plan, self.runner.run(plan))
             self._stats.num_steps += 1
             self._stats.step_seconds += time.perf_counter() - begin
@@ -91,7 +93,7 @@ class Engine:
         self._stats.num_waiting = len(self._seqs) - len(self.scheduler.running)
         self._stats.num_held_blocks = pool.num_held
         self._stats.num_cached_blocks = pool.num_cached
-        self._stats.num_live_slots = pool.num_live_slots(self.scheduler.running)
+        self._stats.num_live_slots = self.scheduler.num_live_slots()
         self._stats.num_preemptions = self.scheduler.num_preemptions
         self._stats.prompt_tokens = self.scheduler.num_admitted_tokens
         self._stats.cached_tokens = self.scheduler.num_cached_tokens
@@ -160,23 +162,37 @@ class Engine:
         del self._seqs[seq.seq_id]
         self.scheduler.remove(seq)
 
-    def _update(self, plan: list[Slice], sampled: Sampled) -> list[Output]:
+    def _update(self, plan: Plan, sampled: Sampled) -> list[Output]:
         """Take over what the step computed; end what is complete."""
-        draws = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
-        outputs = []
-        block_size = self.limits.block_size
-        for piece in plan:
-            seq = piece.seq
-            before = seq.num_computed
-            seq.num_computed = after = before + piece.count
-            if after // block_size > before // block_size:
-                self.scheduler.pool.remember(seq, before)
-            if piece.draws:
-                token_id, logprob = next(draws)
-                outputs.append(self._append(seq, token_id, logprob))
-        self._stats.computed_tokens += sum([piece.count for piece in plan])
-        self._stats.generation_tokens += sum([len(output.token_ids) for output in outputs])
-        return outputs
+        columns, block_size = self.scheduler.columns, self.limits.block_size
+        ends = plan.starts + plan.counts
+        columns.num_computed[plan.rows] = ends
+        for place in np.flatnonzero(ends // block_size > plan.starts // block_size).tolist():
+            self.scheduler.pool.remember(
+                plan.seqs[place], int(plan.starts[place]), int(ends[place])
+            )
+        self._stats.computed_tokens += int(plan.counts.sum())
+        if not plan.drawing:
+            return []
+        seqs, token_ids = plan.drawing, sampled.token_ids
+        special = columns.draw(plan.of_drawing(plan.rows), np.array(token_ids))
+        others = []
+        if special.any():
+            places = np.flatnonzero(special).tolist()
+            drawn = [(seqs[at], token_ids[at], sampled.logprobs[at]) for at in places]
+            others = [self._append(*each) for each in drawn]
+            plain = np.flatnonzero(~special).tolist()
+            seqs, token_ids = [seqs[at] for at in plain], [token_ids[at] for at in plain]
+        for seq, token_id in zip(seqs, token_ids, strict=True):
+            seq.token_ids.append(token_id)
+        outputs = [
+            Output(seq.seq_id, [token_id], None, None, None, seq.num_cached or 0)
+            for seq, token_id in zip(seqs, token_ids, strict=True)
+        ]
+        self._stats.generation_tokens += len(outputs) + sum(
+            [len(each.token_ids) for each in others]
+        )
+        return outputs + others
 
     def _fail(self, seq: Sequence, error: PenstockError) -> Output:
         self._end(seq)

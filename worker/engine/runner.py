@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from worker.engine.batch import PersistentBatch
-from worker.engine.sampler import Sampled, Sampler
-from worker.engine.sequence import Slice
+from worker.engine.constraints import Constraint
+from worker.engine.sampler import Sampled, Sampler, SamplerRow
+from worker.engine.sequence import Plan, Sequence
 from worker.layers.batch import Batch
 
 
@@ -28,21 +29,30 @@ class ModelRunner:
         self.kv_caches = kv_caches
         self.batch = batch
         self.sampler = sampler
+        self._drawing: list[Sequence] = []  # who drew last, and what of them the sampler needs
+        self._rows: list[SamplerRow] = []
+        self._constraints: list[Constraint | None] = []
 
     @torch.inference_mode()
-    def run(self, plan: list[Slice]) -> Sampled:
+    def run(self, plan: Plan) -> Sampled:
         """Compute every slice; draw a token for each that reaches its sequence's end, in order."""
         batch = self.batch.build(plan)
         hidden = self.decoder(batch, self.kv_caches)
-        draws = [piece.draws for piece in plan]
-        if not any(draws):
+        if not plan.drawing:
             return Sampled([], [])
-        places = torch.from_numpy(np.flatnonzero(draws)).to(batch.query_start.device)
-        last_rows = batch.query_start[1:][places] - 1
-        seqs = [piece.seq for piece in plan if piece.draws]
-        masks = self.sampler.masks([seq.constraint for seq in seqs])  # while a GPU still computes
+        if not plan.is_decode:
+            places = torch.from_numpy(np.flatnonzero(plan.draws)).to(hidden.device)
+            hidden = hidden[batch.query_start[1:][places] - 1]
+        if plan.drawing is not self._drawing:
+            self._drawing = plan.drawing
+            self._rows = [seq.sampling for seq in plan.drawing]
+            self._constraints = [seq.constraint for seq in plan.drawing]
+        masks = self.sampler.masks(self._constraints)  # while a GPU still computes
         return self.sampler.sample(
-            self.decoder.logits(hidden[last_rows]), [seq.sampling for seq in seqs], masks
+            self.decoder.logits(hidden),
+            self._rows,
+            masks,
+            plan.of_drawing(plan.starts + plan.counts),
         )
 
     def scrub(self, blocks: list[int]) -> None:

@@ -85,22 +85,27 @@ class Sampler:
         return self._masks.fill(constraints)
 
     def sample(
-        self, logits: Tensor, rows: list[SamplerRow], masks: Tensor | None = None
+        self,
+        logits: Tensor,
+        rows: list[SamplerRow],
+        masks: Tensor | None = None,
+        lengths: NDArray[np.int64] | None = None,
     ) -> Sampled:
-        """Draw the next token of each row.
+        """Draw the next token of each row. The list of rows is kept, to be known again.
 
         logits  [rows, vocab]             float32, contiguous; overwritten
         masks   [rows, ceil(vocab / 32)]  int32 bits, 1 allows; on the host; read only for rows with
                                           structured_outputs, and overwritten
+        lengths [rows]                    tokens of each; none: as many as its list has
         """
         if not rows:
             return Sampled([], [])
-        if rows != self._columns.rows:
+        if rows is not self._columns.rows and rows != self._columns.rows:
             self._columns = self._read(rows)
         columns = self._columns
         raw = logits[columns.scored] if columns.scored else None
         self._alter(logits, columns, masks)
-        tokens = columns.sample(logits, columns.positions(), masks)
+        tokens = columns.sample(logits, columns.positions(lengths), masks)
         if raw is None:
             return Sampled(tokens.tolist(), [None] * len(rows))
         return _with_logprobs(tokens, raw, columns)
@@ -124,8 +129,7 @@ class Sampler:
         ways = np.frombuffer(b"".join([row.way for row in rows]), WAY)
         special = [(i, row) for i, row in enumerate(rows) if not row.is_plain]
         return _Columns(
-            rows=list(rows),
-            token_ids=[row.token_ids for row in rows],
+            rows=rows,
             num_prompt=np.array([row.num_prompt for row in rows], np.int64),
             biases=self._biases(special),
             bans=self._bans(special),
@@ -187,7 +191,6 @@ class _Columns:
     """Params of one batch of rows, turned so that each step is over all rows at once."""
 
     rows: list[SamplerRow]
-    token_ids: list[list[int]]
     num_prompt: NDArray[np.int64]
     biases: tuple[Tensor, Tensor, Tensor] | None
     bans: list[_Ban]
@@ -195,9 +198,10 @@ class _Columns:
     scored: list[int]
     sample: Sample
 
-    def positions(self) -> NDArray[np.int64]:
+    def positions(self, lengths: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """Of each row's next token in its completion [rows]."""
-        lengths = np.fromiter(map(len, self.token_ids), np.int64, len(self.token_ids))
+        if lengths is None:
+            lengths = np.array([len(row.token_ids) for row in self.rows], np.int64)
         return lengths - self.num_prompt
 
 

@@ -3,8 +3,11 @@
 import itertools
 from bisect import insort
 
+import numpy as np
+
 from worker.engine.block_pool import BlockPool
-from worker.engine.sequence import Sequence, Slice, Status
+from worker.engine.columns import Columns, Numbers
+from worker.engine.sequence import Plan, Sequence, Status
 
 
 def _place(seq: Sequence) -> tuple[int, ...]:
@@ -39,7 +42,9 @@ class Scheduler:
         self.num_admitted_tokens = 0  # given at first admissions
         self.num_cached_tokens = 0  # of those, found computed
         self._arrivals = itertools.count()
-        self._rows = list(range(max_num_seqs))  # unused rows of the persistent batch
+        self.columns = Columns(max_num_seqs)
+        self._rows = list(range(max_num_seqs))  # unused
+        self._line: tuple[list[Sequence], Numbers] | None = None  # who runs, and their rows
 
     def add(self, seq: Sequence) -> None:
         seq.place = seq.priority, seq.turn, next(self._arrivals)
@@ -54,36 +59,75 @@ class Scheduler:
             self.waiting.remove(seq)
         seq.status = Status.FINISHED
 
-    def schedule(self) -> list[Slice]:
+    def schedule(self) -> Plan:
         """Plan one step, first in line first, under one token budget."""
         self._give_way()
-        budget, plan = self.max_num_batched_tokens, []
-        block_size, running = self.pool.block_size, Status.RUNNING
-        for seq in list(self.running):
-            if not budget:
-                break
-            if seq.status is not running:  # preempted a moment ago, for one before it
-                continue
-            pending = len(seq.token_ids) - seq.num_computed
-            count = pending if pending < budget else budget
-            room = len(seq.block_table) * block_size - seq.num_computed
-            if count <= room or self._make_room(seq, count):
-                plan.append(Slice(seq, count, count == pending))
-                budget -= count
-        while budget and (admitted := self._admit()):
-            count = min(admitted.num_pending, budget)
-            plan.append(Slice(admitted, count, count == admitted.num_pending))
-            budget -= count
-        return plan
+        (seqs, rows), starts, pending, counts = self._go_on()
+        left = self.max_num_batched_tokens - int(counts.sum())
+        if not left and not counts.all():  # there was not enough for the last in line
+            some = np.count_nonzero(counts)
+            seqs, rows = seqs[:some], rows[:some]
+            starts, pending, counts = starts[:some], pending[:some], counts[:some]
+        admitted = []
+        while left and (seq := self._admit()):
+            admitted.append(
+                (seq, seq.row, seq.num_found, seq.num_pending, min(left, seq.num_pending))
+            )
+            left -= admitted[-1][-1]
+        if admitted:
+            new, *columns = zip(*admitted, strict=True)
+            seqs = [*seqs, *new]
+            rows, starts, pending, counts = (
+                np.append(column, more)
+                for column, more in zip((rows, starts, pending, counts), columns, strict=True)
+            )
+        draws = counts == pending
+        drawing = seqs if draws.all() else [seqs[place] for place in np.flatnonzero(draws)]
+        return Plan(seqs, rows, starts, counts, drawing, draws)
 
-    def _make_room(self, seq: Sequence, count: int) -> bool:
+    def _go_on(self) -> tuple[tuple[list[Sequence], Numbers], Numbers, Numbers, Numbers]:
+        """Who runs; of each the tokens computed, those pending, and how many of these are next.
+
+        They have the blocks for it.
+        """
+        while True:
+            seqs, rows = line = self._in_line()
+            starts = self.columns.num_computed[rows]
+            counts = pending = self.columns.num_tokens[rows] - starts
+            if pending.sum() > self.max_num_batched_tokens:
+                before = pending.cumsum() - pending
+                counts = pending.clip(max=(self.max_num_batched_tokens - before).clip(min=0))
+            ends = starts + counts
+            is_short = ends > self.columns.num_blocks[rows] * self.pool.block_size
+            num_preemptions = self.num_preemptions
+            for place in np.flatnonzero(is_short).tolist():
+                seq = seqs[place]
+                if seq.status is not Status.RUNNING:  # preempted a moment ago, for one before it
+                    break
+                self._make_room(seq, int(ends[place]))
+            if self.num_preemptions == num_preemptions:
+                return line, starts, pending, counts
+
+    def num_live_slots(self) -> int:
+        """KV slots in use, a shared one once: held blocks, less what their last ones lack."""
+        (_, rows), columns, block_size = self._in_line(), self.columns, self.pool.block_size
+        empty = columns.num_blocks[rows] * block_size - columns.num_computed[rows]
+        return self.pool.num_held * block_size - int(empty.sum())
+
+    def _in_line(self) -> tuple[list[Sequence], Numbers]:
+        if self._line is None:
+            rows = np.array([seq.row for seq in self.running], np.int64)
+            self._line = list(self.running), rows
+        return self._line
+
+    def _make_room(self, seq: Sequence, num_tokens: int) -> None:
         """Reserve the sequence's next blocks, at the cost of those behind it, or of itself."""
-        while not self.pool.reserve(seq, seq.num_computed + count):
+        while not self.pool.reserve(seq, num_tokens):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is seq:
-                return False
-        return True
+                return
+        self.columns.num_blocks[seq.row] = len(seq.block_table)
 
     def _give_way(self) -> None:
         """Make room for the first in line, if those far enough below its class hold enough of it.
@@ -113,6 +157,7 @@ class Scheduler:
 
     def _stop(self, seq: Sequence) -> None:
         self.running.remove(seq)
+        self._line = None
         self._rows.append(seq.row)
         self.pool.release(seq)
 
@@ -135,9 +180,11 @@ class Scheduler:
             seq.status = Status.RUNNING
             seq.row = self._rows.pop()
             if seq.num_cached is None:
-                seq.num_cached = min(seq.num_computed, seq.num_prompt)
+                seq.num_cached = min(seq.num_found, seq.num_prompt)
                 self.num_admitted_tokens += len(seq.token_ids)
-                self.num_cached_tokens += seq.num_computed
+                self.num_cached_tokens += seq.num_found
             insort(self.running, seq, key=_place)
+            self._line = None
+            self.columns.enter(seq)
             return seq
         return None

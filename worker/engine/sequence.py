@@ -2,10 +2,12 @@
 
 import hashlib
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from schemas.sampling import SamplingParams
 from worker.engine.constraints import Constraint
@@ -23,11 +25,13 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt and completion in one list; the first `num_computed` tokens have KV in the blocks.
+    """Prompt and completion in one list. How many tokens of it have KV in the blocks is said by the
+    columns of those who run.
 
     max_tokens  of the completion
     stop_ids    the end tokens too, unless they are ignored
     place       in line: class, turn in the class, order of addition; kept through preemption
+    num_found   tokens with KV in the prefix cache, as this stay began
     num_cached  tokens of the prompt found in the prefix cache at its first admission
     digests     of every full block's tokens, each with all before it; grows with the tokens
     awaited     digest of the block that another sequence computes for this one to find
@@ -47,7 +51,7 @@ class Sequence:
     constraint: Constraint | None = None
     place: tuple[int, ...] = ()
     status: Status = Status.NEW
-    num_computed: int = 0
+    num_found: int = 0
     num_cached: int | None = None
     block_table: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
@@ -56,7 +60,7 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        return len(self.token_ids) - self.num_computed
+        return len(self.token_ids) - self.num_found
 
     @property
     def num_completion(self) -> int:
@@ -75,14 +79,47 @@ class Sequence:
             self.digests.append(hashlib.blake2b(before + tokens, digest_size=16).digest())
 
 
-class Slice(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """The next `count` pending tokens of a sequence, to be computed in one step.
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The next `count` pending tokens of a sequence from `start` on, to be computed in one step.
 
     draws  whether the step reaches the last known token, so that the next one can be drawn
-
-    Made for each sequence in each step: hence no dataclass.
     """
 
     seq: Sequence
+    start: int
     count: int
     draws: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One step: of each sequence a slice, the next `counts` of its tokens from `starts` on.
+
+    rows     theirs in the columns
+    drawing  the sequences whose last known token is reached
+    draws    which these are; all of them as a rule
+    """
+
+    seqs: list[Sequence]
+    rows: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    drawing: list[Sequence]
+    draws: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def __iter__(self) -> Iterator[Slice]:
+        columns = self.starts.tolist(), self.counts.tolist(), self.draws.tolist()
+        return map(Slice, self.seqs, *columns)
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each computes its last known token alone."""
+        return int(self.counts.sum()) == len(self.drawing) == len(self.seqs)
+
+    def of_drawing(self, column: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A column of all, for those who draw."""
+        return column if len(self.drawing) == len(self.seqs) else column[self.draws]
