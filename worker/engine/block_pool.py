@@ -108,7 +108,7 @@ class BlockPool:
         for digest in seq.digests[seq.num_found // self.block_size :]:
             if self._promised.get(digest) is seq:
                 del self._promised[digest]
-        seq.block_table = []  # a new list: the persistent batch tells one stay from the next by it
+        seq.block_table.clear()
 
     def forget_own(self, seq: Sequence) -> list[int]:
         """Make the blocks that only this sequence holds unfindable, and return them."""
