@@ -196,6 +196,53 @@ def test_deterministic_attention_of_a_row_has_the_same_bits_alone(
             assert torch.equal(got, whole[at])
 
 
+@pytest.mark.parametrize(
+    "common, contexts",
+    [
+        (64, [65, 66, 80, 128]),
+        (512, [544, 608, 513, 512]),
+        (1024, [1024, 1025, 1100, 1300]),
+        (1536, [1600, 1537, 2047, 1536]),
+        (3072, [3100, 3200, 3300, 3072]),
+    ],
+)
+@pytest.mark.parametrize("heads, kv_heads, block_size", [(9, 3, 16), (4, 4, 48)])
+def test_sequences_with_a_prefix_in_common_get_the_bits_that_each_gets_alone(
+    ops: ctypes.CDLL,
+    common: int,
+    contexts: list[int],
+    heads: int,
+    kv_heads: int,
+    block_size: int,
+) -> None:
+    """A prefix is read once for several; other sequences, longer and shorter, stand between them."""
+    lengths = [(1, context) for context in contexts * 4]
+    lengths[7:7] = [(1, 70), (3, 700), (1, 90)]
+    query, cache, spans = make(lengths, heads, kv_heads, 64, block_size, torch.bfloat16)
+    for row, (_, context) in enumerate(lengths):
+        if context >= common:
+            blocks = (common - 64 * (row == 3)) // block_size
+            spans.block_tables[row, :blocks] = spans.block_tables[0, :blocks]
+    panels = to_panels(cache)
+    got = paged_attention_panels(ops, query, panels, spans, 0.1, None, False)
+    assert_close(got.double(), expected(query, cache, spans, 0.1, None), atol=1e-2, rtol=1e-2)
+    starts = spans.query_start.tolist()
+    for row, (length, context) in enumerate(lengths):
+        at = slice(starts[row], starts[row + 1])
+        alone = Spans(
+            torch.tensor([0, length], dtype=torch.int32),
+            spans.context_lens[row : row + 1],
+            spans.block_tables[row : row + 1],
+            length,
+            context,
+        )
+        one = paged_attention_panels(ops, query[at], panels, alone, 0.1, None, False)
+        if ops.prepare() == b"AMX":  # multiplies few rows otherwise than many
+            assert_close(one, got[at], atol=1e-2, rtol=1e-2)
+        else:
+            assert torch.equal(one, got[at])
+
+
 def test_what_nobody_sees_may_be_any_number(ops: ctypes.CDLL) -> None:
     """Slots after a sequence's last key, and blocks of others."""
     query, cache, spans = make([(1, 21), (5, 37)], 4, 2, 64, dtype=torch.bfloat16)

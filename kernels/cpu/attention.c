@@ -7,7 +7,8 @@
    A running softmax over pieces of keys (flash attention, Dao and others, 2022); long contexts are
    cut into shares for several threads, merged in order. Pieces and shares count from position 0, and
    a key that a query does not see adds an exact zero, so a query's bits do not depend on what is
-   computed beside it. */
+   computed beside it. So sequences that begin with the same blocks read them together: as rows of one
+   product, where each alone had a few. */
 #include "team.h"
 
 #define KEYS 64      /* of a piece */
@@ -21,10 +22,19 @@ struct cache {
   int kv_heads, block_size, head_dim;
 };
 
-/* Queries first..stop of a sequence, the first at `position`, and keys from..to. */
-struct item {
+/* Keys from..to of a sequence. */
+struct span {
   const int32_t *table;
-  int first, stop, position, from, to, share, shares;
+  int from, to;
+};
+
+/* Queries first..stop of a sequence, the first at `position`, and a span of its keys. Or, where there are
+   several `members`, the last query of each of so many sequences: the first `common` keys of the span are
+   the same blocks for all, and each goes on with its own. */
+struct item {
+  struct span span;
+  int first, stop, position, share, shares, members, common;
+  const int32_t *context_lens;
   size_t partial; /* where its sums go if others have a share: [kv_heads][rows][head_dim + 2] */
 };
 
@@ -104,13 +114,25 @@ struct piece {
   int num;
 };
 
+/* What the threads of a call share. */
+struct attention {
+  const bf16 *query;
+  bf16 *out;
+  struct cache cache;
+  const struct item *items;
+  float *partial;
+  size_t row_room;
+  int heads, group, window, by_tiles, width, count; /* of items, once for each key head */
+  float scale;
+};
+
 /* Of one key head, from `key` on. */
-static struct piece find_piece(const struct item *item, const struct cache *cache, int head, int key) {
+static struct piece find_piece(const struct span *span, const struct cache *cache, int head, int key) {
   size_t tile = (size_t)cache->block_size * cache->head_dim, by_16 = (size_t)PANEL * cache->head_dim;
   struct piece piece;
-  piece.num = ((item->to - key < KEYS ? item->to - key : KEYS) + PANEL - 1) / PANEL;
+  piece.num = ((span->to - key < KEYS ? span->to - key : KEYS) + PANEL - 1) / PANEL;
   for (int s = 0; s < KEYS / PANEL; s++) {
-    int at = key + (s < piece.num ? s : 0) * PANEL, block = item->table[at / cache->block_size];
+    int at = key + (s < piece.num ? s : 0) * PANEL, block = span->table[at / cache->block_size];
     piece.keys[s] = cache->blocks + ((size_t)block * cache->kv_heads + head) * 2 * tile +
                     at % cache->block_size / PANEL * by_16;
     piece.values[s] = piece.keys[s] + tile;
@@ -118,36 +140,35 @@ static struct piece find_piece(const struct item *item, const struct cache *cach
   return piece;
 }
 
-static struct piece first_piece(const struct item *item, const struct cache *cache, int head) {
-  return find_piece(item, cache, head, item->from / KEYS * KEYS);
+static struct piece first_piece(const struct span *span, const struct cache *cache, int head) {
+  return find_piece(span, cache, head, span->from / KEYS * KEYS);
 }
 
-/* Rows of one key head against a share of its keys. later: a piece that is wanted after it; blocks lie
-   anywhere, and no processor guesses where. */
-static void attend_share(struct bench *bench, const struct item *item, const struct cache *cache, int head,
-                         const struct piece *later, int group, float scale, int window, int by_tiles) {
-  int rows = (item->stop - item->first) * group, head_dim = cache->head_dim;
-  memset(bench->sums, 0, (size_t)rows * head_dim * 4);
-  for (int r = 0; r < rows; r++) bench->top[r] = LOWEST, bench->total[r] = 0;
-  struct piece piece = first_piece(item, cache, head), next;
-  for (int key = item->from / KEYS * KEYS; key < item->to; key += KEYS, piece = next) {
-    next = key + KEYS < item->to ? find_piece(item, cache, head, key + KEYS) : *later;
-    memset(bench->scores, 0, (size_t)rows * KEYS * 4);
+/* Some rows of one key head against a span of keys; the first row's query is at `position`. later: a
+   piece that is wanted after it; blocks lie anywhere, and no processor guesses where. */
+static void attend_span(struct bench *bench, const struct attention *all, int head, int first, int rows,
+                        const struct span *span, int position, const struct piece *later) {
+  int head_dim = all->cache.head_dim, by_tiles = all->by_tiles || rows >= 16;
+  struct piece piece = first_piece(span, &all->cache, head), next;
+  for (int key = span->from / KEYS * KEYS; key < span->to; key += KEYS, piece = next) {
+    next = key + KEYS < span->to ? find_piece(span, &all->cache, head, key + KEYS) : *later;
+    memset(bench->scores + first * KEYS, 0, (size_t)rows * KEYS * 4);
     for (int s = 0; s < piece.num; s += COLUMNS) {
       int last = s + COLUMNS > piece.num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
       struct right right = {piece.keys + s, next.keys + s, 1, head_dim,
                             (size_t)(piece.keys[last] - piece.keys[s]),
                             (size_t)(next.keys[last] - next.keys[s])};
-      multiply_stack(rows, bench->query, head_dim, &right, bench->scores + s * PANEL, KEYS, by_tiles);
+      multiply_stack(rows, bench->query + first * head_dim, head_dim, &right,
+                     bench->scores + first * KEYS + s * PANEL, KEYS, by_tiles);
     }
     for (int r = 0; r < rows; r++) {
-      int position = item->position + r / group;
-      int hidden = window ? position - window + 1 - key : 0;
-      weigh(bench, r, hidden < KEYS ? hidden : KEYS, position + 1 - key, scale, head_dim);
+      int seen = position + r / all->group + 1 - key, hidden = all->window ? seen - all->window : 0;
+      weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, all->scale, head_dim);
     }
     for (int j = 0; j < head_dim; j += COLUMNS * PANEL) {
       struct right right = {piece.values, next.values, piece.num, PANEL, PANEL * PANEL, PANEL * PANEL};
-      multiply_stack(rows, bench->weights, KEYS, &right, bench->sums + j, head_dim, by_tiles);
+      multiply_stack(rows, bench->weights + first * KEYS, KEYS, &right,
+                     bench->sums + first * head_dim + j, head_dim, by_tiles);
       for (int s = 0; s < KEYS / PANEL; s++)
         piece.values[s] += COLUMNS * PANEL * PANEL, next.values[s] += COLUMNS * PANEL * PANEL;
     }
@@ -155,27 +176,91 @@ static void attend_share(struct bench *bench, const struct item *item, const str
   }
 }
 
+/* A member's own keys in an item of several. */
+static struct span own_span(const struct item *item, int width, int member) {
+  return (struct span){item->span.table + (size_t)member * width, item->span.from + item->common,
+                       least(item->context_lens[member], (item->share + 1) * SHARE)};
+}
+
+/* Rows of one key head against a share of their keys. What several sequences have in common passes once. */
+static void attend_share(struct bench *bench, const struct attention *all, const struct item *item, int head,
+                         const struct piece *later) {
+  int rows = (item->stop - item->first) * all->group;
+  memset(bench->sums, 0, (size_t)rows * all->cache.head_dim * 4);
+  for (int r = 0; r < rows; r++) bench->top[r] = LOWEST, bench->total[r] = 0;
+  if (item->members == 1) {
+    attend_span(bench, all, head, 0, rows, &item->span, item->position, later);
+    return;
+  }
+  struct span common = {item->span.table, item->span.from, item->span.from + item->common};
+  struct span own = own_span(item, all->width, 0);
+  struct piece next = own.from < own.to ? first_piece(&own, &all->cache, head) : *later;
+  if (item->common) attend_span(bench, all, head, 0, rows, &common, 1 << 30, &next);
+  for (int m = 0; m < item->members; m++) {
+    struct span after = own_span(item, all->width, least(m + 1, item->members - 1));
+    next = after.from < after.to ? first_piece(&after, &all->cache, head) : *later;
+    if (own.from < own.to)
+      attend_span(bench, all, head, m * all->group, all->group, &own, item->context_lens[m] - 1, &next);
+    own = after;
+  }
+}
+
+/* Keys that two sequences have in the same blocks, in whole pieces. */
+static int common_keys(const int32_t *table, const int32_t *other, int keys, int block_size) {
+  int blocks = 0;
+  while ((blocks + 1) * block_size <= keys && table[blocks] == other[blocks]) blocks++;
+  return blocks * block_size / KEYS * KEYS;
+}
+
+/* What list_items reads. */
+struct batch {
+  const int32_t *query_start, *context_lens, *tables;
+  int width, seqs, block_size, most; /* members of an item */
+};
+
+/* How many sequences from s on can be one item's members: each has one query, as many shares as the first,
+   and as many keys in common with it as the second has. */
+static int count_members(const struct batch *batch, int s, int *common) {
+  const int32_t *lens = batch->context_lens, *table = batch->tables + (size_t)s * batch->width;
+  int members = 1;
+  for (int t = s + 1; t < batch->seqs && members < batch->most; t++, members++) {
+    if (batch->query_start[t + 1] - batch->query_start[s] != members + 1) break;
+    if ((lens[t] - 1) / SHARE != (lens[s] - 1) / SHARE) break;
+    int keys = lens[s] < lens[t] ? lens[s] : lens[t];
+    int found = common_keys(table, batch->tables + (size_t)t * batch->width, keys, batch->block_size);
+    if (!found || (members > 1 && found < *common)) break;
+    if (members == 1) *common = found;
+  }
+  return members;
+}
+
 /* Cuts the queries into items, and returns how many; `room` is what their partial sums take. Writes
    them if `items` is given. */
-static int list_items(struct item *items, size_t *room, const int32_t *query_start,
-                      const int32_t *context_lens, const int32_t *tables, int width, int seqs, int group,
+static int list_items(struct item *items, size_t *room, const struct batch *batch, int group,
                       size_t row_room, int window) {
-  int count = 0, step = STACK / group;
+  const int32_t *query_start = batch->query_start;
+  int count = 0, step = STACK / group, members, common = 0;
   *room = 0;
-  for (int s = 0; s < seqs; s++)
-    for (int first = query_start[s]; first < query_start[s + 1]; first += step) {
-      int stop = first + step < query_start[s + 1] ? first + step : query_start[s + 1];
-      int position = context_lens[s] - (query_start[s + 1] - first), end = position + stop - first;
+  for (int s = 0; s < batch->seqs; s += members) {
+    members = count_members(batch, s, &common);
+    for (int first = query_start[s]; first < query_start[s + members]; first += step) {
+      int stop = first + step < query_start[s + members] ? first + step : query_start[s + members];
+      int len = batch->context_lens[s], position = members > 1 ? len - 1 : len - (query_start[s + 1] - first);
+      int end = members > 1 ? len : position + stop - first;
       int oldest = window && position >= window ? position - window + 1 : 0;
       int shares = (end - 1) / SHARE - oldest / SHARE + 1;
       for (int share = 0; share < shares; share++, count++) {
-        int from = (oldest / SHARE + share) * SHARE, to = from + SHARE < end ? from + SHARE : end;
+        int begin = (oldest / SHARE + share) * SHARE, from = begin > oldest ? begin : oldest;
+        int to = begin + SHARE < end ? begin + SHARE : end, left = common - from;
+        struct span span = {batch->tables + (size_t)s * batch->width, from, to};
         if (items)
-          items[count] = (struct item){tables + (size_t)s * width, first, stop, position,
-                                       from > oldest ? from : oldest, to, share, shares, *room};
+          items[count] = (struct item){span, first, stop, position, share, shares, members,
+                                       left < 0 ? 0 : left < to - from ? left : (to - from) / KEYS * KEYS,
+                                       batch->context_lens + s, *room};
         if (shares > 1) *room += row_room * (stop - first) * group;
       }
     }
+  }
   return count;
 }
 
@@ -197,18 +282,6 @@ INLINE size_t row_of_stack(const struct item *item, int r, int heads, int head, 
   return (size_t)(item->first + r / group) * heads + head * group + r % group;
 }
 
-/* What the threads of a call share. */
-struct attention {
-  const bf16 *query;
-  bf16 *out;
-  struct cache cache;
-  const struct item *items;
-  float *partial;
-  size_t row_room;
-  int heads, group, window, by_tiles, count; /* of items, once for each key head */
-  float scale;
-};
-
 /* One key head of an item. */
 static void attend_some(const void *what, int number) {
   const struct attention *all = what;
@@ -221,10 +294,9 @@ static void attend_some(const void *what, int number) {
     for (int j = 0; j < head_dim; j++) bench.query[(size_t)r * head_dim + j] = left_of(from[j]);
   }
   int later = number + team.helpers + 1 < all->count ? number + team.helpers + 1 : number;
-  struct piece piece = first_piece(all->items + later / kv_heads, &all->cache, later % kv_heads);
+  struct piece piece = first_piece(&all->items[later / kv_heads].span, &all->cache, later % kv_heads);
   use_tiles(16);
-  attend_share(&bench, item, &all->cache, head, &piece, all->group, all->scale, all->window,
-               all->by_tiles || rows >= 16);
+  attend_share(&bench, all, item, head, &piece);
   for (int r = 0; r < rows; r++) {
     float *sums = bench.sums + (size_t)r * head_dim;
     if (item->shares > 1) {
@@ -264,14 +336,19 @@ int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_
                     bf16 *out) {
   int group = heads / kv_heads;
   size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
-  int count = list_items(0, &room, query_start, context_lens, tables, width, seqs, group, row_room, window);
+  /* As many items as keep all threads busy, and a product's rows. By tiles a row touches its neighbours. */
+  int most = seqs * kv_heads / (4 * (team.helpers + 1));
+  if (most > STACK / group) most = STACK / group;
+  if (window || most < 1 || (HAS_TILES && by_tiles)) most = 1;
+  struct batch batch = {query_start, context_lens, tables, width, seqs, block_size, most};
+  int count = list_items(0, &room, &batch, group, row_room, window);
   struct item *items = malloc(count * sizeof *items);
   float *partial = malloc(room * 4 + 1);
   int failed = !items || !partial;
   if (!failed) {
     struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, window, by_tiles, count * kv_heads, scale};
-    list_items(items, &room, query_start, context_lens, tables, width, seqs, group, row_room, window);
+                            row_room, heads, group, window, by_tiles, width, count * kv_heads, scale};
+    list_items(items, &room, &batch, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);
     if (room) share_out(merge_some, &all, count);
   }
