@@ -215,7 +215,7 @@ def test_sequences_with_a_prefix_in_common_get_the_bits_that_each_gets_alone(
     kv_heads: int,
     block_size: int,
 ) -> None:
-    """A prefix is read once for several; other sequences, longer and shorter, stand between them."""
+    """A prefix is read once for several; others, longer and shorter, stand between them."""
     lengths = [(1, context) for context in contexts * 4]
     lengths[7:7] = [(1, 70), (3, 700), (1, 90)]
     query, cache, spans = make(lengths, heads, kv_heads, 64, block_size, torch.bfloat16)
