@@ -1,5 +1,6 @@
 """`LLM`: a model in this process, with vLLM's way of asking and answering."""
 
+import gc
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -237,3 +238,15 @@ assert ACT2FN["silu"]
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_garbage_collection_is_afterwards_as_it_was(is_frozen: bool) -> None:
+    llm = LLM("fake", load_format="fake", fake_step_ms=0)
+    if is_frozen:
+        gc.freeze()
+    try:
+        llm.generate("hello", SamplingParams(max_tokens=3), use_tqdm=False)
+        assert bool(gc.get_freeze_count()) is is_frozen
+    finally:
+        gc.unfreeze()
