@@ -243,6 +243,7 @@ assert ACT2FN["silu"]
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_garbage_collection_is_afterwards_as_it_was(is_frozen: bool) -> None:
     llm = LLM("fake", load_format="fake", fake_step_ms=0)
+    gc.unfreeze()
     if is_frozen:
         gc.freeze()
     try:
