@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kernels.paged_attention_panels import ops_on_panels
 from kernels.panel_linear import PackedWeight, PanelLinear
-from kernels.rms_norm import WIDEST
 from kernels.rotate_and_store import HeadNorms, Places
 from kernels.spans import HeadShape, Spans
 
@@ -47,9 +46,9 @@ class PanelLayers:
         widest = max(parts[0].qkv.out_features, parts[0].gate_up.out_features)
         self._room = parts[0].qkv.in_features + 2 * shape.num_heads * shape.head_dim + widest
 
-    def ops(self, hidden: Tensor, kv_cache: Tensor) -> ctypes.CDLL | None:
+    def ops(self, kv_cache: Tensor) -> ctypes.CDLL | None:
         """The compiled operations, if they compute on such a cache."""
-        return ops_on_panels(kv_cache, self._shape) if hidden.shape[1] <= WIDEST else None
+        return ops_on_panels(kv_cache, self._shape)
 
     def __call__(
         self,

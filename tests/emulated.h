@@ -44,6 +44,18 @@ static inline float emulated_reduce_add(emulated_sums x) {
   for (int i = 0; i < 16; i++) sum += x[i];
   return sum;
 }
+static inline uint32_t emulated_less(emulated_sums x, emulated_sums y) {
+  uint32_t mask = 0;
+  for (int i = 0; i < 16; i++) mask |= (uint32_t)(x[i] < y[i]) << i;
+  return mask;
+}
+static inline emulated_sums emulated_blend(uint32_t mask, emulated_sums x, emulated_sums y) {
+  for (int i = 0; i < 16; i++)
+    if (mask >> i & 1) x[i] = y[i];
+  return x;
+}
+#define _mm512_cmp_ps_mask(x, y, less) emulated_less(x, y)
+#define _mm512_mask_blend_ps(mask, x, y) emulated_blend(mask, x, y)
 #define _mm512_reduce_max_ps(x) emulated_reduce_max(x)
 #define _mm512_reduce_add_ps(x) emulated_reduce_add(x)
 

@@ -14,7 +14,6 @@
 #define KEYS 64      /* of a piece */
 #define SHARE 1024   /* keys */
 #define STACK 48     /* rows of a product: a query has one for each head of its group */
-#define MAX_HEAD 256 /* numbers of a head */
 #define LOWEST -1e30f /* below every score, and finite: what is hidden stays zero before the first key */
 
 struct cache {
@@ -44,23 +43,6 @@ struct bench {
   float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK], total[STACK];
 } __attribute__((aligned(64)));
 
-#if LANES == 16
-INLINE float largest(vf x) { return _mm512_reduce_max_ps((__m512)x); }
-INLINE float sum_of(vf x) { return _mm512_reduce_add_ps((__m512)x); }
-#else
-INLINE float largest(vf x) {
-  float most = x[0];
-  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-  return most;
-}
-
-INLINE float sum_of(vf x) {
-  float sum = 0;
-  for (int i = 0; i < LANES; i++) sum += x[i];
-  return sum;
-}
-#endif
-
 /* A row's weights for one piece from its scores; before and from `seen` on, keys are hidden. */
 static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim) {
   float *scores = bench->scores + row * KEYS, *sums = bench->sums + (size_t)row * head_dim;
@@ -69,7 +51,7 @@ static void weigh(struct bench *bench, int row, int hidden, int seen, float scal
   vf most = (vf){} + LOWEST, total = {};
   for (int j = 0; j < KEYS; j += LANES) {
     vf score = *(vf *)(scores + j) * scale;
-    most = choose(score > most, score, most);
+    most = if_less(most, score, score, most);
     *(vf *)(scores + j) = score;
   }
   float before = bench->top[row], top = largest(most);
@@ -77,9 +59,8 @@ static void weigh(struct bench *bench, int row, int hidden, int seen, float scal
   for (int j = 0; j < KEYS; j += LANES) {
     vf weight = exponential(*(vf *)(scores + j) - top);
     total += weight;
-    *(vf *)(scores + j) = weight;
+    store_left(bench->weights + row * KEYS + j, weight);
   }
-  for (int j = 0; j < KEYS; j++) bench->weights[row * KEYS + j] = to_left(scores[j]);
   if (top > before) {
     float fade = exponential((vf){} + (before - top))[0];
     bench->total[row] *= fade;
@@ -97,9 +78,13 @@ static void multiply_stack(int rows, const left *x, size_t stride, const struct 
   if (by_tiles) {
     struct apart apart = {2 * stride, 32 * stride, right->depth < 32 ? 32 : 64};
     for (int c = 0; c < COLUMNS; c++) {
-      const void *panels[KEYS / PANEL];
-      for (int s = 0; s < right->num; s++) panels[s] = right->panels[s] + c * right->apart;
-      multiply_groups(rows, BF16, x, apart, panels, right->num, right->depth, sums + c * PANEL, sums_stride);
+      const void *panels[KEYS / PANEL], *next[KEYS / PANEL];
+      for (int s = 0; s < right->num; s++) {
+        panels[s] = right->panels[s] + c * right->apart;
+        next[s] = right->next[s] + c * right->next_apart;
+      }
+      multiply_groups(rows, BF16, x, apart, (struct stack){panels, next, right->num, right->depth},
+                      sums + c * PANEL, sums_stride);
     }
     return;
   }
@@ -305,7 +290,8 @@ static void attend_some(const void *what, int number) {
       to[head_dim] = bench.top[r], to[head_dim + 1] = bench.total[r];
     } else {
       bf16 *to = all->out + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
-      for (int j = 0; j < head_dim; j++) to[j] = narrow(sums[j] / bench.total[r]);
+      for (int j = 0; j < head_dim; j += LANES)
+        *(vb *)(to + j) = narrow_all(*(vf *)(sums + j) / bench.total[r]);
     }
   }
 }

@@ -29,18 +29,18 @@ int run_layers(const struct layer *layers, int num, const struct pass *pass, bf1
   bf16 *attended = query + (size_t)tokens * heads * head_dim;
   bf16 *wide = attended + (size_t)tokens * heads * head_dim;
   for (int i = 0; i < num && !failed; i++) {
-    const struct layer *layer = layers + i;
+    const struct layer *layer = layers + i, *then = i + 1 < num ? layer + 1 : 0;
     rms_norm(hidden, layer->attention_norm, normed, tokens, size, layer->norm_eps);
-    failed |= linear(normed, &layer->qkv, wide, tokens, NARROW);
+    failed |= multiply_by(normed, &layer->qkv, wide, tokens, NARROW, &layer->output);
     rotate_and_store(wide, layer->query_norm, layer->key_norm, layer->head_norm_eps, pass->cos, pass->sin,
                      pass->slots, blocks[i], query, tokens, heads, kv_heads, head_dim, pass->block_size);
     failed |= paged_attention(query, blocks[i], pass->query_start, pass->context_lens, pass->tables,
                               pass->width, pass->seqs, heads, kv_heads, head_dim, pass->block_size,
                               layer->scale, layer->window, pass->by_tiles, attended);
-    failed |= linear(attended, &layer->output, hidden, tokens, ADD);
+    failed |= multiply_by(attended, &layer->output, hidden, tokens, ADD, &layer->gate_up);
     rms_norm(hidden, layer->mlp_norm, normed, tokens, size, layer->norm_eps);
-    failed |= linear(normed, &layer->gate_up, wide, tokens, SILU_MUL);
-    failed |= linear(wide, &layer->down, hidden, tokens, ADD);
+    failed |= multiply_by(normed, &layer->gate_up, wide, tokens, SILU_MUL, &layer->down);
+    failed |= multiply_by(wide, &layer->down, hidden, tokens, ADD, then ? &then->qkv : 0);
   }
   return failed;
 }

@@ -4,7 +4,7 @@
 
 #define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
 #define CHUNK 64    /* rows of a product's sums */
-#define CHUNKS (HAS_TILES ? 4 : 1) /* that pass over a panel, which comes too slowly for tiles otherwise */
+#define CHUNKS (HAS_TILES ? 4 : 2) /* that pass over a panel, which comes too slowly for tiles otherwise */
 #define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
@@ -87,9 +87,11 @@ static void lay(const bf16 *x, const struct laid *laid, int row, const struct we
 }
 
 /* Panels of a weight that are multiplied together: `count` of them, p first, each `apart` panels behind
-   the last. The next ones begin `step` panels on. */
+   the last. next: what is multiplied then, with as many panels between. */
 struct columns {
-  int p, count, apart, step;
+  int p, count, apart;
+  const void *next;
+  int next_apart;
 };
 
 /* sums[count][CHUNK][16] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is
@@ -97,24 +99,25 @@ struct columns {
 static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
                            struct columns columns, float *sums) {
   int k = w->k;
-  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w));
+  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w)), *next = columns.next;
   size_t apart = columns.count > 1 ? (size_t)columns.apart * k * PANEL : 0;
+  size_t next_apart = columns.count > 1 ? (size_t)columns.next_apart * k * PANEL : 0;
 #if HAS_TILES
   struct apart rows_apart = {64, 32 * (size_t)k, 1024};
   for (int c = 0; c < columns.count; c++) {
-    const void *whole = panel + c * apart;
-    multiply_groups(rows, BF16, row_of(laid, first, 2 * (size_t)k), rows_apart, &whole, 1, k,
-                    sums + c * CHUNK * PANEL, PANEL);
+    const void *whole = panel + c * apart, *then = next + c * next_apart;
+    multiply_groups(rows, BF16, row_of(laid, first, 2 * (size_t)k), rows_apart,
+                    (struct stack){&whole, &then, 1, k}, sums + c * CHUNK * PANEL, PANEL);
   }
 #else
   const left *x = (const left *)row_of(laid, first, k * sizeof(left));
   int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
   for (int i = 0; i < k; i += depth) {
+    int is_last = i + depth >= k;
     for (int c = 0; c < columns.count; c += COLUMNS) {
-      const bf16 *part = panel + c * apart + (size_t)i * PANEL;
-      const bf16 *next = i + depth < k ? part + (size_t)depth * PANEL
-                                       : panel + c * apart + (size_t)columns.step * k * PANEL;
-      struct right right = {&part, &next, 1, least(depth, k - i), apart, apart};
+      const bf16 *piece = panel + c * apart + (size_t)i * PANEL;
+      const bf16 *then = is_last ? next + c * next_apart : piece + (size_t)depth * PANEL;
+      struct right right = {&piece, &then, 1, least(depth, k - i), apart, is_last ? next_apart : apart};
       multiply_rows(rows, x + i, k, &right, sums + c * CHUNK * PANEL, PANEL, CHUNK * PANEL);
     }
   }
@@ -133,7 +136,7 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
         .panel_apart = columns.count > 1 ? columns.apart * panel_bytes(w) : 0,
         .scales_apart = columns.count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
         .sums_apart = CHUNK * PANEL,
-        .ahead = columns.step * panel_bytes(w),
+        .ahead = (const char *)columns.next - (w->panels + columns.p * panel_bytes(w)),
         .number = g, .from = from, .depth = depth};
 #if HAS_TILES
     for (int c = 0; c < columns.count; c++) {
@@ -142,15 +145,15 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
       float *to = sums + c * CHUNK * PANEL;
       int32_t whole[CHUNK * PANEL] __attribute__((aligned(64)));
       int8_t unpacked[MAX_GROUP * PANEL] __attribute__((aligned(64)));
-      const void *quads = panel;
+      const void *quads = panel, *then = panel + group.ahead;
       if (w->bits == 4) {
         unpack((const uint8_t *)panel, unpacked, depth);
         quads = unpacked;
       }
       memset(whole, 0, (rows + 15) / 16 * 16 * PANEL * 4);
       struct apart apart = {64, 16 * (size_t)k, 1024};
-      multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)from * 16, apart, &quads, 1, depth,
-                      whole, PANEL);
+      multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)from * 16, apart,
+                      (struct stack){&quads, &then, 1, depth}, whole, PANEL);
       for (int r = 0; r < rows; r++)
         for (int j = 0; j < PANEL; j++)
           to[r * PANEL + j] += whole[r * PANEL + j] * (laid->scales[first + r] * widen(scales[j]));
@@ -163,31 +166,42 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
   }
 }
 
-/* columns: a constant where they are many. */
-INLINE void finish_row(const float *row, void *out, size_t at, const int columns, enum after after) {
+INLINE vf silu(vf x) {
+  vf most = (vf){} + 88.0f;
+  return x / (1.0f + exponential(if_less(x, -most, most, -x)));
+}
+
+/* A row of one panel's sums; all 16 columns are there, or `columns` of them. */
+INLINE void finish_row(const enum after after, const float *row, const float *up, void *out, size_t at,
+                       const int columns) {
   if (after == WIDE) {
     memcpy((float *)out + at, row, columns * 4);
     return;
   }
-  bf16 *to = (bf16 *)out + at;
-  for (int j = 0; j < columns; j++) to[j] = narrow(after == ADD ? row[j] + widen(to[j]) : row[j]);
+  bf16 some[PANEL], *to = (bf16 *)out + at, *now = columns == PANEL ? to : some;
+  if (columns < PANEL) memcpy(some, to, columns * 2);
+  for (int p = 0; p < PANEL; p += LANES) {
+    vf sum = *(vf *)(row + p);
+    if (after == ADD) sum += widen_all(*(vb *)(now + p));
+    if (after == SILU_MUL) sum = silu(sum) * *(vf *)(up + p);
+    *(vb *)(now + p) = narrow_all(sum);
+  }
+  if (columns < PANEL) memcpy(to, some, columns * 2);
 }
 
-static void finish(float *sums, const float *up, void *out, int rows, int stride, int first, int columns,
-                   enum after after) {
-  for (int r = 0; r < rows; r++) {
-    float *row = sums + r * PANEL;
-    size_t at = (size_t)r * stride + first;
-    if (after == SILU_MUL)
-      for (int p = 0; p < PANEL; p += LANES) {
-        vf gate = *(vf *)(row + p);
-        *(vf *)(row + p) = gate / (1.0f + exponential(-gate)) * *(vf *)(up + r * PANEL + p);
-      }
-    if (columns == PANEL)
-      finish_row(row, out, at, PANEL, after);
-    else
-      finish_row(row, out, at, columns, after);
-  }
+static void finish(const float *sums, const float *up, void *out, int rows, int stride, int first,
+                   int columns, enum after after) {
+#define FINISH(AFTER, NUM)       \
+  for (int r = 0; r < rows; r++) \
+    finish_row(AFTER, sums + r * PANEL, up + r * PANEL, out, (size_t)r * stride + first, NUM);
+#define CASE(AFTER)                              \
+  case AFTER:                                    \
+    if (columns == PANEL) FINISH(AFTER, PANEL)   \
+    else FINISH(AFTER, columns)                  \
+    break;
+  switch (after) { CASE(NARROW) CASE(ADD) CASE(SILU_MUL) CASE(WIDE) }
+#undef CASE
+#undef FINISH
 }
 
 /* A product, as its threads see it. Items are runs of `run` panels for each few chunks of rows. */
@@ -196,8 +210,9 @@ struct product {
   struct laid laid;
   const bf16 *x;
   void *out;
-  int m, run;
+  int m, run, items;
   enum after after;
+  const struct weight *later; /* what is multiplied after it, or none */
 };
 
 INLINE int runs_of(const struct product *p) { return (panels_of(p->weight.n) + p->run - 1) / p->run; }
@@ -214,9 +229,10 @@ static void multiply_columns(const struct product *product, int chunk, struct co
   float sums[2][CHUNK * PANEL] __attribute__((aligned(64)));
   int first = chunk * CHUNK, rows = least(CHUNK, product->m - first);
   for (int c = 0; c < (columns.count > COLUMNS ? columns.count : COLUMNS); c++) {
-    const float *bias = w->bias && c < columns.count ? w->bias + (columns.p + c * columns.apart) * PANEL : 0;
-    for (int r = 0; r < (rows + 15) / 16 * 16; r++)
-      for (int j = 0; j < PANEL; j++) sums[c][r * PANEL + j] = bias ? bias[j] : 0;
+    memset(sums[c], 0, (rows + 15) / 16 * 16 * PANEL * 4);
+    if (!w->bias || c >= columns.count) continue;
+    const float *bias = w->bias + (columns.p + c * columns.apart) * PANEL;
+    for (int r = 0; r < rows; r++) memcpy(sums[c] + r * PANEL, bias, PANEL * 4);
   }
   (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, rows, w, columns,
                                                              sums[0]);
@@ -227,18 +243,52 @@ static void multiply_columns(const struct product *product, int chunk, struct co
   }
 }
 
+/* The first panels of the item that a thread takes after this one; its own if there is none. */
+static const char *find_next(const struct product *product, int item) {
+  int next = item + team.helpers + 1;
+  const struct weight *w = &product->weight;
+  if (next >= product->items && product->later) w = product->later, next -= product->items;
+  else if (next >= product->items) next = item;
+  return w->panels + next % runs_of(product) * product->run * panel_bytes(w);
+}
+
 static void multiply_some(const void *what, int item) {
   const struct product *product = what;
-  int runs = runs_of(product), num_panels = panels_of(product->weight.n);
+  const struct weight *w = &product->weight;
+  int runs = runs_of(product), num_panels = panels_of(w->n), is_pair = product->after == SILU_MUL;
   int from = item % runs * product->run, to = least(from + product->run, num_panels);
   int chunk = item / runs * CHUNKS, chunks = (product->m + CHUNK - 1) / CHUNK;
   use_tiles(least(product->m, 16));
-  for (int p = from, count; p < to; p += count) {
-    struct columns columns = {p, 2, num_panels, count = 1}; /* the gate's, and what it multiplies */
-    if (product->after != SILU_MUL)
-      count = least(COLUMNS, to - p), columns = (struct columns){p, count, 1, count};
+  for (int p = from, taken = is_pair ? 1 : COLUMNS; p < to; p += taken) {
+    struct columns columns = {p, least(taken, to - p), 1, find_next(product, item), 1};
+    if (is_pair) columns.count = 2, columns.apart = num_panels; /* the gate's, and what it multiplies */
+    if (p + taken < to)
+      columns.next = w->panels + (p + taken) * panel_bytes(w), columns.next_apart = columns.apart;
     for (int c = chunk; c < least(chunk + CHUNKS, chunks); c++) multiply_columns(product, c, columns);
   }
+}
+
+/* `linear`, and what is multiplied after it, which is fetched from memory meanwhile. */
+static int multiply_by(const bf16 *x, const struct weight *w, void *out, int m, enum after after,
+                       const struct weight *later) {
+  int taken = after == SILU_MUL ? 1 : COLUMNS; /* panels at least */
+  size_t bytes = taken * panel_bytes(w) * (1 + m / FREE_ROWS);
+  struct product product = {*w, {0}, x, out, m, taken * (1 + RUN / bytes), 0, after, later};
+  size_t row_bytes = (size_t)w->k * (w->bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
+  struct laid *laid = &product.laid;
+  int as_they_are = w->bits == 16 && MULTIPLIES_PAIRS && !HAS_TILES;
+  laid->rows = as_they_are ? (void *)x : aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
+  laid->scales = malloc(rows * (1 + groups_of(w)) * 4);
+  laid->totals = (int32_t *)(laid->scales + rows);
+  product.items = (m + CHUNKS * CHUNK - 1) / (CHUNKS * CHUNK) * runs_of(&product);
+  int failed = !laid->rows || !laid->scales;
+  if (!failed) {
+    if (!as_they_are) share_out(lay_some, &product, (m + PANEL - 1) / PANEL);
+    share_out(multiply_some, &product, product.items);
+  }
+  if (!as_they_are) free(laid->rows);
+  free(laid->scales);
+  return failed;
 }
 
 /* x [m, k] by a weight [n, k], plus its bias -> out [m, n].
@@ -251,22 +301,7 @@ static void multiply_some(const void *what, int item) {
    A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.
    Returns 0; 1 without memory. */
 int linear(const bf16 *x, const struct weight *w, void *out, int m, enum after after) {
-  int taken = after == SILU_MUL ? 1 : COLUMNS; /* panels at least */
-  size_t bytes = taken * panel_bytes(w) * (1 + m / FREE_ROWS);
-  struct product product = {*w, {0}, x, out, m, taken * (1 + RUN / bytes), after};
-  size_t row_bytes = (size_t)w->k * (w->bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
-  struct laid *laid = &product.laid;
-  laid->rows = aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
-  laid->scales = malloc(rows * (1 + groups_of(w)) * 4);
-  laid->totals = (int32_t *)(laid->scales + rows);
-  int failed = !laid->rows || !laid->scales, parts = (m + CHUNKS * CHUNK - 1) / (CHUNKS * CHUNK);
-  if (!failed) {
-    share_out(lay_some, &product, (m + PANEL - 1) / PANEL);
-    share_out(multiply_some, &product, parts * runs_of(&product));
-  }
-  free(laid->rows);
-  free(laid->scales);
-  return failed;
+  return multiply_by(x, w, out, m, after, 0);
 }
 
 struct packing {

@@ -12,6 +12,7 @@
 typedef uint16_t bf16;
 
 #define PANEL 16
+#define MAX_HEAD 256 /* numbers of an attention head */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -53,6 +54,14 @@ INLINE bf16 narrow(float x) {
   return x == x ? rounded : (bits >> 16) | 0x40;
 }
 
+/* The same of a vector. */
+typedef bf16 vb __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+INLINE vf widen_all(vb x) { return (vf)(__builtin_convertvector(x, vi) << 16); }
+INLINE vb narrow_all(vf x) {
+  vi bits = (vi)x, number = x == x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector((number & rounded) | (~number & ((bits >> 16) | 0x40)), vb);
+}
+
 /* The left side of a product: bf16 where the processor multiplies pairs of them, else float. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -60,13 +69,13 @@ INLINE bf16 narrow(float x) {
 #if defined(__AVX512BF16__)
 #define MULTIPLIES_PAIRS 1
 typedef bf16 left;
-INLINE left to_left(float x) { return narrow(x); }
 INLINE left left_of(bf16 x) { return x; }
+INLINE void store_left(left *to, vf x) { *(vb *)to = narrow_all(x); }
 #else
 #define MULTIPLIES_PAIRS 0
 typedef float left;
-INLINE left to_left(float x) { return x; }
 INLINE left left_of(bf16 x) { return widen(x); }
+INLINE void store_left(left *to, vf x) { *(vf *)to = x; }
 #endif
 
 /* What stands on the right of a product: COLUMNS columns of `num` panels each, one below the other, of
@@ -171,24 +180,45 @@ static void multiply_rows(int rows, const left *x, size_t stride, const struct r
 #undef STEP
 }
 
-INLINE vf choose(vi chosen, vf x, vf otherwise) {
-  return (vf)((chosen & (vi)x) | (~chosen & (vi)otherwise));
+/* x where a < b */
+INLINE vf if_less(vf a, vf b, vf x, vf otherwise) {
+#if LANES == 16
+  __mmask16 less = _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ);
+  return (vf)_mm512_mask_blend_ps(less, (__m512)otherwise, (__m512)x);
+#else
+  vi less = a < b;
+  return (vf)((less & (vi)x) | (~less & (vi)otherwise));
+#endif
 }
 
-/* e to the x, within two units of the last place; nothing below -87, minus infinity included.
-   Cephes' polynomial on the fraction of x / ln 2, the integer put into the exponent. */
+/* e to the x, within two units of the last place; nothing below -87, minus infinity included. x is at
+   most 88. Cephes' polynomial on the fraction of x / ln 2, the integer put into the exponent. */
 INLINE vf exponential(vf x) {
-  vi vanishes = x < -87.0f;
-  vf bounded = choose(x < 88.0f, choose(vanishes, (vf){}, x), (vf){} + 88.0f);
-  const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-  vf shifted = bounded * 1.44269504f + magic, whole = shifted - magic;
-  vf rest = bounded - whole * 0.693359375f + whole * 2.12194440e-4f;
+  const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, in the low bits */
+  vf shifted = x * 1.44269504f + magic, whole = shifted - magic;
+  vf rest = x - whole * 0.693359375f + whole * 2.12194440e-4f;
   vf sum = rest * 1.9875691500e-4f + 1.3981999507e-3f;
   sum = sum * rest + 8.3334519073e-3f;
   sum = sum * rest + 4.1665795894e-2f;
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * rest * rest + rest + 1.0f;
-  vi scale = ((vi)shifted - (vi)((vf){} + magic) + 127) << 23;
-  return choose(vanishes, (vf){}, sum * (vf)scale);
+  return if_less(x, (vf){} - 87.0f, (vf){}, sum * (vf)(((vi)shifted << 23) + (127 << 23)));
 }
+
+#if LANES == 16
+INLINE float largest(vf x) { return _mm512_reduce_max_ps((__m512)x); }
+INLINE float sum_of(vf x) { return _mm512_reduce_add_ps((__m512)x); }
+#else
+INLINE float largest(vf x) {
+  float most = x[0];
+  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+INLINE float sum_of(vf x) {
+  float sum = 0;
+  for (int i = 0; i < LANES; i++) sum += x[i];
+  return sum;
+}
+#endif

@@ -6,25 +6,19 @@
 /* Rows of n numbers that one thread takes at a time. */
 INLINE int rows_of_item(int n) { return n < NUMBERS ? NUMBERS / n : 1; }
 
-/* x [n] * weight / rms, in float32 -> out */
-INLINE void normalise(const bf16 *x, const bf16 *weight, int n, float eps, float *out) {
-  vf squares = {};
+/* 1 / rms of x [n] */
+INLINE float normaliser(const bf16 *x, int n, float eps) {
+  vf squares[2] = {};
   int i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    for (int j = 0; j < LANES; j++) out[i + j] = widen(x[i + j]);
-    squares += *(vf *)(out + i) * *(vf *)(out + i);
-  }
-  float sum = 0;
-  for (int j = 0; j < LANES; j++) sum += squares[j];
-  for (; i < n; i++) {
-    out[i] = widen(x[i]);
-    sum += out[i] * out[i];
-  }
-  float scale = 1.0f / sqrtf(sum / n + eps);
-  for (i = 0; i < n; i++) out[i] *= scale * widen(weight[i]);
+  for (; i + 2 * LANES <= n; i += 2 * LANES)
+    UNROLL for (int j = 0; j < 2; j++) {
+      vf wide = widen_all(*(vb *)(x + i + j * LANES));
+      squares[j] += wide * wide;
+    }
+  float sum = sum_of(squares[0] + squares[1]);
+  for (; i < n; i++) sum += widen(x[i]) * widen(x[i]);
+  return 1.0f / sqrtf(sum / n + eps);
 }
-
-#define WIDEST 16384
 
 struct norm {
   const bf16 *x, *weight;
@@ -37,13 +31,19 @@ static void norm_some(const void *what, int item) {
   const struct norm *norm = what;
   int n = norm->n, rows = rows_of_item(n);
   for (int r = item * rows; r < norm->m && r < (item + 1) * rows; r++) {
-    float row[WIDEST];
-    normalise(norm->x + (size_t)r * n, norm->weight, n, norm->eps, row);
-    for (int i = 0; i < n; i++) norm->out[(size_t)r * n + i] = narrow(row[i]);
+    const bf16 *x = norm->x + (size_t)r * n;
+    bf16 *out = norm->out + (size_t)r * n;
+    float scale = normaliser(x, n, norm->eps);
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+      vf weight = widen_all(*(vb *)(norm->weight + i));
+      *(vb *)(out + i) = narrow_all(widen_all(*(vb *)(x + i)) * (scale * weight));
+    }
+    for (; i < n; i++) out[i] = narrow(widen(x[i]) * (scale * widen(norm->weight[i])));
   }
 }
 
-/* x, out [m, n]; n at most 16384 */
+/* x, out [m, n] */
 void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int m, int n, float eps) {
   struct norm norm = {x, weight, out, m, n, eps};
   share_out(norm_some, &norm, (m + rows_of_item(n) - 1) / rows_of_item(n));
@@ -64,24 +64,25 @@ static void rotate_token(const struct rotation *all, int t) {
   const bf16 *cosines = all->cos + (size_t)t * head_dim, *sines = all->sin + (size_t)t * head_dim;
   int block = all->slots[t] / all->block_size, offset = all->slots[t] % all->block_size;
   for (int h = 0; h < heads + kv_heads; h++, head += head_dim) {
-    float plain[256], turned[256];
     const bf16 *norm = h < heads ? all->query_norm : all->key_norm;
-    if (norm)
-      normalise(head, norm, head_dim, all->eps, plain);
-    else
-      for (int i = 0; i < head_dim; i++) plain[i] = widen(head[i]);
-    for (int i = 0, half = head_dim / 2; i < half; i++) {
-      turned[i] = plain[i] * widen(cosines[i]) + plain[i + half] * widen(sines[i]);
-      turned[i + half] = plain[i + half] * widen(cosines[i + half]) + plain[i] * widen(sines[i + half]);
+    const float scale = norm ? normaliser(head, head_dim, all->eps) : 1;
+    bf16 key[MAX_HEAD], *to = h < heads ? all->query + ((size_t)t * heads + h) * head_dim : key;
+    for (int i = 0, j = head_dim / 2; j < head_dim; i += LANES, j += LANES) {
+      vf first = widen_all(*(vb *)(head + i)), second = widen_all(*(vb *)(head + j));
+      if (norm) {
+        first *= scale * widen_all(*(vb *)(norm + i));
+        second *= scale * widen_all(*(vb *)(norm + j));
+      }
+#define TURN(AT, X, Y) \
+  *(vb *)(to + AT) = narrow_all(X * widen_all(*(vb *)(cosines + AT)) + Y * widen_all(*(vb *)(sines + AT)))
+      TURN(i, first, second);
+      TURN(j, second, first);
+#undef TURN
     }
-    if (h < heads) {
-      for (int i = 0; i < head_dim; i++)
-        all->query[((size_t)t * heads + h) * head_dim + i] = narrow(turned[i]);
-      continue;
-    }
+    if (h < heads) continue;
     bf16 *keys = all->blocks + ((size_t)block * kv_heads + h - heads) * 2 * tile +
                  offset / PANEL * (size_t)PANEL * head_dim + offset % PANEL * 2;
-    for (int i = 0; i < head_dim; i++) keys[(i & ~1) * PANEL + (i & 1)] = narrow(turned[i]);
+    for (int i = 0; i < head_dim; i += 2) memcpy(keys + i * PANEL, key + i, 4);
   }
   for (int h = 0; h < kv_heads; h++, head += head_dim) {
     bf16 *values = all->blocks + ((size_t)block * kv_heads + h) * 2 * tile + tile +

@@ -74,7 +74,7 @@ static void find_tops(struct search *row) {
     for (int i = LANES; i < PIECE; i += LANES) {
       vf x = *(vf *)(at + i);
       none |= x != x;
-      most = choose(x > most, x, most);
+      most = if_less(most, x, x, most);
     }
     row->tops[c] = most[0];
     for (int i = 1; i < LANES; i++) row->tops[c] = most[i] > row->tops[c] ? most[i] : row->tops[c];
@@ -100,7 +100,7 @@ INLINE float power_of(const struct search *row, float logit) { return (logit - r
 /* The weights of LANES logits. 2 to the x: a polynomial on the fraction, the integer shifts. */
 INLINE vl weights_of(const struct search *row, const float *logits) {
   vf x = (*(vf *)logits - row->top) * row->scale;
-  x = choose(x > -60.0f, x, (vf){} - 60.0f);
+  x = if_less((vf){} - 60.0f, x, x, (vf){} - 60.0f);
   const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
   vf shifted = x + magic, rest = x - (shifted - magic);
   vf sum = rest * 1.32647273e-3f + 9.67151299e-3f;

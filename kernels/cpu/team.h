@@ -16,8 +16,9 @@
 typedef void work(const void *what, int item);
 
 static struct {
-  _Atomic uint64_t ticket; /* how many items << 32 | how many were taken, or asked for in vain */
-  _Atomic int done, helpers_asleep, caller_sleeps;
+  _Alignas(64) _Atomic uint64_t ticket; /* how many items << 32 | how many were taken, or asked for in vain */
+  _Alignas(64) _Atomic int done;
+  _Atomic int helpers_asleep, caller_sleeps;
   work *work;
   const void *what;
   int helpers;
@@ -44,19 +45,24 @@ INLINE int has_items(void) {
 }
 
 /* Works while there are items. Whoever holds one may read `work` and `what`: they change only when
-   all items are done. */
+   all items are done. What a thread has done it tells once, when it finds no more: each time, a line of
+   memory goes from core to core. */
 static void take_items(void) {
-  while (has_items()) {
+  if (!has_items()) return;
+  int done = 0, items;
+  for (;; done++) {
     uint64_t ticket = atomic_fetch_add(&team.ticket, 1);
-    if (taken_of(ticket) >= items_of(ticket)) break;
+    items = items_of(ticket);
+    if (taken_of(ticket) >= items) break;
     team.work(team.what, taken_of(ticket));
-    if (atomic_fetch_add(&team.done, 1) + 1 == items_of(ticket) && atomic_load(&team.caller_sleeps)) {
-      pthread_mutex_lock(&team.sleep);
-      pthread_cond_signal(&team.ends);
-      pthread_mutex_unlock(&team.sleep);
-    }
   }
   leave_tiles();
+  if (!done || atomic_fetch_add(&team.done, done) + done < items) return;
+  if (atomic_load(&team.caller_sleeps)) {
+    pthread_mutex_lock(&team.sleep);
+    pthread_cond_signal(&team.ends);
+    pthread_mutex_unlock(&team.sleep);
+  }
 }
 
 static void *help(void *unused) {

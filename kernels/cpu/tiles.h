@@ -55,45 +55,58 @@ struct apart {
 
 enum numbers { BF16, INT8 };
 
-/* sums[groups * 16][16] += x[groups * 16][num * depth] by `num` panels, one below the other; float
-   sums of bf16, int32 of int8. A step takes 64 bytes of a row: 32 bf16, or 64 int8; 32 where a
-   panel of bf16 is no deeper than 16. */
+/* `num` panels one below the other, of `depth`, and as many that are multiplied later. */
+struct stack {
+  const void *const *panels, *const *next;
+  int num, depth;
+};
+
+INLINE void fetch_tile(const char *next, int bytes) {
+  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
+}
+
+/* sums[groups * 16][16] += x[groups * 16][num * depth] by a stack; float sums of bf16, int32 of int8.
+   A step takes 64 bytes of a row: 32 bf16, or 64 int8; 32 where a panel of bf16 is no deeper than 16.
+   Each fetches as much of what is next. */
 INLINE void multiply_tiles(const int groups, const enum numbers numbers, const void *x, struct apart apart,
-                           const void *const *panels, int num, int depth, void *sums, size_t sums_stride) {
+                           struct stack stack, void *sums, size_t sums_stride) {
   const char *at = x;
   const size_t group_bytes = apart.group_bytes, row_bytes = apart.row_bytes;
-  size_t sums_bytes = sums_stride * 4, next = 16 * sums_bytes;
-#define LOAD(g) _tile_loadd(g, (char *)sums + g * next, sums_bytes);
+  size_t sums_bytes = sums_stride * 4, sums_apart = 16 * sums_bytes;
+#define LOAD(g) _tile_loadd(g, (char *)sums + g * sums_apart, sums_bytes);
   TILE_GROUPS(LOAD)
-  for (int s = 0; s < num; s++) {
-    const char *panel = panels[s];
-    if (numbers == BF16 && depth < 32) {
+  for (int s = 0; s < stack.num; s++) {
+    const char *panel = stack.panels[s], *next = stack.next[s];
+    if (numbers == BF16 && stack.depth < 32) {
       _tile_loadd(7, panel, 64);
+      fetch_tile(next, 512);
 #define HALF(g) _tile_loadd(6, at + g * group_bytes, row_bytes); _tile_dpbf16ps(g, 6, 7);
       TILE_GROUPS(HALF)
       at += apart.step_bytes;
     }
     const int step = numbers == INT8 ? 64 : 32;
-    for (int i = step; i <= depth; i += step, at += apart.step_bytes, panel += 1024) {
+    for (int i = step; i <= stack.depth; i += step, at += apart.step_bytes, panel += 1024, next += 1024) {
       _tile_loadd(5, panel, 64);
+      fetch_tile(next, 1024);
 #define WHOLE(g) _tile_loadd(4, at + g * group_bytes, row_bytes); MULTIPLY(g)
       TILE_GROUPS(WHOLE)
     }
   }
-#define KEEP(g) _tile_stored(g, (char *)sums + g * next, sums_bytes);
+#define KEEP(g) _tile_stored(g, (char *)sums + g * sums_apart, sums_bytes);
   TILE_GROUPS(KEEP)
 }
 
 /* The same for any number of rows, in whole groups. */
 INLINE void multiply_groups(int rows, const enum numbers numbers, const void *x, struct apart apart,
-                            const void *const *panels, int num, int depth, void *sums, size_t sums_stride) {
+                            struct stack stack, void *sums, size_t sums_stride) {
   for (int groups = (rows + 15) / 16; groups > 0; groups -= 4) {
-#define CASE(G)                                                                              \
-  case G:                                                                                    \
-    multiply_tiles(G, numbers, x, apart, panels, num, depth, sums, sums_stride);             \
+#define CASE(G)                                                        \
+  case G:                                                              \
+    multiply_tiles(G, numbers, x, apart, stack, sums, sums_stride);    \
     break;
     switch (groups < 4 ? groups : 4) { CASE(1) CASE(2) CASE(3) CASE(4) }
 #undef CASE
+    stack.next = stack.panels; /* what is next was fetched */
     x = (const char *)x + 4 * apart.group_bytes, sums = (char *)sums + 256 * sums_stride;
   }
 }

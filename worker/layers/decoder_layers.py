@@ -73,7 +73,7 @@ class DecoderLayers:
     def __call__(self, hidden: Tensor, kv_caches: list[Tensor], plan: PassPlan) -> Tensor:
         """hidden [tokens, hidden_size], overwritten -> the same after all layers."""
         if self._together is not None:
-            ops = self._together.ops(hidden, kv_caches[0])
+            ops = self._together.ops(kv_caches[0])
             if ops is not None:
                 return self._together(
                     ops, hidden, kv_caches, plan.places, plan.spans, plan.deterministic
