@@ -44,6 +44,18 @@ static inline float emulated_reduce_add(emulated_sums x) {
   for (int i = 0; i < 16; i++) sum += x[i];
   return sum;
 }
+typedef uint16_t emulated_halves __attribute__((vector_size(32)));
+static inline emulated_halves emulated_narrow(emulated_sums x) {
+  emulated_halves narrow;
+  for (int i = 0; i < 16; i++) {
+    uint32_t bits;
+    float number = x[i];
+    memcpy(&bits, &number, 4);
+    narrow[i] = number == number ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : bits >> 16 | 0x40;
+  }
+  return narrow;
+}
+#define _mm512_cvtneps_pbh(x) emulated_narrow(x)
 static inline uint32_t emulated_less(emulated_sums x, emulated_sums y) {
   uint32_t mask = 0;
   for (int i = 0; i < 16; i++) mask |= (uint32_t)(x[i] < y[i]) << i;

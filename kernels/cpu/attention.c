@@ -40,7 +40,8 @@ struct item {
 /* What one thread works with. sums [STACK][head_dim], of weights that are relative to `top`. */
 struct bench {
   left query[STACK * MAX_HEAD], weights[STACK * KEYS];
-  float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK], total[STACK];
+  float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK];
+  vf totals[STACK]; /* of the weights, lane by lane */
 } __attribute__((aligned(64)));
 
 /* A row's weights for one piece from its scores; before and from `seen` on, keys are hidden. */
@@ -48,26 +49,24 @@ static void weigh(struct bench *bench, int row, int hidden, int seen, float scal
   float *scores = bench->scores + row * KEYS, *sums = bench->sums + (size_t)row * head_dim;
   for (int j = 0; j < hidden; j++) scores[j] = -INFINITY;
   for (int j = seen < 0 ? 0 : seen; j < KEYS; j++) scores[j] = -INFINITY;
-  vf most = (vf){} + LOWEST, total = {};
+  vf most = (vf){} + LOWEST;
   for (int j = 0; j < KEYS; j += LANES) {
     vf score = *(vf *)(scores + j) * scale;
     most = if_less(most, score, score, most);
     *(vf *)(scores + j) = score;
   }
   float before = bench->top[row], top = largest(most);
-  if (before > top) top = before;
-  for (int j = 0; j < KEYS; j += LANES) {
-    vf weight = exponential(*(vf *)(scores + j) - top);
-    total += weight;
-    store_left(bench->weights + row * KEYS + j, weight);
-  }
   if (top > before) {
     float fade = exponential((vf){} + (before - top))[0];
-    bench->total[row] *= fade;
+    bench->top[row] = top;
+    bench->totals[row] *= fade;
     for (int j = 0; j < head_dim; j++) sums[j] *= fade;
   }
-  bench->top[row] = top;
-  bench->total[row] += sum_of(total);
+  for (int j = 0; j < KEYS; j += LANES) {
+    vf weight = exponential(*(vf *)(scores + j) - bench->top[row]);
+    bench->totals[row] += weight;
+    store_left(bench->weights + row * KEYS + j, weight);
+  }
 }
 
 /* sums[rows][COLUMNS][16] += x[rows][num * depth] by columns of panels; whole groups of 16 rows of both
@@ -172,7 +171,7 @@ static void attend_share(struct bench *bench, const struct attention *all, const
                          const struct piece *later) {
   int rows = (item->stop - item->first) * all->group;
   memset(bench->sums, 0, (size_t)rows * all->cache.head_dim * 4);
-  for (int r = 0; r < rows; r++) bench->top[r] = LOWEST, bench->total[r] = 0;
+  for (int r = 0; r < rows; r++) bench->top[r] = LOWEST, bench->totals[r] = (vf){};
   if (item->members == 1) {
     attend_span(bench, all, head, 0, rows, &item->span, item->position, later);
     return;
@@ -283,15 +282,15 @@ static void attend_some(const void *what, int number) {
   use_tiles(16);
   attend_share(&bench, all, item, head, &piece);
   for (int r = 0; r < rows; r++) {
-    float *sums = bench.sums + (size_t)r * head_dim;
+    float *sums = bench.sums + (size_t)r * head_dim, total = sum_of(bench.totals[r]);
     if (item->shares > 1) {
       float *to = all->partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2);
       memcpy(to, sums, head_dim * 4);
-      to[head_dim] = bench.top[r], to[head_dim + 1] = bench.total[r];
+      to[head_dim] = bench.top[r], to[head_dim + 1] = total;
     } else {
       bf16 *to = all->out + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
       for (int j = 0; j < head_dim; j += LANES)
-        *(vb *)(to + j) = narrow_all(*(vf *)(sums + j) / bench.total[r]);
+        *(vb *)(to + j) = narrow_all(*(vf *)(sums + j) / total);
     }
   }
 }

@@ -121,9 +121,8 @@ INLINE void multiply_group(const int R, const int bits, const struct eighths *x,
     int32_t total = x->totals[(size_t)(first + r) * x->groups + group->number] * (bits == 8 ? OFFSET : 8);
     UNROLL for (int c = 0; c < COLUMNS; c++)
       UNROLL for (int p = 0; p < PARTS; p++) {
-        const bf16 *scales = group->scales + c * group->scales_apart + p * LANES;
-        vf scale, *to = (vf *)(sums + c * group->sums_apart + (first + r) * PANEL + p * LANES);
-        for (int j = 0; j < LANES; j++) scale[j] = widen(scales[j]);
+        vf scale = widen_all(*(vb *)(group->scales + c * group->scales_apart + p * LANES));
+        vf *to = (vf *)(sums + c * group->sums_apart + (first + r) * PANEL + p * LANES);
         *to += __builtin_convertvector(acc[r][c][p] - total, vf) * (scale * x->scales[first + r]);
       }
   }

@@ -54,6 +54,7 @@ def build_engine(config: EngineConfig) -> Engine:
             (num_blocks, model.num_kv_heads, 2, config.block_size, model.head_dim),
             decoder.dtype,
             device,
+            config.kv_cache_memory_bytes is not None,
         )
         for _ in range(model.num_layers)
     ]
@@ -171,9 +172,12 @@ def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) ->
     return config.max_model_len
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, so that no stray NaN meets a masked weight; on a CPU, pages are taken when written."""
-    if device.type != "cpu":
+def _zeros(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, at_once: bool
+) -> Tensor:
+    """Zeros, so that no stray NaN meets a masked weight. On a CPU their pages are taken at once
+    where somebody asked for so many bytes, else when they are written: few models need them all."""
+    if at_once or device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize
     return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
