@@ -38,6 +38,7 @@ typedef uint16_t bf16;
 
 typedef float vf __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t vi __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 INLINE float widen(bf16 x) {
   uint32_t bits = (uint32_t)x << 16;
@@ -60,12 +61,12 @@ INLINE bf16 narrow(float x) {
 
 /* The same of a vector. The processor's own way makes zero of what is below 1.2e-38. */
 typedef bf16 vb __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-INLINE vf widen_all(vb x) { return (vf)(__builtin_convertvector(x, vi) << 16); }
+INLINE vf widen_all(vb x) { return (vf)(__builtin_convertvector(x, vu) << 16); }
 INLINE vb narrow_all(vf x) {
 #if defined(__AVX512BF16__)
   return (vb)_mm512_cvtneps_pbh((__m512)x);
 #else
-  vi bits = (vi)x, number = x == x, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  vu bits = (vu)x, number = (vu)(x == x), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return __builtin_convertvector((number & rounded) | (~number & ((bits >> 16) | 0x40)), vb);
 #endif
 }
@@ -208,7 +209,7 @@ INLINE vf exponential(vf x) {
   sum = sum * rest + 1.6666665459e-1f;
   sum = sum * rest + 5.0000001201e-1f;
   sum = sum * rest * rest + rest + 1.0f;
-  return if_less(x, (vf){} - 87.0f, (vf){}, sum * (vf)(((vi)shifted << 23) + (127 << 23)));
+  return if_less(x, (vf){} - 87.0f, (vf){}, sum * (vf)(((vu)shifted << 23) + (127 << 23)));
 }
 
 #if LANES == 16
