@@ -5,7 +5,12 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from safetensors.torch import load_file
+from torch import Tensor
 
 from loadtest import bench
 from loadtest.dataset import read, write
@@ -134,13 +139,35 @@ def test_a_neighbour_is_there_while_it_is_asked_for_and_no_longer() -> None:
 def test_the_files_are_for_any_engine(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
-    assert bench.main(["files", "--folder", str(tmp_path)]) == 0
+    assert bench.main(["files", "--folder", str(tmp_path), "--gguf"]) == 0
     for name, requests in workloads().items():
         assert read(tmp_path / f"{name}.jsonl", 1) == requests
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "135m")
     assert tokenizer.decode(tokenizer.encode("Hé, you")) == "Hé, you"
     assert len(tokenizer) == AutoConfig.from_pretrained(tmp_path / "135m").vocab_size
     assert len({tokenizer.decode([number]) for number in range(1000, 1100)}) == 100
+    weights = load_file(tmp_path / "135m" / "model.safetensors")
+    for name, error in ("135m.gguf", 0.0), ("135m-q8_0.gguf", 0.02):
+        _is_the_same_model(GGUFReader(tmp_path / name), weights, error)
+
+
+def _is_the_same_model(file: GGUFReader, weights: dict[str, Tensor], error: float) -> None:
+    """Of a query's head, llama.cpp pairs numbers 2i and 2i + 1, a checkpoint i and i + 32."""
+    read = {each.name: dequantize(each.data, each.tensor_type) for each in file.tensors}
+    assert len(read) == len(weights)
+    assert len(file.fields["tokenizer.ggml.tokens"].data) == 49_152
+    names = {
+        "attn_k": "self_attn.k_proj",
+        "ffn_down": "mlp.down_proj",
+        "ffn_norm": "post_attention_layernorm",
+    }
+    for known, name in names.items():
+        weight = weights[f"model.layers.7.{name}.weight"].float().numpy()
+        rows = read[f"blk.7.{known}.weight"]
+        if known == "attn_k":
+            heads = np.split(rows, 3)
+            rows = np.concatenate([half for head in heads for half in (head[::2], head[1::2])])
+        assert abs(rows - weight).max() <= error * abs(weight).max()
 
 
 @pytest.mark.parametrize(
