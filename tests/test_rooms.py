@@ -68,6 +68,7 @@ MAY_IMPORT = {
     "loadtest.sweep": LOADTEST | {"uvloop"},
     "loadtest.serve": LOADTEST | {"uvloop"},
     "loadtest.shape": {"torch", "transformers", "tokenizers"},
+    "loadtest.gguf_file": {"gguf", "numpy", "safetensors", "transformers"},
     "loadtest.queue": LOADTEST | {"worker.bundled.paths"},
     "loadtest.queue_path": LOADTEST | {"compose.server", "worker.engine"},
     "loadtest.system": LOADTEST | {"compose.server"},
