@@ -1,5 +1,6 @@
 """The whole engine against transformers: float32, eager attention, every family."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from worker.engine.build import build_engine
 from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.messages import Addition, Logprob
+from worker.engine.runner import ModelRunner
 from worker.layers.batch import Batch
 
 TOLERANCE = 1e-4
@@ -46,6 +48,24 @@ def make_engine(folder: Path, **changes: object) -> Engine:
         "max_num_batched_tokens": 40,
     }
     return build_engine(EngineConfig(folder, **(settings | changes)))
+
+
+@pytest.mark.parametrize("asked, taken", [(200_000_000, True), (None, False)])
+def test_a_cpu_gives_the_kv_cache_its_memory_at_once_where_a_size_was_asked_for(
+    llama: tuple[Path, PreTrainedModel], asked: int | None, taken: bool
+) -> None:
+    before = _resident_bytes()
+    engine = build_engine(EngineConfig(llama[0], kv_cache_memory_bytes=asked))
+    gained = _resident_bytes() - before
+    assert isinstance(engine.runner, ModelRunner)
+    size = sum(each.nbytes for each in engine.runner.kv_caches)
+    assert size > 190_000_000
+    assert (gained > 0.9 * size) == taken
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_step_is_short_on_a_cpu_unless_many_sequences_run(

@@ -39,7 +39,11 @@ class WorkerSettings(Settings):
     block_size: int = Field(16, ge=1)
     num_gpu_blocks_override: int | None = Field(None, ge=2)
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
-    kv_cache_memory_bytes: int | None = Field(None, ge=1)
+    kv_cache_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="taken at the start; none: on a CPU at most 1 GiB, taken as it is written",
+    )
     max_num_seqs: int = Field(256, ge=1)
     max_num_batched_tokens: int | None = Field(
         None,
