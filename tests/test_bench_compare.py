@@ -153,8 +153,8 @@ def test_the_files_are_for_any_engine(tmp_path: Path) -> None:
 
 def _is_the_same_model(file: GGUFReader, weights: dict[str, Tensor], error: float) -> None:
     """Of a query's head, llama.cpp pairs numbers 2i and 2i + 1, a checkpoint i and i + 32."""
-    read = {each.name: dequantize(each.data, each.tensor_type) for each in file.tensors}
-    assert len(read) == len(weights)
+    tensors = {each.name: each for each in file.tensors}
+    assert len(tensors) == len(weights)
     assert len(file.fields["tokenizer.ggml.tokens"].data) == 49_152
     names = {
         "attn_k": "self_attn.k_proj",
@@ -163,7 +163,8 @@ def _is_the_same_model(file: GGUFReader, weights: dict[str, Tensor], error: floa
     }
     for known, name in names.items():
         weight = weights[f"model.layers.7.{name}.weight"].float().numpy()
-        rows = read[f"blk.7.{known}.weight"]
+        found = tensors[f"blk.7.{known}.weight"]
+        rows = dequantize(found.data, found.tensor_type)
         if known == "attn_k":
             heads = np.split(rows, 3)
             rows = np.concatenate([half for head in heads for half in (head[::2], head[1::2])])

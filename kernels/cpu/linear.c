@@ -4,7 +4,7 @@
 
 #define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
 #define CHUNK 64    /* rows of a product's sums */
-#define CHUNKS (HAS_TILES ? 4 : 2) /* that pass over a panel, which comes too slowly for tiles otherwise */
+#define CHUNKS (HAS_TILES ? 4 : 2) /* of an item; panels come too slowly for the tiles of one */
 #define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
@@ -87,7 +87,7 @@ static void lay(const bf16 *x, const struct laid *laid, int row, const struct we
 }
 
 /* Panels of a weight that are multiplied together: `count` of them, p first, each `apart` panels behind
-   the last. next: what is multiplied then, with as many panels between. */
+   the last. next: what is multiplied then, its panels `next_apart` apart. */
 struct columns {
   int p, count, apart;
   const void *next;

@@ -100,9 +100,9 @@ INLINE void multiply_tiles(const int groups, const enum numbers numbers, const v
 INLINE void multiply_groups(int rows, const enum numbers numbers, const void *x, struct apart apart,
                             struct stack stack, void *sums, size_t sums_stride) {
   for (int groups = (rows + 15) / 16; groups > 0; groups -= 4) {
-#define CASE(G)                                                        \
-  case G:                                                              \
-    multiply_tiles(G, numbers, x, apart, stack, sums, sums_stride);    \
+#define CASE(G)                                                     \
+  case G:                                                           \
+    multiply_tiles(G, numbers, x, apart, stack, sums, sums_stride); \
     break;
     switch (groups < 4 ? groups : 4) { CASE(1) CASE(2) CASE(3) CASE(4) }
 #undef CASE
