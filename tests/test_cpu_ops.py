@@ -280,7 +280,7 @@ def test_rotation_and_store_equal_the_reference(
     assert_close(panels, to_panels(cache), atol=3e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("rows, hidden", [(1, 64), (3, 123), (300, 576)])
+@pytest.mark.parametrize("rows, hidden", [(1, 64), (3, 123), (300, 576), (2, 20_001)])
 def test_rms_norm_equals_the_reference(ops: ctypes.CDLL, rows: int, hidden: int) -> None:
     x, weight = randn(rows, hidden), randn(hidden)
     got = rms_norm_compiled(ops, x, weight, 1e-5)
