@@ -41,8 +41,11 @@ def family(pid: int) -> list[int]:
 
 
 def module_of(pid: int) -> str:
-    """What a Python process was started to run: `-m` of its command line, or nothing."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    """What a Python process was started to run: `-m` of its command line; empty if it has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except OSError:
+        return ""
     return words[words.index("-m") + 1] if "-m" in words else ""
 
 
