@@ -12,6 +12,7 @@ LLM = Subject("Penstock LLM", llm)
 QUEUE = Subject("Penstock HTTP", through_queue)
 CACHELESS = Subject("LLM, no prefix cache", llm, {"enable_prefix_caching": False})
 INT8 = Subject("LLM, int8 weights", llm, {"quantization": "int8"})
+DETERMINISTIC = Subject("Penstock deterministic", llm, {"deterministic": True})
 BESIDE = Subject("LLM, busy neighbour", llm, is_beside=True)
 BATCHED = Subject("generate_batch", generate_batch)
 ONE_BY_ONE = Subject("generate", generate, sampled=True)
@@ -31,12 +32,12 @@ class Case:
 
 
 CASES = (
-    Case("W 64", "W", 64, (LLM, QUEUE, BATCHED)),
+    Case("W 64", "W", 64, (LLM, DETERMINISTIC, QUEUE, BATCHED)),
     Case("W 8", "W", 8, (LLM, INT8, QUEUE, BATCHED)),
-    Case("one 1", "one", 1, (LLM, INT8, QUEUE, ONE_BY_ONE)),
+    Case("one 1", "one", 1, (LLM, INT8, DETERMINISTIC, QUEUE, ONE_BY_ONE)),
     Case("P 64", "P", 64, (LLM, CACHELESS, QUEUE)),
     Case("U 64", "U", 64, (LLM, CACHELESS, QUEUE)),
-    Case("long 8", "long", 8, (LLM, QUEUE), 2 * _POOL_BYTES),
+    Case("long 8", "long", 8, (LLM, DETERMINISTIC, QUEUE), 2 * _POOL_BYTES),
     Case("json 64", "json", 64, (LLM, QUEUE)),
 )
 

@@ -22,6 +22,7 @@ from loadtest.cases import (
     BESIDE,
     CACHELESS,
     CASES,
+    DETERMINISTIC,
     INT8,
     LLM,
     QUEUE,
@@ -203,6 +204,8 @@ class _Comparison:
                 yield f"{share:.0%} of the quiet figure beside a neighbour that takes {taken}"
             elif name == QUEUE.name:
                 yield f"{other.tokens_per_s / ours.tokens_per_s:.0%} of it through the queue"
+            elif name == DETERMINISTIC.name:
+                yield f"{other.tokens_per_s / ours.tokens_per_s:.0%} of it in deterministic mode"
             elif name == INT8.name:
                 yield f"{other.tokens_per_s / ours.tokens_per_s:.2f} times it with int8 weights"
             else:
