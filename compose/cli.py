@@ -18,6 +18,7 @@ COMMANDS = {
         "loadtest.bench",
         "offline, latency, serve: speed by vLLM's names; compare: beside others",
     ),
+    "prebuild": ("compose.prebuild", "the CPU operations, for where no C compiler is"),
     "dlq": ("gateway.dlq", "list, show, requeue and drop jobs that were given up"),
 }
 

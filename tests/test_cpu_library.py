@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu.library import Unusable, build, compiled_ops, load
+from kernels.cpu.compile import Unusable, build
+from kernels.cpu.library import compiled_ops, load
+from kernels.cpu.prebuilt import Level, levels, prebuild, prebuilt
 
 FAST = ("-O0",)
 
@@ -130,6 +133,61 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(
         compiled_ops.cache_clear()
     (line,) = caplog.messages
     assert "no C compiler" in line and "install one" in line
+
+
+def test_of_what_was_made_ahead_a_processor_gets_the_best_that_it_can_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lower = levels()[-2:]
+    made = list(prebuild(lower, tmp_path))
+    for at, level in enumerate(lower):
+        assert list(prebuilt(tmp_path, level.features)) == made[at:]
+    assert list(prebuilt(tmp_path, levels()[0].features | {"fpu"})) == made
+    assert load(next(prebuilt(tmp_path))).prepare()
+    made[-1].write_bytes(made[-1].read_bytes()[:5000])
+    assert list(prebuilt(tmp_path, frozenset())) == [] and str(made[-1]) in caplog.text
+    made[-1].rename(tmp_path / "ops-of-other-sources.so")
+    assert list(prebuilt(tmp_path, frozenset())) == []
+    assert list(prebuild(levels()[-1:], tmp_path)) == [*tmp_path.glob("*.so")]
+
+
+@pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
+def test_every_level_compiles_on_any_processor_of_its_kind(level: Level, tmp_path: Path) -> None:
+    assert build((*level.flags, *FAST), tmp_path).exists()
+
+
+NAMES = [level.name for level in levels()]
+
+
+def test_an_installed_tree_with_operations_made_ahead_needs_no_compiler(tmp_path: Path) -> None:
+    for room in ("kernels", "compose", "schemas"):
+        shutil.copytree(room, tmp_path / room, ignore=shutil.ignore_patterns("prebuilt"))
+
+    def run(*words: str, path: str) -> subprocess.CompletedProcess[str]:
+        places = {"PATH": path, "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)}
+        environment = {name: text for name, text in os.environ.items() if name != "CC"} | places
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+
+    prebuild = ("-m", "compose.cli", "prebuild", "--levels")
+    ask = "import logging; logging.basicConfig(level='INFO')\nimport kernels.cpu.library as k"
+    ask += "\nprint(k.compiled_ops()._name if k.compiled_ops() else None)"
+    without = run("-c", ask, path="/nowhere")
+    assert without.stdout == "None\n" and "no C compiler" in without.stderr
+    wrong = run(*prebuild, "mips", path=os.environ["PATH"])
+    assert wrong.returncode == 2 and f"mips is none of {NAMES[0]}" in wrong.stderr
+    refused = run(*prebuild, NAMES[-1], path="/nowhere")
+    assert refused.returncode == 1 and "no C compiler" in refused.stderr
+    made = run(*prebuild, NAMES[-1], path=os.environ["PATH"])
+    (file,) = (tmp_path / "kernels/cpu/prebuilt").glob("*.so")
+    assert made.returncode == 0 and str(file) in made.stdout, made.stderr
+    found = run("-c", ask, path="/nowhere")
+    assert found.stdout == f"{file}\n" and "CPU operations multiply by" in found.stderr
+    with (tmp_path / "kernels/cpu/rows.c").open("a") as source:  # a newer version, over the old one
+        source.write("/* changed */\n")
+    assert run("-c", ask, path="/nowhere").stdout == "None\n"
 
 
 def test_any_thread_and_a_forked_process_get_the_same_products() -> None:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from kernels.cpu.library import build, load
+from kernels.cpu.compile import build
+from kernels.cpu.library import load
 from kernels.draw import LOG2_E
 from kernels.paged_attention_panels import paged_attention_panels, to_panels
 from kernels.panel_linear import PACKINGS, PanelLinear

@@ -1,0 +1,48 @@
+"""`penstock prebuild`: the CPU operations compiled ahead, for an image or a wheel.
+
+Where they are used no compiler is needed then, and nothing is compiled at the first start.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from kernels.cpu.compile import Unusable
+from kernels.cpu.prebuilt import levels, prebuild
+from schemas.process import Settings, load_settings, words_of
+
+PROGRAM = "penstock prebuild"
+
+
+class PrebuildSettings(Settings):
+    """Compile the CPU operations for every level of this kind of processor, beside their sources.
+
+    A worker takes the best one that its processor has.
+    """
+
+    levels: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
+        default_factory=list,
+        description="these alone, of " + ", ".join(level.name for level in levels()),
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = load_settings(PrebuildSettings, PROGRAM, argv)
+    known = {level.name: level for level in levels()}
+    if strange := set(settings.levels) - set(known):
+        print(f"{PROGRAM}: --levels: {min(strange)} is none of {', '.join(known)}", file=sys.stderr)
+        return 2
+    try:
+        for file in prebuild([known[name] for name in settings.levels or known]):
+            print(f"{file.stat().st_size / 1000:>4.0f} kB  {file}", flush=True)
+    except Unusable as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

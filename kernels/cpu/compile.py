@@ -1,0 +1,130 @@
+"""The C sources as a library: compiled for this processor, and kept in the user's cache."""
+
+import atexit
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent
+_FLAGS = ("-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
+_COMPILERS = ("cc", "gcc", "clang")
+_COMPILE_S = 120
+
+_log = logging.getLogger("penstock.kernels")
+
+
+class Unusable(Exception):
+    """What stands in the way of compiled operations."""
+
+
+def build(flags: Sequence[str], cache: Path | None = None) -> Path:
+    """The library under these flags: from the cache if it is whole there, else compiled into it."""
+    compiler = find_compiler()
+    folder = _own_folder(cache or _cache())
+    try:
+        built = folder / f"ops-{_digest(compiler, flags)}.so"
+        with built.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_whole(built):
+                compile_ops(compiler, flags, built)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unusable(f"{compiler}, {folder}: {error}") from error
+    return built
+
+
+def find_compiler() -> str:
+    """Its absolute path. $CC goes first."""
+    for name in (os.environ.get("CC", ""), *_COMPILERS):
+        if name and (found := shutil.which(name)):
+            return found
+    raise Unusable(f"no C compiler; install one ({', '.join(_COMPILERS)}) or name it in CC")
+
+
+def _cache() -> Path:
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(home) / "penstock"
+    if home := os.environ.get("HOME"):
+        return Path(home) / ".cache" / "penstock"
+    return Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
+
+
+def _own_folder(folder: Path) -> Path:
+    """The folder, if only we write there: code is loaded from it. Else one of this process."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError("others may write there")
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        _log.warning("CPU operations are compiled at each start: %s is no cache: %s", folder, error)
+        return _folder_of_this_process()
+
+
+@functools.cache
+def _folder_of_this_process() -> Path:
+    folder = tempfile.mkdtemp(prefix="penstock-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def digest_of(flags: Sequence[str], *others: bytes) -> str:
+    """Of all that decides what is compiled: sources, flags, the kind of machine, and others."""
+    parts = [" ".join(flags).encode(), platform.machine().encode(), *others]
+    parts += [file.read_bytes() for file in sorted(_SOURCES.glob("*.[ch]"))]
+    digest = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        digest.update(hashlib.blake2b(part).digest())
+    return digest.hexdigest()
+
+
+def _digest(compiler: str, flags: Sequence[str]) -> str:
+    """Of `-march=native` too: what it means depends on the compiler and the processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S)
+    return digest_of(flags, version.stdout, _processor())
+
+
+def _processor() -> bytes:
+    """What it is and can: the lines of its first core that say so."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"\n")
+    except OSError:
+        return platform.processor().encode()
+    telling = (b"model", b"cpu family", b"flags", b"Features", b"CPU ")
+    return b"\n".join(line for line in lines if line.startswith(telling))
+
+
+def is_whole(built: Path) -> bool:
+    """As it was compiled: a cut file would kill the process that loads it."""
+    try:
+        return built.with_suffix(".sum").read_text() == _checksum(built)
+    except OSError:
+        return False
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+
+
+def compile_ops(compiler: str, flags: Sequence[str], built: Path) -> None:
+    """Beside it lies its checksum. Raises Unusable, OSError, SubprocessError."""
+    fresh = built.with_suffix(f".{os.getpid()}")
+    command = [compiler, *flags, str(_SOURCES / "ops.c"), "-o", str(fresh), *_FLAGS]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
+        if ran.returncode:
+            raise Unusable(f"{' '.join(command)}: {ran.stderr.strip()[-500:]}")
+        built.with_suffix(".sum").write_text(_checksum(fresh))
+        fresh.replace(built)
+    finally:
+        fresh.unlink(missing_ok=True)
