@@ -70,7 +70,7 @@ class CompareSettings(OwnSettings):
     rounds: int = Field(3, ge=1, description="alternating; of each engine the middle one counts")
     sample: int = Field(8, ge=1, description="requests that `generate` is given")
     neighbour: float = Field(
-        0.0, ge=0, le=1, description="also beside a process that takes this share of all cores"
+        0.0, ge=0, le=1, description="also beside processes that want this share of all cores"
     )
     output_json: Path | None = Field(None, description="write the figures there too")
 
@@ -163,12 +163,12 @@ class _Comparison:
     def _measured(self, subject: Subject, task: Task) -> Round:
         pid = listener(subject.port) if subject.port is not None else None
         share = self._settings.neighbour if subject.is_beside else 0.0
-        with busy(share), Neighbours(pid) as neighbours:
+        with busy(share) as neighbour, Neighbours(pid) as others:
             try:
                 found, failure = subject.measure(task), ""
             except CannotMeasure as error:
                 found, failure = None, str(error)
-        return Round(found, neighbours.share, neighbours.peak_bytes, failure)
+        return Round(found, others.share, others.peak_bytes, failure, neighbour.share)
 
     def section(self, case: Case) -> Section:
         requests = self._requests(case)
@@ -200,8 +200,9 @@ class _Comparison:
                 continue
             if name == BESIDE.name:
                 share = other.tokens_per_s / ours.tokens_per_s
-                taken = f"{self._settings.neighbour:.0%} of the CPU"
-                yield f"{share:.0%} of the quiet figure beside a neighbour that takes {taken}"
+                wanted, got = self._settings.neighbour, other.neighbour
+                beside = f"a neighbour that wanted {wanted:.0%} of the CPU and got {got:.0%}"
+                yield f"{share:.0%} of the quiet figure beside {beside}"
             elif name == QUEUE.name:
                 yield f"{other.tokens_per_s / ours.tokens_per_s:.0%} of it through the queue"
             elif name == DETERMINISTIC.name:

@@ -1,4 +1,4 @@
-"""A neighbour on the machine: `python -m loadtest.neighbour SHARE` takes that share of one core."""
+"""A neighbour on the machine: `python -m loadtest.neighbour SHARE` wants that share of one core."""
 
 import os
 import subprocess
@@ -6,16 +6,27 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from loadtest.machine import cpu_s
 from schemas.parent import end_with_parent
 
 _PERIOD_S = 0.02
 
 
+@dataclass(slots=True)
+class Busy:
+    """What neighbours got: a share of all cores, known when they have gone."""
+
+    share: float = 0.0
+
+
 @contextmanager
-def busy(share: float) -> Iterator[None]:
-    """While it is entered others take this share of all cores together."""
-    of_one_core = share * (os.cpu_count() or 1)
+def busy(share: float) -> Iterator[Busy]:
+    """While it is entered others want this share of all cores together."""
+    got, begin_s = Busy(), time.monotonic()
+    cores = os.cpu_count() or 1
+    of_one_core = share * cores
     shares = [1.0] * int(of_one_core) + [of_one_core % 1]
     processes = [
         subprocess.Popen(
@@ -25,8 +36,10 @@ def busy(share: float) -> Iterator[None]:
         if each
     ]
     try:
-        yield
+        yield got
     finally:
+        used_s = sum(cpu_s(process.pid) for process in processes)
+        got.share = used_s / (time.monotonic() - begin_s) / cores
         for process in processes:
             process.kill()
             process.wait()

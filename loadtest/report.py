@@ -26,6 +26,7 @@ class Round:
     others: float  # share of the CPU
     peak_bytes: int
     failure: str = ""
+    neighbour: float = 0.0  # share of the CPU that the one that was asked for got
 
     @property
     def tokens_per_s(self) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -133,9 +134,11 @@ def test_a_neighbour_is_there_while_it_is_asked_for_and_no_longer() -> None:
 
     with busy(0.0):
         assert count() == 0
-    with busy(1.0):
+    with busy(1.0) as neighbour:
         assert count() == (os.cpu_count() or 1)
+        time.sleep(1)
     assert count() == 0
+    assert 0 < neighbour.share <= 1.1
 
 
 def test_the_files_are_for_any_engine(tmp_path: Path) -> None:

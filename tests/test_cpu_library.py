@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from kernels.cpu.compile import Unusable, build
 from kernels.cpu.library import compiled_ops, load
 from kernels.cpu.prebuilt import Level, levels, prebuild, prebuilt
+from schemas.parent import end_with_parent
 
 FAST = ("-O0",)
 
@@ -216,3 +218,81 @@ assert os.waitpid(child, 0)[1] == 0
 assert is_right(69)
 """
     subprocess.run([sys.executable, "-c", code], env=os.environ, check=True, timeout=120)
+
+
+_TEAM_OF_TWO = """
+import os, sys, time
+from pathlib import Path
+import torch
+from kernels.cpu.library import compiled_ops, load
+from kernels.panel_linear import PanelLinear
+anywhere = os.sched_getaffinity(0)
+here, there = sorted(anywhere)[:2]
+def threads():
+    return {int(name) for name in os.listdir("/proc/self/task")}
+def cores():
+    return os.sched_getaffinity(helper)
+def multiply_until(is_over):
+    end_s = time.monotonic() + 60
+    while True:
+        assert torch.allclose(product.wide(x).double(), expected, atol=1e-2)
+        if is_over():
+            return
+        assert time.monotonic() < end_s, cores()
+x, weight = torch.randn(64, 512).bfloat16(), torch.randn(2048, 512).bfloat16()
+expected = x.double() @ weight.double().T
+if sys.argv[1:] == ["one core"]:
+    os.sched_setaffinity(0, {here})
+others = threads()
+product = PanelLinear(compiled_ops(), weight, None)
+(helper,) = threads() - others
+"""
+
+
+def run_team(code: str, *words: str) -> None:
+    command = [sys.executable, "-c", _TEAM_OF_TWO + code, *words]
+    subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "2"}, check=True, timeout=120)
+
+
+def test_a_helper_kept_from_running_is_brought_to_its_caller_and_let_go() -> None:
+    hog = "import os\nos.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[1:2])\nwhile 1: pass"
+    with ExitStack() as hogs:
+        for _ in range(12):
+            one = subprocess.Popen([sys.executable, "-c", hog], preexec_fn=end_with_parent)
+            hogs.callback(one.wait)
+            hogs.callback(one.kill)
+        run_team("""
+os.sched_setaffinity(0, {here})
+os.sched_setaffinity(helper, {there})
+multiply_until(lambda: cores() == anywhere)
+""")
+
+
+def test_a_helper_leaves_its_callers_core() -> None:
+    run_team("""
+os.sched_setaffinity(0, {here})
+os.sched_setaffinity(helper, {here})
+multiply_until(lambda: cores() == anywhere - {here})
+""")
+
+
+def test_a_team_stays_on_the_cores_that_the_process_has() -> None:
+    run_team(
+        """
+def has_helped():
+    ran_ns = int(Path(f"/proc/self/task/{helper}/schedstat").read_text().split()[0])
+    return ran_ns > 1e8
+multiply_until(has_helped)
+assert cores() == {here}
+""",
+        "one core",
+    )
+
+
+def test_a_library_that_is_loaded_again_has_the_team_that_it_has() -> None:
+    run_team("""
+for _ in range(3):
+    assert load(Path(compiled_ops()._name)).prepare()
+assert threads() == others | {helper}
+multiply_until(lambda: True)
+""")

@@ -277,7 +277,7 @@ static void attend_some(const void *what, int number) {
     const bf16 *from = all->query + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
     for (int j = 0; j < head_dim; j++) bench.query[(size_t)r * head_dim + j] = left_of(from[j]);
   }
-  int later = number + team.helpers + 1 < all->count ? number + team.helpers + 1 : number;
+  int later = number + team.num_helpers + 1 < all->count ? number + team.num_helpers + 1 : number;
   struct piece piece = first_piece(&all->items[later / kv_heads].span, &all->cache, later % kv_heads);
   use_tiles(16);
   attend_share(&bench, all, item, head, &piece);
@@ -322,7 +322,7 @@ int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_
   int group = heads / kv_heads;
   size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
   /* As many items as keep all threads busy, and a product's rows. By tiles a row touches its neighbours. */
-  int most = seqs * kv_heads / (4 * (team.helpers + 1));
+  int most = seqs * kv_heads / (4 * (team.num_helpers + 1));
   if (most > STACK / group) most = STACK / group;
   if (window || most < 1 || (HAS_TILES && by_tiles)) most = 1;
   struct batch batch = {query_start, context_lens, tables, width, seqs, block_size, most};

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
+_FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC", "-lm")
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_S = 120
 

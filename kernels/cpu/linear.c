@@ -245,7 +245,7 @@ static void multiply_columns(const struct product *product, int chunk, struct co
 
 /* The first panels of the item that a thread takes after this one; its own if there is none. */
 static const char *find_next(const struct product *product, int item) {
-  int next = item + team.helpers + 1;
+  int next = item + team.num_helpers + 1;
   const struct weight *w = &product->weight;
   if (next >= product->items && product->later) w = product->later, next -= product->items;
   else if (next >= product->items) next = item;
