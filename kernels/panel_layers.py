@@ -77,7 +77,8 @@ class PanelLayers:
             deterministic,
         )
         blocks = (ctypes.c_void_p * len(kv_caches))(*[each.data_ptr() for each in kv_caches])
-        room = torch.empty(len(hidden), self._room, dtype=torch.bfloat16)
+        rows = -(-len(hidden) // 16) * 16
+        room = torch.empty(rows, self._room, dtype=torch.bfloat16)
         failed = ops.run_layers(
             self._layers,
             len(self._layers),

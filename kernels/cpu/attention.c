@@ -106,7 +106,7 @@ struct attention {
   const struct item *items;
   float *partial;
   size_t row_room;
-  int heads, group, window, by_tiles, width, count; /* of items, once for each key head */
+  int heads, group, window, by_tiles, width, lays_out, count; /* of items, once for each key head */
   float scale;
 };
 
@@ -248,8 +248,16 @@ static int list_items(struct item *items, size_t *room, const struct batch *batc
   return count;
 }
 
+/* Where a row of the result has its numbers from `column` on; head_dim is a multiple of 32. */
+INLINE bf16 *result_at(const struct attention *all, size_t row, int column) {
+  int heads = all->heads, head_dim = all->cache.head_dim;
+  if (!all->lays_out) return all->out + row * head_dim + column;
+  return all->out + number_at(row / heads, row % heads * head_dim + column, heads * head_dim);
+}
+
 /* A row of the result from its sums in each share, `apart` floats from one to the next. */
-static void merge(const float *partial, int shares, size_t apart, int head_dim, bf16 *out) {
+static void merge(const struct attention *all, size_t row, const float *partial, int shares, size_t apart) {
+  int head_dim = all->cache.head_dim;
   float top = LOWEST, total = 0, sums[MAX_HEAD] = {};
   for (int s = 0; s < shares; s++)
     if (partial[s * apart + head_dim] > top) top = partial[s * apart + head_dim];
@@ -258,7 +266,8 @@ static void merge(const float *partial, int shares, size_t apart, int head_dim, 
     total += partial[head_dim + 1] * fade;
     for (int j = 0; j < head_dim; j++) sums[j] += partial[j] * fade;
   }
-  for (int j = 0; j < head_dim; j++) out[j] = narrow(sums[j] / total);
+  for (int j = 0; j < head_dim; j += LANES)
+    *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
 }
 
 /* Row r of an item's stack for one key head, in the queries [tokens, heads]. */
@@ -279,7 +288,7 @@ static void attend_some(const void *what, int number) {
   }
   int later = number + team.num_helpers + 1 < all->count ? number + team.num_helpers + 1 : number;
   struct piece piece = first_piece(&all->items[later / kv_heads].span, &all->cache, later % kv_heads);
-  use_tiles(16);
+  use_tiles(16, 1);
   attend_share(&bench, all, item, head, &piece);
   for (int r = 0; r < rows; r++) {
     float *sums = bench.sums + (size_t)r * head_dim, total = sum_of(bench.totals[r]);
@@ -288,9 +297,9 @@ static void attend_some(const void *what, int number) {
       memcpy(to, sums, head_dim * 4);
       to[head_dim] = bench.top[r], to[head_dim + 1] = total;
     } else {
-      bf16 *to = all->out + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
+      size_t row = row_of_stack(item, r, all->heads, head, all->group);
       for (int j = 0; j < head_dim; j += LANES)
-        *(vb *)(to + j) = narrow_all(*(vf *)(sums + j) / total);
+        *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
     }
   }
 }
@@ -302,9 +311,37 @@ static void merge_some(const void *what, int number) {
   if (item->shares == 1 || item->share) return;
   for (int head = 0; head < all->cache.kv_heads; head++)
     for (int r = 0; r < rows; r++)
-      merge(all->partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2), item->shares,
-            all->row_room * rows, head_dim,
-            all->out + row_of_stack(item, r, all->heads, head, all->group) * head_dim);
+      merge(all, row_of_stack(item, r, all->heads, head, all->group),
+            all->partial + item->partial + ((size_t)head * rows + r) * (head_dim + 2), item->shares,
+            all->row_room * rows);
+}
+
+/* `paged_attention`; lays_out: rows as a product takes them. */
+static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
+                      const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
+                      int kv_heads, int head_dim, int block_size, float scale, int window, int by_tiles,
+                      bf16 *out, int lays_out) {
+  int group = heads / kv_heads;
+  size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
+  /* As many items as keep all threads busy, and a product's rows. By tiles a row touches its neighbours. */
+  int most = seqs * kv_heads / (4 * (team.num_helpers + 1));
+  if (most > STACK / group) most = STACK / group;
+  if (window || most < 1 || (HAS_TILES && by_tiles)) most = 1;
+  struct batch batch = {query_start, context_lens, tables, width, seqs, block_size, most};
+  int count = list_items(0, &room, &batch, group, row_room, window);
+  struct item *items = malloc(count * sizeof *items);
+  float *partial = malloc(room * 4 + 1);
+  int failed = !items || !partial;
+  if (!failed) {
+    struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
+                            row_room, heads, group, window, by_tiles, width, lays_out, count * kv_heads, scale};
+    list_items(items, &room, &batch, group, row_room, window);
+    share_out(attend_some, &all, count * kv_heads);
+    if (room) share_out(merge_some, &all, count);
+  }
+  free(items);
+  free(partial);
+  return failed;
 }
 
 /* query, out     [tokens, heads, head_dim]; sequence i's rows are query_start[i]..query_start[i + 1]
@@ -319,25 +356,6 @@ int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_
                     const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
                     int kv_heads, int head_dim, int block_size, float scale, int window, int by_tiles,
                     bf16 *out) {
-  int group = heads / kv_heads;
-  size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
-  /* As many items as keep all threads busy, and a product's rows. By tiles a row touches its neighbours. */
-  int most = seqs * kv_heads / (4 * (team.num_helpers + 1));
-  if (most > STACK / group) most = STACK / group;
-  if (window || most < 1 || (HAS_TILES && by_tiles)) most = 1;
-  struct batch batch = {query_start, context_lens, tables, width, seqs, block_size, most};
-  int count = list_items(0, &room, &batch, group, row_room, window);
-  struct item *items = malloc(count * sizeof *items);
-  float *partial = malloc(room * 4 + 1);
-  int failed = !items || !partial;
-  if (!failed) {
-    struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, window, by_tiles, width, count * kv_heads, scale};
-    list_items(items, &room, &batch, group, row_room, window);
-    share_out(attend_some, &all, count * kv_heads);
-    if (room) share_out(merge_some, &all, count);
-  }
-  free(items);
-  free(partial);
-  return failed;
+  return attend_all(query, blocks, query_start, context_lens, tables, width, seqs, heads, kv_heads,
+                    head_dim, block_size, scale, window, by_tiles, out, 0);
 }

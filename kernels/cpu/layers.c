@@ -19,28 +19,33 @@ struct pass {
 
 /* blocks  of each layer
    hidden  [tokens, hidden_size], which becomes what the last layer makes of it
-   room    [tokens, hidden_size + 2 * heads * head_dim + widest], widest: the larger n of qkv and gate_up
+   room    [tokens up to a multiple of 16, hidden_size + 2 * heads * head_dim + widest], widest: the larger
+           n of qkv and gate_up
    Returns 0; 1 without memory. */
 int run_layers(const struct layer *layers, int num, const struct pass *pass, bf16 *const *blocks,
                bf16 *hidden, bf16 *room) {
   int tokens = pass->tokens, heads = pass->heads, kv_heads = pass->kv_heads, head_dim = pass->head_dim;
-  int size = layers->qkv.k, failed = 0;
-  bf16 *normed = room, *query = normed + (size_t)tokens * size;
-  bf16 *attended = query + (size_t)tokens * heads * head_dim;
-  bf16 *wide = attended + (size_t)tokens * heads * head_dim;
+  int size = layers->qkv.k, rows = (tokens + 15) & ~15, failed = 0;
+  bf16 *normed = room, *query = normed + (size_t)rows * size;
+  bf16 *attended = query + (size_t)rows * heads * head_dim;
+  bf16 *wide = attended + (size_t)rows * heads * head_dim;
   for (int i = 0; i < num && !failed; i++) {
     const struct layer *layer = layers + i, *then = i + 1 < num ? layer + 1 : 0;
-    rms_norm(hidden, layer->attention_norm, normed, tokens, size, layer->norm_eps);
-    failed |= multiply_by(normed, &layer->qkv, wide, tokens, NARROW, &layer->output);
+    int lays_normed = takes_laid(&layer->qkv), lays_attended = takes_laid(&layer->output);
+    int lays_wide = takes_laid(&layer->down);
+    norm_rows(hidden, layer->attention_norm, normed, lays_normed, tokens, size, layer->norm_eps);
+    failed |= multiply_by(normed, lays_normed, &layer->qkv, wide, 0, tokens, NARROW, &layer->output);
     rotate_and_store(wide, layer->query_norm, layer->key_norm, layer->head_norm_eps, pass->cos, pass->sin,
                      pass->slots, blocks[i], query, tokens, heads, kv_heads, head_dim, pass->block_size);
-    failed |= paged_attention(query, blocks[i], pass->query_start, pass->context_lens, pass->tables,
-                              pass->width, pass->seqs, heads, kv_heads, head_dim, pass->block_size,
-                              layer->scale, layer->window, pass->by_tiles, attended);
-    failed |= multiply_by(attended, &layer->output, hidden, tokens, ADD, &layer->gate_up);
-    rms_norm(hidden, layer->mlp_norm, normed, tokens, size, layer->norm_eps);
-    failed |= multiply_by(normed, &layer->gate_up, wide, tokens, SILU_MUL, &layer->down);
-    failed |= multiply_by(wide, &layer->down, hidden, tokens, ADD, then ? &then->qkv : 0);
+    failed |= attend_all(query, blocks[i], pass->query_start, pass->context_lens, pass->tables, pass->width,
+                         pass->seqs, heads, kv_heads, head_dim, pass->block_size, layer->scale,
+                         layer->window, pass->by_tiles, attended, lays_attended);
+    failed |= multiply_by(attended, lays_attended, &layer->output, hidden, 0, tokens, ADD, &layer->gate_up);
+    lays_normed = takes_laid(&layer->gate_up);
+    norm_rows(hidden, layer->mlp_norm, normed, lays_normed, tokens, size, layer->norm_eps);
+    failed |= multiply_by(normed, lays_normed, &layer->gate_up, wide, lays_wide, tokens, SILU_MUL,
+                          &layer->down);
+    failed |= multiply_by(wide, lays_wide, &layer->down, hidden, 0, tokens, ADD, then ? &then->qkv : 0);
   }
   return failed;
 }

@@ -3,8 +3,8 @@
 #include "team.h"
 
 #define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
-#define CHUNK 64    /* rows of a product's sums */
-#define CHUNKS (HAS_TILES ? 4 : 2) /* of an item; panels come too slowly for the tiles of one */
+#define CHUNK (HAS_TILES ? 32 : 64) /* rows of a product's sums */
+#define ITEM_ROWS (HAS_TILES ? 256 : 128) /* panels come too slowly for the tiles of fewer */
 #define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
@@ -32,10 +32,8 @@ INLINE int panels_of(int n) { return (n + PANEL - 1) / PANEL; }
 INLINE int groups_of(const struct weight *w) { return (w->k + w->group - 1) / w->group; }
 INLINE size_t panel_bytes(const struct weight *w) { return (size_t)w->k * w->bits * PANEL / 8; }
 
-/* With tiles rows lie as [ceil(m / 16)][k / step][16][step], 64 bytes a step: a tile reads neighbours. */
 INLINE char *row_of(const struct laid *laid, int row, size_t row_bytes) {
-  return (char *)laid->rows +
-         (HAS_TILES ? row / 16 * 16 * row_bytes + row % 16 * 64 : row * row_bytes);
+  return (char *)laid->rows + row_at(row, row_bytes);
 }
 
 /* x [k] in int8; returns the scale. Where a number is none, or infinite, the scale is too, and the
@@ -80,7 +78,7 @@ static void lay(const bf16 *x, const struct laid *laid, int row, const struct we
   }
   char *to = row_of(laid, row, k * sizeof(left));
 #if HAS_TILES
-  for (int i = 0; i < k; i += 32, to += 1024) memcpy(to, x + i, 64);
+  for (int i = 0; i < k; i += 32) memcpy(to + i * 32, x + i, 64);
 #else
   for (int i = 0; i < k; i++) ((left *)to)[i] = left_of(x[i]);
 #endif
@@ -94,8 +92,8 @@ struct columns {
   int next_apart;
 };
 
-/* sums[count][CHUNK][16] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is
-   taken twice. */
+/* sums[rows][WIDTH] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is taken
+   twice. */
 static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
                            struct columns columns, float *sums) {
   int k = w->k;
@@ -103,12 +101,9 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
   size_t apart = columns.count > 1 ? (size_t)columns.apart * k * PANEL : 0;
   size_t next_apart = columns.count > 1 ? (size_t)columns.next_apart * k * PANEL : 0;
 #if HAS_TILES
-  struct apart rows_apart = {64, 32 * (size_t)k, 1024};
-  for (int c = 0; c < columns.count; c++) {
-    const void *whole = panel + c * apart, *then = next + c * next_apart;
-    multiply_groups(rows, BF16, row_of(laid, first, 2 * (size_t)k), rows_apart,
-                    (struct stack){&whole, &then, 1, k}, sums + c * CHUNK * PANEL, PANEL);
-  }
+  struct sides sides = {row_of(laid, first, 2 * (size_t)k), (const char *)panel, (const char *)next,
+                        32 * (size_t)k, 2 * apart, 2 * next_apart, k / 32};
+  multiply_sides(rows, columns.count, BF16, &sides, !w->bias, sums);
 #else
   const left *x = (const left *)row_of(laid, first, k * sizeof(left));
   int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
@@ -116,9 +111,9 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
     int is_last = i + depth >= k;
     for (int c = 0; c < columns.count; c += COLUMNS) {
       const bf16 *piece = panel + c * apart + (size_t)i * PANEL;
-      const bf16 *then = is_last ? next + c * next_apart : piece + (size_t)depth * PANEL;
+      const bf16 *then = !is_last ? piece + (size_t)depth * PANEL : next ? next + c * next_apart : piece;
       struct right right = {&piece, &then, 1, least(depth, k - i), apart, is_last ? next_apart : apart};
-      multiply_rows(rows, x + i, k, &right, sums + c * CHUNK * PANEL, PANEL, CHUNK * PANEL);
+      multiply_rows(rows, x + i, k, &right, sums + c * PANEL, WIDTH, PANEL);
     }
   }
 #endif
@@ -135,29 +130,27 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
         .scales = w->scales + (size_t)g * num_scales + columns.p * PANEL,
         .panel_apart = columns.count > 1 ? columns.apart * panel_bytes(w) : 0,
         .scales_apart = columns.count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
-        .sums_apart = CHUNK * PANEL,
-        .ahead = (const char *)columns.next - (w->panels + columns.p * panel_bytes(w)),
+        .ahead = columns.next ? (const char *)columns.next - (w->panels + columns.p * panel_bytes(w)) : 0,
         .number = g, .from = from, .depth = depth};
 #if HAS_TILES
-    for (int c = 0; c < columns.count; c++) {
-      const char *panel = group.panel + c * group.panel_apart;
-      const bf16 *scales = group.scales + c * group.scales_apart;
-      float *to = sums + c * CHUNK * PANEL;
-      int32_t whole[CHUNK * PANEL] __attribute__((aligned(64)));
-      int8_t unpacked[MAX_GROUP * PANEL] __attribute__((aligned(64)));
-      const void *quads = panel, *then = panel + group.ahead;
-      if (w->bits == 4) {
-        unpack((const uint8_t *)panel, unpacked, depth);
-        quads = unpacked;
-      }
-      memset(whole, 0, (rows + 15) / 16 * 16 * PANEL * 4);
-      struct apart apart = {64, 16 * (size_t)k, 1024};
-      multiply_groups(rows, INT8, row_of(laid, first, k) + (size_t)from * 16, apart,
-                      (struct stack){&quads, &then, 1, depth}, whole, PANEL);
-      for (int r = 0; r < rows; r++)
-        for (int j = 0; j < PANEL; j++)
-          to[r * PANEL + j] += whole[r * PANEL + j] * (laid->scales[first + r] * widen(scales[j]));
+    int32_t whole[CHUNK * WIDTH] __attribute__((aligned(64)));
+    int8_t unpacked[2][MAX_GROUP * PANEL] __attribute__((aligned(64)));
+    struct sides sides = {row_of(laid, first, k) + (size_t)from * 16, group.panel,
+                          columns.next ? group.panel + group.ahead : 0,
+                          16 * (size_t)k, group.panel_apart, group.panel_apart, depth / 64};
+    if (w->bits == 4) {
+      for (int c = 0; c < columns.count; c++)
+        unpack((const uint8_t *)group.panel + c * group.panel_apart, unpacked[c], depth);
+      sides.panel = (char *)unpacked[0], sides.panel_apart = sizeof unpacked[0];
     }
+    multiply_sides(rows, columns.count, INT8, &sides, 1, whole);
+    for (int r = 0; r < rows; r++)
+      for (int c = 0; c < columns.count; c++) {
+        vf scale = widen_all(*(vb *)(group.scales + c * group.scales_apart));
+        vi *from_here = (vi *)(whole + r * WIDTH + c * PANEL);
+        *(vf *)(sums + r * WIDTH + c * PANEL) +=
+            __builtin_convertvector(*from_here, vf) * (laid->scales[first + r] * scale);
+      }
 #else
     struct eighths x = {(const int8_t *)row_of(laid, first, k), k, laid->scales + first,
                         laid->totals + (size_t)first * num_groups, num_groups};
@@ -171,37 +164,21 @@ INLINE vf silu(vf x) {
   return x / (1.0f + exponential(if_less(x, -most, most, -x)));
 }
 
-/* A row of one panel's sums; all 16 columns are there, or `columns` of them. */
-INLINE void finish_row(const enum after after, const float *row, const float *up, void *out, size_t at,
-                       const int columns) {
+/* `columns` of a row's sums, which are SILU_MUL's first panel; what it multiplies is the second. */
+INLINE void finish_row(const enum after after, const float *row, void *to, const int columns) {
   if (after == WIDE) {
-    memcpy((float *)out + at, row, columns * 4);
+    memcpy(to, row, columns * 4);
     return;
   }
-  bf16 some[PANEL], *to = (bf16 *)out + at, *now = columns == PANEL ? to : some;
-  if (columns < PANEL) memcpy(some, to, columns * 2);
-  for (int p = 0; p < PANEL; p += LANES) {
+  bf16 some[WIDTH], *now = columns % PANEL ? some : to;
+  if (columns % PANEL) memcpy(some, to, columns * 2);
+  for (int p = 0; p < columns; p += LANES) {
     vf sum = *(vf *)(row + p);
     if (after == ADD) sum += widen_all(*(vb *)(now + p));
-    if (after == SILU_MUL) sum = silu(sum) * *(vf *)(up + p);
+    if (after == SILU_MUL) sum = silu(sum) * *(vf *)(row + PANEL + p);
     *(vb *)(now + p) = narrow_all(sum);
   }
-  if (columns < PANEL) memcpy(to, some, columns * 2);
-}
-
-static void finish(const float *sums, const float *up, void *out, int rows, int stride, int first,
-                   int columns, enum after after) {
-#define FINISH(AFTER, NUM)       \
-  for (int r = 0; r < rows; r++) \
-    finish_row(AFTER, sums + r * PANEL, up + r * PANEL, out, (size_t)r * stride + first, NUM);
-#define CASE(AFTER)                              \
-  case AFTER:                                    \
-    if (columns == PANEL) FINISH(AFTER, PANEL)   \
-    else FINISH(AFTER, columns)                  \
-    break;
-  switch (after) { CASE(NARROW) CASE(ADD) CASE(SILU_MUL) CASE(WIDE) }
-#undef CASE
-#undef FINISH
+  if (columns % PANEL) memcpy(to, some, columns * 2);
 }
 
 /* A product, as its threads see it. Items are runs of `run` panels for each few chunks of rows. */
@@ -212,6 +189,7 @@ struct product {
   void *out;
   int m, run, items;
   enum after after;
+  int lays_out; /* rows as the next product wants them */
   const struct weight *later; /* what is multiplied after it, or none */
 };
 
@@ -222,25 +200,41 @@ static void lay_some(const void *what, int item) {
   for (int r = item * PANEL; r < least(p->m, (item + 1) * PANEL); r++) lay(p->x, &p->laid, r, &p->weight);
 }
 
+/* Columns from `column` on of rows first.. */
+static void finish(const struct product *product, const float *sums, int first, int rows, int column,
+                   int columns) {
+  int n = product->weight.n, size = product->after == WIDE ? 4 : 2;
+#define FINISH(AFTER, NUM)                                                                                  \
+  for (int r = 0; r < rows; r++)                                                                            \
+    finish_row(AFTER, sums + r * WIDTH,                                                                     \
+               (char *)product->out + (product->lays_out ? number_at(first + r, column, n)                  \
+                                                         : (size_t)(first + r) * n + column) * size, NUM);
+#define CASE(AFTER)                                   \
+  case AFTER:                                         \
+    if (columns == WIDTH) FINISH(AFTER, WIDTH)        \
+    else if (columns == PANEL) FINISH(AFTER, PANEL)   \
+    else FINISH(AFTER, columns)                       \
+    break;
+  switch (product->after) { CASE(NARROW) CASE(ADD) CASE(SILU_MUL) CASE(WIDE) }
+#undef CASE
+#undef FINISH
+}
+
 /* Some columns for one chunk of rows. */
 static void multiply_columns(const struct product *product, int chunk, struct columns columns) {
   const struct weight *w = &product->weight;
-  enum after after = product->after;
-  float sums[2][CHUNK * PANEL] __attribute__((aligned(64)));
+  float sums[CHUNK * WIDTH] __attribute__((aligned(64)));
   int first = chunk * CHUNK, rows = least(CHUNK, product->m - first);
-  for (int c = 0; c < (columns.count > COLUMNS ? columns.count : COLUMNS); c++) {
-    memset(sums[c], 0, (rows + 15) / 16 * 16 * PANEL * 4);
-    if (!w->bias || c >= columns.count) continue;
-    const float *bias = w->bias + (columns.p + c * columns.apart) * PANEL;
-    for (int r = 0; r < rows; r++) memcpy(sums[c] + r * PANEL, bias, PANEL * 4);
+  if (w->bias) {
+    for (int r = 0; r < rows; r++)
+      for (int c = 0; c < columns.count; c++)
+        memcpy(sums + r * WIDTH + c * PANEL, w->bias + (columns.p + c * columns.apart) * PANEL, PANEL * 4);
+  } else if (!HAS_TILES || w->bits < 16) {
+    memset(sums, 0, rows * WIDTH * 4);
   }
-  (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, rows, w, columns,
-                                                             sums[0]);
-  char *out = (char *)product->out + (size_t)first * w->n * (after == WIDE ? 4 : 2);
-  for (int c = 0; c < (after == SILU_MUL ? 1 : columns.count); c++) {
-    int column = (columns.p + c) * PANEL;
-    finish(sums[c], sums[1], out, rows, w->n, column, least(PANEL, w->n - column), after);
-  }
+  (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, rows, w, columns, sums);
+  int column = columns.p * PANEL, most = product->after == SILU_MUL ? PANEL : columns.count * PANEL;
+  finish(product, sums, first, rows, column, least(most, w->n - column));
 }
 
 /* The first panels of the item that a thread takes after this one; its own if there is none. */
@@ -257,30 +251,37 @@ static void multiply_some(const void *what, int item) {
   const struct weight *w = &product->weight;
   int runs = runs_of(product), num_panels = panels_of(w->n), is_pair = product->after == SILU_MUL;
   int from = item % runs * product->run, to = least(from + product->run, num_panels);
-  int chunk = item / runs * CHUNKS, chunks = (product->m + CHUNK - 1) / CHUNK;
-  use_tiles(least(product->m, 16));
+  int chunk = item / runs * (ITEM_ROWS / CHUNK), chunks = (product->m + CHUNK - 1) / CHUNK;
+  use_tiles(least(product->m, 16), 0);
   for (int p = from, taken = is_pair ? 1 : COLUMNS; p < to; p += taken) {
     struct columns columns = {p, least(taken, to - p), 1, find_next(product, item), 1};
     if (is_pair) columns.count = 2, columns.apart = num_panels; /* the gate's, and what it multiplies */
     if (p + taken < to)
       columns.next = w->panels + (p + taken) * panel_bytes(w), columns.next_apart = columns.apart;
-    for (int c = chunk; c < least(chunk + CHUNKS, chunks); c++) multiply_columns(product, c, columns);
+    for (int c = chunk; c < least(chunk + ITEM_ROWS / CHUNK, chunks); c++, columns.next = 0)
+      multiply_columns(product, c, columns);
   }
 }
 
-/* `linear`, and what is multiplied after it, which is fetched from memory meanwhile. */
-static int multiply_by(const bf16 *x, const struct weight *w, void *out, int m, enum after after,
-                       const struct weight *later) {
+/* Whether rows of bf16 may be brought as `number_at` lays them out. */
+INLINE int takes_laid(const struct weight *w) { return HAS_TILES && w->bits == 16; }
+
+/* `linear`, and what is multiplied after it, which is fetched from memory meanwhile. x is laid out where
+   the weight takes it so and `is_laid` says so; out where `lays_out` does. */
+static int multiply_by(const bf16 *x, int is_laid, const struct weight *w, void *out, int lays_out, int m,
+                       enum after after, const struct weight *later) {
   int taken = after == SILU_MUL ? 1 : COLUMNS; /* panels at least */
   size_t bytes = taken * panel_bytes(w) * (1 + m / FREE_ROWS);
-  struct product product = {*w, {0}, x, out, m, taken * (1 + RUN / bytes), 0, after, later};
+  int run = taken * (1 + RUN / bytes);
+  if (after == SILU_MUL) run = (run + 1) & ~1; /* no two threads write the same line */
+  struct product product = {*w, {0}, x, out, m, run, 0, after, lays_out, later};
   size_t row_bytes = (size_t)w->k * (w->bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
   struct laid *laid = &product.laid;
-  int as_they_are = w->bits == 16 && MULTIPLIES_PAIRS && !HAS_TILES;
+  int as_they_are = is_laid || (w->bits == 16 && MULTIPLIES_PAIRS && !HAS_TILES);
   laid->rows = as_they_are ? (void *)x : aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
   laid->scales = malloc(rows * (1 + groups_of(w)) * 4);
   laid->totals = (int32_t *)(laid->scales + rows);
-  product.items = (m + CHUNKS * CHUNK - 1) / (CHUNKS * CHUNK) * runs_of(&product);
+  product.items = (m + ITEM_ROWS - 1) / ITEM_ROWS * runs_of(&product);
   int failed = !laid->rows || !laid->scales;
   if (!failed) {
     if (!as_they_are) share_out(lay_some, &product, (m + PANEL - 1) / PANEL);
@@ -301,7 +302,7 @@ static int multiply_by(const bf16 *x, const struct weight *w, void *out, int m, 
    A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.
    Returns 0; 1 without memory. */
 int linear(const bf16 *x, const struct weight *w, void *out, int m, enum after after) {
-  return multiply_by(x, w, out, m, after, 0);
+  return multiply_by(x, 0, w, out, 0, m, after, 0);
 }
 
 struct packing {
@@ -380,6 +381,8 @@ void quantise_weight(const bf16 *weight, uint8_t *panels, bf16 *scales, int n, i
   share_out(quantise_panel, &packing, panels_of(n));
 }
 
+#define READ 64 /* rows of an item */
+
 struct reading {
   const struct weight *weight;
   const int64_t *rows;
@@ -389,12 +392,12 @@ struct reading {
 
 static void read_some(const void *what, int item) {
   const struct reading *reading = what;
-  for (int r = item * CHUNK; r < least(reading->m, (item + 1) * CHUNK); r++)
+  for (int r = item * READ; r < least(reading->m, (item + 1) * READ); r++)
     unpack_row(reading->weight, reading->rows[r], reading->out + (size_t)r * reading->weight->k);
 }
 
 /* Rows of a weight: out [m, k]. */
 void rows_of(const struct weight *w, const int64_t *rows, bf16 *out, int m) {
   struct reading reading = {w, rows, out, m};
-  share_out(read_some, &reading, (m + CHUNK - 1) / CHUNK);
+  share_out(read_some, &reading, (m + READ - 1) / READ);
 }

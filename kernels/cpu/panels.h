@@ -12,6 +12,7 @@
 typedef uint16_t bf16;
 
 #define PANEL 16
+#define WIDTH (2 * PANEL) /* columns that are multiplied together, at most */
 #define MAX_HEAD 256 /* numbers of an attention head */
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")

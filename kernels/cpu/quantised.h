@@ -67,12 +67,12 @@ INLINE vi fold(vi sums, vi run) { return sums + run; }
 struct group {
   const char *panel;
   const bf16 *scales;
-  size_t panel_apart, scales_apart, sums_apart;
+  size_t panel_apart, scales_apart;
   size_t ahead; /* bytes from it to what is multiplied next, and fetched meanwhile */
   int number, from, depth;
 };
 
-/* sums[COLUMNS][R][16] += rows first.. of x by a group of columns. */
+/* sums[R][WIDTH] += rows first.. of x by a group of columns. */
 INLINE void multiply_group(const int R, const int bits, const struct eighths *x, int first,
                            struct part part, const struct group *group, float *sums) {
   vi acc[ROWS][COLUMNS][PARTS];
@@ -122,7 +122,7 @@ INLINE void multiply_group(const int R, const int bits, const struct eighths *x,
     UNROLL for (int c = 0; c < COLUMNS; c++)
       UNROLL for (int p = 0; p < PARTS; p++) {
         vf scale = widen_all(*(vb *)(group->scales + c * group->scales_apart + p * LANES));
-        vf *to = (vf *)(sums + c * group->sums_apart + (first + r) * PANEL + p * LANES);
+        vf *to = (vf *)(sums + (first + r) * WIDTH + c * PANEL + p * LANES);
         *to += __builtin_convertvector(acc[r][c][p] - total, vf) * (scale * x->scales[first + r]);
       }
   }
@@ -143,7 +143,7 @@ static void multiply_group_rows(int rows, int columns, int bits, const struct ei
       BY_ROWS(rows, STEP4)
     }
     rest.panel += COLUMNS * rest.panel_apart, rest.scales += COLUMNS * rest.scales_apart;
-    sums += COLUMNS * rest.sums_apart;
+    sums += COLUMNS * PANEL;
   }
 #undef STEP8
 #undef STEP4

@@ -23,7 +23,7 @@ INLINE float normaliser(const bf16 *x, int n, float eps) {
 struct norm {
   const bf16 *x, *weight;
   bf16 *out;
-  int m, n;
+  int m, n, lays_out;
   float eps;
 };
 
@@ -32,21 +32,27 @@ static void norm_some(const void *what, int item) {
   int n = norm->n, rows = rows_of_item(n);
   for (int r = item * rows; r < norm->m && r < (item + 1) * rows; r++) {
     const bf16 *x = norm->x + (size_t)r * n;
-    bf16 *out = norm->out + (size_t)r * n;
+    bf16 *out = norm->out + (norm->lays_out ? number_at(r, 0, n) : (size_t)r * n);
     float scale = normaliser(x, n, norm->eps);
     int i = 0;
     for (; i + LANES <= n; i += LANES) {
       vf weight = widen_all(*(vb *)(norm->weight + i));
-      *(vb *)(out + i) = narrow_all(widen_all(*(vb *)(x + i)) * (scale * weight));
+      bf16 *to = out + (norm->lays_out ? number_at(0, i, n) : i);
+      *(vb *)to = narrow_all(widen_all(*(vb *)(x + i)) * (scale * weight));
     }
     for (; i < n; i++) out[i] = narrow(widen(x[i]) * (scale * widen(norm->weight[i])));
   }
 }
 
+/* lays_out: rows as a product takes them; n is a multiple of 32 then. */
+static void norm_rows(const bf16 *x, const bf16 *weight, bf16 *out, int lays_out, int m, int n, float eps) {
+  struct norm norm = {x, weight, out, m, n, lays_out, eps};
+  share_out(norm_some, &norm, (m + rows_of_item(n) - 1) / rows_of_item(n));
+}
+
 /* x, out [m, n] */
 void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int m, int n, float eps) {
-  struct norm norm = {x, weight, out, m, n, eps};
-  share_out(norm_some, &norm, (m + rows_of_item(n) - 1) / rows_of_item(n));
+  norm_rows(x, weight, out, 0, m, n, eps);
 }
 
 struct rotation {

@@ -9,7 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Tiles 0-3 hold sums, 4 a left side and 5 a panel; 6 and 7 the same at half the depth. */
+/* Tiles 0-3 hold sums, and what is multiplied the others: 4 and 5 left sides, 6 and 7 panels. Or, for
+   attention, 4 a left side and 5 a panel; 6 and 7 the same at half the depth. */
 struct tile_config {
   uint8_t palette, start_row, reserved[14];
   uint16_t column_bytes[16];
@@ -19,23 +20,86 @@ struct tile_config {
 /* Linux gives tiles to a process that asks. */
 static int ask_for_tiles(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
 
-static _Thread_local int rows_of_tiles; /* 0: this thread has none */
+static _Thread_local int tiles_hold; /* 0: this thread has none */
 
 /* rows: of a left side and its sums, at most 16. Who multiplies calls it first. */
-static void use_tiles(int rows) {
-  if (rows == rows_of_tiles) return;
+static void use_tiles(int rows, int for_attention) {
+  int hold = rows + 32 * for_attention;
+  if (hold == tiles_hold) return;
   struct tile_config config = {.palette = 1,
-                               .column_bytes = {64, 64, 64, 64, 64, 64, 32, 64},
-                               .rows = {rows, rows, rows, rows, rows, 16, rows, 8}};
+                               .column_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                               .rows = {rows, rows, rows, rows, rows, rows, 16, 16}};
+  if (for_attention) config.column_bytes[6] = 32, config.rows[5] = 16, config.rows[6] = rows, config.rows[7] = 8;
   __asm__ volatile("" ::"r"(&config) : "memory"); /* gcc 12 thinks that less of it is read */
   _tile_loadconfig(&config);
-  rows_of_tiles = rows;
+  tiles_hold = hold;
 }
 
 /* What a thread keeps in tiles is saved at each switch to another. */
 static void leave_tiles(void) {
-  if (rows_of_tiles) _tile_release();
-  rows_of_tiles = 0;
+  if (tiles_hold) _tile_release();
+  tiles_hold = 0;
+}
+
+enum numbers { BF16, INT8 };
+
+/* Some left sides, 16 rows each, and some panels; next: panels that are multiplied later, or none. A step
+   takes 64 bytes of a row. */
+struct sides {
+  const char *x, *panel, *next;
+  size_t x_apart, panel_apart, next_apart;
+  int steps;
+};
+
+INLINE void fetch_tile(const char *next) {
+  UNROLL for (int i = 0; i < 1024; i += 64) __builtin_prefetch(next + i, 0, 2);
+}
+
+#define EACH_SUM(DO)                              \
+  DO(0, 0, 0)                                     \
+  if (panels > 1) { DO(1, 0, PANEL) }             \
+  if (groups > 1) { DO(2, 16, 0) }                \
+  if (groups > 1 && panels > 1) { DO(3, 16, PANEL) }
+#define BY(sum, x, panel) \
+  if (numbers == INT8) { _tile_dpbssd(sum, x, panel); } else { _tile_dpbf16ps(sum, x, panel); }
+
+/* sums[groups * 16][WIDTH] += left sides by panels; is_first: sums = them. float sums of bf16, int32 of
+   int8. Two by two each tile that is loaded is multiplied twice. */
+INLINE void multiply_block(const int groups, const int panels, const enum numbers numbers,
+                           const struct sides *sides, int is_first, void *sums) {
+  const char *x = sides->x, *panel = sides->panel, *next = sides->next;
+#define CLEAR(t, row, column) _tile_zero(t);
+#define LOAD(t, row, column) _tile_loadd(t, (float *)sums + row * WIDTH + column, WIDTH * 4);
+#define KEEP(t, row, column) _tile_stored(t, (float *)sums + row * WIDTH + column, WIDTH * 4);
+  if (is_first) { EACH_SUM(CLEAR) } else { EACH_SUM(LOAD) }
+  for (int i = 0; i < sides->steps; i++, x += 1024, panel += 1024) {
+    _tile_loadd(4, x, 64);
+    _tile_loadd(6, panel, 64);
+    if (panels > 1) _tile_loadd(7, panel + sides->panel_apart, 64);
+    if (groups > 1) _tile_loadd(5, x + sides->x_apart, 64);
+    if (next) {
+      fetch_tile(next);
+      if (panels > 1) fetch_tile(next + sides->next_apart);
+      next += 1024;
+    }
+    BY(0, 4, 6)
+    if (panels > 1) { BY(1, 4, 7) }
+    if (groups > 1) { BY(2, 5, 6) }
+    if (groups > 1 && panels > 1) { BY(3, 5, 7) }
+  }
+  EACH_SUM(KEEP)
+#undef CLEAR
+#undef LOAD
+#undef KEEP
+}
+
+/* The same of up to 32 rows and two panels. */
+INLINE void multiply_sides(int rows, int panels, const enum numbers numbers, const struct sides *sides,
+                           int is_first, void *sums) {
+  if (rows > 16 && panels > 1) multiply_block(2, 2, numbers, sides, is_first, sums);
+  else if (rows > 16) multiply_block(2, 1, numbers, sides, is_first, sums);
+  else if (panels > 1) multiply_block(1, 2, numbers, sides, is_first, sums);
+  else multiply_block(1, 1, numbers, sides, is_first, sums);
 }
 
 #define MULTIPLY(g) \
@@ -53,17 +117,11 @@ struct apart {
   size_t row_bytes, group_bytes, step_bytes;
 };
 
-enum numbers { BF16, INT8 };
-
 /* `num` panels one below the other, of `depth`, and as many that are multiplied later. */
 struct stack {
   const void *const *panels, *const *next;
   int num, depth;
 };
-
-INLINE void fetch_tile(const char *next, int bytes) {
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(next + i, 0, 2);
-}
 
 /* sums[groups * 16][16] += x[groups * 16][num * depth] by a stack; float sums of bf16, int32 of int8.
    A step takes 64 bytes of a row: 32 bf16, or 64 int8; 32 where a panel of bf16 is no deeper than 16.
@@ -79,7 +137,7 @@ INLINE void multiply_tiles(const int groups, const enum numbers numbers, const v
     const char *panel = stack.panels[s], *next = stack.next[s];
     if (numbers == BF16 && stack.depth < 32) {
       _tile_loadd(7, panel, 64);
-      fetch_tile(next, 512);
+      for (int j = 0; j < 512; j += 64) __builtin_prefetch(next + j, 0, 2);
 #define HALF(g) _tile_loadd(6, at + g * group_bytes, row_bytes); _tile_dpbf16ps(g, 6, 7);
       TILE_GROUPS(HALF)
       at += apart.step_bytes;
@@ -87,7 +145,7 @@ INLINE void multiply_tiles(const int groups, const enum numbers numbers, const v
     const int step = numbers == INT8 ? 64 : 32;
     for (int i = step; i <= stack.depth; i += step, at += apart.step_bytes, panel += 1024, next += 1024) {
       _tile_loadd(5, panel, 64);
-      fetch_tile(next, 1024);
+      fetch_tile(next);
 #define WHOLE(g) _tile_loadd(4, at + g * group_bytes, row_bytes); MULTIPLY(g)
       TILE_GROUPS(WHOLE)
     }
@@ -112,6 +170,17 @@ INLINE void multiply_groups(int rows, const enum numbers numbers, const void *x,
 }
 #else
 #define HAS_TILES 0
-static void use_tiles(int rows) { (void)rows; }
+static void use_tiles(int rows, int for_attention) { (void)rows, (void)for_attention; }
 static void leave_tiles(void) {}
 #endif
+
+/* Where a row of a left side begins, in bytes. With tiles rows lie as [ceil(m / 16)][steps][16][64 bytes]: a
+   tile reads neighbours. */
+INLINE size_t row_at(int row, size_t row_bytes) {
+  return HAS_TILES ? row / 16 * 16 * row_bytes + row % 16 * 64 : row * row_bytes;
+}
+
+/* Where a number of a row of `n` in bf16 is; neighbours follow up to the next multiple of 32. */
+INLINE size_t number_at(int row, int column, int n) {
+  return row_at(row, 2 * (size_t)n) / 2 + (HAS_TILES ? column / 32 * 512 + column % 32 : column);
+}
