@@ -33,7 +33,7 @@ def plan_attention(
     ops = ops_on_panels(kv_cache, shape)
     if ops is not None:
         return lambda query, kv_cache, scale: paged_attention_panels(
-            ops, query, kv_cache, spans, scale, window, deterministic
+            ops, query, kv_cache, spans, scale, window
         )
     if deterministic:
         tiles = plan_tiles(spans, shape, kv_cache, window)

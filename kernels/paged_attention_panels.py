@@ -44,9 +44,8 @@ def paged_attention_panels(
     spans: Spans,
     scale: float,
     window: int | None,
-    deterministic: bool,
 ) -> Tensor:
-    """deterministic: the same bits however a prompt was cut, and not just whatever is beside it."""
+    """A row's bits depend neither on how a prompt was cut, nor on what is beside it."""
     _, heads, head_dim = query.shape
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     tables = spans.block_tables.contiguous()
@@ -64,7 +63,6 @@ def paged_attention_panels(
         kv_cache.shape[3],
         scale,
         window or 0,
-        deterministic,
         out.data_ptr(),
     )
     if failed:

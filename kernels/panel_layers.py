@@ -57,7 +57,6 @@ class PanelLayers:
         kv_caches: list[Tensor],
         places: Places,
         spans: Spans,
-        deterministic: bool,
     ) -> Tensor:
         tables = spans.block_tables.contiguous()
         batch = _Pass(
@@ -74,7 +73,6 @@ class PanelLayers:
             self._shape.num_kv_heads,
             self._shape.head_dim,
             kv_caches[0].shape[3],
-            deterministic,
         )
         blocks = (ctypes.c_void_p * len(kv_caches))(*[each.data_ptr() for each in kv_caches])
         rows = -(-len(hidden) // 16) * 16
@@ -114,7 +112,6 @@ class _Pass(ctypes.Structure):
             (name, ctypes.c_int)
             for name in ("tokens", "width", "seqs", "heads", "kv_heads", "head_dim", "block_size")
         ],
-        ("by_tiles", ctypes.c_int),
     )
 
 

@@ -124,11 +124,13 @@ static inline void emulated_multiply8(int sums, int x, int y) {
 
 #undef _tile_dpbssd
 #undef _tile_zero
+#undef _tile_stream_loadd
 #define _tile_dpbssd(sums, x, y) emulated_multiply8(sums, x, y)
 #define _tile_loadconfig(from) memcpy(emulated.config, from, 64)
 #define _tile_release() memset(&emulated, 0, sizeof emulated)
 #define _tile_zero(t) memset(emulated.tiles[t], 0, sizeof emulated.tiles[t])
 #define _tile_loadd(t, from, stride) emulated_load(t, from, stride)
+#define _tile_stream_loadd(t, from, stride) emulated_load(t, from, stride)
 #define _tile_stored(t, to, stride) emulated_store(t, to, stride)
 #define _tile_dpbf16ps(sums, x, y) emulated_multiply(sums, x, y)
 #endif

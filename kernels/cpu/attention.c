@@ -14,6 +14,7 @@
 #define KEYS 64      /* of a piece */
 #define SHARE 1024   /* keys */
 #define STACK 48     /* rows of a product: a query has one for each head of its group */
+#define SLACK 8      /* in powers of two */
 #define LOWEST -1e30f /* below every score, and finite: what is hidden stays zero before the first key */
 
 struct cache {
@@ -40,56 +41,60 @@ struct item {
 /* What one thread works with. sums [STACK][head_dim], of weights that are relative to `top`. */
 struct bench {
   left query[STACK * MAX_HEAD], weights[STACK * KEYS];
-  float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK];
+  float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK]; /* in powers of two, as scores are scaled */
   vf totals[STACK]; /* of the weights, lane by lane */
 } __attribute__((aligned(64)));
 
-/* A row's weights for one piece from its scores; before and from `seen` on, keys are hidden. */
+/* 2 to the x, within three parts in a million; nothing at -127 and below. A polynomial on the fraction (least
+   squares, reweighted until the largest error is least), the integer put into the exponent. */
+INLINE vf power_of_two(vf x) {
+  const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, in the low bits */
+  x = if_less(x, (vf){} - 127.0f, (vf){} - 127.0f, x);
+  vf shifted = x + magic, rest = x - (shifted - magic);
+  vf sum = rest * 9.582852944731712e-3f + 5.5906426161527634e-2f;
+  sum = sum * rest + 2.4024099111557007e-1f;
+  sum = sum * rest + 6.931241750717163e-1f;
+  sum = sum * rest + 1.0f;
+  return sum * (vf)(((vu)shifted << 23) + (127 << 23));
+}
+
+#if LANES == 16
+static const vf count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif LANES == 8
+static const vf count = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+static const vf count = {0, 1, 2, 3};
+#endif
+
+/* A row's weights for one piece from its scores; before `hidden` and from `seen` on, keys are hidden. What the
+   weights are relative to follows the highest score from afar: it may be exceeded 2^SLACK times, which costs
+   no accuracy, and saves most of the times that sums must follow. */
 static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim) {
   float *scores = bench->scores + row * KEYS, *sums = bench->sums + (size_t)row * head_dim;
-  for (int j = 0; j < hidden; j++) scores[j] = -INFINITY;
-  for (int j = seen < 0 ? 0 : seen; j < KEYS; j++) scores[j] = -INFINITY;
-  vf most = (vf){} + LOWEST;
-  for (int j = 0; j < KEYS; j += LANES) {
-    vf score = *(vf *)(scores + j) * scale;
-    most = if_less(most, score, score, most);
-    *(vf *)(scores + j) = score;
+  if (hidden > 0 || seen < KEYS) {
+    vf place = count, none = (vf){} - INFINITY;
+    for (int j = 0; j < KEYS; j += LANES, place += LANES) {
+      vf score = if_less(place, (vf){} + (float)hidden, none, *(vf *)(scores + j));
+      *(vf *)(scores + j) = if_less(place, (vf){} + (float)seen, score, none);
+    }
   }
-  float before = bench->top[row], top = largest(most);
-  if (top > before) {
-    float fade = exponential((vf){} + (before - top))[0];
+  vf most = *(vf *)scores;
+  for (int j = LANES; j < KEYS; j += LANES) {
+    vf score = *(vf *)(scores + j);
+    most = if_less(most, score, score, most);
+  }
+  float before = bench->top[row], top = largest(most) * scale;
+  if (top > before + SLACK) {
+    float fade = power_of_two((vf){} + (before - top))[0];
     bench->top[row] = top;
     bench->totals[row] *= fade;
-    for (int j = 0; j < head_dim; j++) sums[j] *= fade;
+    for (int j = 0; j < head_dim; j += LANES) *(vf *)(sums + j) *= fade;
   }
   for (int j = 0; j < KEYS; j += LANES) {
-    vf weight = exponential(*(vf *)(scores + j) - bench->top[row]);
+    vf weight = power_of_two(*(vf *)(scores + j) * scale - bench->top[row]);
     bench->totals[row] += weight;
     store_left(bench->weights + row * KEYS + j, weight);
   }
-}
-
-/* sums[rows][COLUMNS][16] += x[rows][num * depth] by columns of panels; whole groups of 16 rows of both
-   are touched. */
-static void multiply_stack(int rows, const left *x, size_t stride, const struct right *right,
-                           float *sums, size_t sums_stride, int by_tiles) {
-#if HAS_TILES
-  if (by_tiles) {
-    struct apart apart = {2 * stride, 32 * stride, right->depth < 32 ? 32 : 64};
-    for (int c = 0; c < COLUMNS; c++) {
-      const void *panels[KEYS / PANEL], *next[KEYS / PANEL];
-      for (int s = 0; s < right->num; s++) {
-        panels[s] = right->panels[s] + c * right->apart;
-        next[s] = right->next[s] + c * right->next_apart;
-      }
-      multiply_groups(rows, BF16, x, apart, (struct stack){panels, next, right->num, right->depth},
-                      sums + c * PANEL, sums_stride);
-    }
-    return;
-  }
-#endif
-  (void)by_tiles;
-  multiply_rows(rows, x, stride, right, sums, sums_stride, PANEL);
 }
 
 /* The keys and values of a piece, and of how many panels it is. */
@@ -106,7 +111,7 @@ struct attention {
   const struct item *items;
   float *partial;
   size_t row_room;
-  int heads, group, window, by_tiles, width, lays_out, count; /* of items, once for each key head */
+  int heads, group, window, width, lays_out, count; /* of items, once for each key head */
   float scale;
 };
 
@@ -128,35 +133,102 @@ static struct piece first_piece(const struct span *span, const struct cache *cac
   return find_piece(span, cache, head, span->from / KEYS * KEYS);
 }
 
+#if HAS_TILES
+/* scores[rows][KEYS] = queries by a piece's keys. Whole groups of 16 rows are touched, if rows are more. */
+static void score(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
+                  const struct piece *next) {
+  for (int r = 0; r < rows; r += 16) {
+    const bf16 *query = bench->query + (first + r) * head_dim;
+    float *scores = bench->scores + (first + r) * KEYS;
+#define CLEAR(t) _tile_zero(t);
+#define KEEP(t) _tile_stored(t, scores + t * PANEL, KEYS * 4);
+#define BY_KEYS(t)                                                 \
+  if (t < piece->num) {                                            \
+    _tile_loadd(5, piece->keys[t] + i * PANEL, 64);                \
+    if (!r) fetch_tile((const char *)(next->keys[t] + i * PANEL)); \
+    _tile_dpbf16ps(t, 4, 5);                                       \
+  }
+    FOUR_TILES(CLEAR)
+    for (int i = 0; i < head_dim; i += 32) {
+      _tile_loadd(4, query + i, 2 * head_dim);
+      FOUR_TILES(BY_KEYS)
+    }
+    FOUR_TILES(KEEP)
+#undef CLEAR
+#undef KEEP
+  }
+}
+
+/* sums[rows][head_dim] += weights by a piece's values; 64 columns at a time, or the last 32. */
+static void mix(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
+                const struct piece *next) {
+  for (int r = 0; r < rows; r += 16)
+    for (int j = 0; j < head_dim; j += 64) {
+      float *sums = bench->sums + (first + r) * head_dim + j;
+      int tiles = head_dim - j < 64 ? 2 : 4;
+#define LOAD(t) if (t < tiles) _tile_loadd(t, sums + t * PANEL, head_dim * 4);
+#define KEEP(t) if (t < tiles) _tile_stored(t, sums + t * PANEL, head_dim * 4);
+#define BY_VALUES(t)                                               \
+  if (t < tiles) {                                                 \
+    _tile_loadd(7, values + t * PANEL * PANEL, 64);                \
+    if (!r) fetch_half((const char *)(later + t * PANEL * PANEL)); \
+    _tile_dpbf16ps(t, 6, 7);                                       \
+  }
+      FOUR_TILES(LOAD)
+      for (int s = 0; s < piece->num; s++) {
+        const bf16 *values = piece->values[s] + j * PANEL, *later = next->values[s] + j * PANEL;
+        _tile_loadd(6, bench->weights + (first + r) * KEYS + s * PANEL, KEYS * 2);
+        FOUR_TILES(BY_VALUES)
+      }
+      FOUR_TILES(KEEP)
+#undef LOAD
+#undef KEEP
+    }
+}
+#else
+/* scores[rows][KEYS] = queries by a piece's keys. */
+static void score(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
+                  const struct piece *next) {
+  memset(bench->scores + first * KEYS, 0, (size_t)rows * KEYS * 4);
+  for (int s = 0; s < piece->num; s += COLUMNS) {
+    int last = s + COLUMNS > piece->num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
+    struct right right = {piece->keys + s, next->keys + s, 1, head_dim,
+                          (size_t)(piece->keys[last] - piece->keys[s]),
+                          (size_t)(next->keys[last] - next->keys[s])};
+    multiply_rows(rows, bench->query + first * head_dim, head_dim, &right,
+                  bench->scores + first * KEYS + s * PANEL, KEYS, PANEL);
+  }
+}
+
+/* sums[rows][head_dim] += weights by a piece's values. */
+static void mix(struct bench *bench, int first, int rows, int head_dim, const struct piece *piece,
+                const struct piece *next) {
+  const bf16 *values[KEYS / PANEL], *later[KEYS / PANEL];
+  for (int j = 0; j < head_dim; j += COLUMNS * PANEL) {
+    for (int s = 0; s < KEYS / PANEL; s++)
+      values[s] = piece->values[s] + j * PANEL, later[s] = next->values[s] + j * PANEL;
+    struct right right = {values, later, piece->num, PANEL, PANEL * PANEL, PANEL * PANEL};
+    multiply_rows(rows, bench->weights + first * KEYS, KEYS, &right, bench->sums + first * head_dim + j,
+                  head_dim, PANEL);
+  }
+}
+#endif
+
 /* Some rows of one key head against a span of keys; the first row's query is at `position`. later: a
    piece that is wanted after it; blocks lie anywhere, and no processor guesses where. */
 static void attend_span(struct bench *bench, const struct attention *all, int head, int first, int rows,
                         const struct span *span, int position, const struct piece *later) {
-  int head_dim = all->cache.head_dim, by_tiles = all->by_tiles || rows >= 16;
+  int head_dim = all->cache.head_dim;
   struct piece piece = first_piece(span, &all->cache, head), next;
+  use_tiles(least(rows, 16), 1);
   for (int key = span->from / KEYS * KEYS; key < span->to; key += KEYS, piece = next) {
     next = key + KEYS < span->to ? find_piece(span, &all->cache, head, key + KEYS) : *later;
-    memset(bench->scores + first * KEYS, 0, (size_t)rows * KEYS * 4);
-    for (int s = 0; s < piece.num; s += COLUMNS) {
-      int last = s + COLUMNS > piece.num ? s : s + COLUMNS - 1; /* an odd one twice: no query sees the second */
-      struct right right = {piece.keys + s, next.keys + s, 1, head_dim,
-                            (size_t)(piece.keys[last] - piece.keys[s]),
-                            (size_t)(next.keys[last] - next.keys[s])};
-      multiply_stack(rows, bench->query + first * head_dim, head_dim, &right,
-                     bench->scores + first * KEYS + s * PANEL, KEYS, by_tiles);
-    }
+    score(bench, first, rows, head_dim, &piece, &next);
     for (int r = 0; r < rows; r++) {
       int seen = position + r / all->group + 1 - key, hidden = all->window ? seen - all->window : 0;
       weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, all->scale, head_dim);
     }
-    for (int j = 0; j < head_dim; j += COLUMNS * PANEL) {
-      struct right right = {piece.values, next.values, piece.num, PANEL, PANEL * PANEL, PANEL * PANEL};
-      multiply_stack(rows, bench->weights + first * KEYS, KEYS, &right,
-                     bench->sums + first * head_dim + j, head_dim, by_tiles);
-      for (int s = 0; s < KEYS / PANEL; s++)
-        piece.values[s] += COLUMNS * PANEL * PANEL, next.values[s] += COLUMNS * PANEL * PANEL;
-    }
-    for (int s = 0; s < KEYS / PANEL; s++) next.values[s] -= PANEL * head_dim;
+    mix(bench, first, rows, head_dim, &piece, &next);
   }
 }
 
@@ -262,7 +334,7 @@ static void merge(const struct attention *all, size_t row, const float *partial,
   for (int s = 0; s < shares; s++)
     if (partial[s * apart + head_dim] > top) top = partial[s * apart + head_dim];
   for (int s = 0; s < shares; s++, partial += apart) {
-    float fade = exponential((vf){} + (partial[head_dim] - top))[0];
+    float fade = power_of_two((vf){} + (partial[head_dim] - top))[0];
     total += partial[head_dim + 1] * fade;
     for (int j = 0; j < head_dim; j++) sums[j] += partial[j] * fade;
   }
@@ -288,7 +360,6 @@ static void attend_some(const void *what, int number) {
   }
   int later = number + team.num_helpers + 1 < all->count ? number + team.num_helpers + 1 : number;
   struct piece piece = first_piece(&all->items[later / kv_heads].span, &all->cache, later % kv_heads);
-  use_tiles(16, 1);
   attend_share(&bench, all, item, head, &piece);
   for (int r = 0; r < rows; r++) {
     float *sums = bench.sums + (size_t)r * head_dim, total = sum_of(bench.totals[r]);
@@ -319,14 +390,14 @@ static void merge_some(const void *what, int number) {
 /* `paged_attention`; lays_out: rows as a product takes them. */
 static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
                       const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                      int kv_heads, int head_dim, int block_size, float scale, int window, int by_tiles,
-                      bf16 *out, int lays_out) {
+                      int kv_heads, int head_dim, int block_size, float scale, int window, bf16 *out,
+                      int lays_out) {
   int group = heads / kv_heads;
   size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
-  /* As many items as keep all threads busy, and a product's rows. By tiles a row touches its neighbours. */
+  /* As many items as keep all threads busy, and a product's rows. Tiles of more rows than 16 touch others'. */
   int most = seqs * kv_heads / (4 * (team.num_helpers + 1));
   if (most > STACK / group) most = STACK / group;
-  if (window || most < 1 || (HAS_TILES && by_tiles)) most = 1;
+  if (window || most < 1 || (HAS_TILES && group > 16)) most = 1;
   struct batch batch = {query_start, context_lens, tables, width, seqs, block_size, most};
   int count = list_items(0, &room, &batch, group, row_room, window);
   struct item *items = malloc(count * sizeof *items);
@@ -334,7 +405,8 @@ static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *quer
   int failed = !items || !partial;
   if (!failed) {
     struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, window, by_tiles, width, lays_out, count * kv_heads, scale};
+                            row_room, heads, group, window, width, lays_out, count * kv_heads,
+                            scale * 1.44269504f};
     list_items(items, &room, &batch, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);
     if (room) share_out(merge_some, &all, count);
@@ -348,14 +420,12 @@ static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *quer
    context_lens   [seqs]; keys of each sequence, those of its own rows included
    tables         [seqs, width]; the blocks of each
    window         a query sees this many keys, its own included; 0: all before it
-   by_tiles       AMX for few rows too: the same bits however a prompt is cut; else where they pay
 
    head_dim is a multiple of 32 up to 256, block_size of 16; heads / kv_heads at most 48.
    Returns 0; 1 without memory. */
 int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
                     const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                    int kv_heads, int head_dim, int block_size, float scale, int window, int by_tiles,
-                    bf16 *out) {
+                    int kv_heads, int head_dim, int block_size, float scale, int window, bf16 *out) {
   return attend_all(query, blocks, query_start, context_lens, tables, width, seqs, heads, kv_heads,
-                    head_dim, block_size, scale, window, by_tiles, out, 0);
+                    head_dim, block_size, scale, window, out, 0);
 }

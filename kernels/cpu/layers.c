@@ -14,7 +14,7 @@ struct pass {
   const bf16 *cos, *sin;
   const int64_t *slots;
   const int32_t *query_start, *context_lens, *tables;
-  int tokens, width, seqs, heads, kv_heads, head_dim, block_size, by_tiles;
+  int tokens, width, seqs, heads, kv_heads, head_dim, block_size;
 };
 
 /* blocks  of each layer
@@ -39,7 +39,7 @@ int run_layers(const struct layer *layers, int num, const struct pass *pass, bf1
                      pass->slots, blocks[i], query, tokens, heads, kv_heads, head_dim, pass->block_size);
     failed |= attend_all(query, blocks[i], pass->query_start, pass->context_lens, pass->tables, pass->width,
                          pass->seqs, heads, kv_heads, head_dim, pass->block_size, layer->scale,
-                         layer->window, pass->by_tiles, attended, lays_attended);
+                         layer->window, attended, lays_attended);
     failed |= multiply_by(attended, lays_attended, &layer->output, hidden, 0, tokens, ADD, &layer->gate_up);
     lays_normed = takes_laid(&layer->gate_up);
     norm_rows(hidden, layer->mlp_norm, normed, lays_normed, tokens, size, layer->norm_eps);

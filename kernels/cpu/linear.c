@@ -4,7 +4,7 @@
 
 #define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
 #define CHUNK (HAS_TILES ? 32 : 64) /* rows of a product's sums */
-#define ITEM_ROWS (HAS_TILES ? 256 : 128) /* panels come too slowly for the tiles of fewer */
+#define ITEM_ROWS (HAS_TILES ? 512 : 128) /* while its panels are near, as many rows as may pass over them */
 #define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
@@ -84,80 +84,8 @@ static void lay(const bf16 *x, const struct laid *laid, int row, const struct we
 #endif
 }
 
-/* Panels of a weight that are multiplied together: `count` of them, p first, each `apart` panels behind
-   the last. next: what is multiplied then, its panels `next_apart` apart. */
-struct columns {
-  int p, count, apart;
-  const void *next;
-  int next_apart;
-};
-
-/* sums[rows][WIDTH] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is taken
-   twice. */
-static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
-                           struct columns columns, float *sums) {
-  int k = w->k;
-  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w)), *next = columns.next;
-  size_t apart = columns.count > 1 ? (size_t)columns.apart * k * PANEL : 0;
-  size_t next_apart = columns.count > 1 ? (size_t)columns.next_apart * k * PANEL : 0;
-#if HAS_TILES
-  struct sides sides = {row_of(laid, first, 2 * (size_t)k), (const char *)panel, (const char *)next,
-                        32 * (size_t)k, 2 * apart, 2 * next_apart, k / 32};
-  multiply_sides(rows, columns.count, BF16, &sides, !w->bias, sums);
-#else
-  const left *x = (const left *)row_of(laid, first, k * sizeof(left));
-  int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
-  for (int i = 0; i < k; i += depth) {
-    int is_last = i + depth >= k;
-    for (int c = 0; c < columns.count; c += COLUMNS) {
-      const bf16 *piece = panel + c * apart + (size_t)i * PANEL;
-      const bf16 *then = !is_last ? piece + (size_t)depth * PANEL : next ? next + c * next_apart : piece;
-      struct right right = {&piece, &then, 1, least(depth, k - i), apart, is_last ? next_apart : apart};
-      multiply_rows(rows, x + i, k, &right, sums + c * PANEL, WIDTH, PANEL);
-    }
-  }
-#endif
-}
-
-static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
-                                     struct columns columns, float *sums) {
-  int k = w->k, num_groups = groups_of(w), num_scales = panels_of(w->n) * PANEL;
-  int is_second_part = columns.apart * PANEL == num_scales; /* its scales follow all of the first's */
-  for (int g = 0; g < num_groups; g++) {
-    int from = g * w->group, depth = least(w->group, k - from);
-    struct group group = {
-        .panel = w->panels + columns.p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8,
-        .scales = w->scales + (size_t)g * num_scales + columns.p * PANEL,
-        .panel_apart = columns.count > 1 ? columns.apart * panel_bytes(w) : 0,
-        .scales_apart = columns.count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
-        .ahead = columns.next ? (const char *)columns.next - (w->panels + columns.p * panel_bytes(w)) : 0,
-        .number = g, .from = from, .depth = depth};
-#if HAS_TILES
-    int32_t whole[CHUNK * WIDTH] __attribute__((aligned(64)));
-    int8_t unpacked[2][MAX_GROUP * PANEL] __attribute__((aligned(64)));
-    struct sides sides = {row_of(laid, first, k) + (size_t)from * 16, group.panel,
-                          columns.next ? group.panel + group.ahead : 0,
-                          16 * (size_t)k, group.panel_apart, group.panel_apart, depth / 64};
-    if (w->bits == 4) {
-      for (int c = 0; c < columns.count; c++)
-        unpack((const uint8_t *)group.panel + c * group.panel_apart, unpacked[c], depth);
-      sides.panel = (char *)unpacked[0], sides.panel_apart = sizeof unpacked[0];
-    }
-    multiply_sides(rows, columns.count, INT8, &sides, 1, whole);
-    for (int r = 0; r < rows; r++)
-      for (int c = 0; c < columns.count; c++) {
-        vf scale = widen_all(*(vb *)(group.scales + c * group.scales_apart));
-        vi *from_here = (vi *)(whole + r * WIDTH + c * PANEL);
-        *(vf *)(sums + r * WIDTH + c * PANEL) +=
-            __builtin_convertvector(*from_here, vf) * (laid->scales[first + r] * scale);
-      }
-#else
-    struct eighths x = {(const int8_t *)row_of(laid, first, k), k, laid->scales + first,
-                        laid->totals + (size_t)first * num_groups, num_groups};
-    multiply_group_rows(rows, columns.count, w->bits, &x, &group, sums);
-#endif
-  }
-}
+/* Whether rows of bf16 may be brought as `number_at` lays them out. */
+INLINE int takes_laid(const struct weight *w) { return HAS_TILES && w->bits == 16; }
 
 INLINE vf silu(vf x) {
   vf most = (vf){} + 88.0f;
@@ -200,30 +128,123 @@ static void lay_some(const void *what, int item) {
   for (int r = item * PANEL; r < least(p->m, (item + 1) * PANEL); r++) lay(p->x, &p->laid, r, &p->weight);
 }
 
-/* Columns from `column` on of rows first.. */
-static void finish(const struct product *product, const float *sums, int first, int rows, int column,
-                   int columns) {
+/* Where a row of the result has its numbers from `column` on. */
+INLINE char *result_of(const struct product *product, int row, int column) {
   int n = product->weight.n, size = product->after == WIDE ? 4 : 2;
-#define FINISH(AFTER, NUM)                                                                                  \
-  for (int r = 0; r < rows; r++)                                                                            \
-    finish_row(AFTER, sums + r * WIDTH,                                                                     \
-               (char *)product->out + (product->lays_out ? number_at(first + r, column, n)                  \
-                                                         : (size_t)(first + r) * n + column) * size, NUM);
-#define CASE(AFTER)                                   \
-  case AFTER:                                         \
-    if (columns == WIDTH) FINISH(AFTER, WIDTH)        \
-    else if (columns == PANEL) FINISH(AFTER, PANEL)   \
-    else FINISH(AFTER, columns)                       \
+  return (char *)product->out + (product->lays_out ? number_at(row, column, n) : (size_t)row * n + column) * size;
+}
+
+/* Sums that are not in the result yet: `columns` of it from `column` on, of rows first... */
+struct pending {
+  const struct product *product;
+  const float *sums;
+  int first, rows, column, columns, pace; /* rows of a step */
+};
+
+static void finish(const struct pending *pending, int from, int to) {
+  const struct product *product = pending->product;
+#define FINISH(AFTER, NUM)          \
+  for (int r = from; r < to; r++)   \
+    finish_row(AFTER, pending->sums + r * WIDTH, result_of(product, pending->first + r, pending->column), NUM);
+#define CASE(AFTER)                                            \
+  case AFTER:                                                  \
+    if (pending->columns == WIDTH) FINISH(AFTER, WIDTH)        \
+    else if (pending->columns == PANEL) FINISH(AFTER, PANEL)   \
+    else FINISH(AFTER, pending->columns)                       \
     break;
   switch (product->after) { CASE(NARROW) CASE(ADD) CASE(SILU_MUL) CASE(WIDE) }
 #undef CASE
 #undef FINISH
 }
 
-/* Some columns for one chunk of rows. */
-static void multiply_columns(const struct product *product, int chunk, struct columns columns) {
+/* Between two steps of the next product, whose tiles are multiplied meanwhile. */
+INLINE void finish_some(const void *what, int step) {
+  const struct pending *pending = what;
+  int from = step * pending->pace;
+  if (from < pending->rows) finish(pending, from, least(from + pending->pace, pending->rows));
+}
+
+/* Panels of a weight that are multiplied together: `count` of them, p first, each `apart` panels behind
+   the last. next: what is multiplied then, its panels `next_apart` apart. */
+struct columns {
+  int p, count, apart;
+  const void *next;
+  int next_apart;
+};
+
+/* sums[rows][WIDTH] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is taken
+   twice. */
+static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
+                           struct columns columns, float *sums, const struct pending *before) {
+  int k = w->k;
+  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w)), *next = columns.next;
+  size_t apart = columns.count > 1 ? (size_t)columns.apart * k * PANEL : 0;
+  size_t next_apart = columns.count > 1 ? (size_t)columns.next_apart * k * PANEL : 0;
+#if HAS_TILES
+  struct sides sides = {row_of(laid, first, 2 * (size_t)k), (const char *)panel, (const char *)next,
+                        32 * (size_t)k, 2 * apart, 2 * next_apart, k / 32};
+  struct pending pending = *before;
+  pending.pace = (pending.rows + sides.steps - 1) / sides.steps;
+  multiply_sides(rows, columns.count, BF16, &sides, !w->bias, sums, finish_some, &pending);
+#else
+  const left *x = (const left *)row_of(laid, first, k * sizeof(left));
+  int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
+  for (int i = 0; i < k; i += depth) {
+    int is_last = i + depth >= k;
+    for (int c = 0; c < columns.count; c += COLUMNS) {
+      const bf16 *piece = panel + c * apart + (size_t)i * PANEL;
+      const bf16 *then = !is_last ? piece + (size_t)depth * PANEL : next ? next + c * next_apart : piece;
+      struct right right = {&piece, &then, 1, least(depth, k - i), apart, is_last ? next_apart : apart};
+      multiply_rows(rows, x + i, k, &right, sums + c * PANEL, WIDTH, PANEL);
+    }
+  }
+#endif
+}
+
+static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
+                                     struct columns columns, float *sums, const struct pending *before) {
+  int k = w->k, num_groups = groups_of(w), num_scales = panels_of(w->n) * PANEL;
+  int is_second_part = columns.apart * PANEL == num_scales; /* its scales follow all of the first's */
+  for (int g = 0; g < num_groups; g++) {
+    int from = g * w->group, depth = least(w->group, k - from);
+    struct group group = {
+        .panel = w->panels + columns.p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8,
+        .scales = w->scales + (size_t)g * num_scales + columns.p * PANEL,
+        .panel_apart = columns.count > 1 ? columns.apart * panel_bytes(w) : 0,
+        .scales_apart = columns.count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
+        .ahead = columns.next ? (const char *)columns.next - (w->panels + columns.p * panel_bytes(w)) : 0,
+        .number = g, .from = from, .depth = depth};
+#if HAS_TILES
+    int32_t whole[CHUNK * WIDTH] __attribute__((aligned(64)));
+    int8_t unpacked[2][MAX_GROUP * PANEL] __attribute__((aligned(64)));
+    struct sides sides = {row_of(laid, first, k) + (size_t)from * 16, group.panel,
+                          columns.next ? group.panel + group.ahead : 0,
+                          16 * (size_t)k, group.panel_apart, group.panel_apart, depth / 64};
+    if (w->bits == 4) {
+      for (int c = 0; c < columns.count; c++)
+        unpack((const uint8_t *)group.panel + c * group.panel_apart, unpacked[c], depth);
+      sides.panel = (char *)unpacked[0], sides.panel_apart = sizeof unpacked[0];
+    }
+    multiply_sides(rows, columns.count, INT8, &sides, 1, whole, 0, 0);
+    for (int r = 0; r < rows; r++)
+      for (int c = 0; c < columns.count; c++) {
+        vf scale = widen_all(*(vb *)(group.scales + c * group.scales_apart));
+        vi *from_here = (vi *)(whole + r * WIDTH + c * PANEL);
+        *(vf *)(sums + r * WIDTH + c * PANEL) +=
+            __builtin_convertvector(*from_here, vf) * (laid->scales[first + r] * scale);
+      }
+#else
+    struct eighths x = {(const int8_t *)row_of(laid, first, k), k, laid->scales + first,
+                        laid->totals + (size_t)first * num_groups, num_groups};
+    multiply_group_rows(rows, columns.count, w->bits, &x, &group, sums);
+#endif
+  }
+}
+
+/* Some columns for one chunk of rows, and what is pending of another. */
+static struct pending multiply_columns(const struct product *product, int chunk, struct columns columns,
+                                       float *sums, struct pending *before) {
   const struct weight *w = &product->weight;
-  float sums[CHUNK * WIDTH] __attribute__((aligned(64)));
   int first = chunk * CHUNK, rows = least(CHUNK, product->m - first);
   if (w->bias) {
     for (int r = 0; r < rows; r++)
@@ -232,9 +253,14 @@ static void multiply_columns(const struct product *product, int chunk, struct co
   } else if (!HAS_TILES || w->bits < 16) {
     memset(sums, 0, rows * WIDTH * 4);
   }
-  (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, rows, w, columns, sums);
+  if (takes_laid(w)) {
+    multiply_chunk(&product->laid, first, rows, w, columns, sums, before);
+  } else {
+    finish(before, 0, before->rows);
+    (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, rows, w, columns, sums, before);
+  }
   int column = columns.p * PANEL, most = product->after == SILU_MUL ? PANEL : columns.count * PANEL;
-  finish(product, sums, first, rows, column, least(most, w->n - column));
+  return (struct pending){product, sums, first, rows, column, least(most, w->n - column), 0};
 }
 
 /* The first panels of the item that a thread takes after this one; its own if there is none. */
@@ -252,19 +278,20 @@ static void multiply_some(const void *what, int item) {
   int runs = runs_of(product), num_panels = panels_of(w->n), is_pair = product->after == SILU_MUL;
   int from = item % runs * product->run, to = least(from + product->run, num_panels);
   int chunk = item / runs * (ITEM_ROWS / CHUNK), chunks = (product->m + CHUNK - 1) / CHUNK;
+  float sums[2][CHUNK * WIDTH] __attribute__((aligned(64)));
+  struct pending pending = {.product = product};
+  int turn = 0;
   use_tiles(least(product->m, 16), 0);
   for (int p = from, taken = is_pair ? 1 : COLUMNS; p < to; p += taken) {
     struct columns columns = {p, least(taken, to - p), 1, find_next(product, item), 1};
     if (is_pair) columns.count = 2, columns.apart = num_panels; /* the gate's, and what it multiplies */
     if (p + taken < to)
       columns.next = w->panels + (p + taken) * panel_bytes(w), columns.next_apart = columns.apart;
-    for (int c = chunk; c < least(chunk + ITEM_ROWS / CHUNK, chunks); c++, columns.next = 0)
-      multiply_columns(product, c, columns);
+    for (int c = chunk; c < least(chunk + ITEM_ROWS / CHUNK, chunks); c++, columns.next = 0, turn ^= 1)
+      pending = multiply_columns(product, c, columns, sums[turn], &pending);
   }
+  finish(&pending, 0, pending.rows);
 }
-
-/* Whether rows of bf16 may be brought as `number_at` lays them out. */
-INLINE int takes_laid(const struct weight *w) { return HAS_TILES && w->bits == 16; }
 
 /* `linear`, and what is multiplied after it, which is fetched from memory meanwhile. x is laid out where
    the weight takes it so and `is_laid` says so; out where `lays_out` does. */

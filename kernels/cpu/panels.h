@@ -176,7 +176,8 @@ INLINE void multiply(const int R, const left *x, size_t stride, const struct rig
     }                                                                                               \
   }
 
-/* `multiply` for any number of rows. */
+/* `multiply` for any number of rows: where there are no tiles. */
+__attribute__((unused))
 static void multiply_rows(int rows, const left *x, size_t stride, const struct right *right, float *sums,
                           size_t sums_stride, size_t sums_apart) {
   size_t bytes = (size_t)right->depth * PANEL * 2;

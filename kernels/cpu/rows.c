@@ -1,7 +1,7 @@
 /* What a decoder does to rows between its products. A row's bits depend on that row alone. */
 #include "team.h"
 
-#define NUMBERS 16384 /* of an item, about: some microseconds */
+#define NUMBERS 4096 /* of an item, about: a microsecond */
 
 /* Rows of n numbers that one thread takes at a time. */
 INLINE int rows_of_item(int n) { return n < NUMBERS ? NUMBERS / n : 1; }
@@ -63,12 +63,42 @@ struct rotation {
   float eps;
 };
 
+/* PANEL numbers, each to every other place: who stores what lies between may do it at the same time. */
+INLINE void store_apart(bf16 *to, const bf16 *numbers) {
+#if defined(__AVX512BW__)
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)numbers));
+  _mm512_mask_storeu_epi16(to, 0x55555555, wide);
+#else
+  for (int i = 0; i < PANEL; i++) to[2 * i] = numbers[i];
+#endif
+}
+
+/* Where a token's key of one head goes; its value is a tile behind. */
+INLINE bf16 *key_at(const struct rotation *all, int t, int head) {
+  const int head_dim = all->head_dim, block_size = all->block_size;
+  int block = all->slots[t] / block_size, offset = all->slots[t] % block_size;
+  return all->blocks + ((size_t)block * all->kv_heads + head) * 2 * block_size * head_dim +
+         offset / PANEL * (size_t)PANEL * head_dim;
+}
+
+/* A block's lines, which hold two numbers of a key each, are in no cache when its sequence goes on. */
+static void fetch_token(const struct rotation *all, int t) {
+  const int head_dim = all->head_dim;
+  size_t tile = (size_t)all->block_size * head_dim;
+  for (int h = 0; h < all->kv_heads; h++) {
+    const bf16 *keys = key_at(all, t, h);
+    const bf16 *values = keys + tile + all->slots[t] % PANEL / 2 * 2 * PANEL;
+    for (int i = 0; i < head_dim; i += 2) __builtin_prefetch(keys + i * PANEL, 1, 3);
+    for (int i = 0; i < head_dim; i += PANEL) __builtin_prefetch(values + i * PANEL, 1, 3);
+  }
+}
+
 static void rotate_token(const struct rotation *all, int t) {
   const int heads = all->heads, kv_heads = all->kv_heads, head_dim = all->head_dim;
+  const int place = all->slots[t] % PANEL; /* in a panel */
   size_t tile = (size_t)all->block_size * head_dim;
   const bf16 *head = all->qkv + (size_t)t * (heads + 2 * kv_heads) * head_dim;
   const bf16 *cosines = all->cos + (size_t)t * head_dim, *sines = all->sin + (size_t)t * head_dim;
-  int block = all->slots[t] / all->block_size, offset = all->slots[t] % all->block_size;
   for (int h = 0; h < heads + kv_heads; h++, head += head_dim) {
     const bf16 *norm = h < heads ? all->query_norm : all->key_norm;
     const float scale = norm ? normaliser(head, head_dim, all->eps) : 1;
@@ -86,21 +116,27 @@ static void rotate_token(const struct rotation *all, int t) {
 #undef TURN
     }
     if (h < heads) continue;
-    bf16 *keys = all->blocks + ((size_t)block * kv_heads + h - heads) * 2 * tile +
-                 offset / PANEL * (size_t)PANEL * head_dim + offset % PANEL * 2;
+    bf16 *keys = key_at(all, t, h - heads) + place * 2;
     for (int i = 0; i < head_dim; i += 2) memcpy(keys + i * PANEL, key + i, 4);
   }
   for (int h = 0; h < kv_heads; h++, head += head_dim) {
-    bf16 *values = all->blocks + ((size_t)block * kv_heads + h) * 2 * tile + tile +
-                   offset / PANEL * (size_t)PANEL * head_dim + offset % PANEL / 2 * 2 * PANEL + offset % 2;
-    for (int i = 0; i < head_dim; i++) values[i / PANEL * (PANEL * PANEL) + i % PANEL * 2] = head[i];
+    bf16 *values = key_at(all, t, h) + tile + place / 2 * 2 * PANEL;
+    for (int i = 0; i < head_dim; i += PANEL) store_apart(values + i * PANEL + place % 2, head + i);
   }
 }
 
+/* Tokens of an item. Those of a prompt share lines with their neighbours in a block. */
+INLINE int tokens_of_item(int tokens) { return tokens < 4 * PANEL ? PANEL / 4 : PANEL; }
+
 static void rotate_some(const void *what, int item) {
   const struct rotation *all = what;
-  int rows = rows_of_item((all->heads + all->kv_heads) * all->head_dim);
-  for (int t = item * rows; t < all->tokens && t < (item + 1) * rows; t++) rotate_token(all, t);
+  int size = tokens_of_item(all->tokens), first = item * size;
+  int stop = first + size < all->tokens ? first + size : all->tokens;
+  fetch_token(all, first);
+  for (int t = first; t < stop; t++) {
+    if (t + 1 < stop && all->slots[t + 1] / PANEL != all->slots[t] / PANEL) fetch_token(all, t + 1);
+    rotate_token(all, t);
+  }
 }
 
 /* Queries and keys are normalised (if a weight is given) and rotated, keys and values stored.
@@ -115,6 +151,6 @@ void rotate_and_store(const bf16 *qkv, const bf16 *query_norm, const bf16 *key_n
                       int tokens, int heads, int kv_heads, int head_dim, int block_size) {
   struct rotation all = {qkv,   query_norm, key_norm, cos,      sin,        slots, blocks,
                          query, tokens,     heads,    kv_heads, head_dim, block_size, eps};
-  int rows = rows_of_item((heads + kv_heads) * head_dim);
-  share_out(rotate_some, &all, (tokens + rows - 1) / rows);
+  int size = tokens_of_item(tokens);
+  share_out(rotate_some, &all, (tokens + size - 1) / size);
 }

@@ -51,9 +51,12 @@ struct sides {
   int steps;
 };
 
-INLINE void fetch_tile(const char *next) {
-  UNROLL for (int i = 0; i < 1024; i += 64) __builtin_prefetch(next + i, 0, 2);
+INLINE void fetch_half(const char *next) {
+  UNROLL for (int i = 0; i < 512; i += 64) __builtin_prefetch(next + i, 0, 2);
 }
+INLINE void fetch_tile(const char *next) { fetch_half(next), fetch_half(next + 512); }
+
+#define FOUR_TILES(DO) DO(0) DO(1) DO(2) DO(3)
 
 #define EACH_SUM(DO)                              \
   DO(0, 0, 0)                                     \
@@ -63,20 +66,23 @@ INLINE void fetch_tile(const char *next) {
 #define BY(sum, x, panel) \
   if (numbers == INT8) { _tile_dpbssd(sum, x, panel); } else { _tile_dpbf16ps(sum, x, panel); }
 
+typedef void between(const void *what, int step);
+
 /* sums[groups * 16][WIDTH] += left sides by panels; is_first: sums = them. float sums of bf16, int32 of
-   int8. Two by two each tile that is loaded is multiplied twice. */
+   int8. Two by two each tile that is loaded is multiplied twice. between: what vectors do meanwhile. */
 INLINE void multiply_block(const int groups, const int panels, const enum numbers numbers,
-                           const struct sides *sides, int is_first, void *sums) {
+                           const struct sides *sides, int is_first, void *sums, between *const between,
+                           const void *what) {
   const char *x = sides->x, *panel = sides->panel, *next = sides->next;
 #define CLEAR(t, row, column) _tile_zero(t);
 #define LOAD(t, row, column) _tile_loadd(t, (float *)sums + row * WIDTH + column, WIDTH * 4);
 #define KEEP(t, row, column) _tile_stored(t, (float *)sums + row * WIDTH + column, WIDTH * 4);
   if (is_first) { EACH_SUM(CLEAR) } else { EACH_SUM(LOAD) }
   for (int i = 0; i < sides->steps; i++, x += 1024, panel += 1024) {
-    _tile_loadd(4, x, 64);
+    _tile_stream_loadd(4, x, 64);
     _tile_loadd(6, panel, 64);
     if (panels > 1) _tile_loadd(7, panel + sides->panel_apart, 64);
-    if (groups > 1) _tile_loadd(5, x + sides->x_apart, 64);
+    if (groups > 1) _tile_stream_loadd(5, x + sides->x_apart, 64);
     if (next) {
       fetch_tile(next);
       if (panels > 1) fetch_tile(next + sides->next_apart);
@@ -86,6 +92,7 @@ INLINE void multiply_block(const int groups, const int panels, const enum number
     if (panels > 1) { BY(1, 4, 7) }
     if (groups > 1) { BY(2, 5, 6) }
     if (groups > 1 && panels > 1) { BY(3, 5, 7) }
+    if (between) between(what, i);
   }
   EACH_SUM(KEEP)
 #undef CLEAR
@@ -95,79 +102,13 @@ INLINE void multiply_block(const int groups, const int panels, const enum number
 
 /* The same of up to 32 rows and two panels. */
 INLINE void multiply_sides(int rows, int panels, const enum numbers numbers, const struct sides *sides,
-                           int is_first, void *sums) {
-  if (rows > 16 && panels > 1) multiply_block(2, 2, numbers, sides, is_first, sums);
-  else if (rows > 16) multiply_block(2, 1, numbers, sides, is_first, sums);
-  else if (panels > 1) multiply_block(1, 2, numbers, sides, is_first, sums);
-  else multiply_block(1, 1, numbers, sides, is_first, sums);
+                           int is_first, void *sums, between *const between, const void *what) {
+  if (rows > 16 && panels > 1) multiply_block(2, 2, numbers, sides, is_first, sums, between, what);
+  else if (rows > 16) multiply_block(2, 1, numbers, sides, is_first, sums, between, what);
+  else if (panels > 1) multiply_block(1, 2, numbers, sides, is_first, sums, between, what);
+  else multiply_block(1, 1, numbers, sides, is_first, sums, between, what);
 }
 
-#define MULTIPLY(g) \
-  if (numbers == INT8) { _tile_dpbssd(g, 4, 5); } else { _tile_dpbf16ps(g, 4, 5); }
-
-/* A step multiplies what lies in tile `a` for each group of rows by the panel in tile `b`. */
-#define TILE_GROUPS(EACH)                              \
-  EACH(0)                                              \
-  if (groups > 1) { EACH(1) }                          \
-  if (groups > 2) { EACH(2) }                          \
-  if (groups > 3) { EACH(3) }
-
-/* Where the left sides of a product lie: rows, groups of 16 of them, and steps along a row. */
-struct apart {
-  size_t row_bytes, group_bytes, step_bytes;
-};
-
-/* `num` panels one below the other, of `depth`, and as many that are multiplied later. */
-struct stack {
-  const void *const *panels, *const *next;
-  int num, depth;
-};
-
-/* sums[groups * 16][16] += x[groups * 16][num * depth] by a stack; float sums of bf16, int32 of int8.
-   A step takes 64 bytes of a row: 32 bf16, or 64 int8; 32 where a panel of bf16 is no deeper than 16.
-   Each fetches as much of what is next. */
-INLINE void multiply_tiles(const int groups, const enum numbers numbers, const void *x, struct apart apart,
-                           struct stack stack, void *sums, size_t sums_stride) {
-  const char *at = x;
-  const size_t group_bytes = apart.group_bytes, row_bytes = apart.row_bytes;
-  size_t sums_bytes = sums_stride * 4, sums_apart = 16 * sums_bytes;
-#define LOAD(g) _tile_loadd(g, (char *)sums + g * sums_apart, sums_bytes);
-  TILE_GROUPS(LOAD)
-  for (int s = 0; s < stack.num; s++) {
-    const char *panel = stack.panels[s], *next = stack.next[s];
-    if (numbers == BF16 && stack.depth < 32) {
-      _tile_loadd(7, panel, 64);
-      for (int j = 0; j < 512; j += 64) __builtin_prefetch(next + j, 0, 2);
-#define HALF(g) _tile_loadd(6, at + g * group_bytes, row_bytes); _tile_dpbf16ps(g, 6, 7);
-      TILE_GROUPS(HALF)
-      at += apart.step_bytes;
-    }
-    const int step = numbers == INT8 ? 64 : 32;
-    for (int i = step; i <= stack.depth; i += step, at += apart.step_bytes, panel += 1024, next += 1024) {
-      _tile_loadd(5, panel, 64);
-      fetch_tile(next);
-#define WHOLE(g) _tile_loadd(4, at + g * group_bytes, row_bytes); MULTIPLY(g)
-      TILE_GROUPS(WHOLE)
-    }
-  }
-#define KEEP(g) _tile_stored(g, (char *)sums + g * sums_apart, sums_bytes);
-  TILE_GROUPS(KEEP)
-}
-
-/* The same for any number of rows, in whole groups. */
-INLINE void multiply_groups(int rows, const enum numbers numbers, const void *x, struct apart apart,
-                            struct stack stack, void *sums, size_t sums_stride) {
-  for (int groups = (rows + 15) / 16; groups > 0; groups -= 4) {
-#define CASE(G)                                                     \
-  case G:                                                           \
-    multiply_tiles(G, numbers, x, apart, stack, sums, sums_stride); \
-    break;
-    switch (groups < 4 ? groups : 4) { CASE(1) CASE(2) CASE(3) CASE(4) }
-#undef CASE
-    stack.next = stack.panels; /* what is next was fetched */
-    x = (const char *)x + 4 * apart.group_bytes, sums = (char *)sums + 256 * sums_stride;
-  }
-}
 #else
 #define HAS_TILES 0
 static void use_tiles(int rows, int for_attention) { (void)rows, (void)for_attention; }

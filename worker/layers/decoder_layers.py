@@ -75,9 +75,7 @@ class DecoderLayers:
         if self._together is not None:
             ops = self._together.ops(kv_caches[0])
             if ops is not None:
-                return self._together(
-                    ops, hidden, kv_caches, plan.places, plan.spans, plan.deterministic
-                )
+                return self._together(ops, hidden, kv_caches, plan.places, plan.spans)
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             hidden = layer(hidden, kv_cache, plan)
         return hidden
