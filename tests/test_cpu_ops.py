@@ -278,7 +278,7 @@ def test_rotation_and_store_equal_the_reference(
 
 
 def test_threads_that_store_neighbours_lose_nothing(ops: ctypes.CDLL) -> None:
-    """A prompt from an odd place on: two tokens whose values share words are stored at the same time."""
+    """A prompt from an odd place on: two threads store tokens whose values share words."""
     shape, tokens = HeadShape(2, 2, 64), 320
     qkv = randn(tokens, 6 * 64)
     places = Places(
