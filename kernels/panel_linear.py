@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.device import ops_for
+from kernels.huge_pages import take
 
 _PANEL = 16  # columns that lie side by side
 
@@ -74,7 +75,7 @@ class PanelLinear:
         self._ops = ops
         self._bits, self._group = packing.bits, packing.group or self.in_features
         size = columns * self.in_features * packing.bits // 8
-        self._panels = torch.empty(parts, size, dtype=torch.uint8)
+        self._panels = take(parts * size).view(parts, size)
         groups = -(-self.in_features // self._group) if packing.bits < 16 else 0
         self._scales = torch.empty(parts, groups, columns, dtype=torch.bfloat16)
         for part, rows in enumerate(weight.chunk(parts)):
@@ -93,6 +94,7 @@ class PanelLinear:
             self._group,
         )
         self._weight = ctypes.byref(self.packed)
+        self._wide = torch.empty(0, self.out_features)
 
     def _pack(self, weight: Tensor, part: int) -> None:
         panels = self._panels[part].data_ptr()
@@ -120,9 +122,14 @@ class PanelLinear:
         return self._multiply(x, x.new_empty(len(x), self.out_features), _After.SILU_MUL)
 
     def wide(self, x: Tensor) -> Tensor:
-        """float32, never rounded to less."""
-        out = x.new_empty(len(x), self.out_features, dtype=torch.float32)
-        return self._multiply(x, out, _After.WIDE)
+        """float32, never rounded to less; the next call overwrites it.
+
+        A head's scores are megabytes: memory that comes new from the system costs as much.
+        """
+        rows = len(x)
+        if len(self._wide) < rows:
+            self._wide = self._wide.new_empty(max(rows, 2 * len(self._wide)), self.out_features)
+        return self._multiply(x, self._wide[:rows], _After.WIDE)
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows of the weight: index [n] int64 -> [n, in_features]."""

@@ -200,7 +200,7 @@ def _losses(runner: ModelRunner, token_ids: list[int]) -> Tensor:
             max_query_len=stop - start,
             max_context_len=stop,
         )
-        logits.append(runner.decoder.logits(runner.decoder(batch, runner.kv_caches)))
+        logits.append(runner.decoder.logits(runner.decoder(batch, runner.kv_caches)).clone())
     return F.cross_entropy(torch.cat(logits), ids[1:], reduction="none")
 
 

@@ -64,7 +64,7 @@ class Passes:
 
     def run(self, slices: list[Slice]) -> None:
         with torch.inference_mode():
-            rows = self.decoder.logits(self.decoder(self.batch(slices), self.kv_caches))
+            rows = self.decoder.logits(self.decoder(self.batch(slices), self.kv_caches)).clone()
         places = [(part.seq, at) for part in slices for at in range(part.start, part.stop)]
         self.logits.update(zip(places, rows, strict=True))
 

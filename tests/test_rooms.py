@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "worker.models": {"worker.models", "worker.layers", "torch", "transformers", "safetensors"},
     "worker.engine": ENGINE,
     "worker.engine.sampler": ENGINE | {"kernels"},
+    "worker.engine.build": ENGINE | {"kernels.huge_pages"},
     "worker.engine.constraints": ENGINE | {"llguidance", "transformers"},
     "worker.engine.sandbox_process": {"schemas", "worker.engine.structured", "llguidance"},
     "worker.engine.structured": ENGINE | {"llguidance", "outlines", "jsonschema", "pydantic"},

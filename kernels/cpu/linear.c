@@ -6,7 +6,7 @@
 #define CHUNK (HAS_TILES ? 32 : 64) /* rows of a product's sums */
 #define ITEM_ROWS (HAS_TILES ? 512 : 128) /* while its panels are near, as many rows as may pass over them */
 #define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
-#define FREE_ROWS (HAS_TILES ? 64 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
+#define FREE_ROWS (HAS_TILES ? 128 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
 enum after { NARROW, ADD, SILU_MUL, WIDE };
 
@@ -92,10 +92,28 @@ INLINE vf silu(vf x) {
   return x / (1.0f + exponential(if_less(x, -most, most, -x)));
 }
 
+/* A row's sums past the caches, where they fill lines: logits are more than those hold. */
+INLINE void stream(float *to, const float *row, const int columns) {
+#if defined(__AVX512BW__)
+  if (columns == WIDTH && ((uintptr_t)to & 63) == 0) {
+    for (int p = 0; p < WIDTH; p += 16) _mm512_stream_ps(to + p, _mm512_loadu_ps(row + p));
+    return;
+  }
+#endif
+  memcpy(to, row, columns * 4);
+}
+
+/* After `stream`, before another thread is told. */
+INLINE void end_streams(void) {
+#if defined(__AVX512BW__)
+  _mm_sfence();
+#endif
+}
+
 /* `columns` of a row's sums, which are SILU_MUL's first panel; what it multiplies is the second. */
 INLINE void finish_row(const enum after after, const float *row, void *to, const int columns) {
   if (after == WIDE) {
-    memcpy(to, row, columns * 4);
+    stream(to, row, columns);
     return;
   }
   bf16 some[WIDTH], *now = columns % PANEL ? some : to;
@@ -291,6 +309,7 @@ static void multiply_some(const void *what, int item) {
       pending = multiply_columns(product, c, columns, sums[turn], &pending);
   }
   finish(&pending, 0, pending.rows);
+  if (product->after == WIDE) end_streams();
 }
 
 /* `linear`, and what is multiplied after it, which is fetched from memory meanwhile. x is laid out where

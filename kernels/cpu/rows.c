@@ -81,15 +81,24 @@ INLINE bf16 *key_at(const struct rotation *all, int t, int head) {
          offset / PANEL * (size_t)PANEL * head_dim;
 }
 
-/* A block's lines, which hold two numbers of a key each, are in no cache when its sequence goes on. */
-static void fetch_token(const struct rotation *all, int t) {
+/* The first token after t, below stop, that goes into another panel. */
+INLINE int next_panel(const struct rotation *all, int t, int stop) {
+  int after = t + 1;
+  while (after < stop && all->slots[after] / PANEL == all->slots[t] / PANEL) after++;
+  return after;
+}
+
+/* The lines that tokens t..stop of one panel write: two numbers of a key each, and a pair's values. They are
+   in no cache when a sequence goes on. */
+static void fetch_panel(const struct rotation *all, int t, int stop) {
   const int head_dim = all->head_dim;
   size_t tile = (size_t)all->block_size * head_dim;
+  int pair = all->slots[t] % PANEL / 2, pairs = t + 1 < stop ? PANEL / 2 : pair + 1;
   for (int h = 0; h < all->kv_heads; h++) {
-    const bf16 *keys = key_at(all, t, h);
-    const bf16 *values = keys + tile + all->slots[t] % PANEL / 2 * 2 * PANEL;
+    const bf16 *keys = key_at(all, t, h), *values = keys + tile;
     for (int i = 0; i < head_dim; i += 2) __builtin_prefetch(keys + i * PANEL, 1, 3);
-    for (int i = 0; i < head_dim; i += PANEL) __builtin_prefetch(values + i * PANEL, 1, 3);
+    for (int i = 0; i < head_dim; i += PANEL)
+      for (int p = pair; p < pairs; p++) __builtin_prefetch(values + (i + 2 * p) * PANEL, 1, 3);
   }
 }
 
@@ -125,17 +134,25 @@ static void rotate_token(const struct rotation *all, int t) {
   }
 }
 
-/* Tokens of an item. Those of a prompt share lines with their neighbours in a block. */
+/* Tokens of an item, about. */
 INLINE int tokens_of_item(int tokens) { return tokens < 4 * PANEL ? PANEL / 4 : PANEL; }
+
+/* Where an item begins: no panel's lines are written by two threads at a time. */
+INLINE int first_of_item(const struct rotation *all, int item) {
+  int first = item * tokens_of_item(all->tokens);
+  return first == 0 ? 0 : first < all->tokens ? next_panel(all, first - 1, all->tokens) : all->tokens;
+}
 
 static void rotate_some(const void *what, int item) {
   const struct rotation *all = what;
-  int size = tokens_of_item(all->tokens), first = item * size;
-  int stop = first + size < all->tokens ? first + size : all->tokens;
-  fetch_token(all, first);
-  for (int t = first; t < stop; t++) {
-    if (t + 1 < stop && all->slots[t + 1] / PANEL != all->slots[t] / PANEL) fetch_token(all, t + 1);
-    rotate_token(all, t);
+  int first = first_of_item(all, item), stop = first_of_item(all, item + 1);
+  if (first == stop) return;
+  int next = next_panel(all, first, stop), after;
+  fetch_panel(all, first, next);
+  for (int t = first; t < stop; t = next, next = after) {
+    after = next < stop ? next_panel(all, next, stop) : stop;
+    if (next < stop) fetch_panel(all, next, after);
+    for (int i = t; i < next; i++) rotate_token(all, i);
   }
 }
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.huge_pages import take
 from schemas.errors import PenstockError
 from worker.engine.batch import PersistentBatch
 from worker.engine.block_pool import BlockPool
@@ -177,7 +178,9 @@ def _zeros(
 ) -> Tensor:
     """Zeros, so that no stray NaN meets a masked weight. On a CPU their pages are taken at once
     where somebody asked for so many bytes, else when they are written: few models need them all."""
-    if at_once or device.type != "cpu":
+    if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize
+    if at_once:
+        return take(size).zero_().view(dtype).view(shape)
     return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)

@@ -15,7 +15,7 @@ Embedding = Callable[[Tensor], Tensor]
 
 
 class Head:
-    """hidden [rows, hidden] -> float32 [rows, vocab]."""
+    """hidden [rows, hidden] -> float32 [rows, vocab], which the next call may overwrite."""
 
     def __init__(self, product: Linear) -> None:
         self.product = product

@@ -1,0 +1,32 @@
+"""What stays in memory: pieces of regions that the system may hold in huge pages."""
+
+import gc
+from pathlib import Path
+
+from kernels.huge_pages import take
+
+_MIB = 2**20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_pieces_are_zero_aligned_and_apart() -> None:
+    pieces = [take(size) for size in (1, 100, 3 * _MIB, 70 * _MIB, 64, 40 * _MIB, 30 * _MIB)]
+    for number, piece in enumerate(pieces, 1):
+        assert piece.data_ptr() % 64 == 0
+        assert not piece[:: max(1, len(piece) // 1000)].any()
+        piece.fill_(number)
+    assert all((piece == number).all() for number, piece in enumerate(pieces, 1))
+
+
+def test_only_what_is_written_takes_memory_and_only_while_it_is_held() -> None:
+    before = resident_bytes()
+    piece = take(256 * _MIB)
+    assert resident_bytes() - before < 16 * _MIB
+    piece[: 128 * _MIB] = 1
+    assert 120 * _MIB < resident_bytes() - before < 144 * _MIB
+    del piece
+    gc.collect()
+    assert resident_bytes() - before < 16 * _MIB
