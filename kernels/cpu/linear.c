@@ -191,7 +191,7 @@ struct columns {
 };
 
 /* sums[rows][WIDTH] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is taken
-   twice. */
+   twice. before: what tiles leave time for. */
 static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
                            struct columns columns, float *sums, const struct pending *before) {
   int k = w->k;
@@ -205,6 +205,7 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
   pending.pace = (pending.rows + sides.steps - 1) / sides.steps;
   multiply_sides(rows, columns.count, BF16, &sides, !w->bias, sums, finish_some, &pending);
 #else
+  (void)before;
   const left *x = (const left *)row_of(laid, first, k * sizeof(left));
   int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
   for (int i = 0; i < k; i += depth) {
@@ -220,7 +221,7 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
 }
 
 static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
-                                     struct columns columns, float *sums, const struct pending *before) {
+                                     struct columns columns, float *sums) {
   int k = w->k, num_groups = groups_of(w), num_scales = panels_of(w->n) * PANEL;
   int is_second_part = columns.apart * PANEL == num_scales; /* its scales follow all of the first's */
   for (int g = 0; g < num_groups; g++) {
@@ -261,7 +262,7 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
 
 /* Some columns for one chunk of rows, and what is pending of another. */
 static struct pending multiply_columns(const struct product *product, int chunk, struct columns columns,
-                                       float *sums, struct pending *before) {
+                                       float *sums, const struct pending *before) {
   const struct weight *w = &product->weight;
   int first = chunk * CHUNK, rows = least(CHUNK, product->m - first);
   if (w->bias) {
@@ -271,12 +272,9 @@ static struct pending multiply_columns(const struct product *product, int chunk,
   } else if (!HAS_TILES || w->bits < 16) {
     memset(sums, 0, rows * WIDTH * 4);
   }
-  if (takes_laid(w)) {
-    multiply_chunk(&product->laid, first, rows, w, columns, sums, before);
-  } else {
-    finish(before, 0, before->rows);
-    (w->bits < 16 ? multiply_quantised_chunk : multiply_chunk)(&product->laid, first, rows, w, columns, sums, before);
-  }
+  if (!takes_laid(w)) finish(before, 0, before->rows);
+  if (w->bits < 16) multiply_quantised_chunk(&product->laid, first, rows, w, columns, sums);
+  else multiply_chunk(&product->laid, first, rows, w, columns, sums, before);
   int column = columns.p * PANEL, most = product->after == SILU_MUL ? PANEL : columns.count * PANEL;
   return (struct pending){product, sums, first, rows, column, least(most, w->n - column), 0};
 }
