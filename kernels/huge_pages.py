@@ -1,7 +1,7 @@
 """Memory for what is read all over in every step, in pages of 2 MiB where the system has them.
 
 Weights and caches are hundreds of megabytes: in pages of 4 KiB each is looked up anew, and the
-processor's own fetching ends with it. Worth a twentieth of a step.
+processor's own fetching ends with it. Worth some 3 % of a step of a 135M model.
 """
 
 import mmap

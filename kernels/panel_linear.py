@@ -94,7 +94,6 @@ class PanelLinear:
             self._group,
         )
         self._weight = ctypes.byref(self.packed)
-        self._wide = torch.empty(0, self.out_features)
 
     def _pack(self, weight: Tensor, part: int) -> None:
         panels = self._panels[part].data_ptr()
@@ -121,15 +120,11 @@ class PanelLinear:
         """silu of the first part's product, times the second's."""
         return self._multiply(x, x.new_empty(len(x), self.out_features), _After.SILU_MUL)
 
-    def wide(self, x: Tensor) -> Tensor:
-        """float32, never rounded to less; the next call overwrites it.
-
-        A head's scores are megabytes: memory that comes new from the system costs as much.
-        """
-        rows = len(x)
-        if len(self._wide) < rows:
-            self._wide = self._wide.new_empty(max(rows, 2 * len(self._wide)), self.out_features)
-        return self._multiply(x, self._wide[:rows], _After.WIDE)
+    def wide(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """float32, never rounded to less. out: contiguous; none: a new one."""
+        if out is None:
+            out = x.new_empty(len(x), self.out_features, dtype=torch.float32)
+        return self._multiply(x, out, _After.WIDE)
 
     def rows(self, index: Tensor) -> Tensor:
         """Rows of the weight: index [n] int64 -> [n, in_features]."""

@@ -22,6 +22,7 @@ from kernels.cpu.compile import build
 from kernels.cpu.library import load
 from kernels.draw import LOG2_E
 from kernels.paged_attention_panels import paged_attention_panels, to_panels
+from kernels.panel_layers import LayerParts, PanelLayers
 from kernels.panel_linear import PACKINGS, PanelLinear
 from kernels.rms_norm import rms_norm_compiled, rms_norm_ref
 from kernels.rotate_and_store import (
@@ -114,7 +115,7 @@ def test_quantised_products_equal_torch(
     eighth = (x.double() / scale).round() * scale
     exact = F.linear(eighth, rounded.double(), bias.double())
     assert_close(product.wide(x).double(), exact, atol=1e-2, rtol=1e-2)
-    alone = torch.cat([product.wide(row).clone() for row in x.split(1)])
+    alone = torch.cat([product.wide(row) for row in x.split(1)])
     assert torch.equal(alone, product.wide(x))
 
 
@@ -134,7 +135,7 @@ def test_a_products_row_has_the_same_bits_alone(
 ) -> None:
     x, weight = randn(rows, wide), randn(out, wide, seed=1)
     product = PanelLinear(ops, weight, None)
-    alone = torch.cat([product.wide(row).clone() for row in x.split(1)])
+    alone = torch.cat([product.wide(row) for row in x.split(1)])
     assert torch.equal(alone, product.wide(x))
 
 
@@ -275,6 +276,65 @@ def test_rotation_and_store_equal_the_reference(
     got = rotate_and_store_panels(ops, qkv, norms, places, shape, panels)
     assert_close(got, wanted, atol=3e-2, rtol=2e-2)
     assert_close(panels, to_panels(cache), atol=3e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("normed", [False, True])
+def test_layers_in_one_call_have_the_bits_of_their_operations(
+    ops: ctypes.CDLL, name: str, normed: bool
+) -> None:
+    """Between them rows lie as products read them; one by one they take and give plain rows."""
+    heads, kv_heads, head_dim, size, inner, eps = 4, 2, 32, 128, 192, 1e-5
+    shape = HeadShape(heads, kv_heads, head_dim)
+    _, cache, spans = make([(1, 1030), (21, 40), (1, 5)], heads, kv_heads, head_dim)
+    places = Places(
+        *randn(2, 23, head_dim),
+        torch.cat(
+            [
+                table[torch.arange(context - rows, context) // 16] * 16
+                + torch.arange(context - rows, context) % 16
+                for table, (rows, context) in zip(
+                    spans.block_tables.long(), [(1, 1030), (21, 40), (1, 5)], strict=True
+                )
+            ]
+        ),
+    )
+    norms = HeadNorms(randn(head_dim), randn(head_dim, seed=1), eps) if normed else None
+
+    def product(out: int, wide: int, seed: int, parts: int = 1) -> PanelLinear:
+        weight, bias = randn(parts * out, wide, seed=seed) / 8, randn(parts * out, seed=seed)
+        return PanelLinear(ops, weight, bias, PACKINGS[name], parts)
+
+    layers = [
+        LayerParts(
+            randn(size, seed=seed),
+            product((heads + 2 * kv_heads) * head_dim, size, seed),
+            norms,
+            product(size, heads * head_dim, seed),
+            randn(size, seed=seed + 1),
+            product(inner, size, seed, parts=2),
+            product(size, inner, seed),
+            eps,
+            0.2,
+            None,
+        )
+        for seed in (10, 20)
+    ]
+    caches = [to_panels(cache.bfloat16()) for _ in layers]
+    alone = [each.clone() for each in caches]
+    hidden = randn(23, size)
+    wanted = hidden.clone()
+    got = PanelLayers(layers, shape)(ops, hidden, caches, places, spans)
+    for layer, panels in zip(layers, alone, strict=True):
+        rows = layer.qkv(rms_norm_compiled(ops, wanted, layer.attention_norm, eps))
+        query = rotate_and_store_panels(ops, rows, norms, places, shape, panels)
+        attended = paged_attention_panels(ops, query, panels, spans, 0.2, None)
+        layer.output.add(attended.view(23, -1), wanted)
+        rows = layer.gate_up.silu_mul(rms_norm_compiled(ops, wanted, layer.mlp_norm, eps))
+        layer.down.add(rows, wanted)
+    assert torch.equal(got, wanted) and wanted.isfinite().all()
+    for one, other in zip(caches, alone, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_threads_that_store_neighbours_lose_nothing(ops: ctypes.CDLL) -> None:

@@ -21,6 +21,21 @@ def test_pieces_are_zero_aligned_and_apart() -> None:
     assert all((piece == number).all() for number, piece in enumerate(pieces, 1))
 
 
+def test_the_system_may_hold_it_in_huge_pages() -> None:
+    """Private, and advised where the system has them: shared memory would get none."""
+    address = take(8 * _MIB).data_ptr()
+    asked = []
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if "-" in words[0] and not words[0].endswith(":"):
+            begin, end = (int(bound, 16) for bound in words[0].split("-"))
+            is_its = begin <= address < end
+            assert not is_its or words[1] == "rw-p"
+        elif words[0] == "VmFlags:" and is_its:
+            asked.append("hg" in words)
+    assert asked == [Path("/sys/kernel/mm/transparent_hugepage").exists()]
+
+
 def test_only_what_is_written_takes_memory_and_only_while_it_is_held() -> None:
     before = resident_bytes()
     piece = take(256 * _MIB)

@@ -66,9 +66,9 @@ static const vf count = {0, 1, 2, 3, 4, 5, 6, 7};
 static const vf count = {0, 1, 2, 3};
 #endif
 
-/* A row's weights for one piece from its scores; before `hidden` and from `seen` on, keys are hidden. What the
-   weights are relative to follows the highest score from afar: it may be exceeded 2^SLACK times, which costs
-   no accuracy, and saves most of the times that sums must follow. */
+/* A row's weights for one piece from its scores; before `hidden` and from `seen` on, keys are hidden. What
+   the weights are relative to follows the highest score from afar: it may be exceeded 2^SLACK times, which
+   costs no accuracy, and saves most of the times that sums must follow. */
 static void weigh(struct bench *bench, int row, int hidden, int seen, float scale, int head_dim) {
   float *scores = bench->scores + row * KEYS, *sums = bench->sums + (size_t)row * head_dim;
   if (hidden > 0 || seen < KEYS) {

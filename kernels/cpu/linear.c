@@ -4,7 +4,7 @@
 
 #define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
 #define CHUNK (HAS_TILES ? 32 : 64) /* rows of a product's sums */
-#define ITEM_ROWS (HAS_TILES ? 512 : 128) /* while its panels are near, as many rows as may pass over them */
+#define ITEM_ROWS (HAS_TILES ? 512 : 128) /* pass over its panels while those are near */
 #define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 128 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
@@ -149,7 +149,8 @@ static void lay_some(const void *what, int item) {
 /* Where a row of the result has its numbers from `column` on. */
 INLINE char *result_of(const struct product *product, int row, int column) {
   int n = product->weight.n, size = product->after == WIDE ? 4 : 2;
-  return (char *)product->out + (product->lays_out ? number_at(row, column, n) : (size_t)row * n + column) * size;
+  size_t at = product->lays_out ? number_at(row, column, n) : (size_t)row * n + column;
+  return (char *)product->out + at * size;
 }
 
 /* Sums that are not in the result yet: `columns` of it from `column` on, of rows first... */
@@ -161,14 +162,15 @@ struct pending {
 
 static void finish(const struct pending *pending, int from, int to) {
   const struct product *product = pending->product;
-#define FINISH(AFTER, NUM)          \
-  for (int r = from; r < to; r++)   \
-    finish_row(AFTER, pending->sums + r * WIDTH, result_of(product, pending->first + r, pending->column), NUM);
-#define CASE(AFTER)                                            \
-  case AFTER:                                                  \
-    if (pending->columns == WIDTH) FINISH(AFTER, WIDTH)        \
-    else if (pending->columns == PANEL) FINISH(AFTER, PANEL)   \
-    else FINISH(AFTER, pending->columns)                       \
+#define FINISH(AFTER, NUM)                                                    \
+  for (int r = from; r < to; r++)                                             \
+    finish_row(AFTER, pending->sums + r * WIDTH,                              \
+               result_of(product, pending->first + r, pending->column), NUM);
+#define CASE(AFTER)                                          \
+  case AFTER:                                                \
+    if (pending->columns == WIDTH) FINISH(AFTER, WIDTH)      \
+    else if (pending->columns == PANEL) FINISH(AFTER, PANEL) \
+    else FINISH(AFTER, pending->columns)                     \
     break;
   switch (product->after) { CASE(NARROW) CASE(ADD) CASE(SILU_MUL) CASE(WIDE) }
 #undef CASE

@@ -29,7 +29,10 @@ static void use_tiles(int rows, int for_attention) {
   struct tile_config config = {.palette = 1,
                                .column_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
                                .rows = {rows, rows, rows, rows, rows, rows, 16, 16}};
-  if (for_attention) config.column_bytes[6] = 32, config.rows[5] = 16, config.rows[6] = rows, config.rows[7] = 8;
+  if (for_attention) {
+    config.column_bytes[6] = 32;
+    config.rows[5] = 16, config.rows[6] = rows, config.rows[7] = 8;
+  }
   __asm__ volatile("" ::"r"(&config) : "memory"); /* gcc 12 thinks that less of it is read */
   _tile_loadconfig(&config);
   tiles_hold = hold;

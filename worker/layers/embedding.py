@@ -19,9 +19,15 @@ class Head:
 
     def __init__(self, product: Linear) -> None:
         self.product = product
+        self._scores = torch.empty(0, 0)
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.product.wide(hidden)
+        if not isinstance(self.product, PanelLinear):
+            return self.product.wide(hidden)
+        rows, held = len(hidden), len(self._scores)
+        if held < rows:  # megabytes: new memory would cost a page fault for every thousand of them
+            self._scores = torch.empty(max(rows, 2 * held), self.product.out_features)
+        return self.product.wide(hidden, self._scores[:rows])
 
 
 def embedding(weight: Tensor) -> Embedding:

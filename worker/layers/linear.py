@@ -28,7 +28,7 @@ class Linear(Protocol):
         """The product added to residual [tokens, out_features], which may be overwritten."""
 
     def wide(self, x: Tensor) -> Tensor:
-        """In float32; the next call may overwrite it."""
+        """In float32."""
 
     def silu_mul(self, x: Tensor) -> Tensor:
         """silu of the first half of the columns, times the second: [tokens, out_features / 2]."""
