@@ -111,7 +111,7 @@ struct attention {
   const struct item *items;
   float *partial;
   size_t row_room;
-  int heads, group, window, width, lays_out, count; /* of items, once for each key head */
+  int heads, group, window, width, lays_out;
   float scale;
 };
 
@@ -142,11 +142,11 @@ static void score(struct bench *bench, int first, int rows, int head_dim, const 
     float *scores = bench->scores + (first + r) * KEYS;
 #define CLEAR(t) _tile_zero(t);
 #define KEEP(t) _tile_stored(t, scores + t * PANEL, KEYS * 4);
-#define BY_KEYS(t)                                                 \
-  if (t < piece->num) {                                            \
-    _tile_loadd(5, piece->keys[t] + i * PANEL, 64);                \
-    if (!r) fetch_tile((const char *)(next->keys[t] + i * PANEL)); \
-    _tile_dpbf16ps(t, 4, 5);                                       \
+#define BY_KEYS(t)                                          \
+  if (t < piece->num) {                                     \
+    _tile_loadd(5, piece->keys[t] + i * PANEL, 64);         \
+    if (!r) fetch_ahead(next->keys[t] + i * PANEL, 1024);   \
+    _tile_dpbf16ps(t, 4, 5);                                \
   }
     FOUR_TILES(CLEAR)
     for (int i = 0; i < head_dim; i += 32) {
@@ -168,11 +168,11 @@ static void mix(struct bench *bench, int first, int rows, int head_dim, const st
       int tiles = head_dim - j < 64 ? 2 : 4;
 #define LOAD(t) if (t < tiles) _tile_loadd(t, sums + t * PANEL, head_dim * 4);
 #define KEEP(t) if (t < tiles) _tile_stored(t, sums + t * PANEL, head_dim * 4);
-#define BY_VALUES(t)                                               \
-  if (t < tiles) {                                                 \
-    _tile_loadd(7, values + t * PANEL * PANEL, 64);                \
-    if (!r) fetch_half((const char *)(later + t * PANEL * PANEL)); \
-    _tile_dpbf16ps(t, 6, 7);                                       \
+#define BY_VALUES(t)                                      \
+  if (t < tiles) {                                        \
+    _tile_loadd(7, values + t * PANEL * PANEL, 64);       \
+    if (!r) fetch_ahead(later + t * PANEL * PANEL, 512);  \
+    _tile_dpbf16ps(t, 6, 7);                              \
   }
       FOUR_TILES(LOAD)
       for (int s = 0; s < piece->num; s++) {
@@ -348,7 +348,7 @@ INLINE size_t row_of_stack(const struct item *item, int r, int heads, int head, 
 }
 
 /* One key head of an item. */
-static void attend_some(const void *what, int number) {
+static void attend_some(const void *what, int number, int next) {
   const struct attention *all = what;
   int kv_heads = all->cache.kv_heads, head_dim = all->cache.head_dim, head = number % kv_heads;
   const struct item *item = all->items + number / kv_heads;
@@ -358,7 +358,7 @@ static void attend_some(const void *what, int number) {
     const bf16 *from = all->query + row_of_stack(item, r, all->heads, head, all->group) * head_dim;
     for (int j = 0; j < head_dim; j++) bench.query[(size_t)r * head_dim + j] = left_of(from[j]);
   }
-  int later = number + team.num_helpers + 1 < all->count ? number + team.num_helpers + 1 : number;
+  int later = next == NONE ? number : next;
   struct piece piece = first_piece(&all->items[later / kv_heads].span, &all->cache, later % kv_heads);
   attend_share(&bench, all, item, head, &piece);
   for (int r = 0; r < rows; r++) {
@@ -375,7 +375,7 @@ static void attend_some(const void *what, int number) {
   }
 }
 
-static void merge_some(const void *what, int number) {
+static void merge_some(const void *what, int number, int next) {
   const struct attention *all = what;
   const struct item *item = all->items + number;
   int rows = (item->stop - item->first) * all->group, head_dim = all->cache.head_dim;
@@ -405,7 +405,7 @@ static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *quer
   int failed = !items || !partial;
   if (!failed) {
     struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, window, width, lays_out, count * kv_heads,
+                            row_room, heads, group, window, width, lays_out,
                             scale * 1.44269504f};
     list_items(items, &room, &batch, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);

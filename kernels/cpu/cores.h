@@ -12,12 +12,15 @@
 
 #include "panels.h"
 
-struct helper {
+/* Of a team: who calls it, or a helper. */
+struct member {
+  _Alignas(64) _Atomic uint64_t range; /* of items: where it ends << 32 | where it begins */
   _Alignas(64) _Atomic int holds_items;
   _Atomic int is_bound; /* to the core that it was brought to */
+  int number; /* 0: the caller */
   pthread_t thread;
   int64_t ran_ns; /* of CPU time, when its caller looked last */
-  struct helper *next;
+  struct member *next;
 };
 
 #if defined(__linux__)
@@ -31,20 +34,20 @@ static void note_allowed_cores(void) {
   if (sched_getaffinity(0, sizeof allowed, &allowed)) CPU_ZERO(&allowed);
 }
 
-static void run_anywhere(struct helper *self) {
+static void run_anywhere(struct member *self) {
   atomic_store(&self->is_bound, 0);
   if (CPU_COUNT(&allowed)) pthread_setaffinity_np(self->thread, sizeof allowed, &allowed);
 }
 
 /* Called by the helper itself. */
-static void leave_core(struct helper *self, int core) {
+static void leave_core(struct member *self, int core) {
   cpu_set_t others = allowed;
   CPU_CLR(core, &others);
   if (CPU_COUNT(&others)) pthread_setaffinity_np(self->thread, sizeof others, &others);
 }
 
 /* Called by who has nothing to do but wait for it. */
-static void bring_here(struct helper *helper) {
+static void bring_here(struct member *helper) {
   if (!CPU_COUNT(&allowed)) return; /* more cores than a set has room for */
   cpu_set_t here;
   CPU_ZERO(&here);
@@ -62,8 +65,8 @@ static int64_t cpu_time_ns(pthread_t thread) {
 #else
 INLINE int this_core(void) { return -1; }
 static void note_allowed_cores(void) {}
-static void run_anywhere(struct helper *self) { atomic_store(&self->is_bound, 0); }
-static void leave_core(struct helper *self, int core) {}
-static void bring_here(struct helper *helper) {}
+static void run_anywhere(struct member *self) { atomic_store(&self->is_bound, 0); }
+static void leave_core(struct member *self, int core) {}
+static void bring_here(struct member *helper) {}
 static int64_t cpu_time_ns(pthread_t thread) { return 0; }
 #endif

@@ -34,18 +34,21 @@ int run_layers(const struct layer *layers, int num, const struct pass *pass, bf1
     int lays_normed = takes_laid(&layer->qkv), lays_attended = takes_laid(&layer->output);
     int lays_wide = takes_laid(&layer->down);
     norm_rows(hidden, layer->attention_norm, normed, lays_normed, tokens, size, layer->norm_eps);
-    failed |= multiply_by(normed, lays_normed, &layer->qkv, wide, 0, tokens, NARROW, &layer->output);
+    failed |= multiply_by(normed, lays_normed, &layer->qkv, wide, 0, tokens, NARROW,
+                          (struct later){&layer->output, ADD});
     rotate_and_store(wide, layer->query_norm, layer->key_norm, layer->head_norm_eps, pass->cos, pass->sin,
                      pass->slots, blocks[i], query, tokens, heads, kv_heads, head_dim, pass->block_size);
     failed |= attend_all(query, blocks[i], pass->query_start, pass->context_lens, pass->tables, pass->width,
                          pass->seqs, heads, kv_heads, head_dim, pass->block_size, layer->scale,
                          layer->window, attended, lays_attended);
-    failed |= multiply_by(attended, lays_attended, &layer->output, hidden, 0, tokens, ADD, &layer->gate_up);
+    failed |= multiply_by(attended, lays_attended, &layer->output, hidden, 0, tokens, ADD,
+                          (struct later){&layer->gate_up, SILU_MUL});
     lays_normed = takes_laid(&layer->gate_up);
     norm_rows(hidden, layer->mlp_norm, normed, lays_normed, tokens, size, layer->norm_eps);
     failed |= multiply_by(normed, lays_normed, &layer->gate_up, wide, lays_wide, tokens, SILU_MUL,
-                          &layer->down);
-    failed |= multiply_by(wide, lays_wide, &layer->down, hidden, 0, tokens, ADD, then ? &then->qkv : 0);
+                          (struct later){&layer->down, ADD});
+    failed |= multiply_by(wide, lays_wide, &layer->down, hidden, 0, tokens, ADD,
+                          (struct later){then ? &then->qkv : 0, NARROW});
   }
   return failed;
 }

@@ -5,8 +5,8 @@
 #define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
 #define CHUNK (HAS_TILES ? 32 : 64) /* rows of a product's sums */
 #define ITEM_ROWS (HAS_TILES ? 512 : 128) /* pass over its panels while those are near */
-#define RUN 131072 /* bytes of panels, about, that a thread takes at a time */
-#define FREE_ROWS (HAS_TILES ? 128 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
+#define RUN 262144 /* bytes of panels, about, that a thread takes at a time */
+#define FREE_ROWS (HAS_TILES ? 80 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
 enum after { NARROW, ADD, SILU_MUL, WIDE };
 
@@ -127,21 +127,36 @@ INLINE void finish_row(const enum after after, const float *row, void *to, const
   if (columns % PANEL) memcpy(to, some, columns * 2);
 }
 
-/* A product, as its threads see it. Items are runs of `run` panels for each few chunks of rows. */
+/* What is multiplied after a product by as many rows, and is fetched meanwhile; or no weight. */
+struct later {
+  const struct weight *weight;
+  enum after after;
+};
+
+/* A product, as its threads see it. Items are runs of panels for each few chunks of rows. */
 struct product {
   struct weight weight;
   struct laid laid;
   const bf16 *x;
   void *out;
-  int m, run, items;
+  int m;
   enum after after;
   int lays_out; /* rows as the next product wants them */
-  const struct weight *later; /* what is multiplied after it, or none */
+  struct later later;
 };
 
-INLINE int runs_of(const struct product *p) { return (panels_of(p->weight.n) + p->run - 1) / p->run; }
+/* How many panels an item has: RUN's worth, fewer if many rows pass over them, and as many for each member. */
+INLINE int run_of(const struct weight *w, int m) {
+  int members = team.num_helpers + 1, panels = panels_of(w->n);
+  int rounds = 1 + panels * panel_bytes(w) * (1 + m / FREE_ROWS) / ((size_t)RUN * members);
+  int run = (panels + rounds * members - 1) / (rounds * members);
+  return (run + 1) & ~1; /* no two threads write the same line */
+}
 
-static void lay_some(const void *what, int item) {
+INLINE int runs_of(const struct weight *w, int m) { return (panels_of(w->n) + run_of(w, m) - 1) / run_of(w, m); }
+INLINE int items_of(const struct weight *w, int m) { return (m + ITEM_ROWS - 1) / ITEM_ROWS * runs_of(w, m); }
+
+static void lay_some(const void *what, int item, int next) {
   const struct product *p = what;
   for (int r = item * PANEL; r < least(p->m, (item + 1) * PANEL); r++) lay(p->x, &p->laid, r, &p->weight);
 }
@@ -185,11 +200,10 @@ INLINE void finish_some(const void *what, int step) {
 }
 
 /* Panels of a weight that are multiplied together: `count` of them, p first, each `apart` panels behind
-   the last. next: what is multiplied then, its panels `next_apart` apart. */
+   the last. next: panels to fetch meanwhile, or none. */
 struct columns {
   int p, count, apart;
-  const void *next;
-  int next_apart;
+  const char *next[2];
 };
 
 /* sums[rows][WIDTH] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is taken
@@ -197,18 +211,19 @@ struct columns {
 static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
                            struct columns columns, float *sums, const struct pending *before) {
   int k = w->k;
-  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w)), *next = columns.next;
+  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w));
   size_t apart = columns.count > 1 ? (size_t)columns.apart * k * PANEL : 0;
-  size_t next_apart = columns.count > 1 ? (size_t)columns.next_apart * k * PANEL : 0;
 #if HAS_TILES
-  struct sides sides = {row_of(laid, first, 2 * (size_t)k), (const char *)panel, (const char *)next,
-                        32 * (size_t)k, 2 * apart, 2 * next_apart, k / 32};
+  struct sides sides = {row_of(laid, first, 2 * (size_t)k), (const char *)panel,
+                        {columns.next[0], columns.next[1]}, 32 * (size_t)k, 2 * apart, k / 32};
   struct pending pending = *before;
   pending.pace = (pending.rows + sides.steps - 1) / sides.steps;
   multiply_sides(rows, columns.count, BF16, &sides, !w->bias, sums, finish_some, &pending);
 #else
   (void)before;
   const left *x = (const left *)row_of(laid, first, k * sizeof(left));
+  const bf16 *next = (const bf16 *)columns.next[0];
+  size_t next_apart = columns.next[1] ? (const bf16 *)columns.next[1] - next : 0;
   int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
   for (int i = 0; i < k; i += depth) {
     int is_last = i + depth >= k;
@@ -233,14 +248,15 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
         .scales = w->scales + (size_t)g * num_scales + columns.p * PANEL,
         .panel_apart = columns.count > 1 ? columns.apart * panel_bytes(w) : 0,
         .scales_apart = columns.count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
-        .ahead = columns.next ? (const char *)columns.next - (w->panels + columns.p * panel_bytes(w)) : 0,
+        .ahead = columns.next[0] ? columns.next[0] - (w->panels + columns.p * panel_bytes(w)) : 0,
         .number = g, .from = from, .depth = depth};
 #if HAS_TILES
     int32_t whole[CHUNK * WIDTH] __attribute__((aligned(64)));
     int8_t unpacked[2][MAX_GROUP * PANEL] __attribute__((aligned(64)));
-    struct sides sides = {row_of(laid, first, k) + (size_t)from * 16, group.panel,
-                          columns.next ? group.panel + group.ahead : 0,
-                          16 * (size_t)k, group.panel_apart, group.panel_apart, depth / 64};
+    struct sides sides = {row_of(laid, first, k) + (size_t)from * 16, group.panel, {},
+                          16 * (size_t)k, group.panel_apart, depth / 64};
+    for (int c = 0; c < 2; c++)
+      if (columns.next[c]) sides.next[c] = columns.next[c] + (size_t)from * PANEL * w->bits / 8;
     if (w->bits == 4) {
       for (int c = 0; c < columns.count; c++)
         unpack((const uint8_t *)group.panel + c * group.panel_apart, unpacked[c], depth);
@@ -281,31 +297,45 @@ static struct pending multiply_columns(const struct product *product, int chunk,
   return (struct pending){product, sums, first, rows, column, least(most, w->n - column), 0};
 }
 
-/* The first panels of the item that a thread takes after this one; its own if there is none. */
-static const char *find_next(const struct product *product, int item) {
-  int next = item + team.num_helpers + 1;
-  const struct weight *w = &product->weight;
-  if (next >= product->items && product->later) w = product->later, next -= product->items;
-  else if (next >= product->items) next = item;
-  return w->panels + next % runs_of(product) * product->run * panel_bytes(w);
+/* Panels of a weight from p on that are multiplied together; of two weights, one of each. */
+INLINE struct columns columns_at(const struct weight *w, int p, int to, enum after after) {
+  if (after == SILU_MUL) return (struct columns){p, 2, panels_of(w->n), {}};
+  return (struct columns){p, least(COLUMNS, to - p), 1, {}};
 }
 
-static void multiply_some(const void *what, int item) {
+/* Has columns bring what this thread multiplies after them: of its item, from p to `to`; of the item that is
+   its next; or of the product that is later. */
+INLINE void bring_next(struct columns *columns, const struct product *product, int p, int to, int next) {
+  const struct weight *w = &product->weight;
+  enum after after = product->after;
+  if (p >= to && next == NONE) {
+    w = product->later.weight, after = product->later.after;
+    if (!w) return;
+    next = begin_of(items_of(w, product->m), this_member->number);
+  }
+  if (p >= to) p = next % runs_of(w, product->m) * run_of(w, product->m), to = panels_of(w->n);
+  struct columns then = columns_at(w, p, to, after);
+  columns->next[0] = w->panels + p * panel_bytes(w);
+  if (then.count > 1) columns->next[1] = columns->next[0] + then.apart * panel_bytes(w);
+}
+
+static void multiply_some(const void *what, int item, int next) {
   const struct product *product = what;
   const struct weight *w = &product->weight;
-  int runs = runs_of(product), num_panels = panels_of(w->n), is_pair = product->after == SILU_MUL;
-  int from = item % runs * product->run, to = least(from + product->run, num_panels);
-  int chunk = item / runs * (ITEM_ROWS / CHUNK), chunks = (product->m + CHUNK - 1) / CHUNK;
+  int runs = runs_of(w, product->m), run = run_of(w, product->m);
+  int from = item % runs * run, to = least(from + run, panels_of(w->n));
+  int chunk = item / runs * (ITEM_ROWS / CHUNK);
+  int stop = least(chunk + ITEM_ROWS / CHUNK, (product->m + CHUNK - 1) / CHUNK);
   float sums[2][CHUNK * WIDTH] __attribute__((aligned(64)));
   struct pending pending = {.product = product};
   int turn = 0;
   use_tiles(least(product->m, 16), 0);
-  for (int p = from, taken = is_pair ? 1 : COLUMNS; p < to; p += taken) {
-    struct columns columns = {p, least(taken, to - p), 1, find_next(product, item), 1};
-    if (is_pair) columns.count = 2, columns.apart = num_panels; /* the gate's, and what it multiplies */
-    if (p + taken < to)
-      columns.next = w->panels + (p + taken) * panel_bytes(w), columns.next_apart = columns.apart;
-    for (int c = chunk; c < least(chunk + ITEM_ROWS / CHUNK, chunks); c++, columns.next = 0, turn ^= 1)
+  for (int p = from, taken = product->after == SILU_MUL ? 1 : COLUMNS; p < to; p += taken) {
+    struct columns columns = columns_at(w, p, to, product->after);
+    bring_next(&columns, product, p + taken, to, next);
+    const char *second = HAS_TILES && stop - chunk > 1 ? columns.next[1] : 0; /* by the second chunk */
+    if (second) columns.next[1] = 0;
+    for (int c = chunk; c < stop; c++, columns.next[0] = second, columns.next[1] = second = 0, turn ^= 1)
       pending = multiply_columns(product, c, columns, sums[turn], &pending);
   }
   finish(&pending, 0, pending.rows);
@@ -315,23 +345,18 @@ static void multiply_some(const void *what, int item) {
 /* `linear`, and what is multiplied after it, which is fetched from memory meanwhile. x is laid out where
    the weight takes it so and `is_laid` says so; out where `lays_out` does. */
 static int multiply_by(const bf16 *x, int is_laid, const struct weight *w, void *out, int lays_out, int m,
-                       enum after after, const struct weight *later) {
-  int taken = after == SILU_MUL ? 1 : COLUMNS; /* panels at least */
-  size_t bytes = taken * panel_bytes(w) * (1 + m / FREE_ROWS);
-  int run = taken * (1 + RUN / bytes);
-  if (after == SILU_MUL) run = (run + 1) & ~1; /* no two threads write the same line */
-  struct product product = {*w, {0}, x, out, m, run, 0, after, lays_out, later};
+                       enum after after, struct later later) {
+  struct product product = {*w, {0}, x, out, m, after, lays_out, later};
   size_t row_bytes = (size_t)w->k * (w->bits < 16 ? 1 : sizeof(left)), rows = (size_t)(m + 15) / 16 * 16;
   struct laid *laid = &product.laid;
   int as_they_are = is_laid || (w->bits == 16 && MULTIPLIES_PAIRS && !HAS_TILES);
   laid->rows = as_they_are ? (void *)x : aligned_alloc(64, (rows * row_bytes + 63) & ~(size_t)63);
   laid->scales = malloc(rows * (1 + groups_of(w)) * 4);
   laid->totals = (int32_t *)(laid->scales + rows);
-  product.items = (m + ITEM_ROWS - 1) / ITEM_ROWS * runs_of(&product);
   int failed = !laid->rows || !laid->scales;
   if (!failed) {
     if (!as_they_are) share_out(lay_some, &product, (m + PANEL - 1) / PANEL);
-    share_out(multiply_some, &product, product.items);
+    share_out(multiply_some, &product, items_of(w, m));
   }
   if (!as_they_are) free(laid->rows);
   free(laid->scales);
@@ -348,7 +373,7 @@ static int multiply_by(const bf16 *x, int is_laid, const struct weight *w, void 
    A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.
    Returns 0; 1 without memory. */
 int linear(const bf16 *x, const struct weight *w, void *out, int m, enum after after) {
-  return multiply_by(x, 0, w, out, 0, m, after, 0);
+  return multiply_by(x, 0, w, out, 0, m, after, (struct later){0});
 }
 
 struct packing {
@@ -358,7 +383,7 @@ struct packing {
   int n, k, bits, group;
 };
 
-static void pack_panel(const void *what, int p) {
+static void pack_panel(const void *what, int p, int next) {
   const struct packing *packing = what;
   bf16 *panel = (bf16 *)packing->panels + (size_t)p * packing->k * PANEL;
   for (int i = 0; i < packing->k; i++)
@@ -393,7 +418,7 @@ static void unpack_row(const struct weight *w, int row, bf16 *out) {
   }
 }
 
-static void quantise_panel(const void *what, int p) {
+static void quantise_panel(const void *what, int p, int next) {
   const struct packing *packing = what;
   int n = packing->n, k = packing->k, bits = packing->bits, group = packing->group;
   int columns = panels_of(n) * PANEL;
@@ -436,7 +461,7 @@ struct reading {
   int m;
 };
 
-static void read_some(const void *what, int item) {
+static void read_some(const void *what, int item, int next) {
   const struct reading *reading = what;
   for (int r = item * READ; r < least(reading->m, (item + 1) * READ); r++)
     unpack_row(reading->weight, reading->rows[r], reading->out + (size_t)r * reading->weight->k);

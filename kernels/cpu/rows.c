@@ -27,7 +27,7 @@ struct norm {
   float eps;
 };
 
-static void norm_some(const void *what, int item) {
+static void norm_some(const void *what, int item, int next) {
   const struct norm *norm = what;
   int n = norm->n, rows = rows_of_item(n);
   for (int r = item * rows; r < norm->m && r < (item + 1) * rows; r++) {
@@ -143,7 +143,7 @@ INLINE int first_of_item(const struct rotation *all, int item) {
   return first == 0 ? 0 : first < all->tokens ? next_panel(all, first - 1, all->tokens) : all->tokens;
 }
 
-static void rotate_some(const void *what, int item) {
+static void rotate_some(const void *what, int item, int then) {
   const struct rotation *all = what;
   int first = first_of_item(all, item), stop = first_of_item(all, item + 1);
   if (first == stop) return;

@@ -321,7 +321,7 @@ static int64_t weigh_alone(struct search *row) {
   return isfinite(row->top) ? (int64_t)weigh_chunks(row) : 0;
 }
 
-static void sample_row(const void *what, int r) {
+static void sample_row(const void *what, int r, int next) {
   const struct samples *all = what;
   float *logits = all->logits + (size_t)r * all->vocab;
   struct search row;

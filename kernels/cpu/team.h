@@ -1,9 +1,10 @@
 /* The threads that share an operation's work.
 
-   Its items are taken from one counter by the caller and by whoever of the helpers is awake. Nobody
-   waits for a helper that has taken none, so a neighbour who keeps one from its core costs that core
-   and no more. (OpenMP's threads all meet at the end of each region: with eight regions a layer, a
-   busy neighbour makes an engine wait for the scheduler hundreds of times a step.) */
+   Each has a range of the items, and takes them from where that begins; so it knows what it will read
+   next, and fetches it. Then it takes from where the others' ranges end (work stealing, Blumofe and
+   Leiserson, 1999). Nobody waits for a helper that has taken none, so a neighbour who keeps one from its
+   core costs that core and no more. (OpenMP's threads all meet at the end of each region: with eight regions
+   a layer, a busy neighbour makes an engine wait for the scheduler hundreds of times a step.) */
 #pragma once
 #include <signal.h>
 
@@ -14,19 +15,24 @@
 #define NAP_NS 600000 /* until a sleeping caller looks at its helpers again */
 #define STILL_NS 1000 /* of CPU time: who ran less since the last look is kept from running */
 
-typedef void work(const void *what, int item);
+/* next: what the thread takes after it if nobody else does, or NONE. */
+typedef void work(const void *what, int item, int next);
+#define NONE (-1)
 
 static struct {
-  _Alignas(64) _Atomic uint64_t ticket; /* how many items << 32 | how many were taken, or asked for in vain */
+  _Alignas(64) _Atomic uint32_t calls; /* so many were made */
   _Alignas(64) _Atomic int done;
   _Atomic int helpers_asleep, caller_sleeps, callers_core;
   work *work;
   const void *what;
-  struct helper *helpers; /* the first of num_helpers */
+  int items;
+  struct member *members; /* num_helpers, and last the caller */
   int num_helpers;
-  pthread_mutex_t caller, sleep;
+  struct member caller;
+  pthread_mutex_t calling, sleep;
   pthread_cond_t begins, ends;
-} team = {.caller = PTHREAD_MUTEX_INITIALIZER,
+} team = {.members = &team.caller,
+          .calling = PTHREAD_MUTEX_INITIALIZER,
           .sleep = PTHREAD_MUTEX_INITIALIZER,
           .begins = PTHREAD_COND_INITIALIZER,
           .ends = PTHREAD_COND_INITIALIZER};
@@ -39,27 +45,52 @@ INLINE void pause_briefly(void) {
 #endif
 }
 
-INLINE int taken_of(uint64_t ticket) { return (int)(uint32_t)ticket; }
-INLINE int items_of(uint64_t ticket) { return (int)(ticket >> 32); }
-INLINE int has_items(void) {
-  uint64_t ticket = atomic_load(&team.ticket);
-  return taken_of(ticket) < items_of(ticket);
+static _Thread_local const struct member *this_member = &team.caller;
+
+/* Where a member's range begins. */
+INLINE int begin_of(int items, int number) {
+  int members = team.num_helpers + 1;
+  return (int)(((int64_t)items * number + members - 1) / members);
 }
 
-/* Works while there are items. Whoever holds one may read `work` and `what`: they change only when
-   all items are done. What a thread has done it tells once, when it finds no more: each time, a line of
-   memory goes from core to core. */
-static void take_items(void) {
-  if (!has_items()) return;
-  int done = 0, items;
-  for (;; done++) {
-    uint64_t ticket = atomic_fetch_add(&team.ticket, 1);
-    items = items_of(ticket);
-    if (taken_of(ticket) >= items) break;
-    team.work(team.what, taken_of(ticket));
+INLINE int begins_at(uint64_t range) { return (int)(uint32_t)range; }
+INLINE int ends_at(uint64_t range) { return (int)(range >> 32); }
+INLINE int is_empty(uint64_t range) { return begins_at(range) >= ends_at(range); }
+
+/* Whoever holds an item may read what the call is about: it changes only when all items are done. Returns
+   how many were. */
+static int take_own(struct member *self) {
+  for (int done = 0;; done++) {
+    uint64_t range = atomic_fetch_add(&self->range, 1);
+    int item = begins_at(range), end = ends_at(range);
+    if (item >= end) return done;
+    team.work(team.what, item, item + 1 < end ? item + 1 : NONE);
   }
+}
+
+static int take_from(struct member *other) {
+  int done = 0;
+  uint64_t range = atomic_load(&other->range);
+  while (!is_empty(range)) {
+    uint64_t rest = range - (1ull << 32);
+    if (!atomic_compare_exchange_weak(&other->range, &range, rest)) continue;
+    team.work(team.what, ends_at(rest), is_empty(rest) ? NONE : ends_at(rest) - 1);
+    range = atomic_load(&other->range);
+    done++;
+  }
+  return done;
+}
+
+/* Works while there are items. What a thread has done it tells once, when it finds no more: each time, a
+   line of memory goes from core to core. */
+static void take_items(struct member *self) {
+  int done = take_own(self);
+  for (struct member *other = self->next; other; other = other->next) done += take_from(other);
+  for (struct member *other = team.members; other != self; other = other->next) done += take_from(other);
   leave_tiles();
-  if (!done || atomic_fetch_add(&team.done, done) + done < items) return;
+  if (!done) return;
+  int items = team.items;
+  if (atomic_fetch_add(&team.done, done) + done < items) return;
   if (atomic_load(&team.caller_sleeps)) {
     pthread_mutex_lock(&team.sleep);
     pthread_cond_signal(&team.ends);
@@ -73,13 +104,16 @@ INLINE int is_in_the_way(void) {
 }
 
 static void *help(void *which) {
-  struct helper *self = which;
+  struct member *self = which;
+  uint32_t calls = 0;
   self->thread = pthread_self();
+  this_member = self;
   for (int spins = 0;; spins++) {
-    if (has_items()) {
+    if (atomic_load(&team.calls) != calls) {
+      calls = atomic_load(&team.calls);
       if (is_in_the_way()) leave_core(self, atomic_load(&team.callers_core));
       atomic_store(&self->holds_items, 1);
-      take_items();
+      take_items(self);
       atomic_store(&self->holds_items, 0);
       if (atomic_load(&self->is_bound)) run_anywhere(self);
       spins = 0;
@@ -88,7 +122,7 @@ static void *help(void *which) {
     } else {
       pthread_mutex_lock(&team.sleep);
       atomic_fetch_add(&team.helpers_asleep, 1);
-      while (!has_items()) pthread_cond_wait(&team.begins, &team.sleep);
+      while (atomic_load(&team.calls) == calls) pthread_cond_wait(&team.begins, &team.sleep);
       atomic_fetch_sub(&team.helpers_asleep, 1);
       pthread_mutex_unlock(&team.sleep);
     }
@@ -114,7 +148,7 @@ static int is_done_within(int items, int spins) {
 
 /* A helper with items that has not run since the last look gets the core of the caller. */
 static void look_at_helpers(void) {
-  for (struct helper *helper = team.helpers; helper; helper = helper->next) {
+  for (struct member *helper = team.members; helper != &team.caller; helper = helper->next) {
     if (!atomic_load(&helper->holds_items)) continue;
     int64_t ran_ns = cpu_time_ns(helper->thread);
     if (ran_ns - helper->ran_ns < STILL_NS) bring_here(helper);
@@ -148,25 +182,28 @@ static void wait_for_the_last(int items) {
 /* Calls work(what, i) for each i below `items`, in any order and from any thread, and returns when
    all have returned. A call from within one, or while another thread's is under way, works alone. */
 static void share_out(work *work, const void *what, int items) {
-  if (items < 2 || !team.num_helpers || pthread_mutex_trylock(&team.caller)) {
-    for (int i = 0; i < items; i++) work(what, i);
+  if (items < 2 || !team.num_helpers || pthread_mutex_trylock(&team.calling)) {
+    for (int i = 0; i < items; i++) work(what, i, i + 1 < items ? i + 1 : NONE);
     leave_tiles();
     return;
   }
-  team.work = work, team.what = what;
+  team.work = work, team.what = what, team.items = items;
   atomic_store(&team.callers_core, this_core());
   atomic_store(&team.done, 0);
-  atomic_store(&team.ticket, (uint64_t)items << 32);
+  for (struct member *member = team.members; member; member = member->next)
+    atomic_store(&member->range, (uint64_t)begin_of(items, member->number + 1) << 32 |
+                                     begin_of(items, member->number));
+  atomic_fetch_add(&team.calls, 1);
   wake_helpers(items - 1);
-  take_items();
+  take_items(&team.caller);
   wait_for_the_last(items);
-  pthread_mutex_unlock(&team.caller);
+  pthread_mutex_unlock(&team.calling);
 }
 
 /* A forked process has no helpers, and the locks as they happened to be. */
 static void be_alone(void) {
-  team.helpers = 0, team.num_helpers = 0;
-  pthread_mutex_init(&team.caller, 0);
+  team.members = &team.caller, team.num_helpers = 0;
+  pthread_mutex_init(&team.calling, 0);
 }
 
 /* So many threads share the work from now on, the caller's included; those that there are stay. */
@@ -176,16 +213,16 @@ void gather_team(int threads) {
   pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the process's own affair */
   note_allowed_cores();
   while (team.num_helpers < threads - 1) {
-    struct helper *helper = aligned_alloc(_Alignof(struct helper), sizeof *helper);
+    struct member *helper = aligned_alloc(_Alignof(struct member), sizeof *helper);
     if (!helper) break;
-    *helper = (struct helper){.next = team.helpers};
+    *helper = (struct member){.number = team.num_helpers + 1, .next = team.members};
     pthread_t thread;
     if (pthread_create(&thread, 0, help, helper)) {
       free(helper);
       break;
     }
     pthread_detach(thread);
-    team.helpers = helper, team.num_helpers++;
+    team.members = helper, team.num_helpers++;
   }
   pthread_sigmask(SIG_SETMASK, &before, 0);
   pthread_atfork(0, 0, be_alone);

@@ -46,18 +46,19 @@ static void leave_tiles(void) {
 
 enum numbers { BF16, INT8 };
 
-/* Some left sides, 16 rows each, and some panels; next: panels that are multiplied later, or none. A step
-   takes 64 bytes of a row. */
+/* Some left sides, 16 rows each, and some panels; next: what to fetch for later, or none. A step takes 64
+   bytes of a row. */
 struct sides {
-  const char *x, *panel, *next;
-  size_t x_apart, panel_apart, next_apart;
+  const char *x, *panel, *next[2];
+  size_t x_apart, panel_apart;
   int steps;
 };
 
-INLINE void fetch_half(const char *next) {
-  UNROLL for (int i = 0; i < 512; i += 64) __builtin_prefetch(next + i, 0, 2);
+/* The first half of so many bytes; the processor, which sees where this leads, brings the rest. When all is
+   asked for, what brings lines into the nearest cache is full, and tiles wait. */
+INLINE void fetch_ahead(const void *next, const int bytes) {
+  UNROLL for (int i = 0; i < bytes / 2; i += 64) __builtin_prefetch((const char *)next + i, 0, 2);
 }
-INLINE void fetch_tile(const char *next) { fetch_half(next), fetch_half(next + 512); }
 
 #define FOUR_TILES(DO) DO(0) DO(1) DO(2) DO(3)
 
@@ -76,7 +77,7 @@ typedef void between(const void *what, int step);
 INLINE void multiply_block(const int groups, const int panels, const enum numbers numbers,
                            const struct sides *sides, int is_first, void *sums, between *const between,
                            const void *what) {
-  const char *x = sides->x, *panel = sides->panel, *next = sides->next;
+  const char *x = sides->x, *panel = sides->panel, *const *next = sides->next;
 #define CLEAR(t, row, column) _tile_zero(t);
 #define LOAD(t, row, column) _tile_loadd(t, (float *)sums + row * WIDTH + column, WIDTH * 4);
 #define KEEP(t, row, column) _tile_stored(t, (float *)sums + row * WIDTH + column, WIDTH * 4);
@@ -86,11 +87,8 @@ INLINE void multiply_block(const int groups, const int panels, const enum number
     _tile_loadd(6, panel, 64);
     if (panels > 1) _tile_loadd(7, panel + sides->panel_apart, 64);
     if (groups > 1) _tile_stream_loadd(5, x + sides->x_apart, 64);
-    if (next) {
-      fetch_tile(next);
-      if (panels > 1) fetch_tile(next + sides->next_apart);
-      next += 1024;
-    }
+    if (next[0]) fetch_ahead(next[0] + i * 1024, 1024);
+    if (next[1]) fetch_ahead(next[1] + i * 1024, 1024);
     BY(0, 4, 6)
     if (panels > 1) { BY(1, 4, 7) }
     if (groups > 1) { BY(2, 5, 6) }
