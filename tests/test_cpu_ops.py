@@ -72,6 +72,7 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 # rows, out_features, in_features
 SHAPES = [(1, 16, 32), (2, 100, 64), (5, 576, 576), (17, 34, 1536), (70, 200, 4096), (300, 30, 64)]
+SHAPES += [(140, 40, 4096)]  # several runs of rows, and pieces of columns, where tiles multiply
 
 
 @pytest.mark.parametrize("rows, out, wide", SHAPES)

@@ -2,9 +2,11 @@
 #include "quantised.h"
 #include "team.h"
 
-#define DEPTH 320   /* of bf16 panels at a time: they stay in the nearest cache while rows pass over them */
+/* Of bf16 panels at a time: they stay in the nearest cache while rows pass over them. */
+#define DEPTH (HAS_TILES ? 576 : 320)
 #define CHUNK (HAS_TILES ? 32 : 64) /* rows of a product's sums */
-#define ITEM_ROWS (HAS_TILES ? 512 : 128) /* pass over its panels while those are near */
+#define ITEM_ROWS (HAS_TILES ? 512 : 128) /* pass over its panels while those are near, at most */
+#define ITEM_BYTES 800000 /* of rows, with tiles: they stay in the second cache while panels pass */
 #define RUN 262144 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 80 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
@@ -145,16 +147,29 @@ struct product {
   struct later later;
 };
 
+/* Chunks of rows of an item, at most. */
+INLINE int chunks_of(const struct weight *w) {
+  int most = ITEM_ROWS / CHUNK, fit = ITEM_BYTES / (CHUNK * 2 * w->k);
+  return !HAS_TILES || fit > most ? most : fit > 4 ? fit : 4;
+}
+
 /* How many panels an item has: RUN's worth, fewer if many rows pass over them, and as many for each member. */
 INLINE int run_of(const struct weight *w, int m) {
-  int members = team.num_helpers + 1, panels = panels_of(w->n);
-  int rounds = 1 + panels * panel_bytes(w) * (1 + m / FREE_ROWS) / ((size_t)RUN * members);
+  int members = team.num_helpers + 1, panels = panels_of(w->n), rows = least(m, chunks_of(w) * CHUNK);
+  int rounds = 1 + panels * panel_bytes(w) * (1 + rows / FREE_ROWS) / ((size_t)RUN * members);
   int run = (panels + rounds * members - 1) / (rounds * members);
   return (run + 1) & ~1; /* no two threads write the same line */
 }
 
-INLINE int runs_of(const struct weight *w, int m) { return (panels_of(w->n) + run_of(w, m) - 1) / run_of(w, m); }
-INLINE int items_of(const struct weight *w, int m) { return (m + ITEM_ROWS - 1) / ITEM_ROWS * runs_of(w, m); }
+INLINE int runs_of(const struct weight *w, int m) {
+  int run = run_of(w, m);
+  return (panels_of(w->n) + run - 1) / run;
+}
+
+INLINE int items_of(const struct weight *w, int m) {
+  int rows = chunks_of(w) * CHUNK;
+  return (m + rows - 1) / rows * runs_of(w, m);
+}
 
 static void lay_some(const void *what, int item, int next) {
   const struct product *p = what;
@@ -166,6 +181,12 @@ INLINE char *result_of(const struct product *product, int row, int column) {
   int n = product->weight.n, size = product->after == WIDE ? 4 : 2;
   size_t at = product->lays_out ? number_at(row, column, n) : (size_t)row * n + column;
   return (char *)product->out + at * size;
+}
+
+/* At most DEPTH, and about the same for each piece. */
+INLINE int depth_of(int k) {
+  int pieces = (k + DEPTH - 1) / DEPTH;
+  return (k / pieces + 31) & ~31;
 }
 
 /* Sums that are not in the result yet: `columns` of it from `column` on, of rows first... */
@@ -200,34 +221,35 @@ INLINE void finish_some(const void *what, int step) {
 }
 
 /* Panels of a weight that are multiplied together: `count` of them, p first, each `apart` panels behind
-   the last. next: panels to fetch meanwhile, or none. */
+   the last; and of those a piece, `depth` numbers from `from` on. next: what to fetch meanwhile, or none: so
+   many bytes for each 64 of a row. */
 struct columns {
-  int p, count, apart;
+  int p, count, apart, from, depth, pace;
   const char *next[2];
 };
 
 /* sums[rows][WIDTH] += rows first.. by some columns. Where there is one, and COLUMNS are two, it is taken
    twice. before: what tiles leave time for. */
 static void multiply_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
-                           struct columns columns, float *sums, const struct pending *before) {
+                           const struct columns *columns, float *sums, struct pending *before) {
   int k = w->k;
-  const bf16 *panel = (const bf16 *)(w->panels + columns.p * panel_bytes(w));
-  size_t apart = columns.count > 1 ? (size_t)columns.apart * k * PANEL : 0;
+  const bf16 *panel = (const bf16 *)(w->panels + columns->p * panel_bytes(w));
+  size_t apart = columns->count > 1 ? (size_t)columns->apart * k * PANEL : 0;
 #if HAS_TILES
-  struct sides sides = {row_of(laid, first, 2 * (size_t)k), (const char *)panel,
-                        {columns.next[0], columns.next[1]}, 32 * (size_t)k, 2 * apart, k / 32};
-  struct pending pending = *before;
-  pending.pace = (pending.rows + sides.steps - 1) / sides.steps;
-  multiply_sides(rows, columns.count, BF16, &sides, !w->bias, sums, finish_some, &pending);
+  struct sides sides = {row_of(laid, first, 2 * (size_t)k) + columns->from * 32,
+                        (const char *)(panel + columns->from * PANEL), {columns->next[0], columns->next[1]},
+                        32 * (size_t)k, 2 * apart, columns->depth / 32, columns->pace};
+  before->pace = (before->rows + sides.steps - 1) / sides.steps;
+  multiply_sides(rows, columns->count, BF16, &sides, !w->bias && !columns->from, sums, finish_some,
+                 before);
 #else
   (void)before;
   const left *x = (const left *)row_of(laid, first, k * sizeof(left));
-  const bf16 *next = (const bf16 *)columns.next[0];
-  size_t next_apart = columns.next[1] ? (const bf16 *)columns.next[1] - next : 0;
-  int pieces = (k + DEPTH - 1) / DEPTH, depth = (k / pieces + 31) & ~31;
-  for (int i = 0; i < k; i += depth) {
+  const bf16 *next = (const bf16 *)columns->next[0];
+  size_t next_apart = columns->next[1] ? (const bf16 *)columns->next[1] - next : 0;
+  for (int i = 0, depth = depth_of(k); i < k; i += depth) {
     int is_last = i + depth >= k;
-    for (int c = 0; c < columns.count; c += COLUMNS) {
+    for (int c = 0; c < columns->count; c += COLUMNS) {
       const bf16 *piece = panel + c * apart + (size_t)i * PANEL;
       const bf16 *then = !is_last ? piece + (size_t)depth * PANEL : next ? next + c * next_apart : piece;
       struct right right = {&piece, &then, 1, least(depth, k - i), apart, is_last ? next_apart : apart};
@@ -238,33 +260,33 @@ static void multiply_chunk(const struct laid *laid, int first, int rows, const s
 }
 
 static void multiply_quantised_chunk(const struct laid *laid, int first, int rows, const struct weight *w,
-                                     struct columns columns, float *sums) {
+                                     const struct columns *columns, float *sums) {
   int k = w->k, num_groups = groups_of(w), num_scales = panels_of(w->n) * PANEL;
-  int is_second_part = columns.apart * PANEL == num_scales; /* its scales follow all of the first's */
+  int is_second_part = columns->apart * PANEL == num_scales; /* its scales follow all of the first's */
   for (int g = 0; g < num_groups; g++) {
     int from = g * w->group, depth = least(w->group, k - from);
     struct group group = {
-        .panel = w->panels + columns.p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8,
-        .scales = w->scales + (size_t)g * num_scales + columns.p * PANEL,
-        .panel_apart = columns.count > 1 ? columns.apart * panel_bytes(w) : 0,
-        .scales_apart = columns.count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
-        .ahead = columns.next[0] ? columns.next[0] - (w->panels + columns.p * panel_bytes(w)) : 0,
+        .panel = w->panels + columns->p * panel_bytes(w) + (size_t)from * PANEL * w->bits / 8,
+        .scales = w->scales + (size_t)g * num_scales + columns->p * PANEL,
+        .panel_apart = columns->count > 1 ? columns->apart * panel_bytes(w) : 0,
+        .scales_apart = columns->count < 2 ? 0 : is_second_part ? (size_t)num_groups * num_scales : PANEL,
+        .ahead = columns->next[0] ? columns->next[0] - (w->panels + columns->p * panel_bytes(w)) : 0,
         .number = g, .from = from, .depth = depth};
 #if HAS_TILES
     int32_t whole[CHUNK * WIDTH] __attribute__((aligned(64)));
     int8_t unpacked[2][MAX_GROUP * PANEL] __attribute__((aligned(64)));
     struct sides sides = {row_of(laid, first, k) + (size_t)from * 16, group.panel, {},
-                          16 * (size_t)k, group.panel_apart, depth / 64};
+                          16 * (size_t)k, group.panel_apart, depth / 64, columns->pace};
     for (int c = 0; c < 2; c++)
-      if (columns.next[c]) sides.next[c] = columns.next[c] + (size_t)from * PANEL * w->bits / 8;
+      if (columns->next[c]) sides.next[c] = columns->next[c] + from / 64 * columns->pace;
     if (w->bits == 4) {
-      for (int c = 0; c < columns.count; c++)
+      for (int c = 0; c < columns->count; c++)
         unpack((const uint8_t *)group.panel + c * group.panel_apart, unpacked[c], depth);
       sides.panel = (char *)unpacked[0], sides.panel_apart = sizeof unpacked[0];
     }
-    multiply_sides(rows, columns.count, INT8, &sides, 1, whole, 0, 0);
+    multiply_sides(rows, columns->count, INT8, &sides, 1, whole, 0, 0);
     for (int r = 0; r < rows; r++)
-      for (int c = 0; c < columns.count; c++) {
+      for (int c = 0; c < columns->count; c++) {
         vf scale = widen_all(*(vb *)(group.scales + c * group.scales_apart));
         vi *from_here = (vi *)(whole + r * WIDTH + c * PANEL);
         *(vf *)(sums + r * WIDTH + c * PANEL) +=
@@ -273,34 +295,38 @@ static void multiply_quantised_chunk(const struct laid *laid, int first, int row
 #else
     struct eighths x = {(const int8_t *)row_of(laid, first, k), k, laid->scales + first,
                         laid->totals + (size_t)first * num_groups, num_groups};
-    multiply_group_rows(rows, columns.count, w->bits, &x, &group, sums);
+    multiply_group_rows(rows, columns->count, w->bits, &x, &group, sums);
 #endif
   }
 }
 
-/* Some columns for one chunk of rows, and what is pending of another. */
-static struct pending multiply_columns(const struct product *product, int chunk, struct columns columns,
-                                       float *sums, const struct pending *before) {
+/* Tiles of bf16 begin by themselves where there is no bias. */
+static void begin_sums(const struct weight *w, const struct columns *columns, int rows, float *sums) {
+  if (!w->bias && !takes_laid(w)) memset(sums, 0, rows * WIDTH * 4);
+  for (int r = 0; r < rows && w->bias; r++)
+    for (int c = 0; c < columns->count; c++)
+      memcpy(sums + r * WIDTH + c * PANEL, w->bias + (columns->p + c * columns->apart) * PANEL, PANEL * 4);
+}
+
+/* Some columns for one chunk of rows. What is pending of another is done meanwhile, and these are pending. */
+static void multiply_columns(const struct product *product, int chunk, const struct columns *columns,
+                             float *sums, struct pending *pending) {
   const struct weight *w = &product->weight;
   int first = chunk * CHUNK, rows = least(CHUNK, product->m - first);
-  if (w->bias) {
-    for (int r = 0; r < rows; r++)
-      for (int c = 0; c < columns.count; c++)
-        memcpy(sums + r * WIDTH + c * PANEL, w->bias + (columns.p + c * columns.apart) * PANEL, PANEL * 4);
-  } else if (!HAS_TILES || w->bits < 16) {
-    memset(sums, 0, rows * WIDTH * 4);
-  }
-  if (!takes_laid(w)) finish(before, 0, before->rows);
+  if (!columns->from) begin_sums(w, columns, rows, sums);
+  if (!takes_laid(w)) finish(pending, 0, pending->rows);
   if (w->bits < 16) multiply_quantised_chunk(&product->laid, first, rows, w, columns, sums);
-  else multiply_chunk(&product->laid, first, rows, w, columns, sums, before);
-  int column = columns.p * PANEL, most = product->after == SILU_MUL ? PANEL : columns.count * PANEL;
-  return (struct pending){product, sums, first, rows, column, least(most, w->n - column), 0};
+  else multiply_chunk(&product->laid, first, rows, w, columns, sums, pending);
+  pending->rows = columns->from + columns->depth < w->k ? 0 : rows;
+  int most = product->after == SILU_MUL ? PANEL : columns->count * PANEL;
+  pending->sums = sums, pending->first = first, pending->column = columns->p * PANEL;
+  pending->columns = least(most, w->n - pending->column);
 }
 
 /* Panels of a weight from p on that are multiplied together; of two weights, one of each. */
 INLINE struct columns columns_at(const struct weight *w, int p, int to, enum after after) {
-  if (after == SILU_MUL) return (struct columns){p, 2, panels_of(w->n), {}};
-  return (struct columns){p, least(COLUMNS, to - p), 1, {}};
+  if (after == SILU_MUL) return (struct columns){.p = p, .count = 2, .apart = panels_of(w->n)};
+  return (struct columns){.p = p, .count = least(COLUMNS, to - p), .apart = 1};
 }
 
 /* Has columns bring what this thread multiplies after them: of its item, from p to `to`; of the item that is
@@ -324,19 +350,29 @@ static void multiply_some(const void *what, int item, int next) {
   const struct weight *w = &product->weight;
   int runs = runs_of(w, product->m), run = run_of(w, product->m);
   int from = item % runs * run, to = least(from + run, panels_of(w->n));
-  int chunk = item / runs * (ITEM_ROWS / CHUNK);
-  int stop = least(chunk + ITEM_ROWS / CHUNK, (product->m + CHUNK - 1) / CHUNK);
-  float sums[2][CHUNK * WIDTH] __attribute__((aligned(64)));
+  int chunk = item / runs * chunks_of(w);
+  int stop = least(chunk + chunks_of(w), (product->m + CHUNK - 1) / CHUNK);
+  int chunks = stop - chunk, turn = 0, depth = w->k, kept = 2, parts = 1;
+  if (takes_laid(w) && chunks > 2) depth = depth_of(w->k), kept = chunks;
+  while (HAS_TILES && 2 * parts <= chunks) parts *= 2; /* 16 at most: a line of a panel for each step */
+  float sums[ITEM_ROWS / CHUNK][CHUNK * WIDTH] __attribute__((aligned(64)));
   struct pending pending = {.product = product};
-  int turn = 0;
   use_tiles(least(product->m, 16), 0);
   for (int p = from, taken = product->after == SILU_MUL ? 1 : COLUMNS; p < to; p += taken) {
     struct columns columns = columns_at(w, p, to, product->after);
     bring_next(&columns, product, p + taken, to, next);
-    const char *second = HAS_TILES && stop - chunk > 1 ? columns.next[1] : 0; /* by the second chunk */
-    if (second) columns.next[1] = 0;
-    for (int c = chunk; c < stop; c++, columns.next[0] = second, columns.next[1] = second = 0, turn ^= 1)
-      pending = multiply_columns(product, c, columns, sums[turn], &pending);
+    columns.pace = (w->bits < 8 ? 512 : 1024) / parts;
+    size_t brought = 0;
+    for (columns.from = 0; columns.from < w->k; columns.from += depth) {
+      columns.depth = least(depth, w->k - columns.from);
+      for (int c = chunk; c < stop; c++, turn++) {
+        multiply_columns(product, c, &columns, sums[turn % kept], &pending);
+        size_t more = panel_bytes(w) / w->k * columns.depth / parts;
+        brought += more;
+        for (int i = 0; i < 2; i++)
+          if (columns.next[i]) columns.next[i] = brought < panel_bytes(w) ? columns.next[i] + more : 0;
+      }
+    }
   }
   finish(&pending, 0, pending.rows);
   if (product->after == WIDE) end_streams();

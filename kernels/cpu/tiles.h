@@ -46,18 +46,19 @@ static void leave_tiles(void) {
 
 enum numbers { BF16, INT8 };
 
-/* Some left sides, 16 rows each, and some panels; next: what to fetch for later, or none. A step takes 64
-   bytes of a row. */
+/* Some left sides, 16 rows each, and some panels. A step takes 64 bytes of a row, and fetches `pace` bytes of
+   each `next`, where there is one. */
 struct sides {
   const char *x, *panel, *next[2];
   size_t x_apart, panel_apart;
-  int steps;
+  int steps, pace;
 };
 
-/* The first half of so many bytes; the processor, which sees where this leads, brings the rest. When all is
-   asked for, what brings lines into the nearest cache is full, and tiles wait. */
+/* So many bytes; of half a tile and more the first half, and the processor, which sees where this leads, brings
+   the rest: when all is asked for at once, what brings lines into the nearest cache is full, and tiles wait. */
 INLINE void fetch_ahead(const void *next, const int bytes) {
-  UNROLL for (int i = 0; i < bytes / 2; i += 64) __builtin_prefetch((const char *)next + i, 0, 2);
+  int asked = bytes < 512 ? bytes : bytes / 2;
+  for (int i = 0; i < asked; i += 64) __builtin_prefetch((const char *)next + i, 0, 2);
 }
 
 #define FOUR_TILES(DO) DO(0) DO(1) DO(2) DO(3)
@@ -87,8 +88,8 @@ INLINE void multiply_block(const int groups, const int panels, const enum number
     _tile_loadd(6, panel, 64);
     if (panels > 1) _tile_loadd(7, panel + sides->panel_apart, 64);
     if (groups > 1) _tile_stream_loadd(5, x + sides->x_apart, 64);
-    if (next[0]) fetch_ahead(next[0] + i * 1024, 1024);
-    if (next[1]) fetch_ahead(next[1] + i * 1024, 1024);
+    if (next[0]) fetch_ahead(next[0] + i * sides->pace, sides->pace);
+    if (next[1]) fetch_ahead(next[1] + i * sides->pace, sides->pace);
     BY(0, 4, 6)
     if (panels > 1) { BY(1, 4, 7) }
     if (groups > 1) { BY(2, 5, 6) }
