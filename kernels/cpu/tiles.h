@@ -86,10 +86,10 @@ INLINE void multiply_block(const int groups, const int panels, const enum number
   for (int i = 0; i < sides->steps; i++, x += 1024, panel += 1024) {
     _tile_stream_loadd(4, x, 64);
     _tile_loadd(6, panel, 64);
-    if (panels > 1) _tile_loadd(7, panel + sides->panel_apart, 64);
-    if (groups > 1) _tile_stream_loadd(5, x + sides->x_apart, 64);
     if (next[0]) fetch_ahead(next[0] + i * sides->pace, sides->pace);
+    if (panels > 1) _tile_loadd(7, panel + sides->panel_apart, 64);
     if (next[1]) fetch_ahead(next[1] + i * sides->pace, sides->pace);
+    if (groups > 1) _tile_stream_loadd(5, x + sides->x_apart, 64);
     BY(0, 4, 6)
     if (panels > 1) { BY(1, 4, 7) }
     if (groups > 1) { BY(2, 5, 6) }
