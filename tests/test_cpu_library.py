@@ -194,7 +194,7 @@ def test_an_installed_tree_with_operations_made_ahead_needs_no_compiler(tmp_path
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_team_does_each_item_once(threads: int, tmp_path: Path) -> None:
     source, program = Path(__file__).with_name("stress_team.c"), tmp_path / "stress_team"
-    flags = ["-O2", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-Ikernels/cpu"]
+    flags = ["-O2", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", f"-I{source.parents[1]}/kernels/cpu"]
     subprocess.run(["cc", *flags, source, "-o", program, "-lm"], check=True, timeout=120)
     ran = subprocess.run(
         [program, str(threads), "50000"], capture_output=True, text=True, timeout=120

@@ -147,10 +147,13 @@ struct product {
   struct later later;
 };
 
-/* Chunks of rows of an item, at most. */
+/* Chunks of rows that stay in the second cache. */
+INLINE int chunks_near(const struct weight *w) { return ITEM_BYTES / (CHUNK * 2 * w->k); }
+
+/* Chunks of rows of an item, at most; where not even two stay near, weights at least are read seldom. */
 INLINE int chunks_of(const struct weight *w) {
-  int most = ITEM_ROWS / CHUNK, fit = ITEM_BYTES / (CHUNK * 2 * w->k);
-  return !HAS_TILES || fit > most ? most : fit > 4 ? fit : 4;
+  int most = ITEM_ROWS / CHUNK, near = chunks_near(w);
+  return !HAS_TILES || near > most || near < 2 ? most : near > 4 ? near : 4;
 }
 
 /* How many panels an item has: RUN's worth, fewer if many rows pass over them, and as many for each member. */
@@ -353,7 +356,7 @@ static void multiply_some(const void *what, int item, int next) {
   int chunk = item / runs * chunks_of(w);
   int stop = least(chunk + chunks_of(w), (product->m + CHUNK - 1) / CHUNK);
   int chunks = stop - chunk, turn = 0, depth = w->k, kept = 2, parts = 1;
-  if (takes_laid(w) && chunks > 2) depth = depth_of(w->k), kept = chunks;
+  if (takes_laid(w) && chunks > 2 && chunks_near(w) > 1) depth = depth_of(w->k), kept = chunks;
   while (HAS_TILES && 2 * parts <= chunks) parts *= 2; /* 16 at most: a line of a panel for each step */
   float sums[ITEM_ROWS / CHUNK][CHUNK * WIDTH] __attribute__((aligned(64)));
   struct pending pending = {.product = product};
