@@ -15,7 +15,7 @@ from worker.settings import WorkerSettings
 MIB = 1 << 20
 
 
-def of(folder: Path, **settings: str) -> str:
+def of(folder: Path, **settings: object) -> str:
     return fingerprint(WorkerSettings.model_validate({"model": str(folder)} | settings))
 
 
@@ -54,10 +54,22 @@ def test_equal_files_are_one_model_wherever_they_lie(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"dtype": "float32"}, {"load_format": "dummy"}, {"quantization": "int8"}]
+    "settings",
+    [
+        {"dtype": "float32"},
+        {"load_format": "dummy"},
+        {"quantization": "int8"},
+        {"hf_overrides": {"rope_theta": 5e5}},
+    ],
 )
 def test_another_way_to_compute_is_another_model(folder, settings):
     assert of(folder) != of(folder, **settings)
+
+
+def test_of_bits_that_are_promised_the_block_size_is_a_part(folder):
+    """It groups the sums of attention."""
+    assert of(folder, deterministic=True) != of(folder, deterministic=True, block_size=32)
+    assert of(folder) == of(folder, block_size=32)
 
 
 def test_a_tensor_that_was_trained_on_is_seen(folder):

@@ -15,7 +15,7 @@ from kernels.silu_mul import silu_mul, silu_mul_rowwise
 from kernels.store_kv import store_kv
 from worker.layers.arithmetic import Arithmetic
 from worker.layers.linear import linear
-from worker.layers.rotary import rotary_table
+from worker.layers.rotary import RotaryTable
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 
@@ -44,7 +44,7 @@ def test_rotary_equals_transformers(tokens: int, heads: int, head_dim: int) -> N
     wanted, _ = apply_rotary_pos_emb(
         x.transpose(0, 1)[None], x.transpose(0, 1)[None], 1.5 * angles.cos(), 1.5 * angles.sin()
     )
-    cos, sin = rotary_table(inv_freq, 1.5, 41, torch.float32).rows(positions)
+    cos, sin = RotaryTable(inv_freq, 1.5, torch.float32).rows(positions, 41)
     assert_close(rotary(x, cos, sin), wanted[0].transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 

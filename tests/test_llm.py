@@ -1,9 +1,11 @@
 """`LLM`: a model in this process, with vLLM's way of asking and answering."""
 
 import gc
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from os.path import commonprefix
 from pathlib import Path
 
 import pytest
@@ -43,8 +45,9 @@ def greedy(folder: Path):
         made = model.generate(
             torch.tensor([ids]), max_new_tokens=count, do_sample=False, pad_token_id=0
         )
-        completion = made[0, len(ids) :].tolist()
-        return completion, tokenizer.decode(completion, skip_special_tokens=True)
+        before, both = tokenizer.batch_decode([ids, made[0].tolist()], skip_special_tokens=True)
+        shared = len(commonprefix([before, both]))  # noqa: RUF071 - of texts
+        return made[0, len(ids) :].tolist(), both[shared:]
 
     return complete
 
@@ -108,6 +111,22 @@ def test_a_conversation_is_written_by_the_models_template(llm, greedy, folder):
     ]
     assert answers(llm.chat(conversations, GREEDY)) == [greedy(ids) for ids in written]
     assert answers(llm.chat(conversations[0], GREEDY)) == [greedy(written[0])]
+
+
+def test_answers_continue_the_text_of_what_was_asked(folder, tmp_path):
+    """With a tokenizer as Mistral has it, which strips the first space of a text."""
+    shutil.copytree(folder, tmp_path / "spaced")
+    spaced = tokenizers_made.save(tokenizers_made.metaspace_first(), tmp_path / "spaced")
+    llm, tokenizer = LLM(str(spaced), dtype="float32"), AutoTokenizer.from_pretrained(spaced)
+    words = dict.fromkeys(tokenizer.convert_tokens_to_ids(["▁the", "▁fox"]), 50.0)
+    params = SamplingParams(n=3, seed=1, max_tokens=8, logit_bias=words)
+    chat = [{"role": "user", "content": "the fox"}]
+    for output in [*llm.generate(["a b", [1]], params), *llm.chat(chat, params)]:
+        asked = output.prompt_token_ids
+        for made in output.outputs:
+            whole = tokenizer.decode(asked + made.token_ids, skip_special_tokens=True)
+            assert whole == tokenizer.decode(asked, skip_special_tokens=True) + made.text
+            assert made.text.startswith(" ") == (asked != [1])
 
 
 def test_a_stop_string_over_tokens_cuts_exactly(llm, greedy):
@@ -201,6 +220,18 @@ def test_a_bad_setting_is_refused_by_name(folder, settings, says):
     with pytest.raises(PenstockError, match=says) as refused:
         LLM(str(folder), **settings)
     assert says in (refused.value.param or "")
+
+
+def test_a_length_beyond_the_models_is_refused_until_the_model_is_stretched(folder):
+    """The refusal says how; the judge's positions are made for 1024 tokens."""
+    with pytest.raises(PenstockError, match=r"made for 1024; .*hf_overrides \(rope_scaling"):
+        LLM(str(folder), max_model_len=2000)
+    yarn = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 1024}
+    for given in ({"rope_scaling": yarn}, {"max_position_embeddings": 4096}):
+        llm = LLM(str(folder), max_model_len=2000, hf_overrides=given)
+        [output] = llm.generate([judges.prompt(1990)], SamplingParams(max_tokens=4))
+        assert len(output.prompt_token_ids) == 1990
+    assert LLM(str(folder), hf_overrides={"rope_scaling": yarn}).max_model_len == 4096
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

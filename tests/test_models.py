@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import JsonValue
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -214,6 +215,95 @@ def test_linear_rope_scaling_equals_transformers(
     folder = with_config(copy(folders("qwen3"), tmp_path), rope_parameters=rope)
     passes = Passes(load_decoder(folder), PROMPTS).whole()
     assert distance(passes.logits, theirs(folder, PROMPTS)) < TOLERANCE
+
+
+@pytest.mark.parametrize("kept", ["both", "repeated", "rows", "head"])
+def test_a_head_is_tied_where_transformers_ties_it(
+    kept: str, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The configuration says that it is; a file with another head says otherwise."""
+    folder = copy(folders("llama_tied"), tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    rows = tensors.pop("model.embed_tokens.weight")
+    heads = {"both": rows.flip(0), "repeated": rows.clone(), "head": rows}
+    if kept != "head":
+        tensors["model.embed_tokens.weight"] = rows
+    if kept in heads:
+        tensors["lm_head.weight"] = heads[kept].contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    passes = Passes(load_decoder(folder), PROMPTS).whole()
+    assert distance(passes.logits, theirs(folder, PROMPTS)) < TOLERANCE
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "scaling, length",
+    [
+        ({"rope_type": "default"}, 80),
+        (YARN, 256),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "yarn", "factor": 2.5}, 200),
+        ({"rope_type": "linear", "factor": 3.0}, 240),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            80,
+        ),
+    ],
+)
+def test_a_stretched_models_length_is_the_stretched_one(
+    scaling: dict[str, JsonValue], length: int, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """In a file of the older spelling, as Qwen's have it, and when given over one of the newer."""
+    old = {"rope_theta": 10000.0, "rope_scaling": scaling, "rope_parameters": None}
+    folder = with_config(copy(folders("qwen2"), tmp_path), max_position_embeddings=80, **old)
+    asked = load_decoder(folder).config
+    assert asked.max_model_len == length
+    newer = with_config(
+        copy(folders("qwen2"), tmp_path / "newer"),
+        max_position_embeddings=80,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    given = load_decoder(newer, overrides={"rope_scaling": scaling}).config
+    assert given == asked
+
+
+def test_what_is_overridden_is_computed_as_if_the_file_said_so(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rope = {"rope_theta": 10000.0} | YARN
+    written = with_config(copy(folders("qwen3"), tmp_path), rope_parameters=rope)
+    passes = Passes(load_decoder(folders("qwen3"), overrides={"rope_parameters": YARN}), LONG)
+    assert distance(passes.whole().logits, theirs(written, LONG)) < TOLERANCE
+
+
+def test_an_override_that_would_do_nothing_is_refused(folders: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="'max_postion_embeddings' is no field") as refused:
+        load_decoder(folders("qwen3"), overrides={"max_postion_embeddings": 4096})
+    assert refused.value.setting == "hf_overrides"
+
+
+def test_positions_are_computed_when_they_are_asked_for(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = with_config(copy(folders("llama"), tmp_path), max_position_embeddings=10_000_000)
+    grown, whole = load_decoder(folder).table, load_decoder(folder).table
+    assert grown.num_positions <= 1024
+    positions = torch.tensor([0, 1023, 1024, 5000])
+    early = grown.rows(positions[:2], 1024)
+    whole.cover(5001)
+    for one, other in zip(grown.rows(positions, 5001), whole.rows(positions, 5001), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(early, grown.rows(positions[:2], 1024), strict=True):
+        assert torch.equal(one, other)
+    assert 5001 <= grown.num_positions <= 10_002
 
 
 def test_dummy_weights_run_from_a_configuration_alone(

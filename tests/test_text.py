@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 from functools import cache
+from os.path import commonprefix
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -14,10 +15,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import tokenizers_made
 from schemas.errors import InvalidJob
+from schemas.event import EVENT, Delta
 from schemas.job import Chat, Message
 from schemas.sampling import SamplingParams
 from tokenizers_made import CORPUS
 from worker.completion import Completion
+from worker.detokenizer import Detokenizer
 from worker.engine.messages import Logprob
 from worker.stop_strings import Match, StopStrings
 from worker.text import LOWEST_LOGPROB, Text
@@ -75,23 +78,83 @@ def test_pieces_join_to_what_the_tokenizer_decodes(name, begin, ids, cuts, skips
     assert joined == oracle(name).decode(ids, skip_special_tokens=skips)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    begin=st.sampled_from(["", "the fox", " a", "é日", *CORPUS]),
+    runs=st.lists(st.one_of(byte_runs, ids), max_size=5),
+    at=st.integers(0, 200),
+    cuts=cuts,
+    skips=st.booleans(),
+    stops=st.sampled_from([[], ["never there"]]),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_completion_is_what_it_adds_to_its_prompts_text(
+    name, begin, runs, at, cuts, skips, stops
+):
+    """Whatever the prompt ends in, and in whatever pieces the ids come; also from a log."""
+    decode = oracle(name).decode
+    both = oracle(name).encode(begin) + [each for run in runs for each in spelled(name, run)]
+    prompt, made = both[: at % (len(both) + 1)], both[at % (len(both) + 1) :]
+    before, whole = (decode(each, skip_special_tokens=skips) for each in (prompt, both))
+    params = SamplingParams(skip_special_tokens=skips, stop=stops, max_tokens=None)
+    first = Completion(text(name), params, frozenset(), prompt)
+    second = first.anew()
+    for part in cut(made, cuts):
+        second.replay(first.take(part).delta(0, 0, 0))
+    for completion in (first, second):
+        completion.take([], None, "length")
+        shared = len(commonprefix([before, whole]))  # noqa: RUF071 - of texts
+        assert completion.choice(0).text == whole[shared:]
+
+
+@pytest.mark.parametrize("name", ["byte_fallback", "metaspace_first", "metaspace"])
+def test_a_space_that_begins_a_completion_is_kept(name):
+    """`the` and `the fox` differ by ` fox`, although the tokenizer strips a text's first space."""
+    prompt = oracle(name).encode("a b", add_special_tokens=False)
+    both = oracle(name).encode("a b the", add_special_tokens=False)
+    assert both[: len(prompt)] == prompt
+    made = Completion(text(name), SamplingParams(), frozenset(), prompt)
+    made.take(both[len(prompt) :], None, "length")
+    assert made.choice(0).text == " the"
+    alone = Completion(text(name), SamplingParams(), frozenset())
+    alone.take(both[len(prompt) :], None, "length")
+    assert alone.choice(0).text == "the"
+
+
+def test_of_a_long_prompt_only_the_ends_are_read(monkeypatch):
+    """Its length costs nothing: a resumed job of 16 choices would pay for it 16 times."""
+    read = []
+    push = Detokenizer.push
+    monkeypatch.setattr(
+        Detokenizer, "push", lambda self, ids: (read.extend(ids), push(self, ids))[1]
+    )
+    for name in NAMES:
+        prompt = oracle(name).encode("the fox a b " * 2000)
+        text(name).detokenizer(prompt=prompt)
+    assert len(read) < 20 * len(NAMES)
+
+
 @pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "stripping"])
 @given(runs=st.lists(st.one_of(byte_runs, ids), max_size=6), cuts=cuts)
 @settings(max_examples=300, deadline=None)
 def test_broken_bytes_join_to_what_the_tokenizer_decodes(name, runs, cuts):
     tokenizer = oracle(name)
-    letters = dict(enumerate(_alphabet()))
-    spelled = {
-        byte: letters[byte] if name == "byte_level" else f"<0x{byte:02X}>" for byte in letters
-    }
-    known = [
-        tokenizer.convert_tokens_to_ids(spelled[each]) if each < 256 else each
-        for run in runs
-        for each in run
-    ]
+    known = [each for run in runs for each in spelled(name, run)]
     detokenizer = text(name).detokenizer()
     joined = "".join(detokenizer.push(part) for part in cut(known, cuts)) + detokenizer.finish()
     assert joined == tokenizer.decode(known, skip_special_tokens=True)
+
+
+def spelled(name: str, run: list[int]) -> list[int]:
+    """The ids of bytes, where the tokenizer has some, and larger ones as they are."""
+    if name in ("byte_level", "bundled", "unadorned"):
+        names = [_alphabet()[each] if each < 256 else None for each in run]
+    elif name in ("byte_fallback", "metaspace_first", "stripping"):
+        names = [f"<0x{each:02X}>" if each < 256 else None for each in run]
+    else:
+        return run
+    pairs = zip(run, names, strict=True)
+    return [oracle(name).convert_tokens_to_ids(each) if each else id_ for id_, each in pairs]
 
 
 def _alphabet() -> list[str]:
@@ -460,11 +523,12 @@ def test_log_probabilities_carry_each_tokens_bytes():
     end = tokenizers_made.EOS
     drawn = Logprob(encoded[0], -0.5, [encoded[1], end], [-0.25, float("-inf")])
     told = text("byte_level").token_logprob(drawn)
-    assert (told.bytes, told.token, told.logprob) == ([0xF0, 0x9F], "�", -0.5)
+    assert (told.bytes, told.token, told.logprob) == ((0xF0, 0x9F), "�", -0.5)
     assert [top.token_id for top in told.top] == [encoded[1], end]
     assert told.top[1].logprob == LOWEST_LOGPROB
     assert told.top[1].token == "</s>"
-    assert type(told).model_validate_json(told.dump()) == told
+    delta = Delta(position=0, token_ids=[encoded[0]], logprobs=[told])
+    assert EVENT.validate_json(delta.dump()) == delta
 
 
 @pytest.mark.parametrize(

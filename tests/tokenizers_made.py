@@ -85,6 +85,14 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
+def metaspace_first() -> Tokenizer:
+    """The same as newer conversions write it: only the first word of a text is given a space."""
+    tokenizer = byte_fallback()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return tokenizer
+
+
 def metaspace() -> Tokenizer:
     """A unigram model, as T5 has it."""
     tokenizer = Tokenizer(models.Unigram())
@@ -156,7 +164,16 @@ def stripping() -> Tokenizer:
     return tokenizer
 
 
-MAKERS = (byte_level, byte_fallback, metaspace, wordpiece, suffixed, unadorned, stripping)
+MAKERS = (
+    byte_level,
+    byte_fallback,
+    metaspace_first,
+    metaspace,
+    wordpiece,
+    suffixed,
+    unadorned,
+    stripping,
+)
 
 
 def save(tokenizer: Tokenizer, folder: Path, template: str | None = TEMPLATE) -> Path:

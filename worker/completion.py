@@ -44,18 +44,25 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 
 class Completion:
-    """Ids, text and log probabilities of one choice, from nothing or from what a log tells."""
+    """Ids, text and log probabilities of what follows a prompt, from nothing or as a log tells."""
 
-    def __init__(self, text: Text, params: SamplingParams, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        text: Text,
+        params: SamplingParams,
+        eos_token_ids: frozenset[int],
+        prompt: Sequence[int] = (),
+    ) -> None:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._text = text
         self._params = params
+        self._prompt = prompt
         self._enders = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._enders |= eos_token_ids
-        self._detokenizer = text.detokenizer(params.skip_special_tokens)
+        self._detokenizer = text.detokenizer(params.skip_special_tokens, prompt)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -89,7 +96,7 @@ class Completion:
 
     def anew(self) -> "Completion":
         """The same, before its first token."""
-        return Completion(self._text, self._params, self._enders)
+        return Completion(self._text, self._params, self._enders, self._prompt)
 
     def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Piece:
         """Append its last ids, with all text that was held back. What ended it the job says."""

@@ -9,7 +9,8 @@ tests compare with.
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from os.path import commonprefix
 from typing import Protocol
 
 from pydantic import JsonValue
@@ -18,6 +19,7 @@ from tokenizers import Regex, Tokenizer, decoders
 from schemas.errors import InvalidJob
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_TAIL_PIECES = 4
 _WORDPIECE_CLEANUP = (
     (" .", "."),
     (" ?", "?"),
@@ -98,20 +100,64 @@ class Decoder:
 
 
 class Detokenizer:
-    """The text of one sequence of ids. Incomplete characters are held back until they are whole."""
+    """The text of one sequence of ids. Incomplete characters are held back until they are whole.
 
-    def __init__(self, decoder: Decoder, skip_special_tokens: bool = True) -> None:
+    After a prompt it gives what decoding prompt and completion together adds to the prompt's text:
+    a space that begins a completion begins no text, and stays.
+    """
+
+    def __init__(
+        self, decoder: Decoder, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+    ) -> None:
         vocabulary = decoder.vocabulary
         self._piece = vocabulary.plain_piece if skip_special_tokens else vocabulary.piece
         self._stages = decoder.stages()
+        self._known = ""  # of the prompt's text, what its last ids still hold back
+        if prompt:
+            self._read(prompt)
+            known = self._rest()
+            self._stages = decoder.stages()
+            self._read(prompt)
+            self._known = known
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The text that became certain with these ids; it may be empty."""
         pieces = [piece for token_id in token_ids if (piece := self._piece(token_id)) is not None]
-        return self._through(pieces, 0)
+        text = self._through(pieces, 0)
+        return self._added(text) if self._known else text
 
     def finish(self) -> str:
         """The rest of the text, when no more ids come."""
+        return self._added(self._rest())
+
+    def _read(self, prompt: Sequence[int]) -> None:
+        """Go where the prompt ends. Between the ids that begin its text and the last ones lies
+        nothing that the stages would remember."""
+        begun = 0
+        while begun < len(prompt):
+            begun += 1
+            if self.push(prompt[begun - 1 : begun]):
+                break
+        self.push(prompt[self._tail(prompt, begun) :])
+
+    def _tail(self, prompt: Sequence[int], begun: int) -> int:
+        """From where on to read: no character and no run of bytes reaches over so many pieces."""
+        count = 0
+        for place in range(len(prompt) - 1, begun - 1, -1):
+            piece = self._piece(prompt[place])
+            if piece and not _BYTE.fullmatch(piece):
+                count += 1
+                if count == _TAIL_PIECES:
+                    return place
+        return begun
+
+    def _added(self, text: str) -> str:
+        """Without what the prompt's text has already."""
+        shared = commonprefix((self._known, text))  # noqa: RUF071 - of texts, not of paths
+        self._known = self._known[len(shared) :] if len(shared) == len(text) else ""
+        return text[len(shared) :]
+
+    def _rest(self) -> str:
         text = ""
         for number, stage in enumerate(self._stages):
             text += self._through(stage.finish(), number + 1)

@@ -7,9 +7,12 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from worker.generation import load_generation
+from worker.loading import loading
 from worker.settings import WorkerSettings, model_folder
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
+_BLOCK_SIZE = 16  # the usual
 _NUM_PLACES = 64  # evenly spread over a file
 _PLACE_BYTES = 64 * 1024
 _TENSOR_BYTES = 4096  # from the middle of each tensor
@@ -26,16 +29,35 @@ def fingerprint(settings: WorkerSettings) -> str:
     embedding: such weights want a served name of their own.
     """
     digest = hashlib.blake2b(digest_size=8)
-    computed = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
-    digest.update(repr(computed).encode())
+    digest.update(repr(_computed(settings)).encode())
     if not settings.is_fake:
-        for path in sorted(model_folder(settings.model).glob("*")):
-            if path.suffix in _SUFFIXES:
-                digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-                with path.open("rb") as file:
-                    for start, count in _places(file.fileno(), path):
-                        digest.update(os.pread(file.fileno(), count, start))
+        with loading(settings.model):
+            for path in sorted(model_folder(settings.model).glob("*")):
+                if path.suffix in _SUFFIXES and path.is_file():
+                    for piece in _pieces(path):
+                        digest.update(piece)
     return digest.hexdigest()
+
+
+def _computed(settings: WorkerSettings) -> tuple[object, ...]:
+    """How it is computed and drawn. What is as usual leaves the digest as it was without it."""
+    usual = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
+    others = {
+        "hf_overrides": settings.hf_overrides,
+        "generation": dict(load_generation(settings).defaults),
+        # It groups the sums of attention, which counts where bits are promised.
+        "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
+    }
+    known = {"hf_overrides": {}, "generation": {}, "block_size": _BLOCK_SIZE}
+    told = {name: json.dumps(each, sort_keys=True) for name, each in others.items()}
+    return (*usual, *(item for item in told.items() if others[item[0]] != known[item[0]]))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    yield f"{path.name}:{path.stat().st_size}:".encode()
+    with path.open("rb") as file:
+        for start, count in _places(file.fileno(), path):
+            yield os.pread(file.fileno(), count, start)
 
 
 def _places(file: int, path: Path) -> Iterator[tuple[int, int]]:

@@ -22,6 +22,7 @@ from schemas.sampling import SamplingParams
 from worker.completion import Completion
 from worker.engine.messages import Addition, Output
 from worker.engines import load_engine
+from worker.generation import load_generation
 from worker.progress import Progress
 from worker.settings import WorkerSettings
 from worker.text import Text, load_text
@@ -84,6 +85,7 @@ class LLM:
         except ValidationError as error:
             raise _refusal(error) from error
         self._text = load_text(self._settings)
+        self._generation = load_generation(self._settings)
         self._engine = load_engine(self._settings)
         self._numbers = itertools.count()
 
@@ -91,6 +93,15 @@ class LLM:
     def text(self) -> Text:
         """The model's tokenizer."""
         return self._text
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What counts where none are given: the model's own defaults, and the usual ones."""
+        return SamplingParams.model_validate(self._generation.defaults)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its completion may have together."""
+        return self._engine.limits.max_model_len
 
     def generate(
         self,
@@ -103,7 +114,7 @@ class LLM:
         """
         several = _several_prompts(prompts)
         requests = []
-        for place, (prompt, params) in enumerate(_with_params(several, sampling_params)):
+        for place, (prompt, params) in enumerate(self._with_params(several, sampling_params)):
             with _noted(place):
                 text, given = _read(prompt)
                 ids = self._text.encode(text) if text is not None else given
@@ -123,7 +134,7 @@ class LLM:
         """Answer one conversation or several, as the model's own template writes them."""
         requests = []
         several = _several_conversations(messages)
-        for place, (conversation, params) in enumerate(_with_params(several, sampling_params)):
+        for place, (conversation, params) in enumerate(self._with_params(several, sampling_params)):
             with _noted(place):
                 try:
                     chat = Chat(
@@ -138,13 +149,27 @@ class LLM:
                 requests.append(self._request(None, self._text.render(chat), params))
         return self._answer(requests, use_tqdm)
 
+    def _with_params(
+        self, several: list[Asked], params: AnyParams
+    ) -> list[tuple[Asked, SamplingParams]]:
+        """Those that are given count as they are."""
+        if params is None or isinstance(params, SamplingParams):
+            one = self.get_default_sampling_params() if params is None else params
+            return [(each, one) for each in several]
+        if len(params) != len(several):
+            raise InvalidJob(
+                f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one each",
+                "sampling_params",
+            )
+        return list(zip(several, params, strict=True))
+
     def _request(self, prompt: str | None, ids: list[int], params: SamplingParams) -> _Request:
         limits = self._engine.limits
         error = limits.check(Addition("", ids, params))
         if error is not None:
             raise error
         completions = [
-            Completion(self._text, params, limits.eos_token_ids) for _ in range(params.n)
+            Completion(self._text, params, limits.eos_token_ids, ids) for _ in range(params.n)
         ]
         return _Request(prompt, ids, params, completions)
 
@@ -220,17 +245,6 @@ def _several_conversations(
     return [one] if one or not messages else [each for each in messages if isinstance(each, list)]
 
 
-def _with_params(several: list[Asked], params: AnyParams) -> list[tuple[Asked, SamplingParams]]:
-    if params is None or isinstance(params, SamplingParams):
-        return [(each, params or SamplingParams()) for each in several]
-    if len(params) != len(several):
-        raise InvalidJob(
-            f"sampling_params: {len(params)} for {len(several)} prompts; give one, or one each",
-            "sampling_params",
-        )
-    return list(zip(several, params, strict=True))
-
-
 def _read(prompt: AnyPrompt) -> tuple[str | None, list[int]]:
     """The text if it is one, or the ids."""
     if not prompt:
@@ -278,5 +292,5 @@ def _error(body: ErrorBody) -> PenstockError:
     """The engine's refusal of a sequence, to be raised."""
     kind = InvalidJob if body.status < 500 else WorkerFailed
     error = kind(body.message, body.param)
-    error.code, error.status = body.code, body.status
+    error.code, error.status, error.retryable = body.code, body.status, body.retryable
     return error

@@ -16,6 +16,8 @@ from schemas.job import Chat, Prompt
 from worker.byte_tokenizer import ByteTokenizer
 from worker.detokenizer import Decoder, Detokenizer
 from worker.engine.messages import Logprob
+from worker.loading import loading
+from worker.models.errors import is_failure, reason
 from worker.settings import WorkerSettings, model_folder
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
@@ -46,7 +48,7 @@ class Text:
         self._backend.no_truncation()
         self._backend.no_padding()
         self._decoder = Decoder(self._backend)
-        self._token_texts: dict[int, tuple[str, list[int]]] = {}
+        self._token_texts: dict[int, tuple[str, tuple[int, ...]]] = {}
 
     @property
     def has_chat_template(self) -> bool:
@@ -63,8 +65,11 @@ class Text:
         """The ids of a conversation as the model's own template writes it."""
         return self._encode(self._template.write(chat), "messages", add_special_tokens=False)
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        return Detokenizer(self._decoder, skip_special_tokens)
+    def detokenizer(
+        self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+    ) -> Detokenizer:
+        """For what follows the prompt's ids."""
+        return Detokenizer(self._decoder, skip_special_tokens, prompt)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
@@ -76,20 +81,20 @@ class Text:
             token=text,
             bytes=spelled,
             logprob=_finite(drawn.logprob),
-            top=[
+            top=tuple(
                 self._top_logprob(token_id, logprob)
                 for token_id, logprob in zip(drawn.top_ids, drawn.top_logprobs, strict=True)
-            ],
+            ),
         )
 
     def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
         text, spelled = self._token_text(token_id)
         return TopLogprob(token_id=token_id, token=text, bytes=spelled, logprob=_finite(logprob))
 
-    def _token_text(self, token_id: int) -> tuple[str, list[int]]:
+    def _token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
         if token_id not in self._token_texts:
             spelled = self._decoder.token_bytes(token_id)
-            self._token_texts[token_id] = spelled.decode(errors="replace"), list(spelled)
+            self._token_texts[token_id] = spelled.decode(errors="replace"), tuple(spelled)
         return self._token_texts[token_id]
 
     def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
@@ -98,14 +103,21 @@ class Text:
         except UnicodeEncodeError as error:
             message = f"{param}: character {error.start} is half of a surrogate pair"
             raise InvalidJob(message, param) from error
-        # The batch form lets other threads run meanwhile, and skips the offsets.
-        encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            # The batch form lets other threads run meanwhile, and skips the offsets.
+            encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            message = f"{param}: the model's tokenizer cannot encode it: {reason(error)}"
+            raise InvalidJob(message, param) from error
         return list(encoded[0].ids)
 
 
 def load_text(settings: WorkerSettings) -> Text:
     """The tokenizer that belongs to the engine of these settings."""
-    return Text(ByteTokenizer() if settings.is_fake else model_folder(settings.model))
+    with loading(f"the tokenizer of {settings.model}"):
+        return Text(ByteTokenizer() if settings.is_fake else model_folder(settings.model))
 
 
 def _finite(logprob: float) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _SOURCES = Path(__file__).parent
+_OPS = _SOURCES / "ops.c"
 _FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-shared", "-fPIC", "-lm")
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_S = 120
@@ -26,16 +27,16 @@ class Unusable(Exception):
     """What stands in the way of compiled operations."""
 
 
-def build(flags: Sequence[str], cache: Path | None = None) -> Path:
+def build(flags: Sequence[str], cache: Path | None = None, source: Path = _OPS) -> Path:
     """The library under these flags: from the cache if it is whole there, else compiled into it."""
     compiler = find_compiler()
     folder = _own_folder(cache or _cache())
     try:
-        built = folder / f"ops-{_digest(compiler, flags)}.so"
+        built = folder / f"{source.stem}-{_digest(compiler, flags, source)}.so"
         with built.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_whole(built):
-                compile_ops(compiler, flags, built)
+                compile_ops(compiler, flags, built, source)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unusable(f"{compiler}, {folder}: {error}") from error
     return built
@@ -88,10 +89,10 @@ def digest_of(flags: Sequence[str], *others: bytes) -> str:
     return digest.hexdigest()
 
 
-def _digest(compiler: str, flags: Sequence[str]) -> str:
+def _digest(compiler: str, flags: Sequence[str], source: Path) -> str:
     """Of `-march=native` too: what it means depends on the compiler and the processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S)
-    return digest_of(flags, version.stdout, _processor())
+    return digest_of(flags, version.stdout, _processor(), source.read_bytes())
 
 
 def _processor() -> bytes:
@@ -116,10 +117,10 @@ def _checksum(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
-def compile_ops(compiler: str, flags: Sequence[str], built: Path) -> None:
+def compile_ops(compiler: str, flags: Sequence[str], built: Path, source: Path = _OPS) -> None:
     """Beside it lies its checksum. Raises Unusable, OSError, SubprocessError."""
     fresh = built.with_suffix(f".{os.getpid()}")
-    command = [compiler, *flags, str(_SOURCES / "ops.c"), "-o", str(fresh), *_FLAGS]
+    command = [compiler, *flags, str(source), "-o", str(fresh), *_FLAGS]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
         if ran.returncode:

@@ -52,7 +52,7 @@ def plan_pass(
         batch.max_query_len,
         batch.max_context_len,
     )
-    places = Places(*table.rows(batch.positions), batch.slot_mapping)
+    places = Places(*table.rows(batch.positions, batch.max_context_len), batch.slot_mapping)
     return PassPlan(places, spans, shape, kv_cache, deterministic)
 
 

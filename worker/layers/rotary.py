@@ -1,27 +1,41 @@
 """The rotation of every position, computed once for a model."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+_FIRST_ROWS = 1024
 
-@dataclass(frozen=True, slots=True)
+
 class RotaryTable:
-    """cos, sin [max_positions, head_dim], as `kernels.rotary` wants them."""
+    """cos, sin [positions, head_dim], as `kernels.rotary` wants them, for as many as were asked."""
 
-    cos: Tensor
-    sin: Tensor
+    def __init__(self, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype) -> None:
+        """inv_freq [head_dim / 2] float32; attention_factor scales queries and keys (yarn)."""
+        self._inv_freq = inv_freq
+        self._attention_factor = attention_factor
+        self._dtype = dtype
+        self._cos = self._sin = torch.empty(0)
+        self.cover(_FIRST_ROWS)
 
-    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+    @property
+    def num_positions(self) -> int:
+        return len(self._cos)
 
+    def cover(self, num_positions: int) -> None:
+        """Have at least so many; what a step needs beyond them it would compute while others wait.
 
-def rotary_table(
-    inv_freq: Tensor, attention_factor: float, max_positions: int, dtype: torch.dtype
-) -> RotaryTable:
-    """inv_freq [head_dim / 2] float32; attention_factor scales queries and keys (yarn)."""
-    positions = torch.arange(max_positions, dtype=torch.float32, device=inv_freq.device)
-    angles = torch.outer(positions, inv_freq)
-    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
-    return RotaryTable(torch.cat((cos, cos), 1).to(dtype), torch.cat((-sin, sin), 1).to(dtype))
+        Rows that were there keep their bits.
+        """
+        if num_positions <= len(self._cos):
+            return
+        count = max(num_positions, 2 * len(self._cos))
+        positions = torch.arange(count, dtype=torch.float32, device=self._inv_freq.device)
+        angles = torch.outer(positions, self._inv_freq)
+        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
+        self._cos = torch.cat((cos, cos), 1).to(self._dtype)
+        self._sin = torch.cat((-sin, sin), 1).to(self._dtype)
+
+    def rows(self, positions: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
+        """All positions are below num_positions."""
+        self.cover(num_positions)
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

@@ -1,12 +1,15 @@
 """What a decoder must know of a model, derived once from the configuration in its folder."""
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
+from pydantic import JsonValue
 
-from worker.models.errors import BrokenModel, UnsupportedModel
+from worker.models.errors import BrokenModel, UnknownOverride, UnsupportedModel
+from worker.models.files import read_object
 from worker.models.hugging_face import CONFIG_MAPPING, PreTrainedConfig
 from worker.models.rope import Rope, rope
 
@@ -38,12 +41,15 @@ FAMILIES = {
     "qwen3": Family(attention_bias=True, qk_norm=True, sliding_window=True, layer_types=True),
 }
 
+NOTHING: Mapping[str, JsonValue] = MappingProxyType({})
+_OLD_ROPE = ("rope_scaling", "rope_theta")  # which transformers makes into `rope_parameters`
 _COUNTS = (
     "num_hidden_layers",
     "hidden_size",
     "intermediate_size",
     "num_attention_heads",
     "num_key_value_heads",
+    "head_dim",
     "vocab_size",
     "max_position_embeddings",
 )
@@ -69,7 +75,9 @@ _FOREIGN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """windows: keys that a query of each layer sees, None: all. dtype None: the file is silent."""
+    """max_model_len: tokens that the positions are made for. windows: keys that a query of each
+    layer sees, None: all. dtype None: the file is silent.
+    """
 
     family: str
     num_layers: int
@@ -79,7 +87,7 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
+    max_model_len: int
     rms_norm_eps: float
     initializer_range: float
     tie_word_embeddings: bool
@@ -93,10 +101,15 @@ class ModelConfig:
     dtype: torch.dtype | None
 
 
-def read_config(path: Path) -> ModelConfig:
-    """The configuration in a Hugging Face folder; a ModelError names what cannot be served."""
-    fields = _read_object(path / "config.json")
+def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> ModelConfig:
+    """The configuration in a Hugging Face folder, with some fields as they are to be instead.
+
+    Raises a ModelError that names what cannot be served.
+    """
+    written = read_object(path / "config.json")
+    fields = overridden(written, overrides)
     _refuse_foreign(fields)
+    _refuse_counts(fields)
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))
@@ -104,11 +117,43 @@ def read_config(path: Path) -> ModelConfig:
         hf = CONFIG_MAPPING[model_type].from_dict(fields)
     except Exception as error:  # of many types; the sentence names the field
         raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
+    usual = CONFIG_MAPPING[model_type]() if overrides else hf
+    for field in overrides:
+        if not (field in written or field in _OLD_ROPE or hasattr(usual, field)):
+            raise UnknownOverride(field, model_type)
     return _derive(hf, FAMILIES[model_type], _eos_token_ids(path, hf))
 
 
+def overridden(
+    fields: Mapping[str, JsonValue], overrides: Mapping[str, JsonValue]
+) -> dict[str, JsonValue]:
+    """Objects are merged, so that a field inside one may be given alone."""
+    found = dict(fields)
+    for field, value in overrides.items():
+        if field == "rope_scaling" and isinstance(fields.get("rope_parameters"), dict):
+            field = "rope_parameters"  # the newer spelling, which would win
+        old = found.get(field)
+        if isinstance(value, dict) and isinstance(old, dict):
+            if field == "rope_parameters" and "type" in value:
+                value = {"rope_type": value["type"]} | value
+            value = overridden(old, value)
+        found[field] = value
+    return found
+
+
+def _max_model_len(hf: PreTrainedConfig) -> int:
+    """As vLLM derives it: a stretch counts from the length that it stretches. Llama 3's is done."""
+    rope, length = hf.rope_parameters, int(hf.max_position_embeddings)
+    if rope.get("rope_type") == "yarn":
+        length = int(rope["original_max_position_embeddings"] * rope["factor"])
+    elif rope.get("rope_type") == "linear":
+        length = int(length * rope["factor"])
+    return length
+
+
 def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int]) -> ModelConfig:
-    _refuse_unknown(hf)
+    if hf.hidden_act not in ("silu", "swish"):
+        raise UnsupportedModel("hidden_act", hf.hidden_act, "silu")
     attention_bias = family.attention_bias and bool(hf.attention_bias)
     num_heads, num_kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if num_heads % num_kv_heads:
@@ -127,7 +172,7 @@ def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int])
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=hf.vocab_size,
-        max_position_embeddings=hf.max_position_embeddings,
+        max_model_len=_max_model_len(hf),
         rms_norm_eps=hf.rms_norm_eps,
         initializer_range=hf.initializer_range,
         tie_word_embeddings=bool(hf.tie_word_embeddings),
@@ -136,36 +181,37 @@ def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int])
         mlp_bias=family.mlp_bias and bool(hf.mlp_bias),
         qk_norm=family.qk_norm,
         windows=_windows(hf, family),
-        rope=rope(hf, head_dim),
-        eos_token_ids=eos_token_ids,
+        rope=_rope(hf, head_dim),
+        # What no row of the head stands for is never drawn.
+        eos_token_ids=frozenset(each for each in eos_token_ids if 0 <= each < hf.vocab_size),
         dtype=_dtype(hf),
     )
 
 
-def _read_object(path: Path) -> dict[str, object]:
+def _rope(hf: PreTrainedConfig, head_dim: int) -> Rope:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BrokenModel(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise BrokenModel(f"{path}: not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise BrokenModel(f"{path}: not a JSON object")
-    return found
+        return rope(hf, head_dim)
+    except (ArithmeticError, LookupError, TypeError) as error:
+        raise BrokenModel(
+            f"config.json: rope_parameters is {hf.rope_parameters!r}: {error}"
+        ) from error
 
 
-def _refuse_foreign(fields: dict[str, object]) -> None:
+def _refuse_foreign(fields: Mapping[str, JsonValue]) -> None:
     for field in _FOREIGN_FIELDS:
         if fields.get(field) is not None:
             raise UnsupportedModel(field, fields[field], "models without it")
 
 
-def _refuse_unknown(hf: PreTrainedConfig) -> None:
+def _refuse_counts(fields: Mapping[str, JsonValue]) -> None:
+    """Before transformers divides by one of them. Of other types it says so itself."""
     for field in _COUNTS:
-        if getattr(hf, field) < 1:
-            raise UnsupportedModel(field, getattr(hf, field), "1 or more")
-    if hf.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModel("hidden_act", hf.hidden_act, "silu")
+        count = fields.get(field)
+        if isinstance(count, int) and count < 1:
+            raise UnsupportedModel(field, count, "1 or more")
+    eps = fields.get("rms_norm_eps")
+    if isinstance(eps, int | float) and eps < 0:
+        raise UnsupportedModel("rms_norm_eps", eps, "0 or more")
 
 
 def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
@@ -190,7 +236,7 @@ def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
 def _eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
     """generation_config.json is asked first: chat models end turns with ids that only it has."""
     generation = path / "generation_config.json"
-    found = _read_object(generation).get("eos_token_id") if generation.exists() else None
+    found = read_object(generation).get("eos_token_id") if generation.exists() else None
     ids = hf.eos_token_id if found is None else found
     listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
     if not all(isinstance(token_id, int) for token_id in listed):

@@ -1,10 +1,13 @@
 """What can be wrong with a model's folder.
 
 ModelError
+├── UnknownOverride    a field that is to be another is none that such a configuration has
 ├── UnsupportedModel   the configuration asks for what this decoder does not compute
 ├── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
 └── CannotQuantise     the model could be served, and not with the bits that were asked for
 """
+
+_MAX_REASON = 300  # characters
 
 
 class ModelError(ValueError):
@@ -16,9 +19,26 @@ class UnsupportedModel(ModelError):
         super().__init__(f"config.json: {field} is {value!r}; this decoder computes {known}")
 
 
+class UnknownOverride(ModelError):
+    setting = "hf_overrides"
+
+    def __init__(self, field: str, model_type: str) -> None:
+        super().__init__(f"{field!r} is no field of a configuration of {model_type}; leave it out")
+
+
 class BrokenModel(ModelError):
     pass
 
 
 class CannotQuantise(ModelError):
     setting = "quantization"
+
+
+def is_failure(error: BaseException) -> bool:
+    """False for what is to end the process or the task. A panic in Rust is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def reason(error: BaseException) -> str:
+    """What the error says, in one line of bounded length; its kind where it says nothing."""
+    return " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__

@@ -1,9 +1,11 @@
 """From a Hugging Face folder to a decoder, tensor by tensor, so that the model is held once."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor
 
 from worker.layers.arithmetic import AS_IT_IS, Arithmetic
@@ -13,10 +15,10 @@ from worker.layers.embedding import Embedding, Head, embedding, tied
 from worker.layers.linear import Linear, linear, obstacle
 from worker.layers.mlp import GatedMLP
 from worker.layers.norm import RMSNorm
-from worker.layers.rotary import rotary_table
-from worker.models.config import ModelConfig, read_config
+from worker.layers.rotary import RotaryTable
+from worker.models.config import NOTHING, ModelConfig, read_config
 from worker.models.decoder import Decoder
-from worker.models.errors import CannotQuantise
+from worker.models.errors import CannotQuantise, UnsupportedModel
 from worker.models.weights import DummyWeights, SafetensorsWeights, Weights
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -31,8 +33,12 @@ def load_decoder(
     device: torch.device | str = "cpu",
     arithmetic: Arithmetic = AS_IT_IS,
     load_format: LoadFormat = "auto",
+    overrides: Mapping[str, JsonValue] = NOTHING,
 ) -> Decoder:
-    """Quantised weights are made of bfloat16, and everything else is computed in it."""
+    """Quantised weights are made of bfloat16, and everything else is computed in it.
+
+    overrides  fields of config.json that are to be others than the file's
+    """
     if arithmetic.quantization is not None:
         if dtype not in ("auto", "bfloat16"):
             raise CannotQuantise(
@@ -40,26 +46,18 @@ def load_decoder(
                 "leave one of the two out"
             )
         dtype = "bfloat16"
-    config, place = read_config(path), torch.device(device)
+    config, place = read_config(path, overrides), torch.device(device)
     _refuse_widths(config, place, arithmetic)
+    weights: Weights
     if load_format == "dummy":
-        loader = _Loader(
-            config,
-            DummyWeights(config.initializer_range),
-            _DTYPES.get(dtype) or config.dtype or torch.float32,
-            place,
-            arithmetic,
-        )
+        weights, stored = DummyWeights(config.initializer_range), torch.float32
     else:
         weights = SafetensorsWeights(path)
-        loader = _Loader(
-            config,
-            weights,
-            _DTYPES.get(dtype) or config.dtype or weights.dtype(),
-            place,
-            arithmetic,
-        )
-    return loader.decoder()
+        stored = weights.dtype()
+    computed = _DTYPES.get(dtype) or config.dtype or stored
+    if computed not in _DTYPES.values():
+        raise UnsupportedModel("dtype", computed, f"{', '.join(_DTYPES)}; ask for one of them")
+    return _Loader(config, weights, computed, place, arithmetic).decoder()
 
 
 def _refuse_widths(config: ModelConfig, device: torch.device, arithmetic: Arithmetic) -> None:
@@ -90,23 +88,27 @@ class _Loader:
         rows, head = self._ends()
         layers = DecoderLayers([self._layer(index) for index in range(config.num_layers)])
         norm = self._norm("model.norm", config.hidden_size)
-        # A file may repeat a tied head.
-        self.weights.finish({"lm_head.weight"} if config.tie_word_embeddings else set())
+        self.weights.finish()
         frequencies = torch.tensor(config.rope.frequencies, device=self.device)
-        table = rotary_table(
-            frequencies, config.rope.attention_factor, config.max_position_embeddings, self.dtype
-        )
+        table = RotaryTable(frequencies, config.rope.attention_factor, self.dtype)
         deterministic = self.arithmetic.deterministic
         return Decoder(config, self.dtype, rows, layers, norm, head, table, deterministic)
 
     def _ends(self) -> tuple[Embedding, Head]:
-        config = self.config
-        shape = config.vocab_size, config.hidden_size
-        weight = self._tensor("model.embed_tokens.weight", *shape)
-        if config.tie_word_embeddings:
+        """A head is tied if the configuration says so and no file says otherwise, as transformers
+        has it: of one of the two tensors in a file, or of both with equal numbers.
+        """
+        shape = self.config.vocab_size, self.config.hidden_size
+        rows, head = "model.embed_tokens.weight", "lm_head.weight"
+        has_both = self.weights.has(rows) and self.weights.has(head)
+        is_tied = self.config.tie_word_embeddings
+        if is_tied and not has_both:
+            weight = self._tensor(head if self.weights.has(head) else rows, *shape)
             return tied(weight, self.arithmetic.of_head())
-        head = self._tensor("lm_head.weight", *shape)
-        return embedding(weight), Head(linear(head, None, self.arithmetic.of_head()))
+        weight, own = self._tensor(rows, *shape), self._tensor(head, *shape)
+        if is_tied and torch.equal(weight, own):
+            return tied(weight, self.arithmetic.of_head())
+        return embedding(weight), Head(linear(own, None, self.arithmetic.of_head()))
 
     def _layer(self, index: int) -> DecoderLayer:
         config, prefix = self.config, f"model.layers.{index}"

@@ -29,6 +29,10 @@ def rope(hf: PreTrainedConfig, head_dim: int) -> Rope:
         raise UnsupportedModel(
             "partial_rotary_factor", parameters["partial_rotary_factor"], "heads rotated whole"
         )
+    for field in ("rope_theta", "factor"):
+        value = parameters.get(field, 1.0)
+        if not isinstance(value, int | float) or value <= 0:
+            raise UnsupportedModel(f"rope_parameters.{field}", value, "with a number above 0")
     if kind == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         return Rope(tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()), 1.0)

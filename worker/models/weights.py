@@ -1,7 +1,6 @@
 """Where a model's tensors come from: safetensors files, mapped into memory, or random numbers."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +16,13 @@ _INDEX = "model.safetensors.index.json"
 class Weights(Protocol):
     """Every tensor is asked for once; `finish` complains of those that nobody wanted."""
 
+    def has(self, name: str) -> bool: ...
+
     def fill(self, target: Tensor, name: str) -> None: ...
 
     def release(self) -> None: ...
 
-    def finish(self, unread: Iterable[str]) -> None: ...
+    def finish(self) -> None: ...
 
 
 class _File(Protocol):
@@ -39,6 +40,9 @@ class SafetensorsWeights:
         self._file_of = _locate(path)
         self._open: dict[Path, _File] = {}
         self._wanted: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        return name in self._file_of
 
     def fill(self, target: Tensor, name: str) -> None:
         """Copy tensor `name` into target, which has its shape; converts its type."""
@@ -62,12 +66,11 @@ class SafetensorsWeights:
         """Unmap the files, so that pages already copied leave this process's memory."""
         self._open.clear()
 
-    def finish(self, unread: Iterable[str]) -> None:
-        """`unread`: names that may be there and are not used."""
+    def finish(self) -> None:
         self.release()
         left = sorted(
             name
-            for name in set(self._file_of) - self._wanted - set(unread)
+            for name in set(self._file_of) - self._wanted
             if not name.endswith("rotary_emb.inv_freq")  # old checkpoints store what rope computes
         )
         if left:
@@ -94,6 +97,9 @@ class DummyWeights:
         self._std = std
         self._generator = torch.Generator().manual_seed(0)
 
+    def has(self, name: str) -> bool:
+        return False
+
     def fill(self, target: Tensor, name: str) -> None:
         if name.endswith("norm.weight"):
             target.fill_(1.0)
@@ -105,7 +111,7 @@ class DummyWeights:
     def release(self) -> None:
         pass
 
-    def finish(self, unread: Iterable[str]) -> None:
+    def finish(self) -> None:
         pass
 
 
@@ -115,8 +121,20 @@ def _locate(path: Path) -> dict[str, Path]:
         return _shards(path)
     file = path / "model.safetensors"
     if not file.exists():
-        raise BrokenModel(f"{path}: neither model.safetensors nor {_INDEX} is there")
+        raise BrokenModel(
+            f"{path}: neither model.safetensors nor {_INDEX} is there; {_advice(path)}"
+        )
     return dict.fromkeys(_map(file).keys(), file)
+
+
+def _advice(path: Path) -> str:
+    if any(path.glob("*.bin*")):
+        code = "from transformers import AutoModelForCausalLM as A; "
+        code += "A.from_pretrained(p, dtype='auto').save_pretrained(p)"
+        return f"make them of the .bin files: python -c \"p = '{path}'; {code}\""
+    return (
+        "fetch the model again; of files in another form transformers' save_pretrained makes them"
+    )
 
 
 def _shards(path: Path) -> dict[str, Path]:

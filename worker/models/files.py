@@ -1,0 +1,21 @@
+"""JSON files of a model's folder."""
+
+import json
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from worker.models.errors import BrokenModel
+
+
+def read_object(path: Path) -> dict[str, JsonValue]:
+    """The object in a file; raises BrokenModel with the file's name."""
+    try:
+        found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BrokenModel(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BrokenModel(f"{path}: not JSON: {error}; fetch it again") from error
+    if not isinstance(found, dict):
+        raise BrokenModel(f"{path}: not a JSON object; fetch it again")
+    return found
