@@ -10,7 +10,8 @@ from plain import plain
 from schemas.delivery import Commit, Started
 from schemas.event import Failed
 from schemas.keys import Lane
-from schemas.model import WorkerCard
+from schemas.model import ModelCard, WorkerCard
+from schemas.registry import Registry
 from schemas.sampling import SamplingParams
 from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, finish, on_a_lane
@@ -275,6 +276,36 @@ async def test_a_dead_letter_says_all_but_the_text(queue: WorkerQueue) -> None:
     await queue.delete("default", job.job_id)
     assert await letters(queue) == []
     assert await redis_of(queue).keys(f"*{job.job_id}*") == []
+
+
+def test_a_suspect_is_not_charged_for_a_step_that_another_hangs_in(redis_url, offline):
+    """A worker is asked to become empty for it while its engine hangs, and does not pretend to."""
+    flags = ("--fake-poison", "poison", "--lease-ttl-ms", "3000", "--step-timeout-s", "6")
+    params = SamplingParams(max_tokens=20, ignore_eos=True, seed=4)
+
+    async def asks(client: Client) -> None:
+        queue = WorkerQueue(client.redis, Lane("fake"))
+        await Registry(client.redis).register(ModelCard(name="fake"))
+        innocent = await client.enqueue("innocent", params=params, background=True)
+        [taken] = await take(queue, "scripted")
+        assert taken.job.job_id == innocent
+        with WorkerProcess(redis_url, "fake", *flags) as worker:
+            await meets_poison(client, queue, innocent, worker.ready())
+
+    async def meets_poison(
+        client: Client, queue: WorkerQueue, innocent: str, worker: WorkerProcess
+    ) -> None:
+        poison = await client.enqueue("poison:hang:5", params=params, background=True)
+        while (await client.status(poison)).num_tokens < 5:
+            await queue.beat("scripted")
+            await asyncio.sleep(0.02)
+        await queue.unregister("scripted", crashed=True)  # so the innocent is a suspect
+        same(await client.result(innocent), offline.generate("innocent", params)[0])
+        assert await plain(client.redis).hget(Lane("fake").job(innocent), "blame") is None
+        assert "engine did not move" in worker.logged()
+        await client.cancel(poison)
+
+    ask(redis_url, asks)
 
 
 FLAGS = ("--fake-poison", "poison", "--lease-ttl-ms", "3000", "--max-num-seqs", "64")

@@ -3,20 +3,22 @@
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 from jsonschema import Draft202012Validator, FormatChecker
+from llguidance import LLTokenizer
 from pydantic import JsonValue
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+import tokenizers_made
 from schemas.errors import InvalidJob
 from schemas.sampling import SamplingParams, StructuredOutputs
-from worker.engine.constraints import Constraint, Grammars, Masks
+from worker.engine.constraints import Constraint, Grammars, Masks, without_rows_past
 from worker.engine.sampler import Sampler, SamplerRow
 
 Schema = dict[str, JsonValue]
@@ -194,15 +196,15 @@ def test_a_grammar_with_recursion_is_followed(tokenizer: Tokenizer, grammars: Gr
     assert all(text == "(" * (len(text) // 2) + "x" + ")" * (len(text) // 2) for text in texts)
 
 
-def mask_of(constraint: Constraint) -> list[int]:
-    mask = Masks(HEAD).fill([constraint])
+def mask_of(constraint: Constraint, head: int = HEAD) -> list[int]:
+    mask = Masks(head).fill([constraint])
     assert mask is not None
     words: list[int] = mask[0].tolist()
     return words
 
 
-def allowed(constraint: Constraint) -> set[int]:
-    words = mask_of(constraint)
+def allowed(constraint: Constraint, head: int = HEAD) -> set[int]:
+    words = mask_of(constraint, head)
     return {token for token in range(32 * len(words)) if words[token // 32] >> token % 32 & 1}
 
 
@@ -257,6 +259,46 @@ def test_rows_past_the_tokenizer_are_never_allowed(
     assert max(allowed(grammar.constraint([]))) < tokenizer.get_vocab_size() <= HEAD - 50
 
 
+@pytest.mark.parametrize("head", [300, 499, 699])
+def test_ids_past_the_head_are_never_allowed_and_every_form_is_spelled_without_them(
+    tokenizer: Tokenizer, folder: Path, head: int
+) -> None:
+    grammars = Grammars(folder, head, frozenset(EOS))
+    try:
+        for outputs, form in (
+            (StructuredOutputs(choice=["red", "日本語 naïve"]), None),
+            (StructuredOutputs(json_schema=SCHEMAS["flat"]), SCHEMAS["flat"]),
+        ):
+            constraint = grammars.compile(outputs).result().constraint([])
+            rng, made = random.Random(head), list[int]()
+            while not constraint.is_complete:
+                some = allowed(constraint, head)
+                assert some and max(some) < head
+                made.append(rng.choice(sorted(some & EOS or some)))
+                constraint.advance(made[-1])
+            text = text_of(tokenizer, [each for each in made if each not in EOS])
+            if form is None:
+                assert text in ("red", "日本語 naïve")
+            else:
+                Draft202012Validator(form).validate(json.loads(text))
+    finally:
+        grammars.close()
+
+
+@pytest.mark.parametrize("maker", tokenizers_made.MAKERS, ids=lambda maker: maker.__name__)
+def test_a_tokenizer_of_any_kind_may_have_more_ids_than_the_head(
+    maker: Callable[[], Tokenizer],
+) -> None:
+    made = maker()
+    full, head = made.get_vocab_size(), made.get_vocab_size() - 20
+    made.add_tokens(["one more", "and one"])
+    cut = Tokenizer.from_str(without_rows_past(made.to_str(), head))
+    assert cut.get_vocab() == {piece: id_ for piece, id_ in made.get_vocab().items() if id_ < head}
+    assert len(cut.get_vocab()) < full
+    if maker in (tokenizers_made.byte_level, tokenizers_made.byte_fallback):
+        LLTokenizer(cut.to_str(), n_vocab=head, eos_token=[2])
+
+
 def test_masks_of_a_batch_are_those_of_its_rows(tokenizer: Tokenizer, grammars: Grammars) -> None:
     digits = grammars.compile(StructuredOutputs(regex="[0-9]+")).result().constraint([])
     words = grammars.compile(StructuredOutputs(choice=["ab", "日"])).result().constraint([])
@@ -283,6 +325,18 @@ def json_form(schema: Schema | str) -> StructuredOutputs:
     return StructuredOutputs(json_schema=schema)
 
 
+PLACED: Schema = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "list/of": {"type": "array", "items": {"anyOf": [{"type": "null"}, {"not": {"const": 1}}]}},
+    },
+}
+SHARED: Schema = {
+    "$defs": {"inner": {"type": "object", "properties": {"x": {"contains": {"type": "null"}}}}},
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"$ref": "#/$defs/inner"}},
+}
 NESTED: Schema = {"type": "integer"}
 for _ in range(40):
     NESTED = {"items": NESTED}
@@ -307,10 +361,13 @@ for _ in range(40):
         (json_form("false"), "Unsatisfiable"),
         (json_form({"type": "text"}), "Invalid type: text"),
         (json_form({"properties": [1]}), "properties must be"),
-        (json_form({"uniqueItems": True}), "uniqueItems"),
-        (json_form({"oneOf": [{"type": "string"}, {"minLength": 3}]}), "oneOf"),
-        (json_form({"not": {"type": "null"}}), "not"),
-        (json_form({"type": "string", "format": "colour"}), "colour"),
+        (json_form({"contains": {"type": "null"}}), "contains: not supported"),
+        (json_form({"oneOf": [{"type": "string"}, {"minLength": 3}]}), "oneOf: its alternatives"),
+        (json_form({"not": {"type": "null"}}), "not: not supported; leave it out"),
+        (json_form({"propertyNames": {"format": "date"}}), "propertyNames: not supported"),
+        (json_form({"items": {"propertyNames": {"minLength": 1001}}}), "#/items: a part is rep"),
+        (json_form(PLACED), "#/properties/list~1of/items/anyOf/1: not: not supported"),
+        (json_form(SHARED), "#/$defs/inner/properties/x: contains: not supported"),
         (json_form({"type": "string", "pattern": "(a"}), "unclosed"),
         (
             json_form({"$ref": "https://example.com/a.json"}),

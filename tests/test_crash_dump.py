@@ -116,9 +116,11 @@ def test_a_killed_engine_leaves_its_last_plan_and_its_letter_names_the_file(
         last = dump["steps"][-1]
         assert last["seqs"] == [[seq_id, len(prompt), 0]] and last["num_tokens"] == len(prompt)
         assert dump["events"][-1][1:] == ["added", seq_id, len(prompt), 0]
-    assert main(["dlq", "show", job_id, "--json", "--redis-url", redis_url]) == 0
+    flags = ["--json", "--redis-url", redis_url, "--crash-dump-folder", str(tmp_path)]
+    assert main(["dlq", "show", job_id, *flags]) == 0
     letter = json.loads(capsys.readouterr().out)
-    assert letter["crash_dumps"] == [f"{name}.crash.json" for name in letter["workers"].split()]
+    paths = [str(tmp_path / f"{name}.crash.json") for name in letter["workers"].split()]
+    assert letter["crash_dumps"] == paths
     assert set(letter["workers"].split()) == set(told)
 
 

@@ -19,6 +19,7 @@ from worker.engine.config import EngineConfig
 from worker.engine.engine import Engine
 from worker.engine.messages import Addition, Logprob
 from worker.engine.runner import ModelRunner
+from worker.engine.step_tokens import most_in_time
 from worker.layers.batch import Batch
 
 TOLERANCE = 1e-4
@@ -77,13 +78,50 @@ def test_a_step_is_short_on_a_cpu_unless_many_sequences_run(
     llama: tuple[Path, PreTrainedModel],
 ) -> None:
     """Who waits for a step of 2048 tokens waits for seconds there."""
-    for changes, tokens in (
-        ({}, 512),
-        ({"max_num_seqs": 700}, 700),
-        ({"max_num_batched_tokens": 64}, 64),
+    for changes, least, most in (
+        ({}, 64, 512),
+        ({"max_num_seqs": 700}, 64, 700),
+        ({"max_num_batched_tokens": 48}, 48, 48),
+        ({"max_num_batched_tokens": 2048}, 2048, 2048),
     ):
         asked = {"max_num_batched_tokens": None} | changes
-        assert make_engine(llama[0], **asked).scheduler.max_num_batched_tokens == tokens
+        engine = make_engine(llama[0], **asked)
+        assert least <= engine.scheduler.max_num_batched_tokens <= most
+        assert engine.stats().max_num_batched_tokens == engine.scheduler.max_num_batched_tokens
+
+
+def test_no_more_run_at_once_than_a_step_has_tokens_for_in_its_time(
+    llama: tuple[Path, PreTrainedModel], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A million in a fifth of a second are too many for any processor, and any model."""
+    with caplog.at_level("INFO", "penstock.worker"):
+        engine = make_engine(llama[0], max_num_batched_tokens=None, max_num_seqs=1_000_000)
+    tokens = engine.scheduler.max_num_batched_tokens
+    assert 64 <= tokens < 1_000_000 and tokens % 32 == 0
+    assert engine.limits.max_num_seqs == tokens
+    assert f"a step has at most {tokens} tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "single_s, each_s, most, tokens",
+    [
+        (0.0001, 0.00001, 512, 512),  # small
+        (0.009, 0.00058, 512, 320),  # 135M, AVX-512
+        (0.06, 0.005, 512, 64),  # 1.1B, AVX-512
+        (0.06, 0.005, 4096, 64),
+        (0.095, 0.0008, 512, 128),  # 1.1B, AMX: most of a step goes into reading the weights
+        (0.6, 0.005, 512, 128),  # 7B, AMX: as long as two of a token each
+    ],
+)
+def test_a_step_takes_a_fifth_of_a_second_or_as_long_as_two_of_a_token_each(
+    single_s: float, each_s: float, most: int, tokens: int
+) -> None:
+    assert most_in_time(most, lambda count: max(single_s, each_s * count)) == tokens
+
+
+def test_one_try_that_a_neighbour_disturbs_shortens_no_step() -> None:
+    tries = iter([0.001, 0.001, 0.04, 0.02])
+    assert most_in_time(512, lambda count: next(tries)) == 512
 
 
 def mixed_trace() -> list[Addition]:

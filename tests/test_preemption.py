@@ -13,7 +13,7 @@ from schemas.worker_queue import WorkerQueue
 from scripted import a_job, finish, on_a_lane, started
 from worker.bundled.paths import BUNDLED_MODEL
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Output
+from worker.engine.messages import Addition, Load, Output
 from worker.link import Step
 from worker.llm import LLM
 from worker.room import Ask, Room
@@ -38,7 +38,7 @@ def enter(room: Room, seqs: Iterable[tuple[str, int]]) -> None:
 
 
 def tell(room: Room, names: list[str], num_waiting: int = 0) -> None:
-    room.note(Step([Output(name, [1]) for name in names], len(names), num_waiting))
+    room.note(Step([Output(name, [1]) for name in names], Load(len(names), num_waiting)))
 
 
 async def asked(room: Room) -> Ask | None:
@@ -102,10 +102,10 @@ async def test_of_a_full_workers_read_is_what_waits_in_the_higher_classes(
         await queue.enqueue(job, None)
 
     async def read(down_to: str | None) -> list[str]:
-        return [one.job_id for one in await queue.read("w", 8, 5000, down_to=down_to) or []]
+        return [one.job_id for one in await queue.read("w", 8, down_to=down_to) or []]
 
     assert await read("high") == [jobs["high"].job_id]
-    assert await read("high") == []  # at once
+    assert await read("high") == []
     assert await read("normal") == [jobs["normal"].job_id]
     assert await read(None) == [handed_back.job_id, jobs["batch"].job_id]
     assert await finish(queue, taken, []) is False

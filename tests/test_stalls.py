@@ -21,6 +21,7 @@ from worker.active_job import ActiveJob
 from worker.consumer import Intake
 from worker.engine.fake import fake_engine
 from worker.engine.messages import Output
+from worker.generation import Generation
 from worker.lease import Lease
 from worker.llm import LLM
 from worker.room import Room
@@ -66,6 +67,29 @@ def test_a_wedged_io_process_is_ended_and_its_jobs_go_on(redis_url, offline):
         assert name not in incarnations(redis_url) and crashes(redis_url) >= 1
 
 
+def test_a_frozen_io_process_loses_its_jobs_with_its_lease(redis_url, offline):
+    """Its supervisor lives, and its engine; long before a step would be found too long."""
+    flags = ("--fake-step-ms", "20", "--lease-ttl-ms", "1500", "--step-timeout-s", "600")
+    with WorkerProcess(redis_url, "fake", *flags) as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue("long", params=STORY, background=True)
+            await tokens(client, job_id, 20)
+            os.kill(worker.child("worker.service"), signal.SIGSTOP)
+            with WorkerProcess(redis_url, "fake", *flags) as other:
+                other.ready()
+                same(await client.result(job_id), offline.generate("long", STORY)[0])
+            os.kill(worker.child("worker.service"), signal.SIGCONT)
+            same(
+                await client.result(await client.enqueue("more", params=STORY)),
+                offline.generate("more", STORY)[0],
+            )
+
+        ask(redis_url, asks, WITHIN_S)
+        assert crashes(redis_url) == 0 and "lost its lease and dropped" in worker.logged()
+
+
 def test_an_engine_whose_steps_compute_nothing_is_ended(redis_url, offline):
     """Each step returns; its pulse goes on; and yet nothing comes of it."""
     with WorkerProcess(redis_url, "fake", *FLAGS) as worker:
@@ -89,7 +113,7 @@ async def at_work(url: str, lease: Lease) -> AsyncIterator[tuple[Streamer, Activ
     """A streamer that nobody runs yet, with one job."""
     settings = WorkerSettings(model=MODEL, load_format="fake")
     limits = fake_engine(512, 8, 16, 0).limits
-    intake = Intake(settings, load_text(settings), limits)
+    intake = Intake(settings, load_text(settings), limits, Generation({}))
     async with connect(url) as server:
         queue = WorkerQueue(server, LANE, lease_ms=60_000)
         await queue.register("w", WorkerCard())
@@ -131,7 +155,7 @@ def test_what_was_made_of_a_job_is_logged_before_it_is_handed_back(redis_url, is
                 streamer.take([Output(active.seq_id(0), [66])])
             else:
                 running.cancel()
-            await streamer.hand_back()
+            await streamer.hand_back(streamer.stop_all())
             status = await streamer.queue.status("default", active.job.job_id)
             assert (status.state, status.num_tokens) == ("ready", 1 + is_run)
             assert not streamer.jobs

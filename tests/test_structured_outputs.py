@@ -1,6 +1,7 @@
 """Constrained generation through the whole engine, by a model that has no idea of JSON."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 import judges
 import tokenizers_made
+from schemas.errors import PenstockError
 from schemas.sampling import SamplingParams, StructuredOutputs
 from worker.engine.build import build_engine
 from worker.engine.config import EngineConfig
@@ -70,3 +72,30 @@ def test_cancelling_while_the_grammar_compiles_disturbs_nobody(folder: Path) -> 
     while not (outputs := engine.step()):
         engine.wait(2)
     assert [output.seq_id for output in outputs] == ["held"]
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows_keeps_to_forms(
+    folder: Path, tmp_path: Path
+) -> None:
+    made = tokenizers_made.byte_level()
+    made.add_tokens([f"{letter}ellow" for letter in "abcdefghijklmnopqrstuvwxyz"])
+    shutil.copytree(folder, tmp_path / "more")
+    llm = LLM(str(tokenizers_made.save(made, tmp_path / "more")), kv_cache_memory_bytes=20_000_000)
+    assert made.get_vocab_size() == judges.VOCAB + 26
+    forms = StructuredOutputs(choice=["yellow", "fellow"])
+    params = SamplingParams(n=8, max_tokens=20, seed=1, structured_outputs=forms)
+    [output] = llm.generate("a", params, use_tqdm=False)
+    assert {each.text for each in output.outputs} <= {"yellow", "fellow"}
+
+
+def test_a_tokenizer_whose_bytes_are_not_known_says_that_forms_are_not_served(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "words")
+    words = tokenizers_made.save(tokenizers_made.wordpiece(), tmp_path / "words")
+    llm = LLM(str(words), kv_cache_memory_bytes=20_000_000)
+    params = SamplingParams(structured_outputs=StructuredOutputs(choice=["a"]))
+    for _ in range(2):
+        with pytest.raises(PenstockError, match="not served by this model") as refused:
+            llm.generate("a", params, use_tqdm=False)
+        assert (refused.value.status, refused.value.body().retryable) == (501, False)

@@ -219,7 +219,7 @@ def test_redis_may_be_absent_at_the_start_and_away_in_between(tmp_path, offline)
     url = server.url
     server.stop()
     with WorkerProcess(url, "fake", "--lease-ttl-ms", "20000") as worker:
-        until(lambda: "could not be registered, trying again" in worker.logged(), "a clear line")
+        until(lambda: "Redis could not be reached, trying again" in worker.logged(), "a clear line")
         server.start()
         try:
             worker.ready()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from schemas.errors import InvalidJob
+from schemas.errors import InvalidJob, PenstockError
 from schemas.exit_status import NEVER_STARTS
 from schemas.process import load_settings, write_log_to_stderr
 from worker.log import log
@@ -25,7 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"penstock worker: {error.message}", file=sys.stderr)
         return NEVER_STARTS
     write_log_to_stderr("worker", settings.log_level, log)
-    status = uvloop.run(Supervisor(settings).run())
+    try:
+        status = uvloop.run(Supervisor(settings).run())
+    except PenstockError as error:  # of a model that this process itself was to load
+        log.error("worker cannot start: %s", error.message)
+        status = NEVER_STARTS
     log.info("worker ended with status %d", status)
     return status
 

@@ -2,18 +2,21 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.delivery import Ending, Entry, Letter, Started
 from schemas.errors import BudgetExceeded, PenstockError, PromptTooLong, Unavailable, WorkerFailed
 from schemas.event import Failed
 from schemas.job import Job
+from schemas.keys import Lane
 from schemas.worker_queue import WorkerQueue
 from worker.active_job import ActiveJob
 from worker.completion import Completion
 from worker.engine.limits import Limits
 from worker.engine.messages import Addition
+from worker.generation import Generation
 from worker.log import log
 from worker.room import Ask, Room
 from worker.settings import WorkerSettings
@@ -34,15 +37,23 @@ class Intake:
     settings: WorkerSettings
     text: Text
     limits: Limits
+    generation: Generation
 
     async def prepare(self, started: Started) -> ActiveJob:
         """The job with its prompts as ids; raises InvalidJob if it can never run."""
-        job = started.job
+        params = self.generation.applied(started.job.params)
+        job = started.job.model_copy(update={"params": params})
+        job.refuse_large_answer(self.limits.max_model_len)
+        started = replace(started, job=job)
         is_short = sum(len(prompt) for prompt in job.prompts) < _INLINE_CHARS and job.chat is None
         prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
-        completions = [Completion(self.text, job.params, enders) for _ in range(job.num_choices)]
+        completions = [
+            Completion(self.text, job.params, enders, prompt)
+            for prompt in prompts
+            for _ in range(job.params.n)
+        ]
         return ActiveJob(started, prompts, completions)
 
     def additions(self, active: ActiveJob) -> list[Addition]:
@@ -80,13 +91,14 @@ class Consumer:
         streamer: Streamer,
         intake: Intake,
         room: Room,
-        hand_back: Callable[[], Awaitable[None]],
+        make_empty: Callable[[], Awaitable[None]],
     ) -> None:
         self._streamer = streamer
         self._intake = intake
         self._room = room
-        self._hand_back = hand_back
+        self._make_empty = make_empty
         self._is_closed = False
+        self._looked_s = time.monotonic()
         self._taking_up: dict[str, Letter] = {}
 
     def close(self) -> None:
@@ -98,6 +110,20 @@ class Consumer:
         for job_id, letter in letters.items():
             if job_id in self._taking_up and letter in (Letter.CANCEL, Letter.DEADLINE):
                 self._taking_up[job_id] = letter
+
+    async def is_stuck(self, after_s: float) -> bool:
+        """Whether it has not looked for jobs for so long, although some wait."""
+        if self._is_closed or time.monotonic() - self._looked_s < after_s:
+            return False
+        try:
+            counts = await self._queue.counts()
+        except Unavailable:
+            return False
+        return counts.num_queued > counts.num_delayed + sum(counts.by_reason.values())
+
+    @property
+    def lane(self) -> Lane:
+        return self._queue.lane
 
     @property
     def _queue(self) -> WorkerQueue:
@@ -112,18 +138,18 @@ class Consumer:
                 if entries is None:
                     return
                 if self._queue.must_be_empty:
-                    await self._make_empty()
+                    await self._run_empty()
                 for entry in entries:
                     # Decided here and now: what is read next depends on it.
                     is_admitted = self._room.admits(entry.job_id, entry.is_suspect)
                     admissions.create_task(self._take_up(entry, is_admitted))
-                if ask.down_to and not entries:
-                    await self._room.until_free(_PEEK_S)
+                if not entries:
+                    await (self._room.until_free(_PEEK_S) if ask.down_to else self._news())
 
-    async def _make_empty(self) -> None:
+    async def _run_empty(self) -> None:
         """Hand back all that the worker has, so that a suspect can run alone."""
         log.info("jobs are handed back: a job that may crash workers is to run alone")
-        await self._hand_back()
+        await self._make_empty()
         try:
             async with asyncio.timeout(_EMPTY_S):
                 await self._room.until_empty(self)
@@ -136,7 +162,7 @@ class Consumer:
         incarnation, is_alone = self._streamer.incarnation, not self._room.is_used
         try:
             given = await self._queue.read(
-                incarnation, ask.count, READ_BLOCK_MS, is_alone, ask.down_to
+                incarnation, ask.count, is_alone, ask.down_to, self._room.step_us
             )
             entries = given or []
             return given
@@ -145,7 +171,16 @@ class Consumer:
             await asyncio.sleep(_RETRY_S)
             return []
         finally:
+            self._looked_s = time.monotonic()
             self._room.note_read(self, ask.count, len(entries))
+
+    async def _news(self) -> None:
+        """Wait for jobs that the last read did not find; no room is kept meanwhile."""
+        try:
+            await self._queue.news(READ_BLOCK_MS)
+        except Unavailable as error:
+            log.warning("queue could not be listened to, trying again: %s", error.message)
+            await asyncio.sleep(_RETRY_S)
 
     async def reap(self, lease_ms: int) -> None:
         """As a lease lapses, hand on what its worker held; twice a lease what else nobody holds."""

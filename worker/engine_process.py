@@ -15,7 +15,7 @@ from schemas.exit_status import NEVER_STARTS
 from schemas.parent import end_with_parent
 from schemas.process import keep_what_is_loaded, write_log_to_stderr
 from worker.black_box import Recorder, leave_stacks
-from worker.engine.messages import Addition, Output
+from worker.engine.messages import Addition, Load, Output
 from worker.engines import AnyEngine, load_engine
 from worker.link import (
     BlockingWire,
@@ -35,6 +35,7 @@ from worker.settings import WorkerSettings, pulse_every_s
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25
+_STEP_WEIGHT = 0.1  # of the newest step in the average
 
 
 class EngineLoop:
@@ -61,6 +62,9 @@ class EngineLoop:
         self._unmoved_since_s: float | None = None
         self._stats = replace(engine.stats())
         self._stats_taken_s = 0.0
+        self._num_orders = 0  # that the engine's inbox has
+        self._told = Load(), 0
+        self._step_s = 0.0  # of late
 
     def run(self, when_closed: Callable[[], None] = lambda: None) -> None:
         """Until the I/O side closes; then `when_closed` is called, even if a step hangs."""
@@ -77,21 +81,36 @@ class EngineLoop:
             return
 
     def _step(self) -> None:
+        num_orders = self._num_orders  # these at least are carried out when the step is over
         if not self._engine.wait(_IDLE_WAIT_S):
             self._unmoved_since_s = None
             self._take_stats()
+            self._report([], num_orders)
             return
-        num_steps = self._engine.num_steps
+        num_orders, num_steps = self._num_orders, self._engine.num_steps
+        began_s = time.monotonic()
         if self._unmoved_since_s is None:
-            self._unmoved_since_s = time.monotonic()
+            self._unmoved_since_s = began_s
         reach("engine.step")
         outputs = self._engine.step()
-        if outputs or self._engine.num_steps > num_steps or not self._engine.busy:
+        has_computed = self._engine.num_steps > num_steps
+        if outputs or has_computed or not self._engine.busy:
             self._unmoved_since_s = None  # else a step that computed nothing, with work to do
+        if has_computed:
+            self._note_step_s(time.monotonic() - began_s)
         self._take_stats()
-        if outputs:
-            self._note_ends(outputs)
-            self._io.send(Step(outputs, self._stats.num_held_blocks, self._stats.num_waiting))
+        self._note_ends(outputs)
+        self._report(outputs, num_orders)
+
+    def _report(self, outputs: list[Output], num_orders: int) -> None:
+        """What the I/O side goes by must be true also after a step that gave nothing."""
+        told = self._engine.load(), num_orders
+        if outputs or told != self._told:
+            self._told = told
+            self._io.send(Step(outputs, *told, self._step_s))
+
+    def _note_step_s(self, seconds: float) -> None:
+        self._step_s += (seconds - self._step_s) * (_STEP_WEIGHT if self._step_s else 1)
 
     def _note_ends(self, outputs: list[Output]) -> None:
         if self._recorder is None:
@@ -110,6 +129,7 @@ class EngineLoop:
         for orders in self._io.received():
             for order in orders:
                 self._obey(order)
+            self._num_orders += len(orders)
         self._is_closed.set()
         when_closed()
 

@@ -4,12 +4,11 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
-from schemas.errors import InvalidJob
 from worker.engine.config import EngineConfig
 from worker.engine.fake import fake_engine
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Output, PlanRow, Stats
-from worker.models.errors import ModelError
+from worker.engine.messages import Addition, Load, Output, PlanRow, Stats
+from worker.loading import loading
 from worker.settings import WorkerSettings, model_folder
 
 
@@ -37,6 +36,8 @@ class AnyEngine(Protocol):
 
     def wait(self, timeout_s: float | None = None) -> bool: ...
 
+    def load(self) -> Load: ...
+
     def stats(self) -> Stats: ...
 
 
@@ -53,12 +54,10 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
         )
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    from worker.engine.build import build_engine
+    with loading(settings.model):
+        from worker.engine.build import build_engine
 
-    try:
         return build_engine(_config(settings))
-    except ModelError as error:
-        raise InvalidJob(f"{error.setting}: {error}", error.setting) from error
 
 
 def _config(settings: WorkerSettings) -> EngineConfig:
@@ -68,6 +67,7 @@ def _config(settings: WorkerSettings) -> EngineConfig:
         dtype=settings.dtype,
         device=settings.device,
         load_format=settings.load_format,
+        hf_overrides=settings.hf_overrides,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         num_gpu_blocks_override=settings.num_gpu_blocks_override,

@@ -6,10 +6,13 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from schemas.errors import PenstockError
+from schemas.exit_status import NEVER_STARTS
 from worker.crew import END_S, Crew
 from worker.engine_process import EngineLoop
 from worker.engines import load_engine
 from worker.link import BlockingWire, Instruction, Notice, Pulse, Wire
+from worker.log import log
 from worker.service import EngineGone, serve
 from worker.settings import WorkerSettings, pulse_every_s
 
@@ -47,4 +50,7 @@ async def _status(work: asyncio.Task[None]) -> int:
         await asyncio.shield(work)
     except EngineGone:
         return 1
+    except PenstockError as error:
+        log.error("worker cannot start: %s", error.message)
+        return NEVER_STARTS
     return 0

@@ -17,7 +17,11 @@ class Lease:
         """The queue was asked to renew it at `began_s`, and did."""
         self.until_s = max(self.until_s, began_s + self.ttl_s)
 
+    @property
+    def runs(self) -> bool:
+        return time.monotonic() < self.until_s
+
     async def holds(self) -> None:
         """Wait until it runs; for ever, where it is over: the supervisor then ends the shift."""
-        while time.monotonic() >= self.until_s:
+        while not self.runs:
             await asyncio.sleep(_LOOK_S)

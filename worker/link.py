@@ -17,7 +17,7 @@ import msgspec
 from schemas.delivery import Letter
 from schemas.event import of_report, to_report
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Output, Stats
+from worker.engine.messages import Addition, Load, Output, Stats
 
 _HEADER = struct.Struct("!I")
 _READ_BYTES = 1 << 18
@@ -56,23 +56,30 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step gave, and how full the engine is after it."""
+    """What one step gave, and how the engine stands after it.
+
+    Sent as well when nothing was given and the rest changed, so the latest one is always true.
+
+    num_orders  that the engine carried out since its start
+    seconds     that a step takes of late; 0 before the first
+    """
 
     outputs: list[Output]
-    num_held_blocks: int
-    num_waiting: int
+    load: Load
+    num_orders: int = 0
+    seconds: float = 0.0
 
-    def __reduce__(self) -> "tuple[Callable[..., Step], tuple[bytes, int, int]]":
+    def __reduce__(self) -> "tuple[Callable[..., Step], tuple[bytes, Load, int, float]]":
         """Packed: pickled one by one, 256 outputs would cost the engine's loop 0.4 ms a step."""
-        return _step, (_ENCODER.encode(self.outputs), self.num_held_blocks, self.num_waiting)
+        return _step, (_ENCODER.encode(self.outputs), self.load, self.num_orders, self.seconds)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=to_report)
 _DECODER = msgspec.msgpack.Decoder(list[Output], dec_hook=of_report)
 
 
-def _step(outputs: bytes, num_held_blocks: int, num_waiting: int) -> Step:
-    return Step(_DECODER.decode(outputs), num_held_blocks, num_waiting)
+def _step(outputs: bytes, load: Load, num_orders: int, seconds: float) -> Step:
+    return Step(_DECODER.decode(outputs), load, num_orders, seconds)
 
 
 Happening = Ready | Step
@@ -138,6 +145,7 @@ class Prepared:
     """The engine is loaded: a shift may begin."""
 
     limits: Limits
+    has_chat_template: bool
 
 
 @dataclass(frozen=True, slots=True)

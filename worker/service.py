@@ -11,17 +11,15 @@ from contextlib import suppress
 import uvloop
 
 from schemas.connection import connect
-from schemas.errors import PenstockError, Unavailable
+from schemas.errors import PenstockError
 from schemas.exit_status import NEVER_STARTS
-from schemas.model import ModelCard
 from schemas.parent import end_with_parent
 from schemas.process import keep_what_is_loaded, write_log_to_stderr
-from schemas.registry import Registry
 from schemas.servers import Redis
 from worker.black_box import leave_stacks
 from worker.consumer import Intake
-from worker.engine.limits import Limits
-from worker.fingerprint import fingerprint
+from worker.generation import Generation, load_generation
+from worker.lease import Lease
 from worker.link import (
     Alive,
     BeginShift,
@@ -44,12 +42,12 @@ from worker.link import (
     receive_text,
 )
 from worker.log import log
+from worker.orders import Orders
 from worker.settings import WorkerSettings, pulse_every_s
 from worker.shift import Shift
 from worker.text import Text, load_text
 
 _LOOK_S = 0.01
-_REGISTER_RETRY_S = 1.0
 
 
 class EngineGone(Exception):
@@ -63,14 +61,17 @@ class Service:
         self,
         settings: WorkerSettings,
         text: Text,
+        generation: Generation,
         redis: Redis,
         engine: Wire[Happening, list[Order]],
         supervisor: Wire[Instruction, Notice],
     ) -> None:
         self._settings = settings
         self._text = text
+        self._generation = generation
         self._redis = redis
         self._engine = engine
+        self._orders = Orders(engine)
         self._supervisor = supervisor
         self._shift: Shift | None = None
         self._work: asyncio.Task[None] | None = None
@@ -86,9 +87,8 @@ class Service:
         ready = await anext(happenings, None)
         if not isinstance(ready, Ready):
             raise EngineGone
-        await self._register(ready.limits)
-        self._supervisor.send(Prepared(ready.limits))
-        intake = Intake(self._settings, self._text, ready.limits)
+        self._supervisor.send(Prepared(ready.limits, self._text.has_chat_template))
+        intake = Intake(self._settings, self._text, ready.limits, self._generation)
         is_gone = False
         try:
             async with asyncio.TaskGroup() as parts:
@@ -106,11 +106,13 @@ class Service:
         self, happenings: AsyncIterator[Happening], parts: asyncio.TaskGroup
     ) -> None:
         async for step in happenings:
+            if isinstance(step, Step):
+                self._orders.note(step)
             if isinstance(step, Step) and self._shift:
                 self._shift.take(step)
                 if self._shift.is_behind() and not self._is_paused:
                     self._is_paused = True
-                    self._engine.send([Pause()])
+                    self._orders.send([Pause()])
                     parts.create_task(self._resume_when_caught_up())
         raise EngineGone
 
@@ -118,17 +120,14 @@ class Service:
         log.warning("engine was paused: the queue is behind")
         await _until(lambda: not (self._shift and self._shift.is_behind()))
         self._is_paused = False
-        self._engine.send([Resume()])
+        self._orders.send([Resume()])
 
     async def _follow_supervisor(self, intake: Intake, parts: asyncio.TaskGroup) -> None:
         async for instruction in self._supervisor.received():
             match instruction:
                 case BeginShift(incarnation):
                     await self._end_shift()
-                    # Again with each lease: Redis may have come back with nothing.
-                    parts.create_task(self._register(intake.limits))
-                    self._shift = Shift(incarnation, intake, self._redis, self._order)
-                    self._work = parts.create_task(self._shift.work())
+                    self._work = parts.create_task(self._work_as(incarnation, intake))
                 case Renewed(began_s) if self._shift:
                     self._shift.lease.renew(began_s)
                 case EndShift():
@@ -141,6 +140,15 @@ class Service:
                     if is_first:
                         parts.create_task(self._drain())
 
+    async def _work_as(self, incarnation: str, intake: Intake) -> None:
+        """One shift after another, until cancelled; the next one begins where one is stuck."""
+        lease: Lease | None = None
+        while True:
+            self._shift = Shift(incarnation, intake, self._redis, self._orders, lease)
+            lease = self._shift.lease
+            await self._shift.work()
+            await self._shift.leave()
+
     async def _drain(self) -> None:
         """Decode on until all is done, or for as long as the latest instruction allows."""
         if self._shift:
@@ -148,10 +156,6 @@ class Service:
         await _until(lambda: not self._shift or self._shift.is_empty or self._is_time_up())
         await self._hand_back()
         self._supervisor.send(Drained())
-
-    def _order(self, orders: list[Order]) -> None:
-        with suppress(Closed):  # `_follow_engine` sees it too, and ends all
-            self._engine.send(orders)
 
     def _is_time_up(self) -> bool:
         return self._drain_ends_s is not None and time.monotonic() >= self._drain_ends_s
@@ -177,30 +181,6 @@ class Service:
             await asyncio.wait([self._work])
             self._work = None
 
-    async def _register(self, limits: Limits) -> None:
-        """The served names, once Redis can be reached."""
-        registry, settings = Registry(self._redis), self._settings
-        digest = await asyncio.to_thread(fingerprint, settings)
-        cards = [
-            ModelCard(
-                name=name,
-                lanes=settings.num_lanes,
-                max_model_len=limits.max_model_len,
-                created_s=int(time.time()),
-                fingerprint=digest,
-                features={"chat": self._text.has_chat_template},
-            )
-            for name in settings.names
-        ]
-        while True:
-            try:
-                for card in cards:
-                    await registry.register(card)
-                return
-            except Unavailable as error:
-                log.warning("model could not be registered, trying again: %s", error.message)
-                await asyncio.sleep(_REGISTER_RETRY_S)
-
 
 async def _until(is_so: Callable[[], bool]) -> None:
     """Look again and again: what the conditions here depend on changes in many places."""
@@ -218,13 +198,15 @@ async def _beat(supervisor: Wire[Instruction, Notice], every_s: float) -> None:
 async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: socket.socket) -> None:
     """The whole of the I/O side, over the sockets to the two others."""
     text = await asyncio.to_thread(load_text, settings)
+    generation = await asyncio.to_thread(load_generation, settings)
     engine_wire: Wire[Happening, list[Order]] = await Wire.open(engine)
     supervisor_wire: Wire[Instruction, Notice] = await Wire.open(supervisor)
     pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings)))
     async with connect(settings.redis_url) as redis:
         try:
             keep_what_is_loaded()
-            await Service(settings, text, redis, engine_wire, supervisor_wire).run()
+            service = Service(settings, text, generation, redis, engine_wire, supervisor_wire)
+            await service.run()
         finally:
             pulse.cancel()
             engine_wire.close()

@@ -5,25 +5,32 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, JsonValue
 from pydantic_settings import NoDecode
 
 from schemas.errors import InvalidJob
 from schemas.keys import Lane
+from schemas.nearby import ANYWHERE
 from schemas.place import RedisUrl
-from schemas.process import Settings, words_of
+from schemas.process import Settings, object_of, words_of
+from worker.bundled.paths import BUNDLED_MODEL
 
 FAKE = "fake"
+JsonObject = Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)]
 
 
 class WorkerSettings(Settings):
     """Names and defaults are vLLM's where vLLM has them."""
 
-    model: str = Field(description="a folder with a checkpoint, or a name on the Hugging Face hub")
+    model: str = Field(
+        description="a checkpoint's folder, a name on the Hugging Face hub, or penstock-5m"
+    )
     served_model_name: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list, description="names under which jobs ask for it; first: the folder's"
     )
-    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0")
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
     lane: int | None = Field(None, ge=0, description="the one lane to serve; none: all")
     num_lanes: int = Field(1, ge=1, le=64)
 
@@ -35,7 +42,20 @@ class WorkerSettings(Settings):
     load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
         "auto", description="fake: no model; tokens are a digest of the prompt"
     )
-    max_model_len: int | None = Field(None, ge=1)
+    hf_overrides: JsonObject = Field(
+        default_factory=dict, description="JSON: fields of config.json that are to be others"
+    )
+    generation_config: str = Field(
+        "auto",
+        description="where defaults of sampling are from: auto, the model's "
+        "generation_config.json; vllm, nowhere; or a folder",
+    )
+    override_generation_config: JsonObject = Field(
+        default_factory=dict, description="JSON: defaults of sampling that are to be others"
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="of prompt and completion; none: what the model is made for"
+    )
     block_size: int = Field(16, ge=1)
     num_gpu_blocks_override: int | None = Field(None, ge=2)
     gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
@@ -48,7 +68,8 @@ class WorkerSettings(Settings):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="of a step; none: 2048, on a CPU 512, or max_num_seqs if that is more",
+        description="of a step, and at most as many run at once; none: 2048, on a CPU 512, or "
+        "max_num_seqs if that is more, but no more than it computes in 0.2 s (64 at least)",
     )
     enable_prefix_caching: bool = True
     priority_preemption_threshold: int | None = Field(
@@ -108,11 +129,17 @@ class WorkerSettings(Settings):
 
 def model_folder(model: str) -> Path:
     """The checkpoint's folder; a name that is no folder is fetched from the hub, or its cache."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        return folder
+    try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder
+    except (OSError, RuntimeError, ValueError) as error:  # not to be looked at, or nobody's home
+        raise InvalidJob(f"model: {model!r} cannot be read: {error}", "model") from error
+    if model == BUNDLED_MODEL.name:
+        return BUNDLED_MODEL
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        raise InvalidJob(f"model: {model!r} is neither a folder nor a name like org/model", "model")
+        known = f"neither a folder nor a name like org/model; {BUNDLED_MODEL.name} is bundled"
+        raise InvalidJob(f"model: {model!r} is {known}", "model")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -122,8 +149,9 @@ def model_folder(model: str) -> Path:
                 model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
             )
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise InvalidJob(f"model: {model!r} could not be fetched: {error}", "model") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise InvalidJob(f"model: {model!r} could not be fetched: {said}", "model") from error
 
 
 def pulse_every_s(settings: WorkerSettings) -> float:

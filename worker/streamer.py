@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from schemas.delivery import Letter, OutOfBudget
-from schemas.errors import Unavailable
+from schemas.errors import AnswerTooLarge, Unavailable
 from schemas.worker_queue import WorkerQueue
 from worker.active_job import ActiveJob
 from worker.engine.messages import Addition, Output
@@ -120,11 +120,15 @@ class Streamer:
                 await asyncio.sleep(RETRY_S)
                 self._work.set()
 
-    async def hand_back(self) -> None:
-        """Give all jobs to other workers, with all that was made, once the queue answers."""
+    def stop_all(self) -> list[ActiveJob]:
+        """Cancel the sequences of all jobs, which stay this worker's."""
         held = list(self.jobs.values())
         for active in held:
             self._stop(active)
+        return held
+
+    async def hand_back(self, held: list[ActiveJob]) -> None:
+        """Give stopped jobs to other workers, with all that was made, once the queue answers."""
         while held:
             try:
                 while not self._dirty.isdisjoint(held):
@@ -181,6 +185,10 @@ class Streamer:
             is_ours = await self.queue.finish(self.incarnation, active.ending())
         except OutOfBudget as budget:
             active.cut(budget.position)
+            self._touch(active)
+            return
+        except AnswerTooLarge as error:
+            active.fail("failed", error.body())
             self._touch(active)
             return
         log.info(

@@ -35,6 +35,7 @@ from worker.link import (
     Pulse,
 )
 from worker.log import log
+from worker.offer import offer
 from worker.renewal import Renewal
 from worker.settings import WorkerSettings, pulse_every_s
 
@@ -116,8 +117,9 @@ class Watch:
         self._pulse: Pulse | None = None
         self._heard_s = 0.0
         self._io_heard_s = 0.0
-        self._prepared = asyncio.Event()
-        self._over: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._prepared: asyncio.Future[Prepared] = loop.create_future()
+        self._over: asyncio.Future[int | None] = loop.create_future()
         self._card = WorkerCard(
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -127,7 +129,7 @@ class Watch:
 
     @property
     def was_prepared(self) -> bool:
-        return self._prepared.is_set()
+        return self._prepared.done()
 
     async def run(self) -> int | None:
         """The exit status; none if the crew died and is to be started again."""
@@ -194,8 +196,8 @@ class Watch:
             match notice:
                 case Alive():
                     pass
-                case Prepared():
-                    self._prepared.set()
+                case Prepared() as prepared:
+                    self._prepared.set_result(prepared)
                 case Drained():
                     log.info("worker was drained")
                     self._end(0)
@@ -210,7 +212,7 @@ class Watch:
 
     async def _keep_drain(self) -> None:
         await self._drains.wait()
-        if not self._prepared.is_set():
+        if not self._prepared.done():
             self._end(0)
             return
         drain_s = self._settings.drain_s
@@ -243,12 +245,12 @@ class Watch:
 
         None begins while the worker drains: it would take up jobs.
         """
-        await self._prepared.wait()
+        prepared = await asyncio.shield(self._prepared)  # a cancelled wait leaves it as it is
         card_digest = await asyncio.to_thread(fingerprint, self._settings)
         self._card = self._card.model_copy(update={"fingerprint": card_digest})
         while not self._drains.is_set():
             incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
-            await self._register_when_possible(incarnation)
+            await self._register_when_possible(incarnation, prepared)
             self._incarnation = incarnation
             self._tell(BeginShift(incarnation))
             log.info("worker %s took up work on %s", incarnation, ", ".join(self._settings.names))
@@ -264,13 +266,17 @@ class Watch:
             self._tell(EndShift())
             log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
 
-    async def _register_when_possible(self, incarnation: str) -> None:
+    async def _register_when_possible(self, incarnation: str, prepared: Prepared) -> None:
+        """The lease first: who finds a model may ask for it at once. The cards again with each
+        lease: Redis may have come back with nothing.
+        """
         is_told = False
         while True:
             try:
                 if self._is_alive():
                     await self._check_server()
                     await self._register(incarnation)
+                    await offer(self._redis, self._settings, prepared, self._card.fingerprint)
                     return
             except (Unavailable, TimeoutError) as error:
                 if not is_told:
@@ -306,19 +312,21 @@ class Watch:
         return max(now - self._heard_s, now - (pulse.unmoved_since_s or now))
 
     def _is_alive(self) -> bool:
-        """Whether both sides move; a crew that does not is ended, and its jobs are handed on."""
+        """Whether both sides move; a crew that does not is ended, and its jobs are handed on.
+
+        A step may be long, but an event loop turns: one that is silent for half a lease renews it
+        no more, so its jobs are handed on when it lapses, and soon if it goes on turning.
+        """
         if self._pulse is None:
             return False
-        unmoved_s = {
-            "engine": self._engine_unmoved_s(self._pulse),
-            "I/O process": time.monotonic() - self._io_heard_s,
-        }
-        for name, seconds in unmoved_s.items():
+        engine_s = self._engine_unmoved_s(self._pulse)
+        io_s = time.monotonic() - self._io_heard_s
+        for name, seconds in (("engine", engine_s), ("I/O process", io_s)):
             if seconds > self._settings.step_timeout_s:
                 self._why = f"{name} did not move for {seconds:.1f} s"
                 log.error("%s; it is ended", self._why)
                 self._end(None)
-        return max(unmoved_s.values()) <= self._settings.step_timeout_s
+        return engine_s <= self._settings.step_timeout_s and io_s <= self._lease_s / 2
 
 
 async def _all(calls: Iterable[Awaitable[None]]) -> None:

@@ -15,16 +15,13 @@ from worker.engine.limits import Limits
 from worker.engine.runner import ModelRunner
 from worker.engine.sampler import Sampler
 from worker.engine.scheduler import Scheduler
+from worker.engine.step_tokens import max_step_tokens, try_step
 from worker.layers.arithmetic import Arithmetic
-from worker.layers.batch import Batch
 from worker.models.config import ModelConfig
 from worker.models.decoder import Decoder
 from worker.models.loading import load_decoder
 
 CPU_KV_CACHE_BYTES = 2**30
-BATCHED_TOKENS = 2048
-# A CPU is busy with as many from some dozens on: more only keep running sequences waiting.
-CPU_BATCHED_TOKENS = 512
 
 
 class DoesNotFit(PenstockError):
@@ -39,17 +36,20 @@ def build_engine(config: EngineConfig) -> Engine:
         device,
         Arithmetic(config.deterministic, config.quantization),
         config.load_format,
+        config.hf_overrides,
     )
     model = decoder.config
-    num_blocks = _num_blocks(config, model, decoder, device)
+    step_tokens = max_step_tokens(config, decoder, device)
+    num_blocks = _num_blocks(config, step_tokens, decoder, device)
     limits = Limits(
         max_model_len=_max_model_len(config, model, num_blocks),
         vocab_size=model.vocab_size,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=min(config.max_num_seqs, step_tokens),  # each has one token of a step at least
         eos_token_ids=model.eos_token_ids,
     )
+    decoder.table.cover(limits.max_model_len)
     kv_caches = [
         _zeros(
             (num_blocks, model.num_kv_heads, 2, config.block_size, model.head_dim),
@@ -62,8 +62,8 @@ def build_engine(config: EngineConfig) -> Engine:
     pool = BlockPool(num_blocks, config.block_size, remembers=config.enable_prefix_caching)
     scheduler = Scheduler(
         pool,
-        config.max_num_seqs,
-        _num_batched_tokens(config, device),
+        limits.max_num_seqs,
+        step_tokens,
         config.priority_preemption_threshold,
     )
     batch = PersistentBatch(scheduler.columns, limits.max_model_len, config.block_size, device)
@@ -82,13 +82,6 @@ def _device(config: EngineConfig) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _num_batched_tokens(config: EngineConfig, device: torch.device) -> int:
-    if config.max_num_batched_tokens is not None:
-        return config.max_num_batched_tokens
-    usual = CPU_BATCHED_TOKENS if device.type == "cpu" else BATCHED_TOKENS
-    return max(usual, config.max_num_seqs)
-
-
 def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one block in all layers: keys and values of `block_size` tokens."""
     return (
@@ -102,14 +95,14 @@ def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
 
 
 def _num_blocks(
-    config: EngineConfig, model: ModelConfig, decoder: Decoder, device: torch.device
+    config: EngineConfig, step_tokens: int, decoder: Decoder, device: torch.device
 ) -> int:
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
-    budget = config.kv_cache_memory_bytes
+    model, budget = decoder.config, config.kv_cache_memory_bytes
     if budget is None:
         budget = (
-            _free_gpu_bytes(config, decoder, device)
+            _free_gpu_bytes(config, step_tokens, decoder, device)
             if device.type == "cuda"
             else CPU_KV_CACHE_BYTES
         )
@@ -124,10 +117,12 @@ def _num_blocks(
     return num_blocks
 
 
-def _free_gpu_bytes(config: EngineConfig, decoder: Decoder, device: torch.device) -> int:
+def _free_gpu_bytes(
+    config: EngineConfig, step_tokens: int, decoder: Decoder, device: torch.device
+) -> int:
     """What `gpu_memory_utilization` leaves for the KV cache after weights and the largest step."""
     torch.cuda.reset_peak_memory_stats(device)
-    _largest_step(config, decoder, device)
+    try_step(decoder, step_tokens, config.max_num_seqs, config.block_size, device)
     peak = torch.cuda.max_memory_reserved(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -135,39 +130,22 @@ def _free_gpu_bytes(config: EngineConfig, decoder: Decoder, device: torch.device
     return int(total * config.gpu_memory_utilization) - peak - elsewhere
 
 
-@torch.inference_mode()
-def _largest_step(config: EngineConfig, decoder: Decoder, device: torch.device) -> None:
-    """One forward pass over as many tokens as a step may have, and as many rows of logits."""
-    model = decoder.config
-    count = min(_num_batched_tokens(config, device), model.max_position_embeddings)
-    num_blocks = -(-count // config.block_size)
-    shape = (num_blocks, model.num_kv_heads, 2, config.block_size, model.head_dim)
-    positions = torch.arange(count, device=device)
-    batch = Batch(
-        token_ids=torch.zeros(count, dtype=torch.int64, device=device),
-        positions=positions,
-        slot_mapping=positions,
-        query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
-        context_lens=torch.tensor([count], dtype=torch.int32, device=device),
-        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
-        max_query_len=count,
-        max_context_len=count,
-    )
-    hidden = decoder(
-        batch, [torch.zeros(shape, dtype=decoder.dtype, device=device)] * model.num_layers
-    )
-    decoder.logits(hidden[: config.max_num_seqs])
-
-
 def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
     """What was asked, if the cache can hold it; else as much of the model's own as it can."""
     holds = num_blocks * config.block_size
     if config.max_model_len is None:
-        return min(model.max_position_embeddings, holds)
-    if config.max_model_len > min(model.max_position_embeddings, holds):
+        return min(model.max_model_len, holds)
+    if config.max_model_len > model.max_model_len:
         raise DoesNotFit(
-            f"max_model_len: {config.max_model_len} tokens; the model takes "
-            f"{model.max_position_embeddings}, and {num_blocks} KV blocks hold {holds}",
+            f"max_model_len: {config.max_model_len} tokens; the model's positions are made for "
+            f"{model.max_model_len}; ask for no more, or stretch them by hf_overrides (rope_scaling"
+            ", max_position_embeddings) if the model can bear it",
+            "max_model_len",
+        )
+    if config.max_model_len > holds:
+        raise DoesNotFit(
+            f"max_model_len: {config.max_model_len} tokens; {num_blocks} KV blocks hold {holds}; "
+            "ask for no more, or give more kv_cache_memory_bytes",
             "max_model_len",
         )
     return config.max_model_len

@@ -1,8 +1,11 @@
 """How an engine is asked to be. Names and defaults are vLLM's."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from pydantic import JsonValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +16,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    hf_overrides: Mapping[str, JsonValue] = field(default_factory=dict)
     max_model_len: int | None = None
     block_size: int = 16
     num_gpu_blocks_override: int | None = None

@@ -12,9 +12,11 @@ import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from torch import Tensor
 
+from schemas.errors import NotServed
 from schemas.sampling import StructuredOutputs
 from worker.engine.sandbox import Sandbox, SandboxLimits
 from worker.engine.structured import LIMITS, alternatives, reason_of, refusal
+from worker.models.errors import is_failure, reason
 
 BITS = 32  # tokens of a mask in one word
 ALL_ALLOWED = -1
@@ -64,8 +66,8 @@ class Grammars:
 
     Each is compiled in the sandbox first: what would take the engine down ends a child of that.
 
-    vocab_size is the number of the head's rows: it may exceed what the tokenizer knows, and what
-    is beyond is never allowed. Nothing is loaded before the first grammar is asked for.
+    vocab_size is the number of the head's rows. It may be more than the tokenizer knows, or less:
+    only what both have is ever allowed. Nothing is loaded before the first grammar is asked for.
     """
 
     def __init__(
@@ -130,11 +132,23 @@ class Grammars:
     def _load_once(self) -> tuple[LLTokenizer, Sandbox]:
         with self._loaded_lock:
             if self._loaded is None:
-                backend, own = _backend(self.tokenizer_folder)
-                ends = sorted(self.eos_token_ids or own)
-                tokenizer = LLTokenizer(backend, n_vocab=self.vocab_size, eos_token=ends)
-                self._loaded = tokenizer, Sandbox(backend, self.vocab_size, ends, self.limits)
+                self._loaded = self._load()
             return self._loaded
+
+    def _load(self) -> tuple[LLTokenizer, Sandbox]:
+        try:
+            backend, own = _backend(self.tokenizer_folder, self.vocab_size)
+            ends = sorted(self.eos_token_ids or own)
+            tokenizer = LLTokenizer(backend, n_vocab=self.vocab_size, eos_token=ends)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise NotServed(
+                "structured_outputs: not served by this model, because the bytes of its tokens "
+                f"are not known: {reason(error)}",
+                "structured_outputs",
+            ) from error
+        return tokenizer, Sandbox(backend, self.vocab_size, ends, self.limits)
 
 
 class Masks:
@@ -163,7 +177,7 @@ class Masks:
         return masks
 
 
-def _backend(folder: Path) -> tuple[str, set[int]]:
+def _backend(folder: Path, vocab_size: int) -> tuple[str, set[int]]:
     """The tokenizer as JSON, with the tokens that were added to it, and its own end."""
     # Loaded here: only an engine with a constrained job needs it.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -174,4 +188,28 @@ def _backend(folder: Path) -> tuple[str, set[int]]:
     backend = copy(tokenizer.backend_tokenizer)
     backend.no_padding()
     backend.no_truncation()
-    return backend.to_str(), {tokenizer.eos_token_id}
+    written, end = backend.to_str(), tokenizer.eos_token_id
+    if max(backend.get_vocab().values(), default=0) >= vocab_size:
+        written = without_rows_past(written, vocab_size)
+    return written, {end} if end is not None and end < vocab_size else set()
+
+
+def without_rows_past(tokenizer: str, vocab_size: int) -> str:
+    """A tokenizer as JSON, less the ids that no row of the head stands for. None can be drawn, and
+    a form that has several spellings is to be spelled without them.
+    """
+    made = json.loads(tokenizer)
+    model = made["model"]
+    made["added_tokens"] = [each for each in made["added_tokens"] if each["id"] < vocab_size]
+    if isinstance(model["vocab"], list):  # Unigram's: an id is a place
+        model["vocab"] = model["vocab"][:vocab_size]
+    else:
+        model["vocab"] = {piece: id_ for piece, id_ in model["vocab"].items() if id_ < vocab_size}
+    if "merges" in model:
+        prefix = len(model["continuing_subword_prefix"] or "")
+        model["merges"] = [
+            (left, right)
+            for left, right in model["merges"]
+            if {left, right, left + right[prefix:]} <= model["vocab"].keys()
+        ]
+    return json.dumps(made)

@@ -13,7 +13,7 @@ from schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from schemas.event import FinishReason
 from worker.engine.constraints import Grammar, Grammars
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Logprob, Output, PlanRow, Stats
+from worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
 from worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Plan, Sequence, Status
@@ -44,7 +44,7 @@ class Engine:
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._letters: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
-        self._stats = Stats(num_blocks=limits.num_blocks, block_size=limits.block_size)
+        self._stats = Stats(limits.num_blocks, limits.block_size, scheduler.max_num_batched_tokens)
 
     def add(self, addition: Addition) -> None:
         self._inbox.put(lambda: self._add(addition))
@@ -86,6 +86,9 @@ class Engine:
             except Empty:
                 return False
         return True
+
+    def load(self) -> Load:
+        return Load(self.scheduler.pool.num_held, len(self.scheduler.waiting))
 
     def stats(self) -> Stats:
         pool = self.scheduler.pool
@@ -172,8 +175,13 @@ class Engine:
                 plan.seqs[place], int(plan.starts[place]), int(ends[place])
             )
         self._stats.computed_tokens += int(plan.counts.sum())
+        outputs = [self._spoil(plan.seqs[at]) for at in sampled.spoilt if not plan.draws[at]]
+        return outputs + self._draw(plan, sampled)
+
+    def _draw(self, plan: Plan, sampled: Sampled) -> list[Output]:
         if not plan.drawing:
             return []
+        columns = self.scheduler.columns
         seqs, token_ids = plan.drawing, sampled.token_ids
         special = columns.draw(plan.of_drawing(plan.rows), np.array(token_ids))
         others = []
@@ -194,14 +202,18 @@ class Engine:
         )
         return outputs + others
 
+    def _spoil(self, seq: Sequence) -> Output:
+        """What it left in the cache goes with it: no number there is worse than none."""
+        self.runner.scrub(self.scheduler.pool.forget_own(seq))
+        return self._fail(seq, _why_no_token(seq))
+
     def _fail(self, seq: Sequence, error: PenstockError) -> Output:
         self._end(seq)
         return _refusal(seq.seq_id, error)
 
     def _append(self, seq: Sequence, token_id: int, logprob: Logprob | None) -> Output:
         if token_id == NO_TOKEN:
-            self.runner.scrub(self.scheduler.pool.forget_own(seq))
-            return self._fail(seq, _why_no_token(seq))
+            return self._spoil(seq)
         seq.token_ids.append(token_id)
         if seq.constraint is not None:
             seq.constraint.advance(token_id)

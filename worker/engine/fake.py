@@ -23,7 +23,7 @@ from queue import Empty, SimpleQueue
 
 from schemas.event import FinishReason
 from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Logprob, Output, PlanRow, Stats
+from worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
 
 EOS, BOS = 256, 257
 VOCAB_SIZE = 258
@@ -83,6 +83,7 @@ class FakeEngine:
     note_plan: Callable[[list[PlanRow]], None] | None = None
     _inbox: SimpleQueue[Addition | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)
+    _num_held: int = 0  # blocks
     _outputs: list[Output] = field(default_factory=list)
     _stats: Stats = field(default_factory=Stats)
 
@@ -131,25 +132,33 @@ class FakeEngine:
         self._stats.generation_tokens += len(decoding)
         return outputs
 
+    def load(self) -> Load:
+        return Load(self._num_held, max(0, len(self._seqs) - self.limits.max_num_seqs))
+
     def stats(self) -> Stats:
-        limit = self.limits.max_num_seqs
         self._stats.num_blocks = self.limits.num_blocks
-        self._stats.num_running = min(len(self._seqs), limit)
-        self._stats.num_waiting = max(0, len(self._seqs) - limit)
-        self._stats.num_held_blocks = sum(
-            -(-(len(seq.addition.prompt) + seq.num_made) // self.limits.block_size)
-            for seq in list(self._seqs.values())[:limit]
-        )
+        self._stats.num_running = min(len(self._seqs), self.limits.max_num_seqs)
+        self._stats.num_held_blocks, self._stats.num_waiting = self.load()
         return self._stats
 
     def _take(self, letter: Addition | str) -> None:
         if isinstance(letter, str):
-            self._seqs.pop(letter, None)
+            self._end(letter)
         elif error := self.limits.check(letter):
             self._outputs.append(Output(letter.seq_id, [], error=error.body()))
         else:
-            self._seqs[letter.seq_id] = _Sequence(letter, _key(letter), len(letter.completion))
+            self._end(letter.seq_id)
+            seq = _Sequence(letter, _key(letter), len(letter.completion))
+            self._seqs[letter.seq_id] = seq
+            self._num_held += self._num_blocks(seq)
             self._stats.prompt_tokens += len(letter.prompt)
+
+    def _end(self, seq_id: str) -> None:
+        if seq := self._seqs.pop(seq_id, None):
+            self._num_held -= self._num_blocks(seq)
+
+    def _num_blocks(self, seq: _Sequence) -> int:
+        return -(-(len(seq.addition.prompt) + seq.num_made) // self.limits.block_size)
 
     def _row(self, seq: _Sequence) -> PlanRow:
         return seq.addition.seq_id, min(seq.num_pending, self.prefill_tokens), seq.num_computed
@@ -160,11 +169,12 @@ class FakeEngine:
         return not seq.num_pending
 
     def _next(self, seq: _Sequence) -> Output:
-        token_id = self._draw(seq)
+        token_id, num_blocks = self._draw(seq), self._num_blocks(seq)
         seq.num_made += 1
+        self._num_held += self._num_blocks(seq) - num_blocks
         finish_reason, stop_reason = self._finish(seq, token_id)
         if finish_reason is not None:
-            del self._seqs[seq.addition.seq_id]
+            self._end(seq.addition.seq_id)
         asked = seq.addition.params.logprobs
         logprobs = None if asked is None else [_logprob(token_id, asked)]
         return Output(seq.addition.seq_id, [token_id], logprobs, finish_reason, stop_reason)

@@ -1,6 +1,7 @@
 """What goes into the engine and what comes out: token ids and numbers, never text."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -50,12 +51,20 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: ErrorBody | None = None
 
 
+class Load(NamedTuple):
+    """How full an engine is, counted at each step."""
+
+    num_held_blocks: int = 0
+    num_waiting: int = 0  # sequences that lack room; not those whose grammar is being compiled
+
+
 @dataclass(slots=True)
 class Stats:
     """Gauges as of now, and counters since the start; `step_seconds` includes the scheduler's."""
 
     num_blocks: int = 0
     block_size: int = 0
+    max_num_batched_tokens: int = 0
     num_held_blocks: int = 0
     num_cached_blocks: int = 0
     num_live_slots: int = 0  # KV slots of held blocks that hold a token; the others are waste

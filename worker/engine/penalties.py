@@ -7,6 +7,8 @@ from torch import Tensor
 
 from schemas.sampling import SamplingParams
 
+_FLOAT = np.finfo(np.float32)
+
 
 class Seen:
     """The distinct tokens of a sequence, and how often each is in the completion.
@@ -55,6 +57,7 @@ def penalise(logits: Tensor, seen: list[tuple[int, Seen]]) -> None:
     counts = np.concatenate([counts for _, counts in looks])
     rows = np.repeat([row for row, _ in seen], sizes)
     repetition = np.repeat([each.params.repetition_penalty for _, each in seen], sizes)
+    repetition = repetition.clip(min=_FLOAT.tiny)  # 0 times minus infinity would be no number
     frequency = np.repeat([each.params.frequency_penalty for _, each in seen], sizes)
     presence = np.repeat([each.params.presence_penalty for _, each in seen], sizes)
     loss = counts * frequency + (counts > 0) * presence
@@ -63,4 +66,4 @@ def penalise(logits: Tensor, seen: list[tuple[int, Seen]]) -> None:
     strength = torch.from_numpy(np.stack([repetition, loss])).float().to(logits.device)
     before = logits[place[0], place[1]]
     scaled = torch.where(before > 0, before / strength[0], before * strength[0])
-    logits[place[0], place[1]] = scaled - strength[1]
+    logits[place[0], place[1]] = scaled.clamp(max=float(_FLOAT.max)) - strength[1]

@@ -1,5 +1,7 @@
 """A plan in, the drawn tokens out: the only part of the engine that touches the model."""
 
+import math
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from worker.engine.batch import PersistentBatch
 from worker.engine.constraints import Constraint
-from worker.engine.sampler import Sampled, Sampler, SamplerRow
+from worker.engine.sampler import NO_TOKEN, Sampled, Sampler, SamplerRow
 from worker.engine.sequence import Plan, Sequence
 from worker.layers.batch import Batch
 
@@ -38,6 +40,13 @@ class ModelRunner:
         """Compute every slice; draw a token for each that reaches its sequence's end, in order."""
         batch = self.batch.build(plan)
         hidden = self.decoder(batch, self.kv_caches)
+        total = hidden.sum()  # no number if any of them is none
+        sampled = self._sample(plan, batch, hidden)
+        if math.isfinite(float(total)):
+            return sampled
+        return _without(sampled, plan, _spoilt(batch.query_start, hidden))
+
+    def _sample(self, plan: Plan, batch: Batch, hidden: Tensor) -> Sampled:
         if not plan.drawing:
             return Sampled([], [])
         if not plan.is_decode:
@@ -60,3 +69,18 @@ class ModelRunner:
         zero times NaN is NaN."""
         for kv_cache in self.kv_caches:
             kv_cache[blocks] = 0
+
+
+def _without(sampled: Sampled, plan: Plan, spoilt: list[int]) -> Sampled:
+    """A slice may draw a number though one before it is none, which a window hides."""
+    drawn = {place: row for row, place in enumerate(np.flatnonzero(plan.draws).tolist())}
+    rows = {drawn.get(place) for place in spoilt}
+    token_ids = [NO_TOKEN if row in rows else each for row, each in enumerate(sampled.token_ids)]
+    return replace(sampled, token_ids=token_ids, spoilt=spoilt)
+
+
+def _spoilt(query_start: Tensor, hidden: Tensor) -> list[int]:
+    """Which slices have a row that is no number."""
+    rows = np.flatnonzero(~hidden.isfinite().all(-1).cpu().numpy())
+    slices = np.searchsorted(query_start.cpu().numpy(), rows, side="right") - 1
+    return [int(place) for place in np.unique(slices)]

@@ -62,10 +62,14 @@ class SamplerRow:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token for each row; NO_TOKEN where the logits were no numbers or allowed nothing."""
+    """A token for each row; NO_TOKEN where the logits were no numbers or allowed nothing.
+
+    spoilt  places in the plan of slices with hidden states that are no numbers
+    """
 
     token_ids: list[int]
     logprobs: list[Logprob | None]
+    spoilt: list[int] = field(default_factory=list)
 
 
 class Sampler:
@@ -230,7 +234,8 @@ def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
     token_ids = [int(token) for token in flat[: len(tokens)]]
     logprobs: list[Logprob | None] = [None] * len(tokens)
     width = 2 * num_top + 1
-    for place, (row, count) in enumerate(zip(columns.scored, wanted, strict=True)):
+    for place, (row, asked) in enumerate(zip(columns.scored, wanted, strict=True)):
+        count = min(asked, num_top)
         start = len(tokens) + place * width
         ids, (logprob, *others) = flat[start : start + count], flat[start + num_top : start + width]
         if math.isnan(logprob):

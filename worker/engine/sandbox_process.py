@@ -13,13 +13,14 @@ import socket
 import struct
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
 from llguidance import LLMatcher, LLTokenizer
 
 from schemas.sampling import ConstraintKind
-from worker.engine.structured import LIMITS, grammar_of, reason_of
+from worker.engine.structured import LIMITS, grammar_of, place_in, reason_of
 
 MASK_S = 0.05  # of CPU: a step of the model waits for its masks
 NUM_STEPS = 24  # of a completion at random, whose masks are timed
@@ -126,7 +127,8 @@ def _tried(tokenizer: LLTokenizer, question: Question) -> tuple[str, str]:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
     matcher.compute_bitmask()  # finds forms that nothing matches
     if matcher.is_error():
-        return "", reason_of(matcher)
+        why = partial(_why, tokenizer)
+        return "", place_in(question["kind"], question["text"], reason_of(matcher), why)
     draw = random.Random(0)
     for _ in range(NUM_STEPS):
         began_s = time.thread_time()
@@ -136,6 +138,12 @@ def _tried(tokenizer: LLTokenizer, question: Question) -> tuple[str, str]:
         if not _advance(matcher, mask, draw):
             break
     return grammar, ""
+
+
+def _why(tokenizer: LLTokenizer, grammar: str) -> str:
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    matcher.compute_bitmask()
+    return reason_of(matcher)
 
 
 def _advance(matcher: LLMatcher, mask: bytes, draw: random.Random) -> bool:

@@ -3,17 +3,23 @@
 import json
 import math
 import re
+import time
+from collections.abc import Callable
 
 from llguidance import LLMatcher, LLParserLimits, grammar_from, regex_to_lark
 from pydantic import JsonValue
 
 from schemas.errors import InvalidJob
 from schemas.sampling import ConstraintKind, StructuredOutputs
+from worker.engine.json_schema import Schema, place_of, respelled
 
 MAX_DEPTH = 32  # brackets inside brackets of a schema
 MAX_REPETITION = 1000  # of a part of a pattern; of a part inside a part, the product
 MAX_OPTIONAL = 256  # properties of one object that may be absent: masks slow down with their number
 MAX_REASON = 300  # characters
+MAX_SHOWN = 60  # characters of a name in a schema
+_LOOK_S = 0.3  # of CPU, for the place of what is refused
+_UNKNOWN = re.compile(r'Unimplemented keys: \["(.*)"\]$')
 # Of a pattern or a grammar, what counts for repetitions; escapes and sets hide what is in them.
 _SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|.", re.DOTALL)
 # Masks are computed while a step of the model runs: at 14,000 units of fuel a millisecond, the
@@ -30,13 +36,33 @@ def grammar_of(kind: ConstraintKind, text: str) -> str:
     """
     try:
         if kind == "json":
-            return _json_grammar(_schema(text))
+            return _json_grammar(json.dumps(_schema(text), ensure_ascii=False))
         if kind == "grammar":
             check_repetitions(text)
             return grammar_from("grammar", text)
         return _regex_grammar(text)
     except UnicodeEncodeError:
         raise ValueError("it holds half a surrogate pair, which no text matches") from None
+
+
+def place_in(kind: ConstraintKind, text: str, reason: str, why: Callable[[str], str]) -> str:
+    """The reason with its place in the schema; `why` tells what is wrong with a grammar."""
+    if kind != "json":
+        return reason
+
+    give_up_s = time.thread_time() + _LOOK_S
+
+    def why_not(part: Schema) -> str | None:
+        if time.thread_time() > give_up_s:
+            return None
+        try:
+            return why(_json_grammar(json.dumps(part, ensure_ascii=False)))
+        except ValueError as error:
+            return str(error)
+
+    schema = _schema(text)
+    place = place_of(schema, reason, why_not)
+    return reason if place == "#" else f"{place}: {reason}"
 
 
 def alternatives(choices: list[str]) -> str:
@@ -60,8 +86,12 @@ def refusal(outputs: StructuredOutputs, reason: str) -> InvalidJob:
 
 
 def reason_of(matcher: LLMatcher) -> str:
-    """What went wrong."""
+    """What went wrong, without the compiler's advice on options that no caller has."""
     error = matcher.get_error().partition("<non-verbose/>")[0].strip()
+    if error.startswith("oneOf "):
+        return "oneOf: its alternatives may overlap; tell them apart by a const, or use anyOf"
+    if unknown := _UNKNOWN.match(error):
+        return f"{unknown[1]}: not supported; leave it out, or say it in other words"
     return "no text matches it" if error == "NoExtensionBias" else error
 
 
@@ -81,21 +111,23 @@ def _json_grammar(schema: str) -> str:
     )
 
 
-def _schema(text: str) -> str:
-    """A schema as JSON. What its keywords mean, and whether they can be kept, llguidance says.
+def _schema(text: str) -> Schema:
+    """A schema in words that llguidance knows. What they mean, and whether they can be kept, it
+    says itself.
 
     (outlines' own check would hand the caller's patterns to `re`, and refuses what `re` lacks.)
     """
     schema = _parsed(text)
+    if isinstance(schema, dict):
+        schema = respelled(schema)
+    _check_parts(schema, "#")
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     if not isinstance(schema, dict):
         raise ValueError("a schema is an object, true or false")
     schema.pop("x-guidance", None)  # would change how the grammar is made, not what it means
-    _check_parts(schema)
-    written = json.dumps(schema, ensure_ascii=False)
-    written.encode()
-    return written
+    json.dumps(schema, ensure_ascii=False).encode()
+    return schema
 
 
 def _parsed(text: str) -> JsonValue:
@@ -111,19 +143,23 @@ def _parsed(text: str) -> JsonValue:
     return value
 
 
-def _check_parts(value: JsonValue) -> None:
+def _check_parts(value: JsonValue, path: str) -> None:
     """Patterns and objects anywhere inside; what only looks like one, in a const, is treated so."""
     if isinstance(value, dict):
         pattern, patterns = value.get("pattern"), value.get("patternProperties")
-        for each in [pattern, *(patterns if isinstance(patterns, dict) else ())]:
-            if isinstance(each, str):
-                check_repetitions(each)
-        _check_optional(value)
-    for inner in _inside(value):
-        _check_parts(inner)
+        try:
+            for each in [pattern, *(patterns if isinstance(patterns, dict) else ())]:
+                if isinstance(each, str):
+                    check_repetitions(each)
+            _check_optional(value)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}" if path != "#" else str(error)) from None
+    named = value.items() if isinstance(value, dict) else enumerate(_inside(value))
+    for name, inner in named:
+        _check_parts(inner, f"{path}/{str(name)[:MAX_SHOWN]}")
 
 
-def _check_optional(schema: dict[str, JsonValue]) -> None:
+def _check_optional(schema: Schema) -> None:
     names, required = schema.get("properties"), schema.get("required")
     if isinstance(names, dict):
         needed = (

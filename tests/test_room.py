@@ -1,0 +1,184 @@
+"""What a worker knows of its engine's room, and that each of its lanes gets its part of it."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from gateway.client import Client
+from schemas.connection import connect
+from schemas.keys import Lane
+from schemas.model import ModelCard, WorkerCard
+from schemas.registry import Registry
+from schemas.sampling import SamplingParams, StructuredOutputs
+from schemas.worker_queue import WorkerQueue
+from worker.bundled.paths import BUNDLED_DRAFT
+from worker.engine.limits import Limits
+from worker.engine.messages import Addition, Load, Output
+from worker.engine_process import EngineLoop
+from worker.engines import AnyEngine, load_engine
+from worker.generation import Generation
+from worker.link import (
+    BeginShift,
+    BlockingWire,
+    Cancellation,
+    Happening,
+    Instruction,
+    Notice,
+    Order,
+    Prepared,
+    Renewed,
+    Step,
+    Wire,
+)
+from worker.room import Room
+from worker.service import Service
+from worker.settings import WorkerSettings
+from worker.text import load_text
+
+LIMITS = Limits(
+    100, 256, num_blocks=9000, block_size=16, max_num_seqs=148, eos_token_ids=frozenset()
+)
+
+
+async def counts(room: Room, readers: list[str]) -> list[int]:
+    """What each of the readers may read now, while those before it read; 0: it waits."""
+    asked = []
+    for reader in readers:
+        try:
+            async with asyncio.timeout(0.05):
+                asked.append((await room.wait(reader)).count)
+        except TimeoutError:
+            asked.append(0)
+    return asked
+
+
+def test_lanes_that_read_at_once_share_the_room_alike():
+    assert asyncio.run(counts(Room(LIMITS, 3), ["a", "b", "c"])) == [49, 49, 49]
+
+
+def test_the_first_lane_to_read_leaves_room_for_the_others_whatever_ran_before():
+    async def scenario() -> None:
+        room = Room(LIMITS, 3)
+        room.enter([Addition("s", [1], SamplingParams(max_tokens=8))])
+        room.note(Step([Output("s", [1])], Load(1, 1)))
+        room.leave("s")
+        room.note(Step([], Load()))
+        assert await counts(room, ["a", "b", "c"]) == [49, 49, 49]
+
+    asyncio.run(scenario())
+
+
+def test_a_lane_that_reads_again_and_again_leaves_turns_to_one_that_waits():
+    async def scenario() -> None:
+        room, reads = Room(replace(LIMITS, max_num_seqs=1), 2), list[str]()
+
+        async def read(reader: str) -> None:
+            for _ in range(5):
+                ask = await room.wait(reader)
+                reads.append(reader)
+                await asyncio.sleep(0)
+                room.note_read(reader, ask.count, 0)
+
+        await asyncio.gather(read("busy"), read("other"))
+        assert reads == ["busy", "other"] * 5
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture(params=["fake", "model"])
+def engine(request: pytest.FixtureRequest) -> AnyEngine:
+    name = str(BUNDLED_DRAFT) if request.param == "model" else "fake"
+    settings = WorkerSettings.model_validate(
+        {"model": name, "load_format": "auto" if request.param == "model" else "fake"}
+    )
+    return load_engine(settings)
+
+
+@pytest.fixture
+def io(engine: AnyEngine) -> Iterator[BlockingWire[Happening, list[Order]]]:
+    """The I/O side's end of the wire to a running engine."""
+    ours, theirs = socket.socketpair()
+    pulses, _kept = socket.socketpair()
+    loop = EngineLoop(engine, BlockingWire(theirs), BlockingWire(pulses), 60.0)
+    thread = threading.Thread(target=loop.run, daemon=True)
+    thread.start()
+    yield BlockingWire(ours)
+    ours.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def steps_until(received: Iterator[Happening], is_last: Callable[[Step], bool]) -> list[Step]:
+    steps = list[Step]()
+    while not (steps and is_last(steps[-1])):
+        step = next(received)
+        if isinstance(step, Step):
+            steps.append(step)
+    return steps
+
+
+def test_a_cancelled_sequence_is_told_to_hold_nothing_although_no_token_follows(io):
+    endless = SamplingParams(max_tokens=None, ignore_eos=True)
+    names, received = ["0", "1", "2"], io.received()
+    io.send([Addition(name, [65, 66, 67], endless) for name in names])
+    running = steps_until(received, lambda step: bool(step.outputs))
+    assert running[-1].load.num_held_blocks == 3 and running[-1].num_orders == 3
+    io.send([Cancellation(name) for name in names])
+    last = steps_until(received, lambda step: step.num_orders == 6)[-1]
+    assert (last.load, last.outputs) == (Load(0, 0), [])
+
+
+@pytest.mark.parametrize("engine", ["model"], indirect=True)
+def test_who_waits_for_a_grammar_lacks_no_room(engine, io):
+    formed = StructuredOutputs.model_validate({"regex": "[a-z]{2}"})
+    asked = {
+        "plain": SamplingParams(max_tokens=40, ignore_eos=True),
+        "formed": SamplingParams(max_tokens=4, structured_outputs=formed),
+    }
+    io.send([Addition(name, [65], params) for name, params in asked.items()])
+    received, open_ = io.received(), set(asked)
+    while open_:
+        [step] = steps_until(received, lambda step: True)
+        assert step.load.num_waiting == 0
+        open_ -= {output.seq_id for output in step.outputs if output.finish_reason}
+    assert step.load == Load(0, 0)
+
+
+async def at_work(url: str) -> None:
+    """A job is answered although the room was counted wrong, by a shift that begins anew."""
+    given = {"model": "stuck", "load_format": "fake", "redis_url": url, "step_timeout_s": 2.0}
+    settings = WorkerSettings.model_validate(given)
+    (io, to_engine), (_pulses, pulses), (supervisor, io_end) = (socket.socketpair() for _ in "123")
+    loop = EngineLoop(load_engine(settings), BlockingWire(to_engine), BlockingWire(pulses), 60.0)
+    threading.Thread(target=loop.run, daemon=True).start()
+    async with connect(url) as redis, Client.from_url(url) as client:
+        engine: Wire[Happening, list[Order]] = await Wire.open(io)
+        text, end = load_text(settings), await Wire.open(io_end)
+        service = Service(settings, text, Generation({}), redis, engine, end)
+        running = asyncio.create_task(service.run())
+        await WorkerQueue(redis, Lane("stuck"), lease_ms=100_000).register("w", WorkerCard())
+        await Registry(redis).register(ModelCard(name="stuck"))
+        told: Wire[Notice, Instruction] = await Wire.open(supervisor)
+        assert isinstance(await anext(told.received()), Prepared)
+        told.send(BeginShift("w"))
+        told.send(Renewed(time.monotonic() + 100))
+        while service._shift is None:
+            await asyncio.sleep(0.01)
+        first = service._shift
+        first._room._num_preparing += 10**6
+        async with asyncio.timeout(60):
+            job_id = await client.enqueue("x", model="stuck", max_tokens=3)
+            assert [event async for event in client.stream(job_id)][-1].type == "done"
+        assert service._shift is not first and service._shift.lease is first.lease
+        told.close()
+        await running
+        engine.close()
+
+
+def test_a_worker_that_reads_nothing_although_it_could_begins_anew(redis_url, caplog):
+    asyncio.run(at_work(redis_url))
+    assert "nothing was read for 2 s" in caplog.text

@@ -1,0 +1,81 @@
+"""How many tokens a step has at most, where nobody said.
+
+Who runs waits for each step, and the prompts read in it lengthen it. A CPU gains nothing by long
+ones: from some dozens of tokens on it takes as long for each. How long is a matter of model and
+processor, so it is measured.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from worker.engine.config import EngineConfig
+from worker.layers.batch import Batch
+from worker.models.decoder import Decoder
+
+LEAST_TOKENS, CPU_TOKENS, GPU_TOKENS = 64, 512, 2048
+PATIENCE_S = 0.2
+_MEASURE_S = 0.05
+_MULTIPLE = 32
+
+_log = logging.getLogger("penstock.worker.engine")
+
+
+def max_step_tokens(config: EngineConfig, decoder: Decoder, device: torch.device) -> int:
+    """What was asked; else what suits the device, and on a CPU the model."""
+    if config.max_num_batched_tokens is not None:
+        return config.max_num_batched_tokens
+    if device.type != "cpu":
+        return max(GPU_TOKENS, config.max_num_seqs)
+    most = max(CPU_TOKENS, config.max_num_seqs)
+    tokens = most_in_time(most, lambda count: _step_s(decoder, count, config.block_size))
+    _log.info("a step has at most %d tokens, as this processor takes for them", tokens)
+    return tokens
+
+
+def most_in_time(most: int, step_s: Callable[[int], float]) -> int:
+    """As many as a step computes in `PATIENCE_S`, or in twice the time of a single one.
+
+    step_s  seconds that a step of so many tokens takes. Each of many takes no longer than each of
+            few, so what is told from `LEAST_TOKENS` is never too many
+    """
+    single_s = min(step_s(1), step_s(1))  # the first one sets up what is set up once
+    patience_s = max(PATIENCE_S, 2 * single_s)
+    fits, took_s = 0, 0.0
+    while fits < most and took_s < _MEASURE_S:  # the best try: neighbours may disturb one
+        least_s = step_s(LEAST_TOKENS)
+        took_s += least_s
+        fits = max(fits, int(patience_s / least_s * LEAST_TOKENS))
+    return min(most, max(LEAST_TOKENS, fits // _MULTIPLE * _MULTIPLE))
+
+
+def _step_s(decoder: Decoder, count: int, block_size: int) -> float:
+    begin_s = time.perf_counter()
+    try_step(decoder, count, 1, block_size, torch.device("cpu"))
+    return time.perf_counter() - begin_s
+
+
+@torch.inference_mode()
+def try_step(
+    decoder: Decoder, count: int, num_draws: int, block_size: int, device: torch.device
+) -> None:
+    """One forward pass over so many tokens of one sequence, and as many rows of logits as drawn."""
+    model = decoder.config
+    num_blocks = -(-count // block_size)
+    shape = (num_blocks, model.num_kv_heads, 2, block_size, model.head_dim)
+    batch = Batch(
+        token_ids=torch.zeros(count, dtype=torch.int64, device=device),
+        positions=torch.zeros(count, dtype=torch.int64, device=device),  # every model has the first
+        slot_mapping=torch.arange(count, device=device),
+        query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([count], dtype=torch.int32, device=device),
+        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
+        max_query_len=count,
+        max_context_len=count,
+    )
+    hidden = decoder(
+        batch, [torch.zeros(shape, dtype=decoder.dtype, device=device)] * model.num_layers
+    )
+    decoder.logits(hidden[:num_draws])
