@@ -23,6 +23,7 @@ class Form:
     options: StreamOptions
     reader: Callable[[], Reader]  # a new one for each choice
     echo: Sequence[str] = ()  # prompts that are shown before their answers
+    is_streamed: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     def echo_of(self, index: int) -> str:

@@ -23,18 +23,20 @@ from gateway.access import Access
 from gateway.batches import Batches
 from gateway.client import Client
 from gateway.due import server_time_ms
+from gateway.entrance import LetsNobodyIn, check_secret, tell
 from gateway.files import Files
 from gateway.gate import Gate
 from gateway.gateway import Gateway
-from gateway.keyring import Keyring
+from gateway.keyring import Keyring, KeyStore
 from gateway.metrics import Metrics
 from gateway.outbound import Outbound
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
 from gateway.webhooks import Webhooks
 from schemas.connection import Connection
+from schemas.errors import QueueUnreachable
 from schemas.exit_status import NEVER_STARTS
-from schemas.server_check import Durability, UnfitServer, check_when_reached
+from schemas.server_check import RETRY_S, UnfitServer, check_when_reached
 from schemas.servers import Redis
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         durability=settings.durability,
     )
     secret = settings.read_secret()
+    check_secret(settings, secret)
     time_ms = partial(server_time_ms, Connection(client.redis))
     shares = Shares(secret, client.owner, time_ms)
     gateway = Gateway(
@@ -74,7 +77,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def open_client(app: FastAPI) -> AsyncIterator[None]:
         async with gateway.client, asyncio.TaskGroup() as parts:
-            check = parts.create_task(_end_if_unfit(app, client.redis, settings.durability))
+            check = parts.create_task(_end_if_unfit(app, client.redis, settings, secret))
             yield
             check.cancel()
 
@@ -88,12 +91,25 @@ def build(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-async def _end_if_unfit(app: FastAPI, redis: Redis, durability: Durability) -> None:
+async def _end_if_unfit(
+    app: FastAPI, redis: Redis, settings: GatewaySettings, secret: bytes | None
+) -> None:
     """Redis may be away at the start: whether it is fit is found when it answers."""
     try:
-        for warning in await check_when_reached(redis, durability):
+        for warning in await check_when_reached(redis, settings.durability):
             log.warning("%s", warning)
-    except UnfitServer as error:
+        await _tell_who_is_let_in(redis, settings, secret)
+    except (UnfitServer, LetsNobodyIn) as error:
         log.error("%s", error)
         app.state.exit_status = NEVER_STARTS
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _tell_who_is_let_in(
+    redis: Redis, settings: GatewaySettings, secret: bytes | None
+) -> None:
+    while True:
+        try:
+            return await tell(KeyStore(redis), settings, secret)
+        except QueueUnreachable:  # away again
+            await asyncio.sleep(RETRY_S)

@@ -3,24 +3,27 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pydantic import Field, JsonValue, ValidationError
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from gateway.access import Caller
 from gateway.answers import Form, chat_answer, error, text_answer
-from gateway.intake import chat_job, prompts_of, text_job
-from gateway.shape import checked, refuse_extremes
-from gateway.tool_calls import PlainText, reader_for
+from gateway.forms import chat_form, text_form
+from gateway.pieces import to_json_in_pieces
+from gateway.shape import refuse_extremes
 from schemas.errors import InvalidJob
 from schemas.event import ErrorBody, Result
-from schemas.openai import ChatRequest, CompletionRequest, JsonObject
+from schemas.json_size import too_much
+from schemas.openai import JsonObject
 from schemas.wire import Report
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4 * 2**20
 MAX_COMPLAINTS = 100
+FORMS = {"/v1/chat/completions": chat_form, "/v1/completions": text_form}
 SHAPES = {"/v1/chat/completions": chat_answer, "/v1/completions": text_answer}
 
 
@@ -49,6 +52,15 @@ def lines_from(path: Path, offset: int) -> Iterator[tuple[Place, bytes]]:
             if raw.strip():
                 yield Place(offset, len(raw)), raw
             offset += len(raw)
+
+
+def headed_lines(path: Path, offset: int, most: int) -> list[tuple[Place, Line]]:
+    """The next lines, of whose bodies only the model is kept: they may be large."""
+    found = list[tuple[Place, Line]]()
+    for place, raw in islice(lines_from(path, offset), most):
+        line = Line.model_validate_json(raw)
+        found.append((place, line.model_copy(update={"body": {"model": line.body.get("model")}})))
+    return found
 
 
 def line_at(path: Path, place: Place) -> Line:
@@ -85,12 +97,7 @@ def form_of(job_id: str, caller: Caller, line: Line) -> Form:
     body: JsonObject = {name: value for name, value in line.body.items() if value is not None}
     refuse_extremes(body)
     body["background"] = True
-    if line.url == "/v1/chat/completions":
-        asked = checked(ChatRequest, body)
-        return Form(chat_job(job_id, caller, asked, body), asked.stream_options, reader_for(asked))
-    plain = checked(CompletionRequest, body)
-    echo = [str(prompt) for prompt in prompts_of(plain)] if plain.echo else []
-    return Form(text_job(job_id, caller, plain, body), plain.stream_options, PlainText, echo)
+    return FORMS[line.url](caller, body, job_id)
 
 
 def answered(job_id: str, line: Line, form: Form, result: Result) -> bytes:
@@ -118,12 +125,14 @@ def _written(
         "response": response,
         "error": failure,
     }
-    return to_json(shape) + b"\n"
+    return to_json_in_pieces(shape) + b"\n"
 
 
 def _complaint(raw: bytes, endpoint: str, seen: set[bytes]) -> str | None:
     if len(raw) > MAX_LINE_BYTES:
         return f"longer than {MAX_LINE_BYTES} bytes"
+    if excess := too_much(raw):
+        return f"holds {excess}"
     try:
         line = Line.model_validate(from_json(raw, allow_inf_nan=False), strict=True)
     except ValidationError as failure:

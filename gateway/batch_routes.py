@@ -1,10 +1,12 @@
 """OpenAI's batches: many requests of one file, at the queue's leisure."""
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from gateway.batches import BatchAsked
-from gateway.body import read_object
+from gateway.body import read
 from gateway.gate import caller_of, tenant_of
 from gateway.gateway import Open
 from gateway.paging import After, Limit, cut, page
@@ -16,8 +18,7 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 @router.post("")
 async def create(request: Request, gateway: Open) -> Response:
-    body = await read_object(request, gateway.settings.max_body_bytes)
-    asked = checked(BatchAsked, body)
+    asked = await read(request, gateway, partial(checked, BatchAsked))
     if asked.webhook is not None:
         gateway.outbound.check(asked.webhook, "webhook")
     tenant, account = tenant_of(request), caller_of(request).account

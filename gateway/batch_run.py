@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from gateway.access import Caller
+from gateway.answers import Form
 from gateway.batch_lines import (
     Line,
     Place,
@@ -25,8 +25,8 @@ from gateway.batch_lines import (
     answered,
     complaints,
     form_of,
+    headed_lines,
     line_at,
-    lines_from,
     refused,
 )
 from gateway.batch_parts import Parts, PartsLost, Written, closing, part_path, writing
@@ -185,12 +185,9 @@ class _Turn:
     async def _open(self, parts: Parts, room: int) -> bool:
         """Note the next lines as open, and submit them."""
         batch, path = self.batch, await self._input()
-        found = await asyncio.to_thread(
-            lambda: list(islice(lines_from(path, batch.next_offset), room))
-        )
+        found = await asyncio.to_thread(headed_lines, path, batch.next_offset, room)
         opened, written = list[Open](), list[Written]()
-        for number, (place, raw) in enumerate(found, batch.next_line):
-            line = Line.model_validate_json(raw)
+        for number, (place, line) in enumerate(found, batch.next_line):
             try:
                 model = line.body.get("model")
                 model = model if isinstance(model, str) else ""
@@ -224,10 +221,20 @@ class _Turn:
         reach("batch.submitted")
         return not full
 
+    async def _line(self, line: Open) -> Line:
+        path = self.home.files.path(self.batch.asked.input_file_id)
+        return await self.home.client.apart.run(line.place.length, line_at, path, line.place)
+
+    async def _form(self, line: Open, asked: Line) -> Form:
+        """Raises InvalidJob."""
+        caller = Caller(self.batch.tenant)
+        size = line.place.length
+        return await self.home.client.apart.run(size, form_of, line.job_id, caller, asked)
+
     async def _submitted(self, line: Open) -> Written | Unavailable | None:
-        asked = line_at(self.home.files.path(self.batch.asked.input_file_id), line.place)
+        asked = await self._line(line)
         try:
-            job = form_of(line.job_id, Caller(self.batch.tenant), asked).job
+            job = (await self._form(line, asked)).job
             note = Note(batch=self.batch.id, line=line.number)
             await self.home.client.submit(self._dressed(job), self.batch.account, note.dump())
         except Unavailable as error:
@@ -245,18 +252,21 @@ class _Turn:
 
     async def _collected(self, line: Open, stop: str | None) -> Written:
         """The answer of a line whose job has ended."""
-        asked = line_at(self.home.files.path(self.batch.asked.input_file_id), line.place)
+        asked = await self._line(line)
         item, tenant = str(line.number), self.batch.tenant
         try:
             result = await self.home.client.result(line.job_id, wait=False, tenant=tenant)
-            form = form_of(line.job_id, Caller(tenant), asked)
+            form = await self._form(line, asked)
         except PenstockError as error:
             if error.retryable:
                 raise
             return Written(item, refused(line.job_id, asked, error.body()))
         assert result is not None  # the note says that it ended
         if result.state == "succeeded":
-            text = answered(line.job_id, asked, form, result)
+            num_bytes = form.job.answer_bytes_a_token() * result.usage.completion_tokens // 8
+            text = await self.home.client.apart.run(
+                num_bytes, answered, line.job_id, asked, form, result
+            )
             return Written(item, text, is_good=True, usage=result.usage)
         return self._failed(line, asked, result, stop)
 
@@ -273,25 +283,23 @@ class _Turn:
 
     async def _cancel(self, parts: Parts, lines: Sequence[Open], stop: str) -> bool:
         """Those that the queue never got end here, the others when it has ended them."""
-        path, written = await self._input(), list[Written]()
+        written = list[Written]()
         for line in lines:
             try:
                 await self.home.client.cancel(line.job_id, self.batch.tenant)
             except (JobNotFound, JobGone):
-                written.append(self._abandoned(line, line_at(path, line.place), stop))
+                written.append(self._abandoned(line, await self._line(line), stop))
         await self._write(parts, written, {})
         return bool(written)
 
     async def _give_up(self, parts: Parts, stop: str) -> None:
         """Say of lines that were never submitted that they were not."""
         batch, path = self.batch, await self._input()
-        found = await asyncio.to_thread(
-            lambda: list(islice(lines_from(path, batch.next_offset), 16 * AT_ONCE))
-        )
+        found = await asyncio.to_thread(headed_lines, path, batch.next_offset, 16 * AT_ONCE)
         written = []
-        for number, (place, raw) in enumerate(found, batch.next_line):
+        for number, (place, asked) in enumerate(found, batch.next_line):
             line = Open(number, short_digest(f"{batch.id} {number}"), place)
-            written.append(self._abandoned(line, Line.model_validate_json(raw), stop))
+            written.append(self._abandoned(line, asked, stop))
         last = found[-1][0]
         fields = {
             "next_line": batch.next_line + len(found),

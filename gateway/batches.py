@@ -1,6 +1,7 @@
 """Batches in Redis: what was asked, how far it is, and which of its lines are with the queue."""
 
 import json
+import logging
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ CANCEL = "cancel"  # the item that wakes a batch to be cancelled
 Status = Literal[
     "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelled"
 ]
+log = logging.getLogger(__name__)
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -192,8 +194,12 @@ class Batches:
         if not fields:
             return None
         in_json = [name for name in ("asked", "errors", "account") if name in fields]
-        parsed = {name: json.loads(fields[name]) for name in in_json}
-        return Batch.model_validate(fields | parsed)
+        try:
+            parsed = {name: json.loads(fields[name]) for name in in_json}
+            return Batch.model_validate(fields | parsed)
+        except ValueError:
+            log.warning("the record of batch %s could not be read", batch_id)
+            return None
 
     async def ids(self, tenant: str) -> list[str]:
         """The newest first, as long as they are kept."""

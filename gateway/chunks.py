@@ -4,8 +4,10 @@ What is constant is rendered once for a stream; a token costs one string escape 
 Each choice opens with its role or its echo, and closes with an empty piece that has the reason.
 """
 
+import re
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
+from typing import NamedTuple, Self
 
 from pydantic_core import to_json
 
@@ -13,33 +15,69 @@ from gateway.answers import (
     Form,
     TextLogprobs,
     chat_logprobs,
-    error,
     finish_reason,
     tool_call,
     usage,
 )
+from gateway.answers import error as shown_error
 from gateway.tool_calls import Found
+from schemas.cursor import Had
+from schemas.errors import StreamDiverged
 from schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
 from schemas.openai import JsonObject
 
 DONE = b"data: [DONE]\n\n"
-Seen = tuple[int, int]  # tokens delivered, and chunks of the event after them
+_ID = re.compile(r"([^.]*)(?:[.]([0-9]{1,6}))?")
+
+
+class Seen(NamedTuple):
+    """What a caller has: tokens, and of the event after them so many chunks.
+
+    The checksum is that of the event that it had last, be it in part.
+    """
+
+    id: str
+    had: Had
+    num_chunks: int = 0
+
+    @classmethod
+    def parse(cls, text: str, param: str) -> Self:
+        """Read a chunk's id. Raises InvalidJob."""
+        found = _ID.fullmatch(text)
+        head, number = found.groups() if found else (text, None)
+        return cls(text, Had.parse(head, param), int(number or 0))
+
+    def fits(self, event: Delta | Done) -> bool:
+        """Whether the event is one of those that the caller had, or what comes after them."""
+        tokens, checksum = self.had
+        if isinstance(event, Done):
+            return tokens + bool(self.num_chunks) <= event.position
+        is_whole = not event.position < tokens < event.end
+        is_its = tokens == (event.position if self.num_chunks else event.end)
+        return is_whole and (
+            not is_its or None in (checksum, event.checksum) or checksum == event.checksum
+        )
+
+
+NOTHING = Seen("", Had(0))
 
 
 class Chunks:
     """The chunks of one stream. A subclass says what a choice looks like.
 
-    A chunk's id is the number of tokens delivered with it; where its event has more chunks to come,
-    those delivered before, a dot, and its number in the event. Who comes back with an id gets what
-    follows: what goes before is rendered again, for its place in calls and choices, and not shown.
+    A chunk's id is its event's; where its event has more chunks to come, the tokens delivered
+    before, a dash and the event's checksum, a dot, and its number in the event. Who comes back with
+    an id gets what follows: what goes before is rendered again, for its place in calls and choices,
+    and not shown. Where that is not what the caller had, StreamDiverged is raised.
     """
 
     prefix = ""
     kind = ""
 
-    def __init__(self, form: Form, seen: Seen = (0, 0)) -> None:
+    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
         self.form = form
-        self._seen_tokens, self._seen_chunks = seen
+        self.last_id = seen.id
+        self._seen = seen
         head: JsonObject = {
             "id": f"{self.prefix}-{form.job.job_id}",
             "object": self.kind,
@@ -52,27 +90,35 @@ class Chunks:
         self._closed: set[int] = set()
 
     def render(self, event: Delta | Done | Failed) -> bytes:
+        """Raises StreamDiverged where the event does not go with what the caller has."""
+        if isinstance(event, Failed):
+            return self.render_error(event)
+        if not self._seen.fits(event):
+            raise StreamDiverged(self.form.job.job_id, self._seen.had.position)
         if isinstance(event, Delta):
             chunks = self._delta(event)
-            if event.end <= self._seen_tokens:
+            if event.end <= self._seen.had.position:
                 return b""
             if len(chunks) == 1:
-                return b"id: %d\n%b" % (event.end, chunks[0])
+                return b"id: %b\n%b" % (event.id.encode(), chunks[0])
             return b"".join(self._numbered(event, chunks))
-        if isinstance(event, Failed):
-            return b"data: " + to_json(error(event.error)) + b"\n\n" + DONE
         last = b"".join(self._ends(event, event.finish_reason)) if event.finish_reason else b""
         if not self.form.options.include_usage:
             return last + DONE
         return last + self._head + _usage_tail(event.usage) + DONE
 
+    def render_error(self, error: Failed) -> bytes:
+        return b"data: " + to_json(shown_error(error.error)) + b"\n\n" + DONE
+
     def _numbered(self, event: Delta, chunks: list[bytes]) -> Iterator[bytes]:
-        num_seen = self._seen_chunks if event.position == self._seen_tokens else 0
+        _, had, num_seen = self._seen
+        had_of_it = num_seen if event.position == had.position else 0
+        before = Had(event.position, event.checksum)
         for number, chunk in enumerate(chunks, 1):
             if number == len(chunks):
-                yield b"id: %d\n%b" % (event.end, chunk)
-            elif number > num_seen:
-                yield b"id: %d.%d\n%b" % (event.position, number, chunk)
+                yield b"id: %b\n%b" % (event.id.encode(), chunk)
+            elif number > had_of_it:
+                yield b"id: %b.%d\n%b" % (before.id.encode(), number, chunk)
 
     def _ends(self, event: Done, reason: FinishReason) -> Iterator[bytes]:
         """Of the choices that no delta of theirs ended."""
@@ -108,7 +154,7 @@ class ChatChunks(Chunks):
     prefix = "chatcmpl"
     kind = "chat.completion.chunk"
 
-    def __init__(self, form: Form, seen: Seen = (0, 0)) -> None:
+    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
         super().__init__(form, seen)
         self._readers = [form.reader() for _ in range(form.job.num_choices)]
         self._num_calls = [0] * form.job.num_choices
@@ -145,7 +191,7 @@ class TextChunks(Chunks):
     prefix = "cmpl"
     kind = "text_completion"
 
-    def __init__(self, form: Form, seen: Seen = (0, 0)) -> None:
+    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
         super().__init__(form, seen)
         self._logprobs = [
             TextLogprobs(form.echo_of(index)) for index in range(form.job.num_choices)

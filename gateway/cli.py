@@ -1,17 +1,22 @@
 """penstock gateway: one process that serves HTTP until it is told to stop."""
 
+import logging
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 
 import uvicorn
 
 from gateway.app import build
+from gateway.listening import CannotListen, listen, url_of
 from gateway.protocol import Patience, bounded
 from gateway.settings import GatewaySettings
-from schemas.exit_status import BAD_USAGE
+from schemas.exit_status import BAD_USAGE, NEVER_STARTS
 from schemas.process import keep_what_is_loaded, load_settings, write_log_to_stderr
 from schemas.secret import BadSecret
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,11 +31,18 @@ def main(argv: Sequence[str]) -> int:
     except BadSecret as refusal:
         print(f"penstock gateway: {refusal}", file=sys.stderr)
         return BAD_USAGE
+    except OSError as error:
+        print(f"penstock gateway: {error.filename}: {error.strerror}", file=sys.stderr)
+        return BAD_USAGE
+    try:
+        listening = _listening(settings)
+    except CannotListen as refusal:
+        print(f"penstock gateway: {refusal}", file=sys.stderr)
+        return NEVER_STARTS
     keep_what_is_loaded()
-    uvicorn.run(
+    log.info("gateway listens on %s", url_of(listening))
+    config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         loop="uvloop",
         http=bounded(
             Patience(
@@ -47,8 +59,19 @@ def main(argv: Sequence[str]) -> int:
         server_header=False,
         timeout_graceful_shutdown=settings.drain_s,
     )
+    uvicorn.Server(config).run(sockets=[listening])
     status: int = app.state.exit_status
     return status
+
+
+def _listening(settings: GatewaySettings) -> socket.socket:
+    """One that was handed to this process, or its own. Raises CannotListen."""
+    if settings.fd is None:
+        return listen(settings.host, settings.port)
+    try:
+        return socket.socket(fileno=settings.fd)
+    except OSError as error:
+        raise CannotListen(f"--fd: {settings.fd} is no socket: {error.strerror}") from None
 
 
 if __name__ == "__main__":

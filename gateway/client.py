@@ -10,6 +10,7 @@ A job belongs to a tenant, and is not found by any other.
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import re
 import secrets
@@ -19,14 +20,15 @@ from typing import Literal, Self
 
 from pydantic import JsonValue, ValidationError
 
+from gateway.apart import Apart
 from gateway.inbox import MAX_UNREAD, SILENCE_S, Inbox
 from gateway.lanes import Lanes
 from gateway.reader import Reader
 from schemas.account import Account
 from schemas.connection import connect
-from schemas.cursor import Cursor
+from schemas.cursor import Cursor, Had, Missed, Straddled
 from schemas.delivery import JobStatus, Page, Rates, Submission
-from schemas.errors import InvalidJob, JobNotFound, QueueUnreachable
+from schemas.errors import InvalidJob, JobNotFound, QueueUnreachable, StreamDiverged
 from schemas.event import Delta, Event, Result
 from schemas.group_sync import GroupSync, Mark, NoSync, Sync
 from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
@@ -69,6 +71,7 @@ class Client:
         self._inbox = Inbox(redis, silence_s, max_unread)
         self._disk: Sync = GroupSync(redis) if durability == "fsync" else NoSync()
         self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
+        self.apart = Apart()
 
     @classmethod
     def from_url(
@@ -202,14 +205,17 @@ class Client:
         least, also when its result is gone.
         """
         queue = await self._lanes.queue(job.job_id)
+        job.refuse_large_answer(self._lanes.max_model_len(job.model))
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)
             await self._inbox.subscribe(reply_to)
+        dumped = await self.apart.run(job.guess_bytes(), job.dump_and_digest)
         mark = await self._disk.begin(queue.lane.prefix)
         answer = await queue.enqueue(
             job,
             reply_to,
+            dumped=dumped,
             max_queued=self.max_queued,
             max_queued_tokens=self.max_queued_tokens,
             result_ttl_s=self.result_ttl_s,
@@ -217,21 +223,22 @@ class Client:
             note=note,
             remember_s=remember_s,
         )
-        if error := refusal(answer, job):
+        if error := refusal(answer, job, account.limits if account else None):
             raise error
         await self._disk.wait(mark)
         return answer
 
     async def stream(
-        self, job_id: str, starting_after: int = 0, tenant: str | None = None
+        self, job_id: str, starting_after: int | str = 0, tenant: str | None = None
     ) -> AsyncGenerator[Event, None]:
         """Every event after a cursor, once and in order, to the one end event.
 
-        `starting_after` counts tokens delivered. Any number of readers, at any time, from any
-        process; a lost connection shows as a pause. Where the cursor lies inside an event, the
-        tokens left of it come with its whole text: text belongs to its event's last token. A
-        foreground job that nobody reads any more is cancelled after a grace.
-        Raises JobNotFound, JobGone, QueueUnreachable, StreamDiverged.
+        `starting_after` is the `id` of the last event had, or the number of tokens delivered. With
+        an id the log must be the one that the reader knows; a number is believed, and where it
+        lies inside an event, the tokens left of it come with its whole text: text belongs to its
+        event's last token. Any number of readers, at any time, from any process; a lost connection
+        shows as a pause. A foreground job that nobody reads any more is cancelled after a grace.
+        Raises InvalidJob, JobNotFound, JobGone, QueueUnreachable, StreamDiverged.
         """
         async with contextlib.aclosing(self.batches(job_id, starting_after, tenant)) as batches:
             async for batch in batches:
@@ -239,30 +246,31 @@ class Client:
                     yield event
 
     async def batches(
-        self, job_id: str, starting_after: int = 0, tenant: str | None = None
+        self, job_id: str, starting_after: int | str = 0, tenant: str | None = None
     ) -> AsyncGenerator[list[Event], None]:
         """The events of `stream`, those that wait together at once."""
-        if starting_after < 0:
-            raise InvalidJob(f"starting_after: {starting_after} is below 0", "starting_after")
+        had = Had.parse(f"{starting_after}", "starting_after")
         tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
         channel, is_ended = queue.lane.inbox(self.name), False
-        cursor = Cursor(job_id, starting_after)
+        cursor = Cursor(job_id, *had)
         try:
             with self._inbox.reader(job_id) as reader:
                 while not is_ended:
                     page, mark = await self._attach(queue, tenant, channel, cursor, reader)
-                    kept = cursor.position, cursor.checksum
-                    batch, is_whole = _logged(cursor, page.events), not page.more
+                    kept = _snapshot(cursor, mark)
+                    batch, is_whole = _logged(cursor, page.events)
                     while True:
                         if batch and not await self._is_kept(mark):
-                            cursor = Cursor(job_id, *kept)
+                            cursor = kept
                             break
                         is_ended = _ends(batch)
                         if batch:
                             yield batch
-                        if not is_whole or is_ended or not (live := await reader.take()):
+                        if page.more or not is_whole or is_ended:
                             break
-                        kept = cursor.position, cursor.checksum
+                        if not (live := await reader.take()):
+                            break
+                        kept = _snapshot(cursor, mark)
                         batch, is_whole = _published(cursor, live)
         finally:
             if not is_ended and not self._inbox.is_read(job_id):
@@ -276,10 +284,13 @@ class Client:
         tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         result = await queue.result(tenant, job_id)
-        if result is None and wait:
-            async with contextlib.aclosing(self.stream(job_id, 0, tenant)) as events:
-                async for _ in events:
-                    pass
+        while result is None and wait:
+            try:
+                async with contextlib.aclosing(self.stream(job_id, 0, tenant)) as events:
+                    async for _ in events:
+                        pass
+            except StreamDiverged:  # nobody was shown what the log lost
+                await asyncio.sleep(RETRY_S)
             mark = await self._disk.begin(queue.lane.prefix)
             result = await queue.result(tenant, job_id)
         await self._disk.wait(mark)
@@ -348,7 +359,7 @@ class Client:
                             reader.begin()
                             mark = await self._disk.begin(queue.lane.prefix)
                             page = await queue.attach(
-                                tenant, cursor.job_id, channel, cursor.position
+                                tenant, cursor.job_id, channel, cursor.looks_from
                             )
                             return page, mark
                     except QueueUnreachable:
@@ -365,6 +376,11 @@ class Client:
         return True
 
 
+def _snapshot(cursor: Cursor, mark: Mark | None) -> Cursor:
+    """Where to go back to if the mark is not reached; without one nothing is taken back."""
+    return cursor if mark is None else copy.copy(cursor)
+
+
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]] | None) -> list[Prompt]:
     """One text, one list of ids, or a list of either, as a list of prompts."""
     if prompt is None:
@@ -375,19 +391,30 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]] | None) -> li
     return [ids] if ids or not prompt else [item for item in prompt if not isinstance(item, int)]
 
 
-def _logged(cursor: Cursor, events: list[Event]) -> list[Event]:
-    return [rest for event in events if (rest := cursor.take(event)) is not None]
+def _logged(cursor: Cursor, events: list[Event]) -> tuple[list[Event], bool]:
+    """What continues the cursor; false with it where the log is to be read again."""
+    batch: list[Event] = []
+    return batch, _take(cursor, events, batch)
 
 
 def _published(cursor: Cursor, events: list[Event]) -> tuple[list[Event], bool]:
     """What continues the cursor; false with it where messages were missed: the log has them."""
     batch: list[Event] = []
-    for event in events:
-        if event.position > cursor.position:
-            return batch, False
-        if (rest := cursor.take(event)) is not None:
-            batch.append(rest)
-    return batch, True
+    try:
+        return batch, _take(cursor, events, batch)
+    except Missed:
+        return batch, False
+
+
+def _take(cursor: Cursor, events: list[Event], batch: list[Event]) -> bool:
+    try:
+        for event in events:
+            if (rest := cursor.take(event)) is not None:
+                batch.append(rest)
+    except Straddled:
+        cursor.begin_again()
+        return False
+    return True
 
 
 def _ends(batch: list[Event]) -> bool:

@@ -1,10 +1,10 @@
 """penstock dlq list | show | requeue | drop: the jobs that were given up, over all models."""
 
-import asyncio
 import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from pydantic import Field, JsonValue
 from pydantic_settings import CliPositionalArg
@@ -13,18 +13,25 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.client import Client
+from gateway.terminal import run
 from schemas.delivery import DeadLetter, Outcome
 from schemas.errors import JobNotFound, PenstockError
 from schemas.exit_status import BAD_USAGE
 from schemas.keys import lane_label
+from schemas.nearby import ANYWHERE
+from schemas.place import RedisUrl
 from schemas.process import Settings, load_settings
 from schemas.queue import Queue
 
+DUMPS = Path("~/.penstock/crashes")  # where `penstock up` has its workers leave them
+DUMP_SUFFIX = ".crash.json"
 USAGE = "usage: penstock dlq list | show ID | requeue ID | drop ID [--flag VALUE ...]"
 
 
 class Command(Settings):
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where the queue is")
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
     as_json: bool = Field(False, alias="json", description="JSON instead of a table")
 
     async def run(self, client: Client) -> None:
@@ -71,20 +78,33 @@ class List(Command):
 class Show(OfOne):
     """One letter: everything that is known of the job, but what it said."""
 
+    crash_dump_folder: Path = Field(
+        DUMPS, description="where workers of this machine leave files of crashes"
+    )
+
     async def run(self, client: Client) -> None:
         letter, job = await (await self.queue(client)).dead_letter(self.job_id)
         told: dict[str, JsonValue] = letter.model_dump(mode="json", by_alias=True) | {
-            "crash_dumps": [f"{name}.crash.json" for name in letter.workers.split()],
+            "crash_dumps": [str(path) for path in self.dumps(letter)],
             "can_be_requeued": job is not None,
         }
         if self.as_json:
             print(json.dumps(told))
             return
+        if not told["crash_dumps"]:
+            where = "a worker leaves them on its own machine, where its --crash-dump-folder says"
+            told["crash_dumps"] = f"none in {self.crash_dump_folder}; {where}"
         table = Table("field", "value")
         for name, value in told.items():
             shown = _time(value) if name.endswith("_ms") and isinstance(value, int) else value
             table.add_row(name, escape(str(shown)))
         _console().print(table)
+
+    def dumps(self, letter: DeadLetter) -> list[Path]:
+        """Those that are there: not every lost worker left one."""
+        folder = self.crash_dump_folder.expanduser()
+        paths = [folder / f"{name}{DUMP_SUFFIX}" for name in letter.workers.split()]
+        return [path for path in paths if path.exists()]
 
 
 class Requeue(OfOne):
@@ -123,12 +143,7 @@ def main(argv: list[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 0 if name in ("-h", "--help") else BAD_USAGE
     asked = load_settings(COMMANDS[name], f"penstock dlq {name}", words)
-    try:
-        asyncio.run(_run(asked))
-    except (PenstockError, OSError) as refusal:
-        print(f"penstock dlq {name}: {refusal}", file=sys.stderr)
-        return 1
-    return 0
+    return run(f"penstock dlq {name}", _run(asked))
 
 
 async def _run(asked: Command) -> None:

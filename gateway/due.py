@@ -75,7 +75,8 @@ class Due:
 
 async def fields_of(connection: Connection, key: str) -> tuple[int, dict[str, str]]:
     """The time in milliseconds by Redis's clock, and a hash of the chores'."""
-    now_ms, *texts = [text.decode() for text in await connection.run("fields", CHORES, key)]
+    reply = await connection.run("fields", CHORES, key)
+    now_ms, *texts = [text.decode(errors="replace") for text in reply]
     return int(now_ms), dict(zip(texts[::2], texts[1::2], strict=True))
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import JsonValue
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from gateway.answers import error
+from gateway.pieces import to_json_in_pieces
 from schemas.errors import InvalidJob, PenstockError, Unavailable
 from schemas.event import ErrorBody
 
@@ -39,7 +39,8 @@ def error_response(
         headers["retry-after"] = str(-(-retry_after_ms // 1000))
     if body.status == 401:
         headers["www-authenticate"] = "Bearer"
-    return Response(to_json(error(body, more)), body.status, headers, "application/json")
+    content = to_json_in_pieces(error(body, more))
+    return Response(content, body.status, headers, "application/json")
 
 
 def response_to(failure: PenstockError) -> Response:

@@ -21,7 +21,7 @@ from schemas.keys import CHORES, short_digest
 from schemas.openai import JsonObject
 from schemas.process import Settings
 from schemas.servers import Redis
-from schemas.wire import Report
+from schemas.wire import Report, read_or_none
 
 BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors)")
 FILE_ID = re.compile(r"file-[a-z2-7]{26}")
@@ -72,6 +72,9 @@ class FileRecord(Report):
         }
 
 
+NO_FOLDER = "file: this server keeps no files; its operator may give it --files-folder"
+
+
 class Files:
     def __init__(self, redis: Redis, settings: FilesSettings) -> None:
         self._connection = Connection(redis)
@@ -82,7 +85,7 @@ class Files:
     @property
     def folder(self) -> Path:
         if self._settings.files_folder is None:
-            raise InvalidJob("file: this server keeps no files; ask its operator", "file")
+            raise InvalidJob(NO_FOLDER, "file")
         return self._settings.files_folder
 
     def path(self, file_id: str) -> Path:
@@ -116,7 +119,7 @@ class Files:
         """Raises FileNotFound, also for another tenant's."""
         self.path(file_id)
         text = await self._connection.call("GET", f"{CHORES}file:{file_id}")
-        record = FileRecord.model_validate_json(text) if isinstance(text, bytes) else None
+        record = read_or_none(FileRecord, text) if isinstance(text, bytes) else None
         if record is None or record.tenant != tenant:
             raise FileNotFound(file_id)
         return record
@@ -132,7 +135,8 @@ class Files:
         keys = [f"{CHORES}file:{file_id.decode()}" for file_id in ids]
         texts = await self._connection.call("MGET", *keys)
         assert isinstance(texts, list)
-        return [FileRecord.model_validate_json(text) for text in texts if isinstance(text, bytes)]
+        found = [read_or_none(FileRecord, text) for text in texts if isinstance(text, bytes)]
+        return [record for record in found if record is not None]
 
     async def delete(self, record: FileRecord) -> None:
         await self._connection.run("file_drop", CHORES, record.id, record.tenant, record.bytes)

@@ -10,14 +10,14 @@ from fastapi import Depends, Request
 from gateway.batches import Batches
 from gateway.client import REMEMBER_S, Client
 from gateway.files import Files
-from gateway.gate import MORE_HEADERS, caller_of, tenant_of
+from gateway.gate import MORE_HEADERS, caller_of
 from gateway.metrics import Metrics
 from gateway.outbound import Outbound
 from gateway.rates import rate_headers
 from gateway.settings import GatewaySettings
 from gateway.share import Shares
 from gateway.webhooks import Webhooks
-from schemas.errors import InvalidJob, JobGone, JobNotFound
+from schemas.errors import JobGone, JobNotFound
 from schemas.job import Job
 
 IDEMPOTENCY_KEY = "idempotency-key"
@@ -36,12 +36,11 @@ class Gateway:
     webhooks: Webhooks
     outbound: Outbound
 
-    async def name_job(self, request: Request, model: str) -> str:
-        """An id for what this request asks; the same one under the same idempotency key."""
-        key = request.headers.get(IDEMPOTENCY_KEY)
-        return await self.client.name_job(
-            model, key, tenant_of(request), caller_of(request).account
-        )
+    async def named(self, request: Request, job: Job) -> Job:
+        """The job under an id: the same one under the same idempotency key."""
+        key, account = request.headers.get(IDEMPOTENCY_KEY), caller_of(request).account
+        job_id = await self.client.name_job(job.model, key, job.tenant, account)
+        return job.model_copy(update={"job_id": job_id})
 
     async def submit(self, request: Request, job: Job, note: str | None = None) -> None:
         """Put the job in on the caller's account; the response says what is left of its minute.
@@ -69,15 +68,6 @@ class Gateway:
                     await self.client.cancel(job.job_id, job.tenant)
 
         return leave
-
-
-def cursor_of(last_event_id: str) -> int:
-    """The tokens delivered with an event, out of its id. Raises InvalidJob."""
-    if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 15:
-        raise InvalidJob(
-            "Last-Event-ID: must be the id of one of this job's events", "Last-Event-ID"
-        )
-    return int(last_event_id)
 
 
 async def gateway_of(request: Request) -> Gateway:

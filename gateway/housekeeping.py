@@ -1,9 +1,11 @@
 """penstock housekeeping: chores by arq, also those that no worker lives to do."""
 
+import asyncio
 import json
 import logging
 import sys
 from asyncio import CancelledError
+from contextlib import suppress
 from signal import Signals
 
 from arq.connections import ArqRedis
@@ -19,8 +21,10 @@ from gateway.files import Files, FilesSettings
 from gateway.outbound import Outbound, OutboundSettings
 from gateway.reconcile import Reconciler
 from gateway.webhooks import Patience, Postman
+from schemas.connection import connect
 from schemas.exit_status import NEVER_STARTS
 from schemas.group_sync import GroupSync, NoSync, Sync
+from schemas.nearby import ANYWHERE
 from schemas.place import RedisUrl
 from schemas.process import load_settings, write_log_to_stderr
 from schemas.server_check import Durability, UnfitServer, check_when_reached
@@ -35,7 +39,9 @@ AT_ONCE = 64
 class HousekeepingSettings(OutboundSettings, FilesSettings):
     """End what waited too long, hand on what the dead held, send webhooks, run batches."""
 
-    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the jobs are")
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
     durability: Durability = Field(
         "server", description="fsync: tell webhooks what is on the server's disk alone"
     )
@@ -64,7 +70,30 @@ def main(argv: list[str]) -> int:
     settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
     write_log_to_stderr("housekeeping", settings.log_level)
     logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every chore, every second
-    return run_until_told_to_stop(worker(settings))
+    try:
+        asyncio.run(_reached(settings))
+    except UnfitServer as error:
+        log.error("%s", error)
+        return NEVER_STARTS
+    except KeyboardInterrupt:
+        return 0
+    try:
+        house = worker(settings)
+    except OSError as error:
+        log.error("%s: %s", error.filename, error.strerror)
+        return NEVER_STARTS
+    return run_until_told_to_stop(house)
+
+
+async def _reached(settings: HousekeepingSettings) -> None:
+    """Wait for Redis: arq would try a few times and then end."""
+    async with connect(settings.redis_url) as redis:
+        for warning in await check_when_reached(redis, settings.durability):
+            log.warning("%s", warning)
+    if settings.chores_redis_url is not None:
+        async with connect(settings.chores_redis_url) as redis:
+            with suppress(UnfitServer):  # what it holds may be lost at any time
+                await check_when_reached(redis)
 
 
 def run_until_told_to_stop(house: Worker) -> int:
@@ -92,9 +121,7 @@ def worker(settings: HousekeepingSettings) -> Worker:
         files = Files(client.redis, settings)
         run = BatchRun(client, files, batches, postman, settings.batch_window)
 
-    async def check(ctx: dict[str, ArqRedis]) -> None:
-        for warning in await check_when_reached(client.redis, settings.durability):
-            log.warning("%s", warning)
+    async def say(ctx: dict[str, ArqRedis]) -> None:
         log.info("housekeeping took up its chores")
 
     disk: Sync = GroupSync(client.redis) if settings.durability == "fsync" else NoSync()
@@ -102,7 +129,7 @@ def worker(settings: HousekeepingSettings) -> Worker:
     return Worker(
         functions=chores.on_call(),
         cron_jobs=chores.on_a_clock(),
-        on_startup=check,
+        on_startup=say,
         redis_settings=arq_settings(settings.redis_url, settings.chores_redis_url),
         queue_name=QUEUE,
         job_serializer=lambda chore: json.dumps(chore).encode(),

@@ -14,6 +14,7 @@ from schemas.servers import Redis
 from schemas.subscriber import Subscriber
 
 SILENCE_S = 5.0  # then the log is asked: a lost end message costs no more than this
+MAX_LIVE_BYTES = 16 * 1024  # of one event, which is read in the event loop
 MAX_UNREAD = 256  # events of one reader; past it the reader pages from the log
 HEAD, MIDDLE = b'{"job_id":"', b'","event":'
 
@@ -79,8 +80,8 @@ class Inbox:
 
     def _feed(self, readers: set[Reader], text: bytes) -> None:
         try:
-            event = EVENT.validate_json(text)
-        except ValueError:  # not from our scripts; what they wrote is in the log
+            event = EVENT.validate_json(text if len(text) <= MAX_LIVE_BYTES else b"")
+        except ValueError:  # not from our scripts, or too large to be read here: the log has it
             for reader in readers:
                 reader.miss()
         else:

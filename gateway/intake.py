@@ -7,7 +7,8 @@ from datetime import datetime
 from pydantic import JsonValue
 
 from gateway.access import Caller
-from gateway.shape import checked
+from gateway.shape import checked, refuse_extremes
+from gateway.unsupported import UNSUPPORTED, refuse_unsupported
 from schemas.errors import InvalidJob
 from schemas.job import LAST_MS, Job, PriorityClass
 from schemas.openai import (
@@ -43,6 +44,7 @@ TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
 
 
 def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) -> Job:
+    refuse_unsupported(body)
     if asked.top_logprobs and not asked.logprobs:
         raise InvalidJob("top_logprobs: give logprobs as well", "top_logprobs")
     newer = asked.max_completion_tokens
@@ -58,10 +60,12 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
     }
+    refuse_extremes(chat)  # it holds what tools' arguments hold, which came as texts
     return _job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
 
 
 def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonObject) -> Job:
+    refuse_unsupported(body)
     prompts = prompts_of(asked)
     if asked.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidJob("echo: token ids cannot be shown as text here; give text", "echo")
@@ -87,7 +91,7 @@ def flattened(body: JsonObject) -> JsonObject:
         raise InvalidJob("params: must be an object", "params")
     if "messages" in body and "prompt" in body:
         raise InvalidJob("prompt: give either messages or a prompt", "prompt")
-    known = SAMPLING | {"logprobs", "structured_outputs"}
+    known = SAMPLING | {"logprobs", "structured_outputs"} | UNSUPPORTED
     given = {name: params[name] for name in known if params.get(name) is not None}
     if "messages" in body and "logprobs" in given:
         given |= {"logprobs": True, "top_logprobs": given["logprobs"]}

@@ -1,32 +1,57 @@
 """The jobs API: put a job in, look at it, follow it from any point, cancel it, erase it."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field
 from pydantic_core import to_json
 
-from gateway.body import read_object
+from gateway.access import Caller
+from gateway.body import read
 from gateway.gate import caller_of, tenant_of
-from gateway.gateway import Open, cursor_of
+from gateway.gateway import Open
 from gateway.intake import any_job, flattened
 from gateway.outbox import Note
+from gateway.pieces import to_json_in_pieces
 from gateway.shape import checked
 from gateway.share import MAX_S
 from gateway.sse import OpenedStream
+from schemas.cursor import Had
 from schemas.delivery import JobStatus
-from schemas.event import Delta, Event, Result
-from schemas.openai import Asked, JsonObject
+from schemas.errors import JobNotFound, QueueUnreachable
+from schemas.event import Event, Result, fields_of_struct
+from schemas.job import Job
+from schemas.openai import JsonObject
 from schemas.wire import Report, Wire
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
+BYTES_A_TOKEN = 64  # of a result
 NOT_FOR_GUESTS = {"metadata", "worker", "priority_class", "position", "reason"}
 
 
 class ShareRequest(Wire):
     expires_s: int = Field(3600, ge=1, le=MAX_S, description="from now")
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The events as the log has them."""
+
+    last_id: str
+
+    def render(self, event: Event) -> bytes:
+        return b"id: %b\n%b" % (event.id.encode(), self.render_error(event))
+
+    def render_error(self, error: Event) -> bytes:
+        fields = {name: getattr(error, name) for name in ("type", *error.__struct_fields__)}
+        # ASCII, because some readers of SSE break lines at every Unicode line end.
+        shown = to_json(fields, exclude_none=True, ensure_ascii=True, fallback=fields_of_struct)
+        return b"data: %b\n\n" % shown
 
 
 class Told(Report):
@@ -38,16 +63,17 @@ class Told(Report):
 @router.post("")
 async def submit(request: Request, gateway: Open) -> Response:
     """The body is a chat's or a completion's; `params` may hold SamplingParams as they are."""
-    body = flattened(await read_object(request, gateway.settings.max_body_bytes))
-    webhook = checked(Told, body).webhook
+    job, webhook = await read(request, gateway, partial(_asked, caller_of(request)))
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")
-    job_id = await gateway.name_job(request, checked(Asked, body).model)
-    job = any_job(job_id, caller_of(request), body)
+    job = await gateway.named(request, job)
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
     note = Note(webhook=webhook or "").dump() if is_told else None
     await gateway.submit(request, job, note)
-    return _json(_shape(await gateway.client.status(job_id, job.tenant)), 202)
+    try:
+        return _json(_shape(await gateway.client.status(job.job_id, job.tenant)), 202)
+    except JobNotFound:  # taken a moment ago
+        raise QueueUnreachable("Redis lost the job that it had taken; submit it again") from None
 
 
 @router.get("/{job_id}")
@@ -60,7 +86,9 @@ async def status(job_id: str, request: Request, gateway: Open) -> Response:
     shape = _shape(shown, result)
     if caller_of(request).is_guest:
         shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
-    return _json(shape)
+    num_bytes = 0 if result is None else _num_tokens(result) * BYTES_A_TOKEN
+    content = await gateway.client.apart.run(num_bytes, to_json_in_pieces, shape)
+    return Response(content, media_type="application/json")
 
 
 @router.get("/{job_id}/events")
@@ -68,23 +96,24 @@ async def events(
     job_id: str,
     request: Request,
     gateway: Open,
-    starting_after: Annotated[int, Query(ge=0, lt=10**15)] = 0,
+    starting_after: Annotated[str, Query(description="an event's id, or tokens had")] = "0",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Server-sent events after a cursor. An event's id is the cursor behind it."""
     tenant = tenant_of(request)
     # A browser that reconnects repeats the query it began with: what it saw since counts.
-    cursor = starting_after if last_event_id is None else cursor_of(last_event_id)
+    cursor = starting_after if last_event_id is None else last_event_id
+    param = "starting_after" if last_event_id is None else "Last-Event-ID"
+    Had.parse(cursor, param)
     await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
     following = gateway.client.batches(job_id, cursor, tenant)
-    return OpenedStream(following, _nothing, _render, gateway.settings.ping_s)
+    return OpenedStream(following, _nothing, Lines(cursor), gateway.settings.ping_s)
 
 
 @router.post("/{job_id}/share")
 async def share(job_id: str, request: Request, gateway: Open) -> Response:
     """A token with which anybody may look at this job and follow it, for `expires_s` seconds."""
-    body = await read_object(request, gateway.settings.max_body_bytes, may_be_empty=True)
-    asked = checked(ShareRequest, body)
+    asked = await read(request, gateway, partial(checked, ShareRequest), may_be_empty=True)
     tenant = tenant_of(request)
     await gateway.client.status(job_id, tenant)
     token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
@@ -104,27 +133,30 @@ async def delete(job_id: str, request: Request, gateway: Open) -> Response:
     return _json({"id": job_id, "object": "job", "deleted": True})
 
 
-def _render(event: Event) -> bytes:
-    cursor = event.end if isinstance(event, Delta) else event.position
-    fields = {name: getattr(event, name) for name in ("type", *event.__struct_fields__)}
-    # ASCII, because some readers of SSE break lines at every Unicode line end.
-    shown = to_json(fields, exclude_none=True, ensure_ascii=True)
-    return b"id: %d\ndata: %b\n\n" % (cursor, shown)
+def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None]:
+    """The job without its id, and who hears of its end."""
+    body = flattened(body)
+    return any_job("", caller, body), checked(Told, body).webhook
 
 
 async def _nothing() -> None:
     """A follower who leaves ends nothing: the job is another's, or its reader comes back."""
 
 
-def _shape(status: JobStatus, result: Result | None = None) -> JsonObject:
-    shown: JsonObject = {"id": status.job_id, "object": "job"}
+def _num_tokens(result: Result) -> int:
+    """Those with log probabilities count for many."""
+    return sum(len(choice.token_ids) * (20 if choice.logprobs else 1) for choice in result.choices)
+
+
+def _shape(status: JobStatus, result: Result | None = None) -> dict[str, object]:
+    shown: dict[str, object] = {"id": status.job_id, "object": "job"}
     shown |= status.model_dump(exclude={"job_id"})
-    usage: JsonObject = {"completion_tokens": status.num_tokens}
+    usage: dict[str, object] = {"completion_tokens": status.num_tokens}
     if result is not None:
         usage = result.usage.model_dump()
-        shown["result"] = result.model_dump()
+        shown["result"] = {name: value for name, value in result if name in Result.model_fields}
     return shown | {"usage": usage}
 
 
-def _json(shape: JsonObject, status: int = 200) -> Response:
+def _json(shape: Mapping[str, object], status: int = 200) -> Response:
     return Response(to_json(shape), status, media_type="application/json")

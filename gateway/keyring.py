@@ -7,7 +7,7 @@ import time
 from pydantic import ValidationError
 
 from gateway.due import server_time_ms
-from schemas.api_key import API_KEYS, KEY, ApiKey, is_right
+from schemas.api_key import API_KEYS, KEY, SECRET_MARK, ApiKey, is_right
 from schemas.connection import Connection, texts_of
 from schemas.errors import QueueUnreachable
 from schemas.servers import Redis
@@ -31,6 +31,14 @@ class KeyStore:
     async def time_s(self) -> int:
         """By which keys expire."""
         return await server_time_ms(self._connection) // 1000
+
+    async def mark(self) -> str | None:
+        """Of the server secret that keys are checked with; none: no gateway has one yet."""
+        mark = await self._connection.call("GET", SECRET_MARK)
+        return mark.decode() if isinstance(mark, bytes) else None
+
+    async def note_mark(self, mark: str) -> None:
+        await self._connection.call("SET", SECRET_MARK, mark)
 
     async def texts(self) -> list[bytes]:
         return texts_of(await self._connection.call("HVALS", API_KEYS))

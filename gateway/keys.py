@@ -1,6 +1,5 @@
 """penstock keys create | list | revoke: API keys, as configuration in Redis."""
 
-import asyncio
 import json
 import re
 import sys
@@ -15,22 +14,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from gateway.keyring import KeyStore
+from gateway.terminal import Refused, run
 from schemas.account import Limits
 from schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from schemas.connection import connect
-from schemas.errors import PenstockError
 from schemas.exit_status import BAD_USAGE
 from schemas.job import DEFAULT_TENANT, PriorityClass
+from schemas.nearby import ANYWHERE
 from schemas.place import RedisUrl
 from schemas.process import SecretSettings, Settings, load_settings, words_of
-from schemas.secret import BadSecret
+from schemas.secret import mark_of
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+COPY_IT = (
+    "a key made now would let nobody in. Give theirs by PENSTOCK_SERVER_SECRET, or copy "
+    "~/.penstock/secret from where it was made (mode 0600); to change it, restart a gateway first"
+)
 USAGE = "usage: penstock keys create | list | revoke ID [--flag VALUE ...]"
-
-
-class Refused(Exception):
-    """The message says what is wrong and what to do."""
 
 
 def _seconds(given: object) -> object:
@@ -43,7 +43,9 @@ def _seconds(given: object) -> object:
 
 
 class Command(Settings):
-    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the queue is")
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
     as_json: bool = Field(False, alias="json", description="JSON instead of a table")
 
     async def run(self, store: KeyStore) -> None:
@@ -77,6 +79,7 @@ class Create(Command, SecretSettings):
 
     async def run(self, store: KeyStore) -> None:
         now_s = await store.time_s()
+        secret = await self._secret(store)
         record: dict[str, object] = {
             "name": self.name,
             "tenant": self.tenant,
@@ -87,7 +90,7 @@ class Create(Command, SecretSettings):
             "expires_s": None if self.expires is None else now_s + self.expires,
         }
         try:
-            text, key = ApiKey.issue(self.make_secret(), record)
+            text, key = ApiKey.issue(secret, record)
         except ValidationError as error:
             raise Refused(_complaint(error)) from None
         await store.put(key)
@@ -95,6 +98,17 @@ class Create(Command, SecretSettings):
             print(json.dumps({"key": text} | _shown(key)))
         else:
             self.say([key], f"{text}\nIt is not shown again: only its digest is kept.\n")
+
+    async def _secret(self, store: KeyStore) -> bytes:
+        """The one that the gateways check keys with. Raises Refused, BadSecret, OSError."""
+        known, own = await store.mark(), self.read_secret()
+        if known is not None and own is None:
+            raise Refused(f"no server secret is here, and the gateways have one: {COPY_IT}")
+        if known is not None and own is not None and known != mark_of(own):
+            raise Refused(f"the server secret here is not that of the gateways: {COPY_IT}")
+        secret = own or self.make_secret()
+        await store.note_mark(mark_of(secret))
+        return secret
 
 
 class List(Command):
@@ -133,12 +147,7 @@ def main(argv: list[str]) -> int:
         print(USAGE, file=sys.stderr)
         return 0 if name in ("-h", "--help") else BAD_USAGE
     asked = load_settings(COMMANDS[name], f"penstock keys {name}", words)
-    try:
-        asyncio.run(_run(asked))
-    except (PenstockError, Refused, BadSecret, OSError) as refusal:
-        print(f"penstock keys {name}: {refusal}", file=sys.stderr)
-        return 1
-    return 0
+    return run(f"penstock keys {name}", _run(asked))
 
 
 async def _run(asked: Command) -> None:

@@ -30,15 +30,18 @@ class Lanes:
         return self._cards
 
     async def model(self, name: str) -> ModelCard:
-        """Raises ModelNotFound."""
-        cards = await self.models()
-        if name not in cards:
-            raise ModelNotFound(name, list(cards))
-        return cards[name]
+        """Raises ModelNotFound, once Redis was asked: another gateway may list it already."""
+        if name not in await self.models():
+            await self._refresh()
+        if name not in self._cards:
+            raise ModelNotFound(name, list(self._cards))
+        return self._cards[name]
 
     async def only_model(self) -> str:
         """The name of the one that is served. Raises InvalidJob where there are others, or none."""
-        names = sorted(await self.models())
+        if not await self.models():
+            await self._refresh()
+        names = sorted(self._cards)
         if len(names) != 1:
             raise InvalidJob(f"model: name one of {', '.join(names) or 'none served'}", "model")
         return names[0]
@@ -69,6 +72,11 @@ class Lanes:
         """Of a model's lanes, as far as is known."""
         card = self._cards.get(model)
         return card.lanes if card else 1
+
+    def max_model_len(self, model: str) -> int | None:
+        """As far as is known."""
+        card = self._cards.get(model)
+        return card.max_model_len if card else None
 
     async def _refresh(self) -> None:
         self._cards = await self._registry.cards()

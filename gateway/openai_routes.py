@@ -1,22 +1,24 @@
 """OpenAI's routes: chat, completions, models."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
+from gateway.access import Caller
 from gateway.answers import Form, chat_answer, model_shape, text_answer
-from gateway.body import read_object
-from gateway.chunks import ChatChunks, Chunks, Seen, TextChunks
+from gateway.body import read
+from gateway.chunks import NOTHING, ChatChunks, Chunks, Seen, TextChunks
 from gateway.errors import error_response
+from gateway.forms import chat_form, text_form
 from gateway.gate import caller_of
-from gateway.gateway import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open, cursor_of
-from gateway.intake import chat_job, prompts_of, text_job
+from gateway.gateway import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open
 from gateway.metrics import Watch
-from gateway.shape import checked
+from gateway.pieces import to_json_in_pieces
 from gateway.sse import EventStream, WholeAnswer
-from gateway.tool_calls import PlainText, reader_for
 from schemas.errors import InvalidJob, ModelNotFound
 from schemas.event import Delta, Done, Failed, Result
 from schemas.openai import ChatRequest, CompletionRequest, JsonObject
@@ -35,12 +37,8 @@ def _documented(asked: type[BaseModel]) -> dict[str, object]:
 @router.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
 async def chat_completions(request: Request, gateway: Open) -> Response:
     watch = Watch(gateway.metrics)
-    body = await read_object(request, gateway.settings.max_body_bytes)
-    asked = checked(ChatRequest, body)
-    job_id = await gateway.name_job(request, asked.model)
-    job = chat_job(job_id, caller_of(request), asked, body)
-    form = Form(job, asked.stream_options, reader_for(asked))
-    if asked.stream:
+    form = await _form(request, gateway, chat_form)
+    if form.is_streamed:
         return await _stream(request, gateway, watch, ChatChunks(form, _seen(request)))
     return await _whole(request, gateway, watch, form, chat_answer)
 
@@ -48,13 +46,8 @@ async def chat_completions(request: Request, gateway: Open) -> Response:
 @router.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
 async def completions(request: Request, gateway: Open) -> Response:
     watch = Watch(gateway.metrics)
-    body = await read_object(request, gateway.settings.max_body_bytes)
-    asked = checked(CompletionRequest, body)
-    job_id = await gateway.name_job(request, asked.model)
-    job = text_job(job_id, caller_of(request), asked, body)
-    echo = [str(prompt) for prompt in prompts_of(asked)] if asked.echo else []
-    form = Form(job, asked.stream_options, PlainText, echo)
-    if asked.stream:
+    form = await _form(request, gateway, text_form)
+    if form.is_streamed:
         return await _stream(request, gateway, watch, TextChunks(form, _seen(request)))
     return await _whole(request, gateway, watch, form, text_answer)
 
@@ -74,24 +67,31 @@ async def model(name: str, gateway: Open) -> Response:
     return _json(model_shape(cards[name]))
 
 
+async def _form(
+    request: Request, gateway: Gateway, understood: Callable[[Caller, JsonObject], Form]
+) -> Form:
+    """What the request asks, its job under its name."""
+    form = await read(request, gateway, partial(understood, caller_of(request)))
+    return replace(form, job=await gateway.named(request, form.job))
+
+
 async def _stream(request: Request, gateway: Gateway, watch: Watch, chunks: Chunks) -> Response:
     job = chunks.form.job
     await gateway.submit(request, job)
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
     leave = gateway.leaving(request, job)
-    return EventStream(batches, leave, chunks.render, gateway.settings.ping_s)
+    return EventStream(batches, leave, chunks, gateway.settings.ping_s)
 
 
 def _seen(request: Request) -> Seen:
     """What a caller has who comes back to a stream: under its idempotency key."""
     last_event_id = request.headers.get(LAST_EVENT_ID)
     if last_event_id is None:
-        return 0, 0
+        return NOTHING
     if IDEMPOTENCY_KEY not in request.headers:
         sentence = "resumes a stream that was asked under an Idempotency-Key; give that one too"
         raise InvalidJob(f"Last-Event-ID: {sentence}", "Last-Event-ID")
-    tokens, _, chunks = last_event_id.partition(".")
-    return cursor_of(tokens), cursor_of(chunks or "0")
+    return Seen.parse(last_event_id, "Last-Event-ID")
 
 
 async def _whole(
@@ -103,12 +103,17 @@ async def _whole(
 ) -> Response:
     job = form.job
 
-    def answered(deltas: list[Delta], end: Done | Failed) -> Response:
+    def made(deltas: list[Delta], end: Done | Failed) -> Response:
         result = fold(job.job_id, job.model, job.num_choices, deltas, end)
         if isinstance(end, Done):
-            return _json(shape(form, result))
+            body = to_json_in_pieces(shape(form, result))
+            return Response(body, media_type="application/json")
         so_far: JsonObject = {"partial": shape(form, result)} if deltas else {}
         return error_response(end.error, more={"job_id": job.job_id, **so_far})
+
+    async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
+        num_bytes = job.answer_bytes_a_token() * end.position // 8
+        return await gateway.client.apart.run(num_bytes, made, deltas, end)
 
     await gateway.submit(request, job)
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import httpcore
 import httpx
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_settings import NoDecode
 
 from schemas.errors import InvalidJob, Unavailable
@@ -30,7 +30,10 @@ IPV4_NEVER = [IPv4Network(each) for each in ("192.0.0.0/24", "192.88.99.0/24", "
 # What carries an IPv4 address inside, or documents: 6to4, Teredo and its kind, examples.
 IPV6_NEVER = [IPv6Network(each) for each in ("2001::/23", "2002::/16", "3fff::/20")]
 IPV6_GLOBAL = IPv6Network("2000::/3")  # so never mapped, compatible, NAT64, local, multicast
+ORIGIN = re.compile(r"https?://[^/?#@\s]+/?")
 NAME = re.compile(r"([a-z0-9_-]{1,63}\.)*(?!0x[0-9a-f]*$)(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
+
+ALLOWING = "--webhook-public or --webhook-private"  # of gateway, housekeeping and `penstock up`
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -44,6 +47,14 @@ class OutboundSettings(Settings):
         description="receivers of your own, as http://host:port; their address is not checked",
     )
     webhook_timeout_s: float = Field(10.0, gt=0, le=30, description="for the whole of one request")
+
+    @field_validator("webhook_private")
+    @classmethod
+    def is_of_origins(cls, given: list[str]) -> list[str]:
+        for each in given:
+            if not ORIGIN.fullmatch(each):
+                raise ValueError(f"{each} is not like http://host:port")
+        return given
 
 
 class NoAnswer(Unavailable):
@@ -91,7 +102,8 @@ class Outbound:
     def check(self, url: str, param: str = "url") -> Target:
         """What the text alone tells; raises InvalidJob, which names `param`."""
         if not self._private and not self._settings.webhook_public:
-            raise InvalidJob(f"{param}: this server calls no one; ask its operator", param)
+            sentence = f"this server calls nobody; its operator may allow it by {ALLOWING}"
+            raise InvalidJob(f"{param}: {sentence}", param)
         try:
             target = self._target(url)
         except (httpx.InvalidURL, ValueError) as error:

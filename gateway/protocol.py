@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from random import uniform
 
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -11,6 +12,7 @@ from schemas.event import ErrorBody
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
+MAX_TARGET_BYTES = 8 * 1024  # path and query, each part of which is looked at
 MAX_PIPELINED = 16  # requests that wait for one before them, on one connection
 _SLICE_BYTES = 8 * 1024
 
@@ -76,6 +78,12 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._refusal is not None:
                 self._refuse(self._refusal)
 
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET_BYTES:
+            message = f"path and query are longer than {MAX_TARGET_BYTES} bytes"
+            self._refusal = _error(414, "target_too_long", message)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         if len(self.headers) > MAX_HEADERS:
@@ -122,8 +130,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _wait(self, seconds: float) -> None:
+        """Up to a fifth longer: thousands who came together are not sent away in one moment."""
         self._stop_waiting()
-        self._timer = self.loop.call_later(seconds, self._lose_patience)
+        self._timer = self.loop.call_later(seconds * uniform(1, 1.2), self._lose_patience)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

@@ -7,6 +7,7 @@ from pydantic_settings import NoDecode
 
 from gateway.files import FilesSettings
 from gateway.outbound import OutboundSettings
+from schemas.nearby import ANYWHERE
 from schemas.place import RedisUrl
 from schemas.process import SecretSettings, words_of
 from schemas.server_check import Durability
@@ -17,7 +18,12 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
 
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
-    redis_url: RedisUrl = Field("redis://127.0.0.1:6379/0", description="where the queue is")
+    fd: int | None = Field(
+        None, ge=3, description="a socket that listens already, handed down by who started this"
+    )
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
     durability: Durability = Field(
         "server", description="fsync: accept and show only what is on the server's disk"
     )

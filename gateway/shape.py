@@ -8,10 +8,12 @@ from typing import TypeVar
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails, to_json
 
-from schemas.errors import InvalidJob
+from schemas.errors import BodyTooLarge, InvalidJob
+from schemas.json_size import MAX_GROUPS, MAX_VALUES
 
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
 MAX_DEPTH = 64
+MAX_FIELDS = 4096  # of one object: what is wrong with each would be told
 FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -32,10 +34,21 @@ def checked(
 
 
 def refuse_extremes(value: JsonValue) -> None:
-    """Numbers past a float's range, and nesting past `MAX_DEPTH`: the parser lets both through."""
-    level = [value]
+    """Numbers past a float's range, and nesting past `MAX_DEPTH`: the parser lets both through.
+
+    And more values than whatever comes after should read.
+    """
+    level, num_groups, num_values = [value], 0, 0
     for _ in range(MAX_DEPTH):
+        num_groups += len(level)
+        if num_groups > MAX_GROUPS:
+            raise BodyTooLarge(f"the body holds more than {MAX_GROUPS} lists and objects")
+        if any(isinstance(node, dict) and len(node) > MAX_FIELDS for node in level):
+            raise BodyTooLarge(f"the body holds an object of more than {MAX_FIELDS} fields")
         inner = [child for node in level for child in _children(node)]
+        num_values += len(inner)
+        if num_values > MAX_VALUES + MAX_GROUPS:  # there is a comma less than values in each
+            raise BodyTooLarge(f"the body holds more than {MAX_VALUES} values")
         if any(isinstance(child, float) and math.isinf(child) for child in inner):
             raise InvalidJob("the body holds a number outside the range of a 64-bit float")
         level = [child for child in inner if isinstance(child, dict | list)]

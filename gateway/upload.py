@@ -2,22 +2,24 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from email.message import Message
 from pathlib import Path
 from typing import BinaryIO
 
 from fastapi import Request
 from python_multipart.exceptions import MultipartParseError
-from python_multipart.multipart import MultipartParser
+from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
 from schemas.errors import BodyTooLarge, Cancelled, InvalidJob
 
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
+MAX_HEADER_BYTES = 1024  # of a part, or the body's content type: who reads them takes the square
+BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # of RFC 2046
 ROOM_BYTES = 64 * 1024  # for boundaries, headers and fields
 
 
@@ -29,16 +31,16 @@ class Upload:
     filename: str = ""
     num_bytes: int = 0
     fields: dict[str, str] = field(default_factory=dict)
-    _headers: dict[str, str] = field(default_factory=dict)
+    _headers: dict[bytes, bytes] = field(default_factory=dict)
     _header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
     _name: str = ""
     _value: bytearray | None = None  # none: the file's bytes arrive
+    _num_parts: int = 0
 
     def parser(self, content_type: str) -> MultipartParser:
-        kind = Message()
-        kind["content-type"] = content_type
-        boundary = kind.get_param("boundary")
-        if kind.get_content_type() != "multipart/form-data" or not isinstance(boundary, str):
+        kind, options = parse_options_header(content_type[:MAX_HEADER_BYTES].encode("latin-1"))
+        boundary = options.get(b"boundary", b"")
+        if kind != b"multipart/form-data" or not BOUNDARY.fullmatch(boundary):
             raise InvalidJob("content-type: send multipart/form-data with a file")
         return MultipartParser(
             boundary,
@@ -55,30 +57,35 @@ class Upload:
 
     def _begin(self) -> None:
         self._headers.clear()
+        self._num_parts += 1
+        if self._num_parts > MAX_FIELDS + 1:
+            raise InvalidJob(f"the form has more than {MAX_FIELDS} fields")
 
     def _header_name(self, piece: bytes, start: int, end: int) -> None:
-        self._header[0].extend(piece[start:end])
+        self._extend(self._header[0], piece[start:end])
 
     def _header_value(self, piece: bytes, start: int, end: int) -> None:
-        self._header[1].extend(piece[start:end])
+        self._extend(self._header[1], piece[start:end])
+
+    def _extend(self, text: bytearray, piece: bytes) -> None:
+        text.extend(piece)
+        if sum(map(len, self._header)) > MAX_HEADER_BYTES or len(self._headers) > MAX_FIELDS:
+            raise InvalidJob(f"a part's header is longer than {MAX_HEADER_BYTES} bytes")
 
     def _header_end(self) -> None:
-        name, value = (text.decode(errors="replace") for text in self._header)
+        name, value = (bytes(text) for text in self._header)
         self._headers[name.lower()] = value
         for text in self._header:
             text.clear()
 
     def _begin_content(self) -> None:
-        part = Message()
-        part["content-disposition"] = self._headers.get("content-disposition", "").replace("\n", "")
-        self._name = str(part.get_param("name", "", "content-disposition"))
-        if len(self.fields) >= MAX_FIELDS:
-            raise InvalidJob(f"the form has more than {MAX_FIELDS} fields")
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._name = options.get(b"name", b"").decode(errors="replace")
         self._value = bytearray()
         if self._name == "file":
             if self.filename:
                 raise InvalidJob("file: given twice", "file")
-            self.filename = (part.get_filename() or "file")[:256]
+            self.filename = options.get(b"filename", b"").decode(errors="replace")[:256] or "file"
             self._value = None
 
     def _content(self, piece: bytes, start: int, end: int) -> None:

@@ -21,7 +21,7 @@ from schemas.connection import Connection, texts_of
 from schemas.errors import InvalidJob
 from schemas.keys import CHORES, short_digest
 from schemas.servers import Redis
-from schemas.wire import Report
+from schemas.wire import Report, read_or_none
 
 LISTED = 1000  # webhooks that a tenant's list goes back
 LIST_KEPT_S = 30 * 86_400  # after the last of them
@@ -120,7 +120,7 @@ class Webhooks:
 
     async def endpoints(self, tenant: str) -> list[Endpoint]:
         texts = texts_of(await self._connection.call("HVALS", _endpoints(tenant)))
-        return [Endpoint.model_validate_json(text) for text in texts]
+        return [each for text in texts if (each := read_or_none(Endpoint, text))]
 
     async def has_endpoints(self, tenant: str) -> bool:
         return await self._connection.call("EXISTS", _endpoints(tenant)) == 1

@@ -1,16 +1,19 @@
 """penstock webhooks: an operator's view of one tenant's receivers and of what they were sent."""
 
-import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from gateway.outbound import ALLOWING
+from gateway.terminal import Refused, run
 from gateway.webhooks import Webhooks
 from schemas.connection import connect
 from schemas.exit_status import BAD_USAGE
+from schemas.nearby import ANYWHERE
+from schemas.place import RedisUrl
 from schemas.process import Settings, load_settings, write_log_to_stderr
-from schemas.servers import Redis
 
 USAGE = """\
 usage: penstock webhooks VERB [SUBJECT] [--tenant NAME] [--redis-url URL]
@@ -26,42 +29,51 @@ usage: penstock webhooks VERB [SUBJECT] [--tenant NAME] [--redis-url URL]
 class WebhooksSettings(Settings):
     """Receivers of one tenant's events."""
 
-    redis_url: str = Field("redis://127.0.0.1:6379/0", description="where the jobs are")
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
     tenant: str = Field("default", min_length=1)
 
 
-async def add(webhooks: Webhooks, tenant: str, url: str) -> int:
+async def add(webhooks: Webhooks, tenant: str, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise Refused(f"{url}: a receiver's URL begins like https://example.com/")
     endpoint = await webhooks.add(tenant, url)
     print(f"{endpoint.id}  {endpoint.url}\nsecret: {await webhooks.secret(tenant)}")
-    return 0
+    print(f"It is called where gateways and housekeeping have {ALLOWING}.", file=sys.stderr)
 
 
-async def show(webhooks: Webhooks, tenant: str, _: str) -> int:
-    for endpoint in await webhooks.endpoints(tenant):
+async def show(webhooks: Webhooks, tenant: str, _: str) -> None:
+    endpoints, sent = await webhooks.endpoints(tenant), await webhooks.webhooks(tenant)
+    for endpoint in endpoints:
         print(f"{endpoint.id}  {endpoint.url}")
-    for webhook in await webhooks.webhooks(tenant):
+    for webhook in sent:
         tried = f"{webhook.attempts} attempts" if webhook.attempts != 1 else "1 attempt"
         answer = f", {webhook.answer}" if webhook.answer else ""
         print(f"{webhook.id}  {webhook.state}  {tried}{answer}  {webhook.url}")
-    return 0
+    if not endpoints and not sent:
+        told = "has no receiver of all its events, and was sent no webhook lately"
+        print(f"tenant {tenant!r} {told}", file=sys.stderr)
 
 
-async def remove(webhooks: Webhooks, tenant: str, endpoint_id: str) -> int:
-    return _known(await webhooks.remove(tenant, endpoint_id), tenant, endpoint_id)
+async def remove(webhooks: Webhooks, tenant: str, endpoint_id: str) -> None:
+    _refuse_unknown(await webhooks.remove(tenant, endpoint_id), tenant, endpoint_id)
 
 
-async def redeliver(webhooks: Webhooks, tenant: str, webhook_id: str) -> int:
-    return _known(await webhooks.redeliver(tenant, webhook_id), tenant, webhook_id)
+async def redeliver(webhooks: Webhooks, tenant: str, webhook_id: str) -> None:
+    _refuse_unknown(await webhooks.redeliver(tenant, webhook_id), tenant, webhook_id)
 
 
-async def secret(webhooks: Webhooks, tenant: str, which: str) -> int:
+async def secret(webhooks: Webhooks, tenant: str, which: str) -> None:
+    if which not in ("", "new"):
+        raise Refused(f"{which}: `secret` shows what signs, `secret new` draws another")
     if which == "new":
         await webhooks.forget_secret(tenant)
     print(await webhooks.secret(tenant))
-    return 0
 
 
-Verb = Callable[[Webhooks, str, str], Awaitable[int]]
+Verb = Callable[[Webhooks, str, str], Awaitable[None]]
 VERBS: dict[str, Verb] = {
     "add": add,
     "list": show,
@@ -82,20 +94,16 @@ def main(argv: Sequence[str]) -> int:
     settings = load_settings(WebhooksSettings, f"penstock webhooks {verb}", rest)
     write_log_to_stderr("webhooks", settings.log_level)
 
-    async def run() -> int:
-        redis: Redis = connect(settings.redis_url)
-        try:
-            return await VERBS[verb](Webhooks(redis), settings.tenant, subject)
-        finally:
-            await redis.aclose()
+    async def work() -> None:
+        async with connect(settings.redis_url) as redis:
+            await VERBS[verb](Webhooks(redis), settings.tenant, subject)
 
-    return asyncio.run(run())
+    return run(f"penstock webhooks {verb}", work())
 
 
-def _known(is_there: bool, tenant: str, subject: str) -> int:
+def _refuse_unknown(is_there: bool, tenant: str, subject: str) -> None:
     if not is_there:
-        print(f"{subject} is not known of tenant {tenant!r}", file=sys.stderr)
-    return 0 if is_there else 1
+        raise Refused(f"{subject} is not known of tenant {tenant!r}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from schemas.wire import Wire
 Scope = Literal["inference", "jobs", "batches", "metrics", "admin"]
 
 API_KEYS = "penstock:api_keys"  # hash: id -> JSON ApiKey; configuration, never expires
+SECRET_MARK = "penstock:secret_mark"  # text: tells which server secret keys are checked with
 KEY_ID = re.compile(r"[a-z2-7]{12}")
 KEY = re.compile(r"psk_([a-z2-7]{12})_[a-z2-7]{52}")
 MAX_CHARS = 256  # more is no key, and is not hashed

@@ -3,7 +3,7 @@
 Every script is idempotent, so a call may be repeated after an ambiguous failure, and is.
 """
 
-from schemas.errors import QueueFull, QueueUnreachable
+from schemas.errors import BodyTooLarge, QueueFull, QueueUnreachable
 from schemas.link import LinkLost, Refused, Reply, Word
 from schemas.place import parse
 from schemas.script import script_text
@@ -26,6 +26,8 @@ class Connection:
         try:
             return await self.redis.call(*command)
         except Refused as error:
+            if error.code == "TOOLARGE":
+                raise BodyTooLarge(f"Redis takes no more in one piece: {error}") from error
             if error.code == "OOM":
                 raise QueueFull("the queue's memory is full", retry_after_ms=5000) from error
             raise QueueUnreachable(f"Redis refused {command[0]!r}: {error}") from error

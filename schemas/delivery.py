@@ -44,7 +44,7 @@ class Submission:
     outcome: Outcome
     num_queued: int = 0
     retry_after_ms: int = 0
-    reason: str = ""  # of LIMITED: queued, rate or budget; of FULL: tokens, or none
+    reason: str = ""  # of LIMITED: which of the account's Limits; of FULL: tokens, or none
 
 
 @dataclass(frozen=True, slots=True)

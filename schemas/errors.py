@@ -3,6 +3,8 @@
 PenstockError
 +-- InvalidJob 400              the job can never run as it is
 |   +-- PromptTooLong
+|   +-- AnswerTooLarge
+|   +-- UnsupportedParameter
 |   +-- ModelNotFound 404
 +-- Unauthorized 401
 +-- OutOfScope 403              the key does not allow this
@@ -64,6 +66,22 @@ class PromptTooLong(InvalidJob):
             f"{param}: {num_tokens} tokens; this model takes at most {limit}, less what is to come",
             param,
         )
+
+
+class AnswerTooLarge(InvalidJob):
+    """Raised when a whole answer is more than a result may hold, or may become so."""
+
+    code = "answer_too_large"
+
+
+class UnsupportedParameter(InvalidJob):
+    """Raised for a parameter that is known elsewhere and would have no effect here."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, param: str, instead: str | None = None) -> None:
+        advice = f"use {instead}" if instead else "leave it out"
+        super().__init__(f"{param}: has no effect on this server; {advice}", param)
 
 
 class ModelNotFound(InvalidJob):

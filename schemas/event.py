@@ -7,7 +7,7 @@ cursor `position`; a Delta moves it by its tokens; the one end event stands at t
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, PlainSerializer, PlainValidator
 
 from schemas.wire import Report
 
@@ -16,17 +16,34 @@ State = Literal["ready", "admitting", "decoding"] | EndState
 FinishReason = Literal["stop", "length", "budget"]
 
 
-class TopLogprob(Report):
+class TopLogprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """There may be a million of them in an answer, so it is no pydantic model."""
+
     token_id: int
     token: str
-    bytes: list[int]
+    bytes: tuple[int, ...]
     logprob: float
 
 
-class TokenLogprob(TopLogprob):
+class TokenLogprob(TopLogprob, frozen=True, gc=False, omit_defaults=True):
     """The drawn token, and the likeliest ones at its place, likeliest first."""
 
-    top: list[TopLogprob] = Field(default_factory=list)
+    top: tuple[TopLogprob, ...] = ()
+
+
+def fields_of_struct(value: object) -> dict[str, object]:
+    """For writers of JSON that know no structs."""
+    assert isinstance(value, msgspec.Struct)
+    return {name: getattr(value, name) for name in value.__struct_fields__}
+
+
+def _logprobs(value: object) -> list[TokenLogprob] | None:
+    return msgspec.convert(value, list[TokenLogprob] | None)
+
+
+Logprobs = Annotated[
+    list[TokenLogprob] | None, PlainValidator(_logprobs), PlainSerializer(msgspec.to_builtins)
+]
 
 
 class Usage(Report):
@@ -81,6 +98,11 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     def end(self) -> int:
         return self.position + len(self.token_ids)
 
+    @property
+    def id(self) -> str:
+        """What its reader has, as `schemas.cursor` takes it."""
+        return _id(self.end, self.checksum)
+
 
 class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
     position: int
@@ -92,6 +114,10 @@ class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
     @property
     def type(self) -> Literal["done"]:
         return "done"
+
+    @property
+    def id(self) -> str:
+        return _id(self.position, self.checksum)
 
 
 class Failed(Line, frozen=True, gc=False, omit_defaults=True, tag="failed"):
@@ -107,12 +133,20 @@ class Failed(Line, frozen=True, gc=False, omit_defaults=True, tag="failed"):
     def type(self) -> Literal["failed"]:
         return "failed"
 
+    @property
+    def id(self) -> str:
+        return _id(self.position, self.checksum)
+
 
 Event = Delta | Done | Failed
 
 
+def _id(position: int, checksum: int | None) -> str:
+    return f"{position}" if checksum is None else f"{position}-{checksum:08x}"
+
+
 def of_report(kind: type, value: object) -> object:
-    """The parts of a line that are pydantic's: log probabilities, usage and errors are rare."""
+    """The parts of a line that are pydantic's: usage and errors, of which there is one."""
     assert issubclass(kind, Report)
     return kind.model_validate(value)
 
@@ -149,7 +183,7 @@ class Choice(Report):
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprob] | None = None
+    logprobs: Logprobs = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 

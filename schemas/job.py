@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from schemas.errors import AnswerTooLarge
 from schemas.sampling import SamplingParams, TokenId
 from schemas.wire import Wire, at_most_bytes
 
@@ -15,6 +16,11 @@ YEAR_MS = 365 * 86_400_000
 LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
 CHARS_A_TOKEN = 4  # for guesses
 COMPLETION_TOKENS = 256  # expected of a choice that may make as many as the context allows
+MANY_BYTES = 2**20
+MAX_ANSWER_BYTES = 2**28  # in the memory of whoever makes or reads the answer; stored, it is less
+TOKEN_BYTES = 256  # of these, for a token
+LOGPROB_BYTES = 256  # and for each log probability: the token's own, and its alternatives'
+CONTEXT_TOKENS = 2**15  # of a model that does not say how many it takes
 DEFAULT_TENANT = "default"
 TRACEPARENT = "00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # of W3C
 
@@ -78,12 +84,42 @@ class Job(Wire):
     def num_choices(self) -> int:
         return max(1, len(self.prompts)) * self.params.n
 
+    def answer_bytes_a_token(self) -> int:
+        """In memory, about."""
+        num_logprobs = 0 if self.params.logprobs is None else 1 + self.params.logprobs
+        return TOKEN_BYTES + LOGPROB_BYTES * num_logprobs
+
+    def refuse_large_answer(self, max_model_len: int | None) -> None:
+        """Raises AnswerTooLarge where all choices together may take more than an answer can."""
+        params, num_prompts = self.params, max(1, len(self.prompts))
+        context = max_model_len or CONTEXT_TOKENS
+        num_tokens = min(params.max_tokens or context, context)
+        size = self.answer_bytes_a_token()
+        if num_prompts * params.n * num_tokens * size > MAX_ANSWER_BYTES:
+            most = MAX_ANSWER_BYTES // (num_prompts * params.n * size)
+            told = "" if params.logprobs is None else f" with {params.logprobs} logprobs each"
+            raise AnswerTooLarge(
+                f"max_tokens: {num_prompts} prompts x n={params.n} x {num_tokens} tokens{told} may"
+                f" take more than {MAX_ANSWER_BYTES} bytes; give max_tokens of at most {most}, or"
+                " fewer prompts, choices or logprobs",
+                "max_tokens",
+            )
+
     def dump_and_digest(self) -> tuple[str, str]:
         """Its JSON, and a digest of what was asked: not of the id, nor of the asking's trace."""
         text = self.dump()
         asked = text.removeprefix(f'{{"job_id":"{self.job_id}"').removesuffix("}")
         asked = asked.removesuffix(f',"traceparent":"{self.traceparent}"')
         return text, hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
+
+    def guess_bytes(self) -> int:
+        """Of its JSON, at least; far too many where a chat holds more than texts."""
+        if self.chat is None:
+            return sum(map(len, self.prompts))
+        fields = [field for message in self.chat.messages for field in message.values()]
+        if self.chat.tools or self.chat.template_kwargs:
+            return MANY_BYTES
+        return sum(len(field) if isinstance(field, str) else MANY_BYTES for field in fields)
 
     def guess_prompt_tokens(self, size: int) -> int:
         """About as many as its prompts have, for a job whose JSON is of that many characters."""

@@ -100,6 +100,9 @@ ENGINE_METRICS = (
     EngineMetric(
         "scheduler_seconds", "penstock:scheduler_seconds", "counter", "Of that, in the scheduler"
     ),
+    EngineMetric(
+        "max_num_batched_tokens", "penstock:max_step_tokens", "gauge", "Tokens of a step, at most"
+    ),
     EngineMetric("num_blocks", "penstock:kv_blocks", "gauge", "KV blocks"),
     EngineMetric(
         "num_held_blocks", "penstock:kv_held_blocks", "gauge", "KV blocks that a sequence holds"

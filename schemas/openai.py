@@ -12,15 +12,16 @@ from pydantic import (
     Field,
     JsonValue,
     TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from schemas.job import MAX_MESSAGES
+from schemas.json_size import too_much
 from schemas.sampling import MAX_LOGPROBS
 from schemas.wire import Report
 
+FAIL_FAST = Field(fail_fast=True)  # or each wrong value is told, at a hundred times its cost
 JsonObject = dict[str, JsonValue]
 OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
 
@@ -74,7 +75,12 @@ class FunctionCall(Report):
     arguments: str = ""
 
     def parsed(self) -> JsonObject:
-        """As an object, which is what chat templates render; OpenAI carries the text of one."""
+        """As an object, which is what chat templates render; OpenAI carries the text of one.
+
+        Raises ValueError.
+        """
+        if excess := too_much(self.arguments.encode()):
+            raise ValueError(f"holds {excess}")
         return OBJECT.validate_json(self.arguments or "{}")
 
 
@@ -89,7 +95,7 @@ class ToolCall(Report):
     def has_arguments_that_parse(cls, call: FunctionCall) -> FunctionCall:
         try:
             call.parsed()
-        except ValidationError:
+        except ValueError:
             raise ValueError("arguments: not the text of a JSON object") from None
         return call
 
@@ -100,8 +106,8 @@ class ChatMessage(Report):
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
+    tool_calls: Annotated[list[ToolCall], FAIL_FAST] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -134,12 +140,12 @@ class NamedTool(Report):
 
 
 class ChatRequest(Asked):
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = None
     max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens")
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
-    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tools: list[Tool] = Field(default_factory=list, max_length=128, fail_fast=True)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     chat_template_kwargs: JsonObject = Field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -149,9 +155,9 @@ class ChatRequest(Asked):
 class CompletionRequest(Asked):
     prompt: (
         str
-        | Annotated[list[int], Field(fail_fast=True)]
-        | Annotated[list[str], Field(fail_fast=True)]
-        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+        | Annotated[list[int], FAIL_FAST]
+        | Annotated[list[str], FAIL_FAST]
+        | Annotated[list[Annotated[list[int], FAIL_FAST]], FAIL_FAST]
     )
     echo: bool = Field(False, description="the prompt's text before the completion's")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

@@ -106,6 +106,12 @@ def parse(url: str) -> Place:
     )
 
 
+def shown(url: str) -> str:
+    """The URL without what logs in, for people to read."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
 def _checked(url: str) -> str:
     parse(url)
     return url

@@ -1,8 +1,10 @@
 """What each of our processes begins with: its settings, and a log on stderr."""
 
 import gc
+import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -13,17 +15,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeVar
 
+import yaml
 from pydantic import Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliApp,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
+    SettingsError,
 )
 
 from schemas.exit_status import BAD_USAGE
+from schemas.nearby import ANYWHERE, nearby
+from schemas.place import shown
 from schemas.secret import DEFAULT_FILE, make_secret, read_secret
+from schemas.setting_names import did_you_mean, nearest, unknown_keys, unknown_variables
 
 S = TypeVar("S", bound="Settings")
 _Failure = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -34,6 +42,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="PENSTOCK_",
+        env_prefix_target="all",
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
@@ -54,7 +63,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings
 
 
 class SecretSettings(Settings):
@@ -85,27 +94,132 @@ def keep_what_is_loaded() -> None:
 
 
 def load_settings(settings: type[S], command: str, argv: Sequence[str]) -> S:
-    """From the words of the command line and all behind them; wrong ones are named, and exit 2."""
-    path = _config_path(argv) or os.environ.get("PENSTOCK_CONFIG")
+    """From the words of the command line and all behind them; wrong ones are named, and exit 2.
 
+    Where nothing says which Redis is meant, it is that of the `penstock up` that runs here.
+    """
+    try:
+        behind = _filed(_config_path(argv) or os.environ.get("PENSTOCK_CONFIG"))
+        return _resolved(settings, command, argv, behind)
+    except _Wrong as wrong:
+        for sentence in (*wrong.sentences, *unknown_variables(os.environ)):
+            print(f"{command}: {sentence}", file=sys.stderr)
+        raise SystemExit(BAD_USAGE) from None
+
+
+class _Wrong(Exception):
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(*sentences)
+        self.sentences = sentences
+
+
+def _resolved(settings: type[S], command: str, argv: Sequence[str], behind: dict[str, object]) -> S:
     class Resolved(settings):  # type: ignore[valid-type, misc]
         __doc__ = settings.__doc__
-        model_config = SettingsConfigDict(yaml_file=path, cli_prog_name=command)
+        model_config = SettingsConfigDict(cli_prog_name=command, cli_exit_on_error=False)
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            filed = InitSettingsSource(settings_cls, behind)
+            return init_settings, env_settings, filed, _Nearby(settings_cls, command)
 
     try:
         found: S = CliApp.run(Resolved, cli_args=list(argv))
+    except SettingsError as refusal:
+        raise _Wrong(_of_words(str(refusal), Resolved)) from None
     except ValidationError as refusal:
-        for each in refusal.errors():
-            flag = "--" + "-".join(map(str, each["loc"])).replace("_", "-")
-            print(f"{command}: {flag}: {each['msg']}", file=sys.stderr)
-        raise SystemExit(BAD_USAGE) from None
+        wrong = [("-".join(_words(each["loc"])), each["msg"]) for each in refusal.errors()]
+        raise _Wrong(
+            *(
+                f"--{where.replace('_', '-')}: {what.removeprefix('Value error, ')}"
+                for where, what in wrong
+            )
+        ) from None
+    if unknown_variables(os.environ):
+        raise _Wrong
     return found
+
+
+class _Nearby(PydanticBaseSettingsSource):
+    """The last that is asked for the Redis of a command: what runs beside it."""
+
+    def __init__(self, settings_cls: type[BaseSettings], command: str) -> None:
+        super().__init__(settings_cls)
+        self._command = command
+
+    def __call__(self) -> dict[str, str]:
+        field = self.settings_cls.model_fields.get("redis_url")
+        if field is None or field.default != ANYWHERE or "redis_url" in self.current_state:
+            return {}
+        urls = nearby()
+        if len(urls) > 1:
+            several = ", ".join(map(shown, urls))
+            raise _Wrong(f"--redis-url: several `penstock up` run here, name one: {several}")
+        if not urls:
+            return {}
+        told = f"the server is that of the `penstock up` that runs here, {shown(urls[0])}"
+        print(f"{self._command}: {told}", file=sys.stderr)
+        return {"redis_url": urls[0]}
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[None, str, bool]:
+        return None, field_name, False
+
+
+def _filed(path: str | None) -> dict[str, object]:
+    """What a YAML file says."""
+    if path is None:
+        return {}
+    try:
+        said: object = yaml.safe_load(Path(path).expanduser().read_text()) or {}
+    except OSError as error:
+        raise _Wrong(f"--config: {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        place = " ".join(str(error).split())
+        raise _Wrong(f"--config: {path} is not YAML: {place}") from None
+    if not isinstance(said, dict):
+        raise _Wrong(f"--config: {path} must have a setting a line, as in max_model_len: 4096")
+    if unknown := unknown_keys(said):
+        raise _Wrong(*(f"--config: {path}: {sentence}" for sentence in unknown))
+    return {str(key): value for key, value in said.items()}
+
+
+def _words(place: tuple[int | str, ...]) -> list[str]:
+    """The flag's; not which of its several values it is."""
+    return [word for word in place if isinstance(word, str)]
+
+
+def _of_words(refusal: str, settings: type[Settings]) -> str:
+    """What is wrong with the words of the command line, and what was meant."""
+    said = refusal.removeprefix("error parsing CLI: ")
+    unknown = re.match(r"unrecognized arguments: (--)?([^ =]+)", said)
+    if unknown is None:
+        return f"{said} (--help lists all)"
+    dashes, word = unknown[1] or "", unknown[2]
+    meant = [f"--{name.replace('_', '-')}" for name in nearest(word, settings.model_fields)]
+    return f"{dashes}{word} is not known{did_you_mean(meant)} (--help lists all)"
 
 
 def words_of(given: object) -> list[str]:
     """A list whose words may also be given in one, separated by commas."""
     words = given if isinstance(given, list) else [given]
     return [part.strip() for word in words for part in str(word).split(",") if part.strip()]
+
+
+def object_of(given: object) -> object:
+    """An object that may also be given as a text in JSON."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
 
 
 def write_log_to_stderr(part: str, level: str, logger: logging.Logger | None = None) -> None:

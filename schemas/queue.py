@@ -7,8 +7,11 @@ What raises: QueueUnreachable when Redis cannot be asked, QueueFull when it is o
 the errors that each method names.
 """
 
+import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
@@ -28,16 +31,18 @@ from schemas.delivery import (
     WorkerStatus,
 )
 from schemas.errors import InvalidJob, JobGone, JobNotFound
-from schemas.event import EVENT, Delta, Result, State
+from schemas.event import EVENT, Delta, Event, Result, State
 from schemas.job import Job, PriorityClass
 from schemas.keys import Lane
 from schemas.link import Word
 from schemas.model import WorkerCard
-from schemas.result import KeptResult, fold
+from schemas.result import fold, read_result
 from schemas.servers import Redis
 
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 PAGE = 512  # events that one attach returns
+INLINE_BYTES = 256 * 1024  # a few milliseconds
+T = TypeVar("T")
 TOTALS: tuple[Total, ...] = ("crashed", "lapsed", "reaped", "requeued", "buried")
 CLASSES: tuple[PriorityClass, ...] = ("high", "normal", "batch")
 STATE: TypeAdapter[State] = TypeAdapter(State)
@@ -61,6 +66,7 @@ class Queue:
         job: Job,
         reply_to: str | None,
         digest: str | None = None,
+        dumped: tuple[str, str] | None = None,
         max_queued: int = 10_000,
         max_queued_tokens: int | None = None,
         result_ttl_s: int = 3600,
@@ -71,13 +77,14 @@ class Queue:
         """Accept a job, or say why not. `reply_to` is a pub/sub channel; none: the job's own.
 
         `digest` stands for the body: the same id with the same digest is the same job, submitted
-        again; none: what the job itself asks. A foreground job is refused where no worker's lease
+        again; none: what the job itself asks. `dumped` is what its `dump_and_digest` says, for
+        whom that takes long. A foreground job is refused where no worker's lease
         runs. The job counts for `account`, under the limits that it has now; none: for its
         tenant, without limits. The result is kept for `result_ttl_s` after the end. `note` is
         put in the lane's outbox when the job ends.
         Raises InvalidJob.
         """
-        text, own_digest = job.dump_and_digest()
+        text, own_digest = dumped or job.dump_and_digest()
         options: dict[str, object] = {
             "tenant": job.tenant,
             "class": job.priority_class,
@@ -222,9 +229,8 @@ class Queue:
         reply = await self._run("attach", tenant, job_id, channel, cursor, PAGE)
         state = _known(reply, job_id)
         if reply[1] == b"result":
-            kept = KeptResult.model_validate_json(reply[2])
-            return Page(state, list(kept.events()), more=False)
-        events = [EVENT.validate_json(text) for text in reply[2:]]
+            return Page(state, await _apart(_events_of_result, reply[2]), more=False)
+        events = await _events(reply[2:])
         return Page(state, events, more=len(events) >= PAGE)
 
     async def detach(self, job_id: str, channel: str) -> None:
@@ -283,13 +289,13 @@ class Queue:
         if reply[1] == b"running":
             return None
         if reply[1] == b"result":
-            return Result.model_validate_json(reply[2])
-        *deltas, end = [EVENT.validate_json(text) for text in reply[2:]]
+            return await _apart(read_result, reply[2])
+        *deltas, end = await _events(reply[2:])
         assert not isinstance(end, Delta)
         made = [event for event in deltas if isinstance(event, Delta)]
         num_choices = max((delta.index + 1 for delta in made), default=0)
         kept = fold(job_id, self.lane.model, num_choices, made, end)
-        return Result.model_validate_json(kept.dump())
+        return await _apart(read_result, kept.dump().encode())
 
     # Private.
 
@@ -298,6 +304,29 @@ class Queue:
         reply = await self._connection.run(script, self.lane.prefix, *args)
         reach(f"{script}.answered")
         return reply
+
+
+async def _apart(read: Callable[[bytes], T], text: bytes) -> T:
+    """What is large is read in a thread: by small calls, so that the event loop goes on."""
+    if len(text) <= INLINE_BYTES:
+        return read(text)
+    return await asyncio.to_thread(read, text)
+
+
+async def _events(texts: list[bytes]) -> list[Event]:
+    """So many at once that the event loop goes on."""
+    events, num_bytes = list[Event](), 0
+    for text in texts:
+        events.append(EVENT.validate_json(text))
+        num_bytes += len(text)
+        if num_bytes > INLINE_BYTES:
+            await asyncio.sleep(0)
+            num_bytes = 0
+    return events
+
+
+def _events_of_result(text: bytes) -> list[Event]:
+    return list(read_result(text).events())
 
 
 def _int(text: bytes | str) -> int | None:

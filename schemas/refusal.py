@@ -2,6 +2,7 @@
 
 import time
 
+from schemas.account import Limits
 from schemas.delivery import Outcome, Submission
 from schemas.errors import (
     BudgetExceeded,
@@ -16,14 +17,20 @@ from schemas.job import Job
 
 DAY_S = 86_400
 WHY = {
-    "queued": "max_queued: the account has as many jobs waiting as it may; let some end first",
-    "rate": "the requests or tokens that the account may use in a minute are used up",
-    "budget": "the token budget of the account is used up",
+    "max_queued": "{most}jobs wait, as many as may; let some end first",
+    "requests_per_minute": "the {most}requests of this minute are used up",
+    "tokens_per_minute": "of the {most}tokens of this minute too few are left for this job",
+    "tokens_per_day": "the {most}tokens of this day of UTC are used up",
+    "tokens_per_month": "the {most}tokens of this month of UTC are used up",
 }
+BUDGETS = ("tokens_per_day", "tokens_per_month")
 
 
-def refusal(answer: Submission, job: Job) -> PenstockError | None:
-    """The error that an answer stands for; none where the job is in the queue."""
+def refusal(answer: Submission, job: Job, limits: Limits | None = None) -> PenstockError | None:
+    """The error that an answer stands for; none where the job is in the queue.
+
+    `limits`    the account's own, of which a lane has its share
+    """
     retry_ms, model = answer.retry_after_ms, job.model
     when = f"try again in {max(1, round(retry_ms / 1000))} s"
     match answer.outcome:
@@ -43,12 +50,16 @@ def refusal(answer: Submission, job: Job) -> PenstockError | None:
             late = f"{answer.num_queued} jobs wait, and its time would be up before its turn"
             return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)
         case Outcome.LIMITED:
-            wait = "" if answer.reason == "queued" else ', or submit with over_limit="wait"'
-            sentence = f"{WHY[answer.reason]}; {when}{wait}"
-            if answer.reason == "budget":
+            known = (limits or Limits()).model_dump()[answer.reason]
+            why = WHY[answer.reason].format(most=f"{known} " if known else "")
+            sentence = f"{answer.reason}: {why}"
+            wait = "" if answer.reason == "max_queued" else ', or submit with over_limit="wait"'
+            if answer.reason in BUDGETS:
                 reset_at = _next_day(time.time() + retry_ms / 1000)
+                renews = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(reset_at))
+                sentence = f"{sentence}; they renew at {renews}{wait}"
                 return BudgetExceeded(sentence, retry_after_ms=retry_ms, reset_at=reset_at)
-            return RateLimited(sentence, retry_after_ms=retry_ms)
+            return RateLimited(f"{sentence}; {when}{wait}", retry_after_ms=retry_ms)
 
 
 def _next_day(about_s: float) -> int:

@@ -4,6 +4,7 @@ from schemas.connection import Connection, texts_of
 from schemas.keys import MODELS
 from schemas.model import ModelCard
 from schemas.servers import Redis
+from schemas.wire import read_or_none
 
 
 class Registry:
@@ -17,6 +18,7 @@ class Registry:
         await self._connection.call("HDEL", MODELS, name)
 
     async def cards(self) -> dict[str, ModelCard]:
-        pairs = texts_of(await self._connection.call("HVALS", MODELS))
-        cards = [ModelCard.model_validate_json(text) for text in pairs]
+        """Those that can be read: one that cannot takes none of the others down."""
+        texts = texts_of(await self._connection.call("HVALS", MODELS))
+        cards = [card for text in texts if (card := read_or_none(ModelCard, text))]
         return {card.name: card for card in cards}

@@ -18,6 +18,13 @@ from schemas.event import (
     TokenLogprob,
 )
 
+MAX_RESULT_BYTES = 2**28  # Redis takes half a GiB in one piece, and whoever reads it holds it whole
+_NULL = msgspec.Raw(b"null")
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CHOICES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
+_TOKEN = msgspec.json.Decoder(TokenLogprob)
+_LOGPROBS = msgspec.json.Decoder(list[msgspec.Raw] | None)
+
 
 class KeptResult(Result):
     """A result that still knows how its log was cut: one mark for each delta.
@@ -26,6 +33,15 @@ class KeptResult(Result):
     """
 
     marks: list[tuple[int, int, int]] = Field(default_factory=list)
+    ended_at: tuple[int, int | None] | None = Field(
+        None, description="position and checksum of the end, where the choices were not kept"
+    )
+
+    def without_choices(self, end: Done | Failed) -> "KeptResult":
+        """What is left of a job that failed with more than a result may hold: how it ended."""
+        empty = [Choice(index=each.index, text="", token_ids=[]) for each in self.choices]
+        at = end.position, end.checksum
+        return self.model_copy(update={"choices": empty, "marks": [], "ended_at": at})
 
     def events(self) -> Iterator[Delta | Done | Failed]:
         """The very events of the log, cut as they were."""
@@ -49,9 +65,9 @@ class KeptResult(Result):
                 checksum=checksum,
             )
             position += num_tokens
-        yield self._end(position, checksum)
+        yield self._end(*(self.ended_at or (position, checksum)))
 
-    def _end(self, position: int, checksum: int) -> Done | Failed:
+    def _end(self, position: int, checksum: int | None) -> Done | Failed:
         if self.state == "succeeded" or self.error is None:
             is_cut = any(choice.finish_reason == "budget" for choice in self.choices)
             return Done(
@@ -67,6 +83,24 @@ class KeptResult(Result):
             usage=self.usage,
             checksum=checksum,
         )
+
+
+def read_result(text: bytes) -> KeptResult:
+    """The result as it is stored. Its log probabilities are read one by one: whoever shares the
+    interpreter runs meanwhile.
+    """
+    fields = _FIELDS.decode(text)
+    choices = _CHOICES.decode(fields["choices"])
+    logprobs = [_LOGPROBS.decode(choice.pop("logprobs", _NULL)) for choice in choices]
+    slim = msgspec.json.encode(fields | {"choices": choices})
+    result = KeptResult.model_validate_json(slim)
+    read = [
+        choice.model_copy(update={"logprobs": [_TOKEN.decode(raw) for raw in raws]})
+        if raws is not None
+        else choice
+        for choice, raws in zip(result.choices, logprobs, strict=True)
+    ]
+    return result.model_copy(update={"choices": read})
 
 
 def fold(

@@ -7,8 +7,10 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    SerializerFunctionWrapHandler,
     StringConstraints,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -18,6 +20,7 @@ MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_STOP_BYTES = 256
+MODEL_DEFAULTS = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, StringConstraints(min_length=1), at_most_bytes(MAX_STOP_BYTES)]
@@ -30,7 +33,7 @@ class StructuredOutputs(Wire):
     json_schema: dict[str, JsonValue] | str | bool | None = Field(None, alias="json")
     json_object: bool = False
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
 
     model_config = ConfigDict(populate_by_name=True)
@@ -66,7 +69,12 @@ class StructuredOutputs(Wire):
 
 
 class SamplingParams(Wire):
-    """Names and defaults are vLLM's."""
+    """Names and defaults are vLLM's.
+
+    A model may have other defaults for some fields (`MODEL_DEFAULTS`), which its worker applies to
+    jobs that do not give them. So for these it matters whether they were given: a job that gives
+    the usual value writes it, and is not equal to one that gives none.
+    """
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(1.0, ge=0, le=2)
@@ -82,8 +90,8 @@ class SamplingParams(Wire):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = Field(16, ge=1, description="none: as many as the context allows")
     min_tokens: int = Field(0, ge=0)
-    stop: list[StopString] = Field(default_factory=list, max_length=8)
-    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
+    stop: list[StopString] = Field(default_factory=list, max_length=8, fail_fast=True)
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64, fail_fast=True)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -94,6 +102,20 @@ class SamplingParams(Wire):
         description="alternatives a token; 0 gives the drawn one's alone",
     )
     structured_outputs: StructuredOutputs | None = None
+
+    def given(self) -> frozenset[str]:
+        """Of `MODEL_DEFAULTS`, the fields that the job sets itself."""
+        return MODEL_DEFAULTS & self.model_fields_set
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SamplingParams):
+            return NotImplemented
+        return super().__eq__(other) and self.given() == other.given()
+
+    @model_serializer(mode="wrap")
+    def _with_all_given(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = write(self)
+        return written | {name: getattr(self, name) for name in self.given()}
 
     @field_validator("stop", mode="before")
     @classmethod

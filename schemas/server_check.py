@@ -1,6 +1,7 @@
 """Whether a server can hold the queue's promises: asked once at the start, said in one sentence."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Literal
 
@@ -10,6 +11,7 @@ from schemas.place import Address, Kind
 from schemas.servers import Redis
 
 Durability = Literal["server", "fsync"]
+log = logging.getLogger(__name__)
 OLDEST = (6, 2)
 RETRY_S = 1.0
 LOGIN = {"NOAUTH", "WRONGPASS"}
@@ -47,12 +49,20 @@ async def check_servers(redis: Redis, durability: Durability = "server") -> list
 
 
 async def check_when_reached(redis: Redis, durability: Durability = "server") -> list[str]:
-    """The same, for whoever can wait until a server answers. Raises UnfitServer."""
+    """The same, for whoever can wait until a server answers, and says so. Raises UnfitServer."""
+    is_told = False
     while True:
         try:
-            return await check_servers(redis, durability)
-        except QueueUnreachable:
+            warnings = await check_servers(redis, durability)
+        except QueueUnreachable as error:
+            if not is_told:
+                log.warning("%s; trying again until it can", error.message)
+            is_told = True
             await asyncio.sleep(RETRY_S)
+        else:
+            if is_told:
+                log.info("Redis is reached")
+            return warnings
 
 
 async def _addresses(redis: Redis) -> tuple[Address, ...]:

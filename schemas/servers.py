@@ -18,6 +18,8 @@ PAUSES_S = (0.02, 0.1, 0.3)  # between attempts of one call
 BACK_OFF_S = (0.0, 0.02, 0.05, 0.1, 0.2)  # after so many failures to connect in a row
 MAX_REDIRECTIONS = 5
 BLOCKING = {"XREAD", "XREADGROUP", "BLPOP", "BLMOVE", "WAIT"}  # each on a link of its own
+# A server hangs up on more in one piece, and on all who share the link: no other shall hear of it.
+MAX_COMMAND_BYTES = 2**29
 MAX_BLOCK_S = 10.0  # longer than any of them waits
 # It may be otherwise in a moment, or on another server. ASK too is waited out, never followed:
 # while a slot moves key by key its new server has but a part of the lane, and a script needs all
@@ -126,6 +128,8 @@ class Redis:
     async def call(self, *words: Word) -> Reply:
         """Raises Refused by the server, or LinkLost where a few attempts reached none."""
         key, packed = key_of(words), pack(*words)
+        if len(packed) > MAX_COMMAND_BYTES:
+            raise Refused(f"TOOLARGE a command of {len(packed)} bytes; at most {MAX_COMMAND_BYTES}")
         give_up_s = time.monotonic() + 2 * self.place.timeout_s
         for pause_s in (*PAUSES_S, None):
             try:

@@ -1,6 +1,12 @@
 """The base of every shape that crosses a process."""
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+import logging
+from typing import TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+log = logging.getLogger(__name__)
+Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class Wire(BaseModel):
@@ -21,6 +27,15 @@ class Report(Wire):
     """A value that flows back to readers, who skip what they do not know."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+def read_or_none(shape: type[Shape], text: bytes) -> Shape | None:
+    """A record that others wrote; none, and a line in the log, where it is not of this shape."""
+    try:
+        return shape.model_validate_json(text)
+    except ValidationError:
+        log.warning("a %s could not be read and counts as none", shape.__name__)
+        return None
 
 
 def at_most_bytes(limit: int) -> AfterValidator:

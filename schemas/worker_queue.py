@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from pydantic import JsonValue, ValidationError
 
 from schemas.delivery import Commit, Ending, Entry, Letter, OutOfBudget, Started
-from schemas.errors import InvalidJob
-from schemas.event import EVENT, Delta, Failed
+from schemas.errors import AnswerTooLarge, InvalidJob
+from schemas.event import EVENT, Delta, Done, Failed
 from schemas.job import Job, PriorityClass
 from schemas.keys import Lane
 from schemas.link import Word
 from schemas.model import WorkerCard
 from schemas.queue import CLASS, MAX_JOBS_A_CALL, Queue
-from schemas.result import fold
+from schemas.result import MAX_RESULT_BYTES, fold
 from schemas.servers import Redis
 
 MAX_BLOCK_MS = 2000  # below the socket's time-out
@@ -37,6 +37,7 @@ class WorkerQueue(Queue):
         super().__init__(redis, lane, orphan_grace_ms)
         self.lease_ms = lease_ms
         self._ticket = secrets.token_hex(8)
+        self._idle: tuple[bytes, int] | None = None  # the last read's: newest news, what is due
         self.must_be_empty = False  # as the latest read said: hand back what you hold, read alone
 
     async def register(self, worker: str, card: WorkerCard) -> None:
@@ -56,22 +57,24 @@ class WorkerQueue(Queue):
         self,
         worker: str,
         count: int,
-        block_ms: int = 0,
         alone: bool = False,
         down_to: PriorityClass | None = None,
+        step_us: int | None = None,
     ) -> list[Entry] | None:
         """Claim at most `count` jobs: handed-back ones first, then high, normal, batch.
 
-        Waits up to `block_ms` for the first. None: the lease was lost, come back under a new
-        incarnation. Every entry must be started, or released, by this worker. One call at a time.
+        None: the lease was lost, come back under a new incarnation. Every entry must be started, or
+        released, by this worker. One call at a time; after an empty one, `news`.
         `alone`: the worker holds nothing, and will take nothing beside a suspect if it gets one.
-        `down_to`: nothing but what waits in this class and the higher ones; without waiting.
+        `down_to`: nothing but what waits in this class and the higher ones.
+        `step_us`: what a step of the worker takes, 0 if it does not know; it then leaves others
+        that have room their share. None: it leaves them nothing.
         """
-        asked = worker, self._ticket, count, int(alone), down_to or ""
-        reply = await self._run("read", *asked)
-        if reply[0] == b"idle" and block_ms > 0 and down_to is None:
-            await self._wait(reply[1], min(block_ms, MAX_BLOCK_MS), int(reply[2]))
-            reply = await self._run("read", *asked)
+        cost = "" if step_us is None else step_us
+        reply = await self._run(
+            "read", worker, self._ticket, count, int(alone), down_to or "", cost
+        )
+        self._idle = (reply[1], int(reply[2])) if reply[0] == b"idle" else None
         self.must_be_empty = reply[0] == b"empty"
         # A repeat under the old one would have had the same answer.
         self._ticket = secrets.token_hex(8)
@@ -79,6 +82,21 @@ class WorkerQueue(Queue):
             return None
         texts = [text.decode() for text in reply[1:]] if reply[0] == b"entries" else []
         return [Entry(*texts[at : at + 3]) for at in range(0, len(texts), 3)]
+
+    async def news(self, most_ms: int) -> None:
+        """Return once there may be what the last read did not find, or after so long.
+
+        It claims nothing: others wait too.
+        """
+        if self._idle is None:
+            return
+        newest, due_ms = self._idle
+        most_ms = min(most_ms, MAX_BLOCK_MS)
+        if 0 <= due_ms < most_ms:
+            most_ms = due_ms + 1
+        await self._connection.call(
+            "XREAD", "COUNT", 1, "BLOCK", most_ms, "STREAMS", self.lane.news, newest
+        )
 
     async def start(self, worker: str, entry: Entry) -> Started | None:
         """Take a claimed job up under a new epoch. None: nothing is left to do for it.
@@ -147,9 +165,10 @@ class WorkerQueue(Queue):
 
         Repeated, it is true again. The log goes a minute later, the result after its time.
         Raises OutOfBudget where it must end earlier; the deltas up to there are logged or may be.
+        Raises AnswerTooLarge where a job would succeed with more than a result may hold; of one
+        that fails so no choices are kept.
         """
         job = ending.job
-        kept = fold(job.job_id, job.model, job.num_choices, ending.deltas, ending.end)
         tail, usage = ending.deltas[ending.num_committed :], ending.end.usage
         reply = await self._run(
             "finish",
@@ -160,7 +179,7 @@ class WorkerQueue(Queue):
             ending.end.state,
             ending.end.dump(),
             ending.end.position,
-            kept.dump(),
+            _result(ending),
             _prompt(usage.prompt_tokens or None, usage.cached_tokens),
             len(tail),
             *_event_args(tail),
@@ -189,14 +208,6 @@ class WorkerQueue(Queue):
         ids = [commit.job_id for commit in commits]
         return dict(zip(ids, [LETTERS[letter] for letter in reply], strict=True))
 
-    async def _wait(self, newest: bytes, block_ms: int, due_ms: int) -> None:
-        """Return once there is news, or something is due. It claims nothing: others wait too."""
-        if 0 <= due_ms < block_ms:
-            block_ms = due_ms + 1
-        await self._connection.call(
-            "XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self.lane.news, newest
-        )
-
     async def _refuse(
         self, worker: str, job_id: str, epoch: int, log: list[Delta], sentence: str
     ) -> None:
@@ -205,6 +216,20 @@ class WorkerQueue(Queue):
         end = Failed(position=position, state="failed", error=InvalidJob(sentence).body())
         empty = Job.model_construct(job_id=job_id, model=self.lane.model, prompts=[])
         await self.finish(worker, Ending(empty, epoch, log, len(log), end))
+
+
+def _result(ending: Ending) -> bytes:
+    job, end = ending.job, ending.end
+    kept = fold(job.job_id, job.model, job.num_choices, ending.deltas, end)
+    text = kept.dump().encode()
+    if len(text) <= MAX_RESULT_BYTES:
+        return text
+    if isinstance(end, Done):
+        raise AnswerTooLarge(
+            f"the answer takes {len(text)} bytes, at most {MAX_RESULT_BYTES} are kept; ask for"
+            " fewer tokens, choices or logprobs"
+        )
+    return kept.without_choices(end).dump().encode()
 
 
 def _event_args(deltas: Sequence[Delta]) -> list[Word]:

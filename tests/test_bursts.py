@@ -39,7 +39,7 @@ async def test_a_burst_draws_what_it_may_use_and_counts_at_last_what_it_used(
         job for job, answer in zip(jobs, answers, strict=True) if answer.outcome is Outcome.ACCEPTED
     ]
     assert len(mine) == 10
-    assert {answer.reason for answer in answers} == {"", "rate"}
+    assert {answer.reason for answer in answers} == {"", "tokens_per_minute"}
     assert await account_field(queue, "tokens") == 10 * bound()
     redis = plain(queue._connection.redis)
     cancelled, erased, late = mine[:3]

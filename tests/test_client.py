@@ -11,6 +11,7 @@ from compose.server import Server
 from gateway.client import Client
 from gateway.sync_client import SyncClient
 from plain import plain
+from schemas.connection import connect
 from schemas.delivery import Commit
 from schemas.errors import (
     IdempotencyMismatch,
@@ -20,8 +21,10 @@ from schemas.errors import (
     NoWorker,
     PenstockError,
     QueueFull,
+    StreamDiverged,
 )
 from schemas.event import Delta, Done, Event, Failed
+from schemas.keys import Lane, lane_label
 from schemas.model import ModelCard, WorkerCard
 from schemas.registry import Registry
 from schemas.worker_queue import WorkerQueue
@@ -68,7 +71,9 @@ def with_no_worker(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Ca
     return run
 
 
-async def read(client: Client, job_id: str, cursor: int = 0, most: int = 10**9) -> list[Event]:
+async def read(
+    client: Client, job_id: str, cursor: int | str = 0, most: int = 10**9
+) -> list[Event]:
     """At most so many events, then the reader leaves."""
     got: list[Event] = []
     async with aclosing(client.stream(job_id, cursor)) as events:
@@ -124,6 +129,18 @@ async def test_a_hundred_streams_at_once_each_get_their_own(
 
 
 @on_a_service
+async def test_a_model_that_was_registered_a_moment_ago_is_found(
+    client: Client, queue: WorkerQueue
+) -> None:
+    """Though the list of models is looked up once a second."""
+    assert list(await client.models()) == [MODEL]
+    await Registry(client.redis).register(ModelCard(name="later"))
+    assert lane_label(await client.name_job("later")) == Lane("later").label
+    with pytest.raises(ModelNotFound):
+        await client.name_job("never")
+
+
+@on_a_service
 async def test_a_late_reader_gets_the_same_from_the_log_and_from_the_result(
     client: Client, queue: WorkerQueue
 ) -> None:
@@ -132,8 +149,15 @@ async def test_a_late_reader_gets_the_same_from_the_log_and_from_the_result(
     assert await read(client, job_id) == live
     await plain(client.redis).delete(f"{LANE.job(job_id)}:log")
     assert await read(client, job_id) == live
-    assert await read(client, job_id, 12) == live[-1:]
-    assert await read(client, job_id, 99) == live[-1:]
+    for begun in (12, live[-2].id):
+        assert await read(client, job_id, begun) == live[-1:]
+    for wrong in (13, 99, "12-00000000"):
+        with pytest.raises(StreamDiverged):
+            await read(client, job_id, wrong)
+
+
+def tokens_in(events: list[Event]) -> int:
+    return sum(len(one.token_ids) for one in events if isinstance(one, Delta))
 
 
 def test_a_stream_cut_200_times_and_resumed_elsewhere_is_whole(redis_url: str) -> None:
@@ -146,12 +170,11 @@ def test_a_stream_cut_200_times_and_resumed_elsewhere_is_whole(redis_url: str) -
             job_id = await client.enqueue("x", max_tokens=600)
             got: list[Event] = []
             for _ in range(200):
-                cursor = sum(len(one.token_ids) for one in got if isinstance(one, Delta))
+                cursor: int | str = rng.choice((tokens_in(got), got[-1].id)) if got else 0
                 got += await read(rng.choice((client, other)), job_id, cursor, rng.randint(1, 3))
                 if not isinstance(got[-1], Delta):
                     break
-            cursor = sum(len(one.token_ids) for one in got if isinstance(one, Delta))
-            got += await read(other, job_id, cursor)
+            got += await read(other, job_id, tokens_in(got))
         whole = delta(job_id, 0, 600)
         assert tokens_of(got) == whole.token_ids
         assert text_of(got).encode() == whole.text.encode()
@@ -362,6 +385,8 @@ async def test_what_cannot_be_taken_is_refused_with_its_reason(
         "warmth": {"prompt": "x", "warmth": 1},
         "prompts": {"prompt": ""},
         "timeout_ms": {"prompt": "x", "timeout_ms": 0},
+        "best_of": {"prompt": "x", "best_of": 2},
+        "n=16 x 32768 tokens": {"prompt": ["x"] * 5, "n": 16, "max_tokens": None, "logprobs": 0},
     }.items():
         error = await refusal(**asked)
         assert isinstance(error, InvalidJob) and field in error.message
@@ -500,3 +525,16 @@ async def test_a_cancelled_call_stays_cancelled(client: Client, queue: WorkerQue
         task.cancel()
         await asyncio.wait([task], timeout=30)
         assert task.cancelled()
+
+
+def test_a_model_that_was_just_registered_is_known_at_once(redis_url: str) -> None:
+    """By a client that knew better a moment ago: another gateway may list it already."""
+
+    async def main() -> None:
+        async with Client.from_url(redis_url) as client, connect(redis_url) as redis:
+            for name in ("one", "two"):
+                assert name not in await client.models()
+                await Registry(redis).register(ModelCard(name=name))
+                await client.name_job(name)
+
+    asyncio.run(main())

@@ -51,6 +51,19 @@ def test_the_dead_are_listed_and_shown_without_their_words(redis_url, capsys):
     assert json.loads(shown)["can_be_requeued"] is True
 
 
+def test_crash_dumps_are_named_where_they_are_and_not_where_none_was_left(
+    redis_url, capsys, tmp_path
+):
+    job_id = bury(redis_url)
+    at = ("show", job_id, "--crash-dump-folder", str(tmp_path))
+    letter = json.loads(dlq(capsys, redis_url, *at, "--json")[1])
+    assert letter["crash_dumps"] == []
+    assert "where its --crash-dump-folder" in " ".join(dlq(capsys, redis_url, *at)[1].split())
+    left = tmp_path / f"{letter['workers'].split()[0]}.crash.json"
+    left.write_text("{}")
+    assert json.loads(dlq(capsys, redis_url, *at, "--json")[1])["crash_dumps"] == [str(left)]
+
+
 def test_a_requeued_job_runs_once_however_often_it_is_asked_for(redis_url, capsys):
     job_id = bury(redis_url)
 

@@ -6,8 +6,15 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import redis
+from fastapi.testclient import TestClient
 
 from compose.server import Server
+from gateway import unsupported
+from gateway.app import build
+from gateway.settings import GatewaySettings
+from schemas.job import MAX_ANSWER_BYTES
+from schemas.keys import CHORES, MODELS
 from stage import MODEL, Actor, GatewayProcess
 
 LIMIT = 4 * 1024 * 1024
@@ -202,7 +209,7 @@ BODIES = {
     "past a float": json.dumps(CHAT)[:-1].encode() + b', "x": {"y": [1e999]}}',
     "invalid UTF-8": b'{"model": "\xff\xfe"}',
     "half a surrogate pair": b'{"model": "\\ud800"}',
-    "deep lists": b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep lists": b'{"x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
     "deep objects": b'{"x": ' + b'{"a":' * 150 + b"1" + b"}" * 150 + b"}",
 }
 
@@ -318,13 +325,146 @@ IGNORED = {
     "function_call": "none",
     "stream_options": {"include_obfuscation": True},
     "best_of": 1,
-    "suffix": "x",
+    "suffix": "",
     "a_field_of_next_year": {"deep": [1, 2, {"x": None}]},
     "structured_outputs": None,
     "logit_bias": None,
     "stop": None,
     "seed": None,
 }
+
+
+# (field, a value that asks for what it would not get, values that ask for nothing)
+UNSUPPORTED: list[tuple[str, object, list[object]]] = [
+    ("best_of", 3, [1, 0]),
+    ("suffix", "x", [""]),
+    ("prompt_logprobs", 0, []),
+    ("prompt_embeds", "x", [[]]),
+    ("truncate_prompt_tokens", 8, []),
+    ("allowed_token_ids", [5], [[]]),
+    ("bad_words", ["x"], [[]]),
+    ("logits_processors", ["x"], [[]]),
+    ("custom_logit_processor", "x", [""]),
+    ("use_beam_search", True, [False]),
+    ("beam_width", 4, [1]),
+    ("length_penalty", 0.5, [1.0]),
+    ("early_stopping", True, [False]),
+    ("detokenize", False, [True]),
+    ("return_token_ids", True, [False]),
+    ("return_tokens_as_token_ids", True, [False]),
+    ("return_hidden_states", True, [False]),
+    ("thinking_token_budget", 9, []),
+    ("structural_tag", {"type": "structural_tag"}, ["", {}]),
+    ("guided_whitespace_pattern", " ", [""]),
+    ("chat_template", "{{ messages }}", [""]),
+    ("documents", [{"text": "x"}], [[]]),
+    ("regex", "a+", [""]),
+    ("ebnf", 'root ::= "a"', [""]),
+    ("grammar", 'root ::= "a"', [""]),
+    ("json_schema", {"type": "object"}, ["", {}]),
+    ("stop_regex", "a+", ["", []]),
+    ("no_stop_trim", True, [False]),
+    ("min_new_tokens", 3, [0]),
+    ("max_new_tokens", 3, []),
+    ("lora_path", "x", [""]),
+    ("n_predict", 3, [-1]),
+    ("n_probs", 3, [0]),
+    ("repeat_penalty", 1.1, [1.0]),
+    ("typical_p", 0.9, [1.0]),
+    ("tfs_z", 0.9, [1.0]),
+    ("mirostat", 2, [0]),
+    ("dynatemp_range", 0.5, [0.0]),
+    ("dry_multiplier", 0.8, [0.0]),
+    ("xtc_probability", 0.5, [0.0]),
+    ("top_n_sigma", 1.5, [-1.0, 0]),
+    ("modalities", ["text", "audio"], [["text"]]),
+    ("functions", [{"name": "old"}], [[]]),
+    ("function_call", {"name": "old"}, ["none", "auto"]),
+]
+IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
+    ({"echo": True}, "echo"),
+    ({"add_special_tokens": True}, "add_special_tokens"),
+    ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
+    (
+        {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+    ),
+]
+FORCED = {"tools": [TOOL], "parallel_tool_calls": False, "tool_choice": "required"}
+
+
+@pytest.mark.parametrize("field, value, neutral", UNSUPPORTED)
+def test_a_known_parameter_without_its_effect_is_named(
+    http: httpx.Client, field: str, value: object, neutral: list[object]
+) -> None:
+    for path, body in (
+        ("/v1/chat/completions", CHAT | {field: value}),
+        ("/v1/completions", TEXT | {field: value}),
+        ("/v1/jobs", TEXT | {field: value}),
+        ("/v1/jobs", CHAT | {"params": {field: value}}),
+    ):
+        response = http.post(path, json=body)
+        error = error_of(response)
+        assert (response.status_code, error["code"]) == (400, "unsupported_parameter"), error
+        assert error["param"] == field and str(error["message"]).startswith(f"{field}: ")
+    for each in neutral:
+        assert http.post("/v1/completions", json=TEXT | {field: each}).status_code == 200
+
+
+@pytest.mark.parametrize("fields, param", IN_CHAT_ALONE, ids=lambda value: str(value)[:20])
+def test_what_has_no_effect_in_a_chat_is_named(
+    http: httpx.Client, fields: dict[str, object], param: str
+) -> None:
+    response = http.post("/v1/chat/completions", json=CHAT | fields)
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def test_of_all_that_is_refused_each_is_tried() -> None:
+    assert {field for field, _, _ in UNSUPPORTED} | {
+        field for fields, _ in IN_CHAT_ALONE for field in fields
+    } >= unsupported.UNSUPPORTED
+
+
+def test_parameters_that_ask_for_nothing_more_are_taken(http: httpx.Client) -> None:
+    for fields in (FORCED, {"parallel_tool_calls": False}, {"add_special_tokens": False}):
+        assert http.post("/v1/chat/completions", json=CHAT | fields).status_code == 200
+    for more in ({"n": 3, "best_of": 3}, {"add_special_tokens": True}):
+        assert http.post("/v1/completions", json=TEXT | more).status_code == 200
+
+
+LOGPROBS: dict[str, object] = {"logprobs": True, "top_logprobs": 20}
+# The model takes 2,048 tokens.
+LARGE: list[tuple[str, dict[str, object], int]] = [
+    ("/v1/chat/completions", CHAT | LOGPROBS | {"n": 16}, 200),
+    ("/v1/completions", TEXT | {"logprobs": 20, "n": 16, "max_tokens": 9999}, 200),
+    ("/v1/completions", TEXT | {"prompt": ["a"] * 64, "n": 16, "max_tokens": 1024}, 200),
+    ("/v1/completions", TEXT | {"prompt": ["a"] * 64, "n": 16, "max_tokens": 1025}, 400),
+    (
+        "/v1/completions",
+        TEXT | {"logprobs": 20, "prompt": ["a"] * 2, "n": 12, "max_tokens": 9999},
+        400,
+    ),
+    ("/v1/completions", TEXT | {"logprobs": 20, "prompt": ["a"] * 64, "max_tokens": 745}, 400),
+    ("/v1/completions", TEXT | {"logprobs": 0, "prompt": ["a"] * 64, "n": 16}, 200),
+    (
+        "/v1/jobs",
+        TEXT | {"prompt": ["a"] * 24, "params": {"logprobs": 20, "max_tokens": 2048}},
+        400,
+    ),
+]
+
+
+@pytest.mark.parametrize("path, body, status", LARGE, ids=range(len(LARGE)))
+def test_prompts_choices_tokens_and_logprobs_are_bounded_together(
+    http: httpx.Client, path: str, body: dict[str, object], status: int
+) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code == status, response.text
+    if status == 400:
+        error = error_of(response)
+        assert (error["code"], error["param"]) == ("answer_too_large", "max_tokens")
+        for part in ("prompts", "n=", "tokens", str(MAX_ANSWER_BYTES)):
+            assert part in str(error["message"])
 
 
 def test_what_is_unknown_or_null_is_ignored(http: httpx.Client, actor: Actor) -> None:
@@ -375,3 +515,28 @@ def test_a_wrong_field_of_a_job_is_named(
 ) -> None:
     response = http.post("/v1/jobs", json=TEXT | fields)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+STRANGERS = {
+    MODELS: ("stranger", "/v1/models", 200),
+    f"{CHORES}batch:batch_{'a' * 26}": ("tenant", f"/v1/batches/batch_{'a' * 26}", 404),
+    f"{CHORES}endpoints:default": ("we_x", "/v1/jobs", 202),
+}
+
+
+@pytest.mark.parametrize("text", [b"", b"\x9c", b"[]", b'{"name": 3}'])
+@pytest.mark.parametrize("key", STRANGERS)
+def test_a_record_that_cannot_be_read_breaks_nothing_else(
+    actor: Actor, key: str, text: bytes
+) -> None:
+    """Gateways of their own, for what is kept in memory."""
+    field, path, status = STRANGERS[key]
+    with redis.Redis.from_url(actor.redis_url) as store:
+        store.hset(key, field, text)
+        try:
+            with TestClient(build(GatewaySettings(redis_url=actor.redis_url))) as client:
+                body = TEXT if path == "/v1/jobs" else None
+                answer = client.request("POST" if body else "GET", path, json=body)
+                assert answer.status_code == status, answer.text
+        finally:
+            store.hdel(key, field)

@@ -90,6 +90,8 @@ def test_the_fourth_request_of_three_a_minute_is_told_when_to_come_back(
         for path, body in (("completions", TEXT), ("completions", TEXT | {"stream": True})):
             answer = one.post(f"/v1/{path}", json=body)
             assert refused(answer, "rate_limited") <= 60_000
+            said = answer.json()["error"]["message"]
+            assert said.startswith("requests_per_minute: the 3 requests of this minute are used up")
             assert answer.headers["x-ratelimit-remaining-requests"] == "0"
             assert answer.headers["x-should-retry"] == "true"
         assert other.post("/v1/completions", json=TEXT).is_success
@@ -121,6 +123,17 @@ def test_a_job_that_waits_for_its_rate_says_so_at_once_and_until_when(
         shown = one.get(f"/v1/jobs/{third['id']}").json()
         assert (shown["state"], shown["reason"]) == ("ready", "rate")
         assert 30_000 < shown["eta_ms"] <= 60_000
+
+
+def test_what_is_over_its_tokens_is_told_so_and_how_many_there_are(
+    http: httpx.Client, actor: Actor
+) -> None:
+    actor.script = lambda job: spoken("x")
+    with caller(http, actor.redis_url, requests_per_minute=9, tokens_per_minute=300) as one:
+        assert one.post("/v1/completions", json=TEXT | {"max_tokens": 1}).is_success
+        answer = one.post("/v1/completions", json=TEXT | {"max_tokens": 299})
+        refused(answer, "rate_limited")
+        assert answer.json()["error"]["message"].startswith("tokens_per_minute: of the 300 tokens")
 
 
 def test_openais_client_sees_a_rate_limit(http: httpx.Client, actor: Actor) -> None:

@@ -6,16 +6,21 @@ import re
 from collections.abc import AsyncGenerator
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from starlette.types import Message, Send
 
 from gateway.answers import Form, chat_answer, text_answer
-from gateway.chunks import ChatChunks, TextChunks
+from gateway.chunks import NOTHING, ChatChunks, Seen, TextChunks
 from gateway.sse import EventStream
 from gateway.tool_calls import PlainText, Reader, TaggedCalls
-from schemas.errors import QueueUnreachable
-from schemas.event import Delta, Done, Event, Usage
+from schemas.checksum import NOTHING as NOTHING_YET
+from schemas.checksum import roll
+from schemas.cursor import Had
+from schemas.errors import QueueUnreachable, StreamDiverged
+from schemas.event import Delta, Done, Event, FinishReason, Usage
 from schemas.job import Job
 from schemas.openai import StreamOptions
 from schemas.result import fold
@@ -73,16 +78,21 @@ def answer_of(num_choices: int, texts: list[tuple[int, str]]) -> list[Delta]:
     """Deltas of all choices in turn; each choice's last one ends it."""
     indexes = [index % num_choices for index, _ in texts]
     last = {index: at for at, index in enumerate(indexes)}
-    return [
-        Delta(
-            position=at,
-            index=index,
-            token_ids=[at],
-            text=text,
-            finish_reason="stop" if last[index] == at else None,
-        )
-        for at, (index, (_, text)) in enumerate(zip(indexes, texts, strict=True))
-    ]
+    made, checksum = list[Delta](), NOTHING_YET
+    for at, (index, (_, text)) in enumerate(zip(indexes, texts, strict=True)):
+        checksum = roll(checksum, index, [at])
+        reason: FinishReason | None = "stop" if last[index] == at else None
+        made.append(Delta(at, [at], index, text, finish_reason=reason, checksum=checksum))
+    return made
+
+
+def joined(deltas: list[Delta], at: int) -> list[Delta]:
+    """With an event and the one after it as one, where they are of one choice."""
+    one, other = deltas[at : at + 2]
+    if one.index != other.index:
+        return deltas
+    both = replace(other, position=at, token_ids=[at, at + 1], text=one.text + other.text)
+    return [*deltas[:at], both, *deltas[at + 2 :]]
 
 
 def job_of(num_choices: int) -> Job:
@@ -94,7 +104,7 @@ def job_of(num_choices: int) -> Job:
 ANSWERS = st.tuples(
     st.integers(1, 3), st.lists(st.tuples(st.integers(0, 2), BITS), min_size=3, max_size=15)
 )
-DONE = Done(position=9, usage=Usage(prompt_tokens=1, completion_tokens=9))
+DONE = Done(position=15, usage=Usage(prompt_tokens=1, completion_tokens=9))
 
 
 def streamed(chunks: ChatChunks | TextChunks, events: list[Event]) -> list[dict[str, object]]:
@@ -148,17 +158,54 @@ def test_from_each_id_of_a_stream_the_rest_follows_byte_by_byte(
     deltas = answer_of(*answer)
     form = Form(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
 
-    def sent(seen: tuple[int, int]) -> list[bytes]:
+    def sent(seen: Seen) -> list[bytes]:
         chunks = kind(form, seen)
         text = b"".join(chunks.render(event) for event in [*deltas, DONE])
         return text.removesuffix(b"\n\n").split(b"\n\n")
 
-    whole = sent((0, 0))
+    whole = sent(NOTHING)
     for at, event in enumerate(whole):
         if event.startswith(b"id: "):
-            tokens, _, number = event[4 : event.index(b"\n")].partition(b".")
-            assert sent((int(tokens), int(number or 0))) == whole[at + 1 :]
+            seen = Seen.parse(event[4 : event.index(b"\n")].decode(), "x")
+            assert sent(seen) == whole[at + 1 :]
+            with pytest.raises(StreamDiverged):
+                sent(seen._replace(had=seen.had._replace(checksum=(seen.had.checksum or 0) ^ 1)))
     assert len([event for event in whole if event.startswith(b"id: ")]) == len(whole) - 1
+
+
+@given(ANSWERS, st.sampled_from([ChatChunks, TextChunks]), st.integers(0, 13), st.booleans())
+def test_an_id_of_an_event_that_is_no_more_is_refused(
+    answer: tuple[int, list[tuple[int, str]]],
+    kind: type[ChatChunks] | type[TextChunks],
+    at: int,
+    is_bare: bool,
+) -> None:
+    """It ended, or was in the middle of being sent, where a log made again has no border."""
+    deltas = answer_of(*answer)
+    at = min(at, len(deltas) - 2)
+    again = joined(deltas, at)
+    form = Form(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
+    chunks = kind(form)
+    for event in deltas:
+        for line in chunks.render(event).split(b"\n"):
+            if not line.startswith(b"id: "):
+                continue
+            seen = Seen.parse(line[4:].decode(), "x")
+            seen = seen._replace(had=Had(seen.had.position)) if is_bare else seen
+            is_lost = event not in again and (seen.num_chunks > 0 or event.position == at)
+            if is_lost and not (is_bare and seen.num_chunks and event.position == at):
+                with pytest.raises(StreamDiverged):
+                    for each in [*again, DONE]:
+                        kind(form, seen).render(each)
+
+
+def test_an_end_before_what_a_caller_had_is_refused() -> None:
+    form = Form(job_of(1), StreamOptions(), TaggedCalls)
+    end = Done(4, Usage())
+    for text in ("5", "5-00000000", "4.1", "4-00000000.1"):
+        with pytest.raises(StreamDiverged):
+            ChatChunks(form, Seen.parse(text, "x")).render(end)
+    assert ChatChunks(form, Seen.parse("4", "x")).render(end) == b"data: [DONE]\n\n"
 
 
 async def nobody_leaves() -> Message:
@@ -166,15 +213,20 @@ async def nobody_leaves() -> Message:
     return {"type": "http.disconnect"}
 
 
-def shown(event: Event) -> bytes:
-    return event.dump().encode() + b"\n"
+class Plain:
+    last_id = "7-0000000a"
+
+    def render(self, event: Event) -> bytes:
+        return event.dump().encode() + b"\n"
+
+    render_error = render
 
 
 def relayed(batches: AsyncGenerator[list[Event], None], send: Send) -> None:
     async def left() -> None:
         raise AssertionError("nobody left")
 
-    stream = EventStream(batches, left, shown, ping_s=60)
+    stream = EventStream(batches, left, Plain(), ping_s=60)
     asyncio.run(stream({"type": "http"}, nobody_leaves, send))
 
 
@@ -193,7 +245,7 @@ def test_events_that_wait_are_sent_together() -> None:
     relayed(ready(), send)
     assert len(sent) == 1 + 4 + 1 + 1
     body = b"".join(message["body"] for message in sent[1:]).decode()
-    assert [json.loads(line)["position"] for line in body.splitlines()] == [*range(200), 9]
+    assert [json.loads(line)["position"] for line in body.splitlines()] == [*range(200), 15]
     assert [message.get("more_body", False) for message in sent[1:]] == [True] * 5 + [False]
 
 
@@ -232,5 +284,7 @@ def test_a_queue_lost_in_mid_stream_is_said_in_the_stream() -> None:
 
     relayed(broken(), send)
     assert sent[0]["status"] == 200
-    last = json.loads(b"".join(message["body"] for message in sent[1:]).splitlines()[-1])
-    assert (last["type"], last["error"]["code"]) == ("failed", "queue_unreachable")
+    id_line, last = b"".join(message["body"] for message in sent[1:]).splitlines()[-2:]
+    shown = json.loads(last)
+    assert (shown["type"], shown["error"]["code"]) == ("failed", "queue_unreachable")
+    assert (id_line, shown["position"]) == (b"id: 1", 1)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from compose.server import Server
+from event_source import EventSource
 from schemas.errors import InvalidJob, PenstockError, PromptTooLong, WorkerFailed
 from schemas.event import Delta, Failed
 from stage import (
@@ -49,9 +50,16 @@ def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
 
 def chunks_of(text: str) -> list[dict[str, object]]:
     """The JSON of every event but the closing one, which must be there."""
-    events = text.removesuffix("\n\n").split("\n\n")
-    assert events.pop() == "data: [DONE]"
-    return [json.loads(event.partition("data: ")[2]) for event in events if event != ": ping"]
+    events = EventSource().read(text)
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def some(connection: socket.socket) -> bytes:
+    """What comes next, which is not the end."""
+    piece = connection.recv(1 << 20)
+    assert piece, "the connection ended"
+    return piece
 
 
 def texts_in(chunk: dict[str, object]) -> list[str]:
@@ -261,12 +269,13 @@ def test_a_silent_stream_pings(gateway: GatewayProcess, actor: Actor) -> None:
     actor.script = lambda job: [*spoken("a", "b")[:1], held, *spoken("a", "b")[1:]]
     with raw_post(gateway, "/v1/chat/completions", CHAT | {"stream": True}) as connection:
         received = b""
-        while received.count(b": ping\n\n") < 3:
-            received += connection.recv(4096)
+        while received.count(b": ping\n") < 3:
+            received += some(connection)
         assert received.startswith(b"HTTP/1.1 200")
+        assert b": ping\n\n" not in received.replace(b"\r\n", b"")  # that would be an event
         held.set()
         while b"[DONE]" not in received:
-            received += connection.recv(4096)
+            received += some(connection)
     assert b'"content":"b"' in received
 
 
@@ -372,7 +381,7 @@ def test_a_caller_who_does_not_read_delays_nobody(
             assert http.post("/v1/completions", json=TEXT | {"stream": True}).status_code == 200
         received = bytearray()
         while b"[DONE]" not in received[-64:]:
-            received += stuck.recv(1 << 20)
+            received += some(stuck)
     assert received.count(line.encode()) == 3000
 
 

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from compose.server import Server
 from stage import GatewayProcess, eventually
+from worker.bundled.paths import BUNDLED_MODEL
 from worker_process import WorkerProcess
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me of the river."}]
@@ -145,3 +146,24 @@ def test_a_worker_that_drains_is_none_for_new_jobs() -> None:
             assert http.post("/v1/completions", json=asked).status_code == 200
             eventually(lambda: http.get(f"/v1/jobs/{waiting['id']}").json()["state"] == "succeeded")
         first.process.send_signal(signal.SIGTERM)
+
+
+def test_a_model_that_is_found_takes_jobs() -> None:
+    """From the first moment: who waits for it until it is no more 404 is never told 503."""
+    told = set[int]()
+    with (
+        Server() as server,
+        GatewayProcess(server.url) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as http,
+        WorkerProcess(server.url, BUNDLED_MODEL.name) as worker,  # as a user of it would
+    ):
+        while 200 not in told:
+            told.add(
+                http.post(
+                    "/v1/completions", json={"model": BUNDLED_MODEL.name, "prompt": "hi"}
+                ).status_code
+            )
+            assert worker.process.poll() is None
+        listed = http.get("/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == [BUNDLED_MODEL.name]
+    assert told == {404, 200}

@@ -19,9 +19,10 @@ import redis
 from compose.server import Server
 from gateway.keys import main
 from schemas import api_key, secret
-from schemas.api_key import API_KEYS, ApiKey, digest_of, is_right
+from schemas.api_key import API_KEYS, SECRET_MARK, ApiKey, digest_of, is_right
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
+OTHER = "another-secret-" * 4
 TEXT = {"model": MODEL, "prompt": "hi"}
 
 
@@ -347,12 +348,75 @@ def test_keys_are_known_while_redis_is_away_for_a_moment() -> None:
 def test_without_the_server_secret_no_key_lets_in(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = [issue(redis_url)]
     monkeypatch.setenv("PENSTOCK_SERVER_SECRET", "")
-    texts.append(issue(redis_url))  # one that was made under the empty secret
+    empty = issue(redis_url)  # one that was made under the empty secret
+    monkeypatch.setenv("PENSTOCK_SERVER_SECRET", OTHER)
+    texts = [empty, issue(redis_url), "none"]
+    monkeypatch.delenv("PENSTOCK_SERVER_SECRET")
+    nowhere = ("--server-secret-file", str(tmp_path / "none"))
+    with GatewayProcess(redis_url, *nowhere, "--api-key", "word") as gateway:
+        for text in texts:
+            answer = httpx.get(gateway.url + "/version", headers=bearer(text))
+            assert answer.status_code == 401
+
+
+def test_a_gateway_that_could_let_nobody_in_says_so_and_ends(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SERVER_SECRET", OTHER)
+    issue(redis_url)
     monkeypatch.delenv("PENSTOCK_SERVER_SECRET")
     nowhere = ("--server-secret-file", str(tmp_path / "none"))
     with GatewayProcess(redis_url, *nowhere) as gateway:
-        for text in [*texts, "none"]:
-            answer = httpx.get(gateway.url + "/version", headers=bearer(text))
-            assert answer.status_code == 401
+        assert gateway.process.wait(60) == 3
+        assert "API keys exist, but no server secret" in gateway.log.read_text()
+    with pytest.raises(AssertionError, match="--require-api-keys lets nobody in"):
+        GatewayProcess(redis_url, *nowhere, "--require-api-keys").__enter__()
+
+
+def test_a_key_is_not_made_under_another_secret_than_the_gateways(
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As by a user of another machine, who would draw a secret of their own."""
+
+    def create(**env: str) -> tuple[int, str]:
+        monkeypatch.delenv("PENSTOCK_SERVER_SECRET", raising=False)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        status = main(["create", "--redis-url", redis_url])
+        return status, capsys.readouterr().err
+
+    with redis.Redis.from_url(redis_url) as client:
+        with GatewayProcess(redis_url) as gateway:
+            eventually(lambda: client.exists(SECRET_MARK) == 1)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        status, told = create()
+        assert status == 1 and "no server secret is here, and the gateways have one" in told
+        assert not (tmp_path / ".penstock").exists()
+        status, told = create(PENSTOCK_SERVER_SECRET=OTHER)
+        assert status == 1 and "is not that of the gateways" in told
+        assert not client.exists(API_KEYS)
+        with GatewayProcess(redis_url) as gateway:  # with the other one: the secret was changed
+            changed = "server secret is another than that of the last gateway or key"
+            eventually(lambda: changed in gateway.log.read_text())
+        assert create(PENSTOCK_SERVER_SECRET=OTHER)[0] == 0
+
+
+def test_a_gateway_says_at_its_start_that_redis_is_away_and_that_everybody_is_let_in() -> None:
+    server = Server().start()
+    server.kill()
+    try:
+        with GatewayProcess(server.url, "--host", "0.0.0.0") as gateway:
+            said = gateway.log.read_text
+            eventually(lambda: "Redis could not be reached: " in said())
+            assert "everybody" not in said()
+            server.start()
+            eventually(lambda: "everybody on whatever reaches 0.0.0.0 is let in" in said())
+            assert said().count("could not be reached") == 1 and "Redis is reached" in said()
+            [line] = [line for line in said().splitlines() if "everybody" in line]
+            assert " ERROR " in line
+    finally:
+        server.stop()

@@ -67,9 +67,10 @@ async def test_requests_above_the_rate_are_refused_until_the_minute_is_over(
     for _ in range(3):
         assert (await submit(queue, account)).outcome is Outcome.ACCEPTED
     answer = await submit(queue, account)
-    assert (answer.outcome, answer.reason) == (Outcome.LIMITED, "rate")
+    assert (answer.outcome, answer.reason) == (Outcome.LIMITED, "requests_per_minute")
     assert 0 < answer.retry_after_ms <= 60_000
-    error = refusal(answer, a_job())
+    error = refusal(answer, a_job(), account.limits)
+    assert "requests_per_minute: the 3 requests of this minute" in str(error)
     assert isinstance(error, RateLimited) and error.retry_after_ms == answer.retry_after_ms
     assert (await submit(queue, Account(name="other"))).outcome is Outcome.ACCEPTED
     await minute_passes(queue)
@@ -113,7 +114,7 @@ async def test_more_may_not_wait_than_the_account_allows(queue: WorkerQueue) -> 
     for outcome in (Outcome.ACCEPTED, Outcome.ACCEPTED, Outcome.LIMITED):
         assert (await submit(queue, account)).outcome is outcome
     answer = await submit(queue, account)
-    assert answer.reason == "queued" and answer.retry_after_ms >= 100
+    assert answer.reason == "max_queued" and answer.retry_after_ms >= 100
     await started(queue)
     assert (await submit(queue, account)).outcome is Outcome.ACCEPTED
 
@@ -209,12 +210,14 @@ async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: WorkerQueue)
     day = await used(queue)
     assert day["prompt_tokens"] + day["completion_tokens"] == 1000
     answer = await submit(queue, account)
-    assert (answer.outcome, answer.reason) == (Outcome.LIMITED, "budget")
+    assert (answer.outcome, answer.reason) == (Outcome.LIMITED, "tokens_per_day")
     now = datetime.now(UTC)
     left_ms = DAY_MS - (now.hour * 3600 + now.minute * 60 + now.second) * 1000
     assert abs(answer.retry_after_ms - left_ms) < 60_000
-    error = refusal(answer, job)
+    error = refusal(answer, job, account.limits)
     assert isinstance(error, BudgetExceeded)
+    assert "tokens_per_day: the 1000 tokens of this day of UTC are used up" in error.message
+    assert f"they renew at {next_midnight():%Y-%m-%d} 00:00 UTC" in error.message
     assert error.body().reset_at == next_midnight().timestamp()
     patient = a_job(background=True, over_limit="wait")
     await queue.enqueue(patient, None, "d", account=account)
@@ -273,7 +276,8 @@ async def test_a_delayed_job_waits_until_it_may_begin(queue: WorkerQueue) -> Non
     assert await queue.read("w", 2) == []
     entries = None
     while not entries:
-        entries = await queue.read("w", 2, 2000)
+        await queue.news(2000)
+        entries = await queue.read("w", 2)
     assert [entry.job_id for entry in entries] == [soon.job_id]
     taken = await queue.start("w", entries[0])
     assert taken and taken.waited_ms >= 300

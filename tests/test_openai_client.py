@@ -1,6 +1,7 @@
 """The official `openai` client understands every answer, whole and streamed, and every error."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import openai
@@ -53,6 +54,20 @@ def test_a_chat(client: OpenAI, actor: Actor) -> None:
     assert (answer.usage.total_tokens, answer.usage.prompt_tokens_details.cached_tokens) == (7, 3)
     assert (answer.model, answer.id[:9]) == (MODEL, "chatcmpl-")
     assert actor.jobs[-1].params.max_tokens == 2
+
+
+def test_a_stream_that_is_silent_between_two_tokens_goes_on(actor: Actor) -> None:
+    held = Wait()
+    actor.script = lambda job: [*spoken("He", "llo")[:1], held, *spoken("He", "llo")[1:]]
+    with GatewayProcess(actor.redis_url, "--ping-s", "0.05") as gateway:
+        client = OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
+        texts = list[str | None]()
+        for chunk in client.completions.create(model=MODEL, prompt="x", stream=True):
+            texts.append(chunk.choices[0].text)
+            if not held.is_set():
+                time.sleep(0.3)
+                held.set()
+    assert texts == ["He", "llo", ""]
 
 
 def test_a_streamed_chat_adds_up_to_the_whole_one(client: OpenAI, actor: Actor) -> None:

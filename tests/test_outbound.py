@@ -136,7 +136,9 @@ def say(answer: bytes) -> Play:
 
 
 def test_nothing_is_called_unless_it_was_allowed() -> None:
-    with pytest.raises(InvalidJob, match=r"^webhook.url: this server calls no one") as refused:
+    with pytest.raises(
+        InvalidJob, match=r"^webhook.url: this server calls nobody; .* by --webhook-public"
+    ) as refused:
         Outbound(OutboundSettings()).check(f"https://{NAME}/", "webhook.url")
     assert refused.value.param == "webhook.url"
 

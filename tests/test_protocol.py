@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from compose.server import Server
-from gateway.body import MAX_VALUES
-from gateway.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from gateway.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
+from schemas.json_size import MAX_GROUPS, MAX_VALUES
 from stage import MODEL, Actor, GatewayProcess
 
 PATH = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
@@ -98,9 +98,10 @@ def test_a_head_past_the_limit_in_small_pieces_is_431(gateway: GatewayProcess) -
         assert error_of(said(connection)) == (431, "head_too_large")
 
 
-def test_a_url_past_the_limit_is_431(gateway: GatewayProcess) -> None:
-    sent = b"GET /" + b"a" * (1 << 17) + b" HTTP/1.1\r\n\r\n"
-    assert error_of(exchanged(gateway, sent)) == (431, "head_too_large")
+@pytest.mark.parametrize("size", [MAX_TARGET_BYTES, 1 << 17])
+def test_a_url_past_the_limit_is_414(gateway: GatewayProcess, size: int) -> None:
+    sent = b"GET /" + b"a" * size + b" HTTP/1.1\r\n\r\n"
+    assert error_of(exchanged(gateway, sent)) == (414, "target_too_long")
 
 
 def test_too_many_fields_are_431(gateway: GatewayProcess) -> None:
@@ -225,6 +226,31 @@ WIDE = {
     "lists": TEXT[:-1] + b', "x": [' + b"[]," * VALUES + b"1]}",
     "one name": b"{" + b'"a":1,' * VALUES + b'"a":1}',
 }
+NESTED = {
+    "lists": TEXT[:-1] + b', "x": [' + b"[]," * MAX_GROUPS + b"1]}",
+    "objects": TEXT[:-1] + b', "x": [' + b"{}," * MAX_GROUPS + b"1]}",
+    "lists in arguments": json.dumps(
+        {
+            "model": MODEL,
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"function": {"name": "f", "arguments": '{"a":[' + "[]," * 9000 + "1]}"}}
+                    ],
+                }
+            ]
+            * 2,
+        }
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("body", NESTED.values(), ids=NESTED.keys())
+def test_a_body_of_too_many_lists_is_413(gateway: GatewayProcess, body: bytes) -> None:
+    response = httpx.post(f"{gateway.url}/v1/chat/completions", content=body, timeout=60)
+    assert response.status_code == 413, response.text
+    assert str(MAX_GROUPS) in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("body", WIDE.values(), ids=WIDE.keys())
@@ -243,7 +269,8 @@ def test_commas_in_texts_are_no_values(gateway: GatewayProcess) -> None:
 def test_many_wrong_values_are_told_as_one(gateway: GatewayProcess) -> None:
     """Each kind of prompt is tried; what fails at each of its values must not cost the square."""
     for item in (b"1,", b"null,", b"[-1],", b'{"a":[]},'):
-        body = b'{"model": "m", "prompt": [' + item * (VALUES // 3) + b'"a"]}'
+        count = VALUES // 3 if item.isalnum() else MAX_GROUPS // 2 - 4
+        body = b'{"model": "m", "prompt": [' + item * count + b'"a"]}'
         response = httpx.post(f"{gateway.url}/v1/completions", content=body, timeout=60)
         assert response.status_code == 400
         assert response.json()["error"]["param"].startswith("prompt[")
@@ -261,10 +288,10 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize("value", EXTREMES.values(), ids=EXTREMES.keys())
-def test_an_extreme_value_is_400_at_once(gateway: GatewayProcess, value: bytes) -> None:
+def test_an_extreme_value_is_refused_at_once(gateway: GatewayProcess, value: bytes) -> None:
     body = TEXT[:-1] + b', "seed": ' + value + b"}"
     response = httpx.post(f"{gateway.url}/v1/completions", content=body, timeout=60)
-    assert response.status_code == 400 and len(response.content) < 1000
+    assert response.status_code in (400, 413) and len(response.content) < 1000
 
 
 def test_of_a_name_given_twice_the_last_counts(actor: Actor, gateway: GatewayProcess) -> None:

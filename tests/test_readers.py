@@ -234,8 +234,8 @@ def test_fifty_readers_over_http_that_join_at_random_get_the_same(redis_url: str
             assert len(readers) == 50 and len(texts) == 1
             (text,) = texts
             assert [line for line in text.splitlines() if line.startswith("id: ")] == [
-                *(f"id: {delta.end}" for delta in made),
-                f"id: {made[-1].end}",
+                *(f"id: {delta.id}" for delta in made),
+                f"id: {made[-1].id}",
             ]
 
     with GatewayProcess(redis_url, "--ping-s", "600") as gateway:

@@ -1,20 +1,28 @@
 """The page of what is refused says what the code does."""
 
+import asyncio
 import re
 from pathlib import Path
 
+import pytest
 from annotated_types import MaxLen
 from pydantic import BaseModel
 
-from gateway import body, protocol, shape
+from gateway import protocol, shape
 from gateway.outbound import OutboundSettings
 from gateway.settings import GatewaySettings
-from schemas import job, sampling, script
-from schemas.errors import PenstockError
+from schemas import job, json_size, sampling, script
+from schemas.delivery import Started
+from schemas.errors import AnswerTooLarge, PenstockError
 from schemas.job import Job
 from schemas.sampling import SamplingParams
+from worker.consumer import Intake
 from worker.engine import structured
+from worker.engine.fake import fake_engine
 from worker.engine.sandbox import SandboxLimits
+from worker.generation import Generation
+from worker.settings import WorkerSettings
+from worker.text import load_text
 
 PAGE = Path(__file__).parent.parent / "gateway" / "README.md"
 ROW = re.compile(r"^\| (\w[^|]*) \| (\d+) \| (\d{3}|closed|tried again) \|$", re.MULTILINE)
@@ -48,6 +56,7 @@ def test_the_page_says_what_the_code_does() -> None:
     expected = {
         "head, bytes": protocol.MAX_HEAD_BYTES,
         "head, fields": protocol.MAX_HEADERS,
+        "path and query, bytes": protocol.MAX_TARGET_BYTES,
         "seconds for the head": of(GatewaySettings, "head_timeout_s"),
         "seconds for the body": of(GatewaySettings, "body_timeout_s"),
         "seconds without taking anything of an answer": of(GatewaySettings, "stall_timeout_s"),
@@ -55,11 +64,15 @@ def test_the_page_says_what_the_code_does() -> None:
         "connections": of(GatewaySettings, "max_connections"),
         "requests that wait on one connection": protocol.MAX_PIPELINED,
         "body, bytes": of(GatewaySettings, "max_body_bytes"),
-        "body, values": body.MAX_VALUES,
+        "body, values": json_size.MAX_VALUES,
+        "body, lists and objects": json_size.MAX_GROUPS,
+        "body, fields": json_size.MAX_NAMES,
+        "body, fields of one object": shape.MAX_FIELDS,
         "body, nesting": shape.MAX_DEPTH,
         "messages": job.MAX_MESSAGES,
         "prompts": job.MAX_PROMPTS,
         "n": sampling.MAX_CHOICES,
+        "answer, bytes, as prompts x n x tokens x logprobs may take": job.MAX_ANSWER_BYTES,
         "logprobs": sampling.MAX_LOGPROBS,
         "stop strings": most(SamplingParams, "stop"),
         "stop string, bytes": sampling.MAX_STOP_BYTES,
@@ -76,6 +89,17 @@ def test_the_page_says_what_the_code_does() -> None:
     }
     section = PAGE.read_text().partition("## What is refused, and why")[2].partition("\n## ")[0]
     assert {name: int(value) for name, value, _ in ROW.findall(section)} == expected
+
+
+def test_a_worker_refuses_what_a_client_may_have_let_in() -> None:
+    """Its own model says how long an answer may be; a job from plain Redis met nobody before."""
+    settings = WorkerSettings(model="fake", load_format="fake")
+    limits = fake_engine(512, 8, 16, 0).limits
+    intake = Intake(settings, load_text(settings), limits, Generation({}))
+    params = SamplingParams(n=16, logprobs=20, max_tokens=None)
+    asked = Job(job_id="job", model="fake", prompts=["x"] * 64, params=params)
+    with pytest.raises(AnswerTooLarge, match="64 prompts x n=16 x "):
+        asyncio.run(intake.prepare(Started(asked, 1, [], None, 0)))
 
 
 def test_jobs_that_scripts_end_are_refused_as_the_error_classes_say() -> None:

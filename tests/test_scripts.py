@@ -66,7 +66,7 @@ async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(
     first, second = await started(queue), await started(queue)
     assert (first.job, second.job) == (jobs[2], jobs[0])
     assert await queue.release("w", [first.job.job_id, second.job.job_id]) == 2
-    reads = [await queue.read("w", 1, 100) or [] for _ in range(4)]
+    reads = [await queue.read("w", 1) or [] for _ in range(4)]
     ids = [[entry.job_id for entry in entries] for entries in reads]
     assert ids == [[jobs[at].job_id] for at in (2, 0, 3, 1)]
     assert await queue.read("w", 8) == []
@@ -80,7 +80,12 @@ async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(
 async def test_a_waiting_read_wakes_at_once_and_takes_no_more_than_it_may(
     queue: WorkerQueue,
 ) -> None:
-    reading = asyncio.create_task(queue.read("w", 2, 2000))
+    async def wait_and_read() -> list[Entry] | None:
+        assert await queue.read("w", 2) == []
+        await queue.news(2000)
+        return await queue.read("w", 2)
+
+    reading = asyncio.create_task(wait_and_read())
     await asyncio.sleep(0.05)
     producer = WorkerQueue(queue._connection.redis, LANE)
     for name in ("batch", "normal", "high", "high", "normal"):

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from compose.server import Server
-from stage import GatewayProcess, eventually
+from stage import LISTENS, eventually
 from test_keys import issue
 from worker.bundled.paths import BUNDLED_MODEL
 from worker.settings import WorkerSettings
@@ -88,18 +88,17 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         server = stack.enter_context(Server())
         at = ["--redis-url", server.url]
         keys = {name: issue(server.url, tenant=name) for name in ("ten", "tenant")}
-        gateway = GatewayProcess(server.url)
-        port = str(gateway.port)
-        gateway.process.kill()
-        gateway.process.communicate()
-        stack.enter_context(Process(folder, "gateway.cli", "--port", port, *at))
+        gateway = stack.enter_context(Process(folder, "gateway.cli", "--port", "0", *at))
+        eventually(lambda: LISTENS.search(gateway.output.read_text()) is not None)
+        listens = LISTENS.search(gateway.output.read_text())
+        assert listens is not None
         real = ["--model", str(BUNDLED_MODEL), "--served-model-name", MODEL]
         fake = ["--model", FAKE, "--load-format", "fake", "--fake-poison", "poison"]
         stack.enter_context(Process(folder, "gateway.housekeeping", *at))
         for flags in (real, fake):
             own = ["--lease-ttl-ms", "1500", "--crash-dump-folder", str(folder / "crashes")]
             stack.enter_context(Process(folder, "worker.cli", *flags, *own, *at))
-        made = Service(f"http://127.0.0.1:{port}", server.url, keys, folder)
+        made = Service(listens[0], server.url, keys, folder)
 
         def serves() -> bool:
             try:

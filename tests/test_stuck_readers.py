@@ -6,7 +6,6 @@ live events that are being sent, 256 more that wait, and what a socket takes.
 
 import asyncio
 import json
-import re
 import socket
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from statistics import median
 
 import httpx
 
+from event_source import EventSource
 from schemas.delivery import Commit, Started
 from schemas.event import Delta
 from schemas.model import WorkerCard
@@ -29,7 +29,6 @@ STEPS = 11  # measured, each with one event of every job that is followed
 FULL, MORE = 600, 150  # events until all that a caller may hold is held; and then
 STALL_S, PACE_S = 2.0, 0.01
 MIB = 1 << 20
-_EVENT = re.compile(rb"id: (\d+)\ndata: (\{.*?\})\n\n")
 
 
 @dataclass(slots=True)
@@ -100,7 +99,17 @@ class Follower:
 
     def events(self) -> list[tuple[int, dict[str, object]]]:
         """That arrived whole, with their ids."""
-        return [(int(at), json.loads(text)) for at, text in _EVENT.findall(self.received)]
+        source, found = EventSource(), list[tuple[int, dict[str, object]]]()
+        _, _, rest = bytes(self.received).partition(b"\r\n\r\n")
+        body = b""
+        while b"\r\n" in rest:  # pieces, each with its size before it
+            size, _, rest = rest.partition(b"\r\n")
+            body += rest[: int(size, 16)]
+            rest = rest[int(size, 16) + 2 :]
+        for line in body.decode().split("\n")[:-1]:
+            if (data := source.feed(line)) is not None:
+                found.append((int(source.last_id), json.loads(data)))
+        return found
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
+from compose.cli import main
 from compose.server import Server
 from gateway.client import Client
 from gateway.webhooks import Occurrence, Webhook, Webhooks
@@ -310,3 +311,25 @@ def subject(post: Post) -> str:
     told = post.event["data"]
     assert isinstance(told, dict)
     return str(told["id"])
+
+
+def test_an_operators_words_are_answered(
+    redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where there is nothing to list, a word is wrong, or nobody can be asked."""
+
+    def said(*words: str) -> tuple[int, str]:
+        return main(["webhooks", *words]), capsys.readouterr().err
+
+    at = ("--redis-url", redis_url)
+    assert said("list", *at) == (
+        0,
+        "tenant 'default' has no receiver of all its events, and was sent no webhook lately\n",
+    )
+    assert said("add", "example.com/hook", *at)[0] == 1
+    status, told = said("add", "https://example.com/hook", *at)
+    assert status == 0 and "--webhook-public or --webhook-private" in told
+    assert said("list", *at) == (0, "")
+    status, told = said("list", "--redis-url", "redis://127.0.0.1:1/0?timeout_s=0.1")
+    assert status == 1 and told.startswith("penstock webhooks list: Redis could not be reached")
+    assert len(told.splitlines()) == 1

@@ -84,23 +84,24 @@ local function spent(period, account)
   return (used[1] or 0) + (used[2] or 0)
 end
 
--- Tokens left of the budgets (math.huge: none is set), and when the one that is used up renews.
+-- Tokens left of the budgets (math.huge: none is set), when the scarcest renews, and its name.
 local function budget_left(account)
   if not account.left then
     account.left, account.renews_ms = math.huge, 0
     local charged = (account.prompt or 0) + (account.completion or 0) -- and not booked yet
     if account.tokens_per_day then
       account.left = account.tokens_per_day - spent(DAY_NAME, account) - charged
-      account.renews_ms = day_end_ms()
+      account.renews_ms, account.scarcest = day_end_ms(), 'tokens_per_day'
     end
     if account.tokens_per_month then
       local left = account.tokens_per_month - spent(MONTH_NAME, account) - charged
       if left < account.left or left <= 0 then
         account.left, account.renews_ms = math.min(left, account.left), month_end_ms()
+        account.scarcest = 'tokens_per_month'
       end
     end
   end
-  return account.left, account.renews_ms
+  return account.left, account.renews_ms, account.scarcest
 end
 
 -- The minute's window: a new one begins when the last is over. What ran over the tokens of one
@@ -122,26 +123,29 @@ local function keep_minute(account)
 end
 
 -- Whether the account's limits keep a job from going on now, or after `before` others like it: why,
--- and until when. `tokens`: about what each will use. Alone in its minute one may use more than the
+-- until when, and which limit. `tokens`: about what each will use. Alone in its minute one may use more than the
 -- minute has.
 local function over_limit(account, tokens, before)
-  local left, renews_ms = budget_left(account)
-  if left <= 0 then return 'budget', renews_ms end
+  local left, renews_ms, budget = budget_left(account)
+  if left <= 0 then return 'budget', renews_ms, budget end
   local requests, most = account.requests_per_minute, account.tokens_per_minute
   if not requests and not most then return end
   roll(account)
-  local minutes = 0
+  local minutes, limit = 0, nil
   if requests then
     local over = account.requests + before - requests
-    if over >= 0 then minutes = 1 + math.floor(math.min(over, before) / requests) end
+    if over >= 0 then
+      minutes, limit = 1 + math.floor(math.min(over, before) / requests), 'requests_per_minute'
+    end
   end
   tokens = math.max(1, tokens)
   local counted = account.tokens + before * tokens
   local excess = counted + tokens - (most or math.huge)
   if counted > 0 and excess > 0 then
-    minutes = math.max(minutes, math.ceil(math.min(counted, excess) / most))
+    local more = math.ceil(math.min(counted, excess) / most)
+    if more > minutes then minutes, limit = more, 'tokens_per_minute' end
   end
-  if minutes > 0 then return 'rate', account.minute + minutes * MINUTE_MS end
+  if minutes > 0 then return 'rate', account.minute + minutes * MINUTE_MS, limit end
 end
 
 -- One request of the minute, and what it may use: `charge` counts what it uses beyond that, and

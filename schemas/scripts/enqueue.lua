@@ -20,11 +20,10 @@
 --   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
 --   accepted | duplicate | mismatch | full (reason: none, or tokens) | no_worker
---   limited (reason: queued | rate | budget), unmeetable (the deadline, at the live rate)
+--   limited (reason: the account's limit, as max_queued or tokens_per_day), unmeetable (the deadline, at the live rate)
 --   invalid (the reason is a sentence)
 -- Its first write is one that Redis refuses when memory is full, so nothing is accepted by half.
 
-local LOOK_MS = 2000 -- until the first look whether anybody listens
 local DUE_MS = 600000 -- the place in its account's backlog of a job without a deadline
 local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
@@ -175,11 +174,11 @@ local function refusal()
     end
   end
   if account.max_queued and account.queued >= account.max_queued then
-    return 'limited', retry_ms(1), 'queued'
+    return 'limited', retry_ms(1), 'max_queued'
   end
   if not waits then
-    local reason, renews_ms = over_limit(account, bound, 0)
-    if reason then return 'limited', renews_ms - NOW, reason end
+    local reason, renews_ms, limit = over_limit(account, bound, 0)
+    if reason then return 'limited', renews_ms - NOW, limit end
   end
   local last_ms = start_by and deadline and math.min(start_by, deadline) or start_by or deadline
   if last_ms then
@@ -216,7 +215,7 @@ if deadline then redis.call('HSET', key, 'deadline', deadline) end
 if start_by then redis.call('HSET', key, 'start_by', start_by) end
 local last_ms = math.min(deadline or LAST_MS, start_by or LAST_MS)
 if last_ms < LAST_MS then redis.call('ZADD', PREFIX .. 'deadlines', last_ms, id) end
-if background == 0 then redis.call('ZADD', PREFIX .. 'orphans', NOW + LOOK_MS, id) end
+if background == 0 then redis.call('ZADD', PREFIX .. 'orphans', NOW + FIRST_LOOK_MS, id) end
 if waiting == 0 and num_claimed() == 0 then -- the drain rate counts from here
   redis.call('HSET', PREFIX .. 'counts', 'busy_since_ms', NOW)
 end

@@ -15,6 +15,8 @@ local DEAD_TTL_S = 7 * 24 * 3600 -- a dead letter, and the request to submit aga
 local WORKER_TTL_S = 3600
 local ASIDE_MS = 30000 -- how long a job with tokens waits for a worker of the model that made them
 
+local FIRST_LOOK_MS = 2000 -- at a foreground job, whether anybody listens
+
 local RATE_MS = 30000 -- ends count for the drain rate for about as long
 
 local CANCELLED = '"state":"cancelled","error":{"code":"cancelled",'
@@ -45,6 +47,15 @@ local NOW_US = time[1] * 1000000 + time[2]
 -- written run to its end. What ends or frees jobs must run to its end: it calls this first.
 local function write_when_full()
   redis.call('ZREM', PREFIX .. 'deadlines', '')
+end
+
+-- Redis's clock may be set back, or a new primary's be behind the old one's. What then lies further
+-- ahead than it is ever put is brought nearer, a few at a time.
+local function bring_near(name, most_ms)
+  local key, latest = PREFIX .. name, NOW + most_ms
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', key, latest + 1, '(9e15', 'LIMIT', 0, 64)) do
+    redis.call('ZADD', key, latest, member)
+  end
 end
 
 local function ready_key(name)

@@ -77,7 +77,7 @@ local function look_at_job(id)
     if missed then redis.call('HDEL', job.key, 'missed') end
   elseif not missed and grace_ms > 0 then
     redis.call('HSET', job.key, 'missed', NOW)
-  elseif grace_ms == 0 or NOW - missed >= grace_ms then
+  elseif grace_ms == 0 or math.abs(NOW - missed) >= grace_ms then
     put_back(job)
   end
 end
@@ -120,7 +120,15 @@ local function count_all()
   delayed = count(redis.call('ZRANGE', PREFIX .. 'delayed', 0, -1))
 end
 
+-- Until when an account waits is of a clock that was set back since: it is looked at again.
+local function wake_early(name)
+  local account = account_of(name)
+  local since = redis.call('HGET', account.key, 'blocked_ms')
+  if since and tonumber(since) > NOW then unblock(account) end
+end
+
 local function look_at_account(name)
+  wake_early(name)
   if running == nil then count_all() end
   if not running then return end
   local account, queued = account_of(name), delayed[name] or 0

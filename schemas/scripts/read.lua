@@ -1,7 +1,8 @@
 -- Claim at most `count` jobs: those handed back, then high, normal and batch; of a class, the account
 -- whose tenant was served least. ARGV: worker, ticket, count, alone (0 | 1: the worker holds nothing,
 -- and takes nothing beside a suspect), class (empty: all; else nothing but what waits in this one and
--- the higher ones, for a full worker whose lower jobs give way)
+-- the higher ones, for a full worker whose lower jobs give way), microseconds of a step of its (0:
+-- unknown; empty: it takes what it asks for, whatever others could)
 -- Returns: entries, then (ready, entry, job) for each; or idle, then the last id of `news`, to wait
 -- for newer ones, and the milliseconds until something may be read all the same (-1: nothing is
 -- due); or lost, when the worker has no lease; or empty: a suspect waits, the worker shall hand back
@@ -10,6 +11,7 @@
 -- call gives the same entries, and none is left claimed and unknown.
 
 local worker, ticket, count, alone, down_to = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
+local asked, step_us = count, tonumber(ARGV[6])
 local worker_key = PREFIX .. 'worker:' .. worker
 local MOST = 64 -- of what is moved in one call
 local SUSPECT_WAIT_MS, TRIER_MS = 2000, 10000
@@ -34,6 +36,7 @@ end
 
 -- What waited too long goes one class up, once, unless its account's own limits hold it.
 local function age(class)
+  bring_near('waiting:' .. class, PATIENCE_MS[class])
   for _, id in ipairs(due('waiting:' .. class)) do
     local key = PREFIX .. 'job:' .. id
     local name, moved = unpack(redis.call('HMGET', key, 'account', 'moved'))
@@ -143,13 +146,14 @@ local function suspect_waits_ms()
     end
   end
   local first = redis.call('XRANGE', key, last, '+', 'COUNT', 1)[1]
-  return first and NOW - tonumber(string.match(first[1], '^%d+'))
+  return first and math.abs(NOW - tonumber(string.match(first[1], '^%d+')))
 end
 
 -- A suspect goes to a worker that holds nothing. Where none comes by for a while, one at a time is
 -- asked to become such, and stays the one until all suspects had their turn.
 local function must_be_empty(waits_ms)
   local trier = redis.call('GET', PREFIX .. 'trier')
+  if trier and redis.call('TTL', PREFIX .. 'trier') > TRIER_MS / 1000 then trier = false end
   if alone ~= '1' and trier ~= worker and (trier or waits_ms < SUSPECT_WAIT_MS) then return false end
   redis.call('SET', PREFIX .. 'trier', worker, 'PX', TRIER_MS)
   return alone ~= '1'
@@ -165,6 +169,83 @@ local function adopt()
   end
 end
 
+-- What waits is shared while several workers have room. Each takes what evens out how long a step
+-- is times how many jobs it has, and what others leave lying; who has none takes one at once.
+local SHARE_MS, STATED_MS = 250, 2500 -- the latter: who has room states it every second
+
+local function held_by_worker()
+  local held = {}
+  for _, ready in ipairs(READY) do
+    local consumers = redis.pcall('XINFO', 'CONSUMERS', ready_key(ready), GROUP)
+    for _, consumer in ipairs(consumers.err and {} or consumers) do
+      held[consumer[2]] = (held[consumer[2]] or 0) + consumer[4]
+    end
+  end
+  return held
+end
+
+-- Workers with room, this one first: {jobs held, room, steps a second}. None where nobody need be
+-- thought of: this one is alone, or so many wait that there are as many for each.
+local function takers(waiting)
+  if waiting == 0 or waiting >= count * redis.call('ZCARD', PREFIX .. 'workers') then return {} end
+  local live = redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', NOW, '+inf')
+  local held, found, total, known = held_by_worker(), {}, 0, 0
+  for _, name in ipairs(live) do
+    local room, cost, stated_ms, drains =
+      unpack(redis.call('HMGET', PREFIX .. 'worker:' .. name, 'room', 'step_us', 'stated_ms', 'draining'))
+    if name == worker then room, cost, stated_ms, drains = count, step_us, NOW, false end
+    if stated_ms and not drains and tonumber(room) > 0 and math.abs(NOW - stated_ms) < STATED_MS then
+      local speed = tonumber(cost) > 0 and 1e6 / cost
+      if speed then total, known = total + speed, known + 1 end
+      local one = {held = held[name] or 0, room = tonumber(room), speed = speed}
+      table.insert(found, name == worker and 1 or #found + 1, one)
+    end
+  end
+  for _, one in ipairs(found) do one.speed = one.speed or (known > 0 and total / known or 1) end
+  return found
+end
+
+-- What brings this worker to the level at which the workers with room have taken all that waits.
+local function even_share(all, waiting)
+  local low, high, room = 0, 0, 0
+  for _, one in ipairs(all) do
+    room = room + one.room
+    high = math.max(high, (one.held + one.room) / one.speed)
+  end
+  if room <= waiting then return count end
+  for _ = 1, 30 do
+    local level, taken = (low + high) / 2, 0
+    for _, one in ipairs(all) do
+      taken = taken + math.max(0, math.min(one.room, level * one.speed - one.held))
+    end
+    if taken < waiting then low = level else high = level end
+  end
+  local me = all[1]
+  return math.max(me.held == 0 and 1 or 0, math.ceil(high * me.speed - me.held - 0.001))
+end
+
+local function share()
+  local waiting = redis.call('XLEN', ready_key('resume')) - num_pending('resume')
+  for _, class in ipairs(CLASSES) do
+    waiting = waiting + redis.call('ZCARD', PREFIX .. 'waiting:' .. class)
+  end
+  local left_ms = redis.call('HGET', worker_key, 'left_ms')
+  local all = takers(waiting)
+  local part = #all > 1 and even_share(all, waiting) or count
+  if part > 0 or left_ms and math.abs(NOW - left_ms) >= SHARE_MS then
+    if left_ms then redis.call('HDEL', worker_key, 'left_ms') end
+    return part > 0 and math.min(part, count) or count
+  end
+  if not left_ms then redis.call('HSET', worker_key, 'left_ms', NOW) end
+  return 0
+end
+
+local function state_room(num_taken)
+  if not step_us then return end
+  local room = down_to == '' and asked - num_taken or 0
+  redis.call('HSET', worker_key, 'room', room, 'step_us', step_us, 'stated_ms', NOW)
+end
+
 if down_to == '' then adopt() end
 local waits_ms = down_to == '' and suspect_waits_ms()
 if waits_ms then
@@ -177,6 +258,8 @@ end
 wake()
 age('batch')
 age('normal')
+if step_us and down_to == '' then count = math.min(count, share()) end
+local is_left = count == 0 and #taken == 1
 for _, ready in ipairs(READY) do
   if count <= 0 then break end
   if ready ~= 'resume' and ready ~= 'suspect' then
@@ -190,6 +273,7 @@ for _, ready in ipairs(READY) do
   if ready == down_to then break end
 end
 publish()
+state_room((#taken - 1) / 3)
 if #taken > 1 then
   redis.call('HSET', worker_key, 'ticket', ticket, 'taken', cjson.encode(taken))
   return taken
@@ -198,7 +282,7 @@ end
 if down_to ~= '' then return {'idle', '0-0', -1} end
 redis.call('SET', PREFIX .. 'idle', 1, 'EX', 60)
 local newest = redis.call('XREVRANGE', PREFIX .. 'news', '+', '-', 'COUNT', 1)[1]
-local wait_ms = waits_ms and SUSPECT_WAIT_MS or -1
+local wait_ms = is_left and SHARE_MS or waits_ms and SUSPECT_WAIT_MS or -1
 for _, name in ipairs({'parked', 'delayed'}) do
   local at = tonumber(redis.call('ZRANGE', PREFIX .. name, 0, 0, 'WITHSCORES')[2] or NEVER)
   if at < NEVER and (wait_ms < 0 or at - NOW < wait_ms) then wait_ms = math.max(0, at - NOW) end

@@ -18,6 +18,8 @@ local budget, count, num_forgotten = tonumber(ARGV[1]), 0, 0
 local is_done = {} -- workers that are gone: whether nothing is theirs any more
 write_when_full()
 
+bring_near('workers', tonumber(redis.call('HGET', PREFIX .. 'counts', 'longest_lease_ms') or 0))
+
 -- Gone from here a worker is fenced as a whole, however many calls its entries take.
 local lapsed = redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', NOW, 'LIMIT', 0, budget)
 for _, worker in ipairs(lapsed) do

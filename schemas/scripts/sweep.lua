@@ -32,7 +32,7 @@ local function look(job)
     if orphaned then redis.call('HDEL', job.key, 'orphaned') end
   elseif not orphaned then
     redis.call('HSET', job.key, 'orphaned', NOW)
-  elseif NOW - orphaned >= grace_ms then
+  elseif math.abs(NOW - orphaned) >= grace_ms then
     cancel(job)
     return job.running
   end
@@ -60,6 +60,7 @@ for _, id in ipairs(expired) do
   end
 end
 
+bring_near('orphans', math.max(FIRST_LOOK_MS, look_ms))
 local lonely = due('orphans')
 for _, id in ipairs(lonely) do
   local job = load(id)
@@ -69,6 +70,7 @@ for _, id in ipairs(lonely) do
     redis.call('ZREM', PREFIX .. 'orphans', id)
   end
 end
+bring_near('foreign', ASIDE_MS)
 local aside = due('foreign')
 for _, id in ipairs(aside) do
   local job = load(id)

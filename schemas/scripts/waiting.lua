@@ -59,14 +59,14 @@ end
 -- No job of the account begins until `wake_ms`, or until a slot of it is free.
 local function block(account, reason, wake_ms)
   account.blocked = reason
-  redis.call('HSET', account.key, 'blocked', reason)
+  redis.call('HSET', account.key, 'blocked', reason, 'blocked_ms', NOW)
   redis.call('ZADD', PREFIX .. 'parked', wake_ms or NEVER, account.name)
   for _, class in ipairs(CLASSES) do redis.call('ZREM', PREFIX .. 'fair:' .. class, account.name) end
 end
 
 local function unblock(account)
   account.blocked = false
-  redis.call('HDEL', account.key, 'blocked')
+  redis.call('HDEL', account.key, 'blocked', 'blocked_ms')
   redis.call('ZREM', PREFIX .. 'parked', account.name)
   for _, class in ipairs(CLASSES) do
     if redis.call('EXISTS', backlog_key(class, account)) == 1 then enter_turns(class, account) end

@@ -1,0 +1,174 @@
+"""Every setting of every command: a file or an environment may hold those of several.
+
+What is known to none of them is a slip of the pen, and has no effect: it is refused by name.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+PREFIX = "PENSTOCK_"
+NAMES = frozenset(
+    {
+        "api_key",
+        "base_url",
+        "batch_size",
+        "batch_window",
+        "block_size",
+        "body_timeout_s",
+        "burstiness",
+        "cache_salt_secret",
+        "chores_redis_url",
+        "concurrencies",
+        "config",
+        "crash_dump_folder",
+        "dataset_name",
+        "dataset_path",
+        "deterministic",
+        "device",
+        "documents",
+        "drain_s",
+        "dtype",
+        "durability",
+        "enable_prefix_caching",
+        "endpoint",
+        "engines",
+        "expires",
+        "fake_poison",
+        "fake_stamps",
+        "fake_step_ms",
+        "fd",
+        "files_folder",
+        "files_kept_s",
+        "files_quota",
+        "files_quota_bytes",
+        "folder",
+        "fsync",
+        "generation_config",
+        "gguf",
+        "gpu_memory_utilization",
+        "head_timeout_s",
+        "hf_overrides",
+        "host",
+        "ignore_eos",
+        "in_process",
+        "input_len",
+        "job_id",
+        "json",
+        "json_file",
+        "keep_alive_s",
+        "key_id",
+        "kv_cache_memory_bytes",
+        "lane",
+        "lease_ttl_ms",
+        "levels",
+        "load_format",
+        "log_level",
+        "max_body_bytes",
+        "max_concurrency",
+        "max_connections",
+        "max_file_bytes",
+        "max_model_len",
+        "max_num_batched_tokens",
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "max_num_seqs",
+        "max_priority",
+        "max_queued",
+        "max_running",
+        "metric_percentiles",
+        "model",
+        "most",
+        "name",
+        "neighbour",
+        "num_gpu_blocks_override",
+        "num_iters",
+        "num_iters_warmup",
+        "num_lanes",
+        "num_prompts",
+        "num_seqs",
+        "num_tokens",
+        "num_workers",
+        "only",
+        "open_metrics",
+        "orphan_grace_ms",
+        "output_json",
+        "output_len",
+        "override_generation_config",
+        "percentile_metrics",
+        "ping_s",
+        "plot",
+        "port",
+        "priority_preemption_threshold",
+        "quantization",
+        "ready_s",
+        "redis_url",
+        "request_rate",
+        "request_rates",
+        "requests_per_minute",
+        "require_api_keys",
+        "result_dir",
+        "result_filename",
+        "rounds",
+        "sample",
+        "save_detailed",
+        "save_result",
+        "scopes",
+        "seed",
+        "served_model_name",
+        "server_secret",
+        "server_secret_file",
+        "stall_timeout_s",
+        "step_timeout_s",
+        "steps",
+        "temperature",
+        "tenant",
+        "tokens_per_day",
+        "tokens_per_minute",
+        "tokens_per_month",
+        "url",
+        "vocab_size",
+        "webhook_max_attempts",
+        "webhook_private",
+        "webhook_public",
+        "webhook_retry_s",
+        "webhook_timeout_s",
+        "weight",
+    }
+)
+# What is read from the environment alone; TEST and MUTANT are the tests' own.
+BESIDE = re.compile("SERVER|CRASH_(AT|MARK|GROUP)|(TEST|MUTANT)_.*")
+# Kubernetes tells a container of a service `penstock-...` by such variables.
+OF_A_SERVICE = re.compile(r".*SERVICE_(HOST|PORT\w*)=.*|.*PORT_\d+_[A-Z]+\w*=.*|.*_PORT=\w+://.*")
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that says it is a setting and is none."""
+    sentences = []
+    for variable, value in environment.items():
+        name = variable.upper()
+        rest = name.removeprefix(PREFIX)
+        if rest == name or rest.lower() in NAMES or BESIDE.fullmatch(rest):
+            continue
+        if not OF_A_SERVICE.fullmatch(f"{rest}={value}"):
+            meant = [PREFIX + each.upper() for each in nearest(rest.lower(), NAMES)]
+            sentences.append(f"{variable} in the environment is no setting{did_you_mean(meant)}")
+    return sentences
+
+
+def unknown_keys(keys: Iterable[object]) -> list[str]:
+    """A sentence for each key of a file that is no setting."""
+    return [
+        f"{key} is no setting{did_you_mean(nearest(str(key), NAMES))}"
+        for key in keys
+        if key not in NAMES
+    ]
+
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The one that was meant, if any is like it."""
+    return difflib.get_close_matches(name.replace("-", "_"), sorted(names), 1)
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    return f": did you mean {names[0]}?" if names else ""
