@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up test lint bench matrix mutants chaos sanitize big-batch
+.PHONY: demo up test lint bench matrix mutants chaos fuzz sanitize big-batch
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -27,6 +27,10 @@ chaos: .venv/installed
 	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
 	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500) --durability $(or $(DURABILITY),server) \
 	  --appendfsync $(or $(APPENDFSYNC),everysec) --fault "$(FAULT)"
+
+# Random requests, and what may lie in Redis: no 500, no stall of the event loop, linear growth.
+fuzz: .venv/installed
+	PYTHONPATH=tests:. $(BIN)/python -m faults.fuzz --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed

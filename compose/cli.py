@@ -22,6 +22,7 @@ COMMANDS = {
     "dlq": ("gateway.dlq", "list, show, requeue and drop jobs that were given up"),
 }
 
+INTERRUPTED = 130  # as shells have it
 OWN = {"schemas", "kernels", "worker", "gateway", "compose", "loadtest"}
 
 
@@ -40,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
     module, _ = COMMANDS[words[0]]
     try:
         code: int = importlib.import_module(module).main(words[1:])
+    except KeyboardInterrupt:  # before the command had its own way to end
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         if not error.name or error.name.split(".")[0] in OWN:
             raise

@@ -23,6 +23,7 @@ class Component:
     is_ready   asked until it says yes
     say        takes a line about the process
     relay      takes a line that the process wrote
+    fds        open files that it has of us, under the same numbers
     """
 
     name: str
@@ -31,6 +32,7 @@ class Component:
     say: Callable[[str, str], None]
     relay: Callable[[str, str], None]
     env: dict[str, str] = field(default_factory=dict)
+    fds: Sequence[int] = ()
     stop_s: float = 40.0
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     num_starts: int = 0
@@ -89,6 +91,7 @@ class Component:
             stderr=STDOUT,
             start_new_session=True,
             preexec_fn=end_with_parent,
+            pass_fds=self.fds,
         )
         async with asyncio.TaskGroup() as parts:
             parts.create_task(self._relay(process))

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from compose.local import LocalSettings, NotReady, Stack, running
 from compose.server import ServerFailed
+from gateway.listening import CannotListen
 from schemas.event import EVENT, Delta, Usage
 from schemas.process import load_settings
 from schemas.wire import Report
@@ -223,7 +224,7 @@ def main(argv: list[str]) -> int:
         return 0 if asyncio.run(_demo(settings)) else 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    except (NotReady, ServerFailed) as error:
+    except (NotReady, ServerFailed, CannotListen) as error:
         print(f"penstock demo: {error}", file=sys.stderr)
         return 1
 

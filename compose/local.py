@@ -3,10 +3,11 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -14,22 +15,28 @@ from pydantic import Field, SecretStr
 from rich.console import Console
 
 from compose.component import Component
-from compose.server import Server, ServerFailed, free_port
+from compose.server import Server, ServerFailed
 from gateway.client import Client
+from gateway.listening import CannotListen, listen, url_of
+from gateway.outbound import OutboundSettings
+from schemas.errors import QueueUnreachable
+from schemas.nearby import noted
+from schemas.place import PORT as REDIS_PORT
+from schemas.place import RedisUrl, shown
 from schemas.process import SecretSettings, load_settings
 from schemas.secret import BadSecret
 from worker.bundled.paths import BUNDLED_MODEL
 
 
-class LocalSettings(SecretSettings):
+class LocalSettings(SecretSettings, OutboundSettings):
     """Server, gateway, worker and housekeeping on this machine.
 
-    What a part can be told besides, it is told through the environment: PENSTOCK_MAX_MODEL_LEN=4096
-    is the worker's --max-model-len.
+    What a part can be told besides, it is told through the environment or the --config file:
+    PENSTOCK_MAX_MODEL_LEN=4096, or a line max_model_len: 4096, is the worker's --max-model-len.
     """
 
     model: str = Field(str(BUNDLED_MODEL), description="a checkpoint's folder; the bundled model")
-    redis_url: str | None = Field(None, description="none: an embedded server")
+    redis_url: RedisUrl | None = Field(None, description="none: an embedded server")
     folder: Path | None = Field(
         None, description="where the embedded server keeps its jobs; none: gone at the end"
     )
@@ -47,11 +54,12 @@ class Stack:
     """The components, by name, and the console that they share."""
 
     def __init__(self, settings: LocalSettings, console: Console, quiet: bool = False) -> None:
+        """Listens, so that nobody else can answer for its gateway. Raises CannotListen."""
         self.settings = settings
         self.console = console
         self.quiet = quiet
-        self.port = settings.port or free_port()
-        self.url = f"http://{settings.host}:{self.port}"
+        self._listening = listen(settings.host, settings.port)
+        self.url = url_of(self._listening)
         self.redis_url = settings.redis_url or ""
         self.components: dict[str, Component] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -69,7 +77,7 @@ class Stack:
         if self.settings.redis_url is not None:
             return None
         began = time.monotonic()
-        server = Server(self.settings.folder)
+        server = Server(self.settings.folder, prefers=REDIS_PORT)
         await asyncio.to_thread(server.start)
         self.redis_url = server.url
         self.say("server", f"ready after {time.monotonic() - began:.1f} s, {server.url}")
@@ -81,15 +89,36 @@ class Stack:
         ready = {"gateway": self._gateway_lives, "worker": lambda: self._worker_lives(name)}
         component = Component(
             name,
-            [kind, *argv, "--redis-url", self.redis_url],
+            [kind, *argv, "--log-level", self.settings.log_level],
             ready.get(kind, _at_once),
             self.say,
             self.relay,
-            env,
+            self._told() | env,
+            [self._listening.fileno()] if kind == "gateway" else [],
         )
         self.components[name] = component
         self._running[name] = asyncio.create_task(component.keep_alive(), name=name)
         return component
+
+    def start_gateway(self, **env: str) -> Component:
+        """On the socket that is open already: a restart loses no connection that is being made."""
+        fd = str(self._listening.fileno())
+        return self.start("gateway", "--fd", fd, "--host", self.settings.host, **env)
+
+    def _told(self) -> dict[str, str]:
+        """What every part has from `penstock up`. A URL may hold a password, so it is no word."""
+        settings = self.settings
+        told = {
+            "PENSTOCK_REDIS_URL": self.redis_url,
+            "PENSTOCK_WEBHOOK_PUBLIC": str(settings.webhook_public),
+            "PENSTOCK_WEBHOOK_PRIVATE": ",".join(settings.webhook_private),
+            "PENSTOCK_WEBHOOK_TIMEOUT_S": str(settings.webhook_timeout_s),
+        }
+        return told | ({"PENSTOCK_CONFIG": str(settings.config)} if settings.config else {})
+
+    def close(self) -> None:
+        """Accept no connection any more that no gateway takes."""
+        self._listening.close()
 
     async def stop(self, name: str) -> None:
         task = self._running.pop(name, None)
@@ -115,7 +144,7 @@ class Stack:
 
     async def _gateway_lives(self) -> bool:
         try:
-            async with httpx.AsyncClient(timeout=1) as client:
+            async with httpx.AsyncClient(timeout=1, trust_env=False) as client:
                 return (await client.get(f"{self.url}/health/live")).is_success
         except httpx.HTTPError:
             return False
@@ -125,13 +154,17 @@ class Stack:
 
     async def workers(self) -> dict[str, str]:
         """The component of each worker that holds a lease; its card names its process."""
-        names = {component.pid: name for name, component in self.components.items()}
-        async with Client.from_url(self.redis_url) as client:
-            living = [one for queue in await client.queues() for one in await queue.workers()]
+        host = socket.gethostname()
+        names = {(host, component.pid): name for name, component in self.components.items()}
+        try:
+            async with Client.from_url(self.redis_url) as client:
+                living = [one for queue in await client.queues() for one in await queue.workers()]
+        except QueueUnreachable:  # each part says so itself
+            return {}
         return {
-            one.worker: names[one.card.pid]
+            one.worker: names[one.card.host, one.card.pid]
             for one in living
-            if one.lease_left_ms > 0 and one.card.pid in names
+            if one.lease_left_ms > 0 and (one.card.host, one.card.pid) in names
         }
 
 
@@ -145,8 +178,9 @@ async def running(
 ) -> AsyncIterator[Stack]:
     """The stack, ready; at the end intake stops first and the server last."""
     stack = Stack(settings, console, quiet)
-    server = await stack.start_server()
     async with AsyncExitStack() as ending:
+        ending.callback(stack.close)
+        server = await stack.start_server()
         if server is not None:
             ending.push_async_callback(asyncio.to_thread, server.stop)
         ending.push_async_callback(_stop_all, stack)
@@ -154,7 +188,7 @@ async def running(
         stack.start("housekeeping", **files)
         secret = settings.server_secret
         env = {"PENSTOCK_SERVER_SECRET": secret.get_secret_value()} if secret else {}
-        stack.start("gateway", "--host", settings.host, "--port", str(stack.port), **env, **files)
+        stack.start_gateway(**env, **files)
         for number in range(1, settings.num_workers + 1):
             stack.start(f"worker-{number}", "--model", settings.model, **env, **_crash_folder())
         await stack.ready()
@@ -174,6 +208,7 @@ def _crash_folder() -> dict[str, str]:
 
 
 async def _stop_all(stack: Stack) -> None:
+    stack.close()
     workers = [name for name in stack.components if name.startswith("worker")]
     await stack.stop("gateway")
     await asyncio.gather(*(stack.stop(name) for name in workers))
@@ -190,8 +225,22 @@ async def _up(settings: LocalSettings) -> None:
         raise NotReady(f"no server secret: {error}; name a file or give one") from None
     async with running(settings.model_copy(update={"server_secret": secret}), console) as stack:
         name = Path(settings.model).name
-        console.print(f"\nPenstock serves {name} at [bold]{stack.url}/v1[/bold], until Ctrl-C.\n")
-        await asyncio.Event().wait()
+        with _noted(stack):
+            served = f"\nPenstock serves {name} at [bold]{stack.url}/v1[/bold], until Ctrl-C.\n"
+            console.print(served)
+            await asyncio.Event().wait()
+
+
+@contextmanager
+def _noted(stack: Stack) -> Iterator[None]:
+    """Commands of this user find the server, unless the home takes no file."""
+    with ExitStack() as notes:
+        try:
+            notes.enter_context(noted(stack.redis_url))
+        except OSError as error:
+            told = f"--redis-url {shown(stack.redis_url)}: {error.strerror}"
+            stack.say("server", f"other commands find it only by {told}")
+        yield
 
 
 def main(argv: list[str]) -> int:
@@ -200,7 +249,7 @@ def main(argv: list[str]) -> int:
         asyncio.run(_up(settings))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 0
-    except (NotReady, ServerFailed, BadSecret) as error:
+    except (NotReady, ServerFailed, CannotListen, BadSecret) as error:
         print(f"penstock up: {error}", file=sys.stderr)
         return 1
     return 0

@@ -4,6 +4,8 @@ Linux and macOS; elsewhere, and in production, give a Redis URL instead.
 """
 
 import contextlib
+import errno
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -21,10 +23,18 @@ from schemas.parent import end_with_parent
 
 START_S = 10.0
 STOP_S = 10.0
+LOCK_S = 2.0  # for a server that is just ending to let go of its folder
+PORTS = 5  # that are tried, where the port is ours to choose
+UP = (b"+PONG", b"-NOAUTH")  # the latter under a requirepass
+IS_READY = "Ready to accept connections"  # so every version of Redis and Valkey says in its log
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start, or ended by itself; the message carries the end of its log."""
+    """The server did not start; the message says what to do, or carries the end of its log."""
+
+
+class PortTaken(ServerFailed):
+    """Another process listens where the server was to."""
 
 
 class Server:
@@ -40,10 +50,14 @@ class Server:
         port: int = 0,
         maxmemory: str = "0",
         options: Mapping[str, str] | None = None,
+        prefers: int = 0,
     ) -> None:
+        """Port 0: `prefers` where that is free, else any; once started, a server keeps its port."""
         self._own_folder = folder is None
-        self.folder = folder or Path(tempfile.mkdtemp(prefix="penstock-"))
-        self.port = port or free_port()
+        given = folder or Path(tempfile.mkdtemp(prefix="penstock-"))
+        self.folder = given.expanduser().absolute()  # the server changes its own directory to it
+        self._ports_left = 0 if port else PORTS
+        self.port = port or prefers or free_port()
         self.maxmemory = maxmemory
         self.options = options or {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -61,24 +75,68 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Return once the server answers."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            self._command(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C at the terminal ends the components first, then this
-            preexec_fn=end_with_parent,
-            umask=0o077,  # prompts and answers are in what it writes
-        )
+        """Return once the server answers, this one and no other. Raises ServerFailed."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            log_begin = self._log_size()
+        except OSError as error:
+            raise ServerFailed(f"{self.folder} cannot be written: {error.strerror}") from None
+        while True:
+            try:
+                self._start_once(log_begin)
+                self._ports_left = 0
+                return self
+            except ServerFailed as failure:
+                if not isinstance(failure, PortTaken) or not self._ports_left:
+                    self.stop()
+                    raise
+                self._ports_left -= 1
+                self.port = free_port()
+
+    def _start_once(self, log_begin: int) -> None:
+        lock = self._lock()
+        try:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at the terminal ends the components first
+                preexec_fn=end_with_parent,
+                umask=0o077,  # prompts and answers are in what it writes
+                pass_fds=[lock],  # the server has it for as long as it lives, and nobody else
+            )
+        finally:
+            os.close(lock)
         deadline = time.monotonic() + START_S
-        while not _answers(self.port):
+        while not (answer := _answer(self.port)).startswith(UP) or not self._is_ready(log_begin):
+            if answer.startswith(b"-LOADING"):  # what it kept, for as long as that takes
+                deadline = time.monotonic() + START_S
             if not self.is_running or time.monotonic() > deadline:
-                self.stop()
-                raise ServerFailed(f"the embedded server did not start: {self._log_tail()}")
+                self.kill()
+                raise self._failure(self._logged(log_begin))
             time.sleep(0.01)
-        return self
+
+    def _lock(self) -> int:
+        """The folder's: two servers that write one append-only file lose what both hold."""
+        lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    told = "another server runs in this folder; end it, or give another folder"
+                    raise ServerFailed(f"{self.folder}: {told}") from None
+                time.sleep(0.02)
+
+    def _failure(self, logged: str) -> ServerFailed:
+        if os.strerror(errno.EADDRINUSE) in logged:
+            return PortTaken(f"port {self.port} is taken by another process")
+        last = logged.strip().splitlines()[-3:] or ["it wrote no log"]
+        return ServerFailed(f"the embedded server did not start: {' / '.join(last)}")
 
     def stop(self) -> None:
         """End the process, its append-only file written; remove the folder if it is ours."""
@@ -128,9 +186,20 @@ class Server:
         }
         return [part for name, value in options.items() for part in (f"--{name}", value)]
 
-    def _log_tail(self) -> str:
-        log = self.folder / "server.log"
-        return log.read_text(errors="replace")[-500:] if log.exists() else "it wrote no log"
+    def _log_size(self) -> int:
+        """Of what earlier starts wrote. Raises OSError where it cannot be written."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        with os.fdopen(os.open(self.folder / "server.log", flags, 0o600), "ab") as log:
+            return log.tell()
+
+    def _logged(self, begin: int) -> str:
+        with (self.folder / "server.log").open("rb") as log:
+            log.seek(begin)
+            return log.read().decode(errors="replace")
+
+    def _is_ready(self, begin: int) -> bool:
+        """Whether it says so itself: who answers at its port may be another."""
+        return IS_READY in self._logged(begin)
 
 
 def binary() -> Path:
@@ -154,8 +223,8 @@ def free_port() -> int:
         return port
 
 
-def _answers(port: int) -> bool:
+def _answer(port: int) -> bytes:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as link:
         link.sendall(b"PING\r\n")
-        return link.recv(16).startswith((b"+PONG", b"-NOAUTH"))  # the latter under a requirepass
-    return False
+        return link.recv(16)
+    return b""

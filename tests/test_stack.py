@@ -1,5 +1,6 @@
 """The whole of it, as its user starts it: `penstock up`, `penstock demo`."""
 
+import json
 import os
 import re
 import signal
@@ -15,26 +16,34 @@ import httpx
 import pytest
 import redis
 
-from compose.server import Server
+from compose.server import Server, ServerFailed
+from schemas.nearby import nearby, noted
 
 FAKE = {"PENSTOCK_LOAD_FORMAT": "fake"}
+PATHS = {"PYTHONPATH": str(Path(__file__).parent.parent)}  # wherever it is started
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def penstock(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "compose.cli", *words],
+        env=os.environ | PATHS | FAKE | env,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 class Up:
     """A running `penstock up` with the fake engine, and what it printed so far."""
 
-    def __init__(self, **env: str) -> None:
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
+    def __init__(self, *words: str, cwd: Path | None = None, **env: str) -> None:
+        up = ["up", "--model", "fake", "--port", "0", *words]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "compose.cli", "up", "--model", "fake", "--port", str(port)],
-            env=os.environ | FAKE | env,
+            [sys.executable, "-m", "compose.cli", *up],
+            env=os.environ | PATHS | FAKE | env,
+            cwd=cwd,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -42,6 +51,19 @@ class Up:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self.printed: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return self.said(r"Penstock serves fake at (http://\S+)/v1")
+
+    @property
+    def redis_url(self) -> str:
+        return self.said(r"server +ready after .* (redis://\S+)")
+
+    def said(self, pattern: str) -> str:
+        found = re.search(pattern, "".join(self.printed))
+        assert found is not None, self.printed
+        return found[1]
 
     def read_until(self, pattern: str) -> None:
         assert self.process.stdout is not None
@@ -70,8 +92,8 @@ def children_of(pid: int) -> list[str]:
 
 
 @contextmanager
-def up(**env: str) -> Iterator[Up]:
-    running = Up(**env)
+def up(*words: str, cwd: Path | None = None, **env: str) -> Iterator[Up]:
+    running = Up(*words, cwd=cwd, **env)
     try:
         running.read_until("Penstock serves")
         yield running
@@ -109,6 +131,74 @@ def test_up_serves_restarts_what_dies_and_ends_in_order() -> None:
         assert not [pid for pid in components if _runs(pid)]
 
 
+def test_beside_a_running_up_commands_find_its_server_and_another_up_its_own(
+    tmp_path: Path,
+) -> None:
+    """Started in a folder of the user's, by a relative path."""
+    home = {"HOME": str(tmp_path)}
+    (tmp_path / "settings.yaml").write_text("max_body_bytes: 3000\n")
+    given = ("--folder", "kept", "--config", "settings.yaml", "--webhook-public")
+    with up(*given, cwd=tmp_path, **home) as first:
+        job = {"model": "fake", "prompt": "hi", "webhook": "https://example.invalid/"}
+        assert httpx.post(f"{first.url}/v1/jobs", json=job).status_code == 202
+        job["prompt"] = "hi" * 2000
+        assert httpx.post(f"{first.url}/v1/jobs", json=job).status_code == 413
+        key = json.loads(penstock("keys", "create", "--json", **home).stdout)
+        with redis.Redis.from_url(first.redis_url) as server:
+            assert server.hexists("penstock:api_keys", key["key_id"])
+        assert httpx.get(f"{first.url}/v1/models").status_code == 401
+        port = first.url.rpartition(":")[2]
+        for words, why in (
+            (("--port", port), f"cannot listen on 127.0.0.1 port {port}: another process does"),
+            (("--port", "0", "--folder", "kept"), "another server runs in this folder"),
+        ):
+            ended = penstock("up", "--model", "fake", *words, cwd=tmp_path, **home)
+            assert ended.returncode == 1 and why in ended.stderr
+            assert len(ended.stderr.splitlines()) == 1, ended.stderr
+    assert (tmp_path / "kept" / "appendonlydir").is_dir()
+    assert not list((tmp_path / ".penstock" / "up").iterdir())
+
+
+def test_of_several_running_ups_a_command_asks_which_and_dead_ones_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with noted("redis://:word@127.0.0.1:1/0"), noted("redis://127.0.0.1:2/0"):
+        asked = penstock("keys", "list")
+        assert asked.returncode == 2 and len(asked.stderr.splitlines()) == 1
+        assert "redis://127.0.0.1:1/0" in asked.stderr and "redis://127.0.0.1:2/0" in asked.stderr
+    note = "from schemas.nearby import noted; import os\nwith noted('redis://x:3/0'): os._exit(9)"
+    subprocess.run([sys.executable, "-c", note], env=os.environ | PATHS, timeout=60)
+    assert len(list((tmp_path / ".penstock" / "up").iterdir())) == 1
+    assert nearby() == []
+
+
+def test_a_server_is_not_taken_for_another_that_has_its_port(tmp_path: Path) -> None:
+    with Server() as first:
+        with pytest.raises(ServerFailed, match=f"port {first.port} is taken"):
+            Server(port=first.port).start()
+        with Server(prefers=first.port) as second, redis.Redis(port=second.port) as client:
+            assert second.port != first.port
+            assert client.info("server")["process_id"] == second.pid
+
+
+def test_two_servers_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("compose.server.LOCK_S", 0.2)
+    with Server(Path("kept")) as server:
+        with pytest.raises(ServerFailed, match="another server runs in this folder"):
+            Server(tmp_path / "kept").start()
+        server.kill()
+        server.start()
+        assert (tmp_path / "kept" / "server.log").exists()
+
+
+def test_a_folder_that_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ServerFailed, match="cannot be written: Not a directory"):
+        Server(tmp_path / "file" / "folder").start()
+
+
 def test_nothing_stays_behind_when_up_itself_is_killed() -> None:
     with up() as running:
         components = running.children().values()
@@ -140,21 +230,7 @@ def test_what_the_embedded_server_writes_is_for_its_owners_eyes(tmp_path: Path) 
 
 
 def test_a_model_that_cannot_be_served_is_said_once_and_ends_up() -> None:
-    found = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "compose.cli",
-            "up",
-            "--model",
-            "/nowhere/at/all",
-            "--port",
-            str(free_port()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    found = penstock("up", "--model", "/nowhere/at/all", "--port", "0", PENSTOCK_LOAD_FORMAT="auto")
     assert found.returncode == 1
     assert "/nowhere/at/all" in found.stdout and "Traceback" not in found.stdout + found.stderr
 
