@@ -31,11 +31,12 @@ from loadtest.cases import (
 )
 from loadtest.dataset import read
 from loadtest.errors import BadOption, CannotMeasure
-from loadtest.limit import Speeds, limit_tokens_per_s, measure_speeds, shape_of
+from loadtest.limit import limit_tokens_per_s, shape_of
 from loadtest.machine import Neighbours, listener
 from loadtest.neighbour import busy
 from loadtest.own import OwnSettings, vocab_size
 from loadtest.report import CAPTION, Round, Row, Section, machine_line, show, write_results
+from loadtest.speeds import Speeds, measure_speeds
 from loadtest.subjects import Subject, Task
 from loadtest.workload import DESCRIPTIONS, Request, varied, workloads
 from schemas.process import load_settings, words_of
@@ -129,7 +130,7 @@ class _Comparison:
     def __init__(
         self, settings: CompareSettings, own: list[Request], console: Console, scratch: Path
     ) -> None:
-        self.speeds = Speeds(0.0, 0.0, 0.0)
+        self.speeds = Speeds({}, 0.0, 0.0)
         self._settings = settings
         self._own = own
         self._console = console

@@ -7,82 +7,21 @@ that begin, less what it shares with the first prompt of all. A step takes the l
     flops / F, flops = 2 * parameters of the layers * tokens + 2 * parameters of the head * draws
                        + 4 * heads * head size * layers * contexts attended to
 
-B is the speed at which all cores together read memory, F that of the fastest product found; for
-weights of 8 or 4 bits their own bytes count, and the fastest product of int8. Nothing else takes
-time, so an engine reaches a part of it.
+B is the speed at which all cores together read so many bytes over and over, F the most that they
+multiply, both as `loadtest.speeds` measures them; for weights of 8 or 4 bits their own bytes count,
+and products of int8. Nothing else takes time, so an engine reaches a part of it.
 """
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from loadtest.speeds import Speeds
 from loadtest.workload import Request
 
-_BYTES = 2**29  # far more than caches hold
-_TRIES = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    read_bytes_per_s: float
-    flops_per_s: float
-    int8_flops_per_s: float
-
-    def at_least(self, other: "Speeds") -> "Speeds":
-        """The better of each: what a neighbour took away is no limit of the machine."""
-        return Speeds(
-            max(self.read_bytes_per_s, other.read_bytes_per_s),
-            max(self.flops_per_s, other.flops_per_s),
-            max(self.int8_flops_per_s, other.int8_flops_per_s),
-        )
-
-
-# With bf16 scales, one of them for each group.
+# Of a number; with fewer bits they have bf16 scales, one for each group.
 _WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4_g64": 0.5 + 2 / 64, "int4_g128": 0.5 + 2 / 128}
-
-
-def measure_speeds() -> Speeds:
-    """The best of several ways and tries."""
-    import torch
-
-    from kernels.panel_linear import PACKINGS, PanelLinear, panel_ops
-
-    memory = torch.ones(_BYTES // 8, dtype=torch.int64)
-    read = _BYTES / _least_s(memory.sum)
-    rows, inner, columns = 512, 1024, 4096
-    x, weight = torch.randn(rows, inner), torch.randn(columns, inner)
-    products: list[Callable[[], object]] = [lambda: x @ weight.T]
-    wide, narrow = weight.bfloat16(), x.bfloat16()
-    narrows: list[Callable[[], object]] = []
-    ops = panel_ops(wide, PACKINGS["bf16"])
-    if ops is not None:
-        few = narrow[:64].contiguous()
-        for packing, found in (("bf16", products), ("int8", narrows)):
-            panels = PanelLinear(ops, wide, None, PACKINGS[packing])
-            found += [partial(panels, narrow), partial(_repeat, partial(panels, few), rows // 64)]
-    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        products.append(lambda: narrow @ wide.T)
-    flops = 2 * rows * inner * columns
-    fastest = flops / min(_least_s(product) for product in products)
-    narrowest = max([fastest, *(flops / _least_s(product) for product in narrows)])
-    return Speeds(read, fastest, narrowest)
-
-
-def _repeat(product: Callable[[], object], count: int) -> None:
-    for _ in range(count):
-        product()
-
-
-def _least_s(work: Callable[[], object]) -> float:
-    took = []
-    for _ in range(_TRIES):
-        begin_s = time.perf_counter()
-        work()
-        took.append(time.perf_counter() - begin_s)
-    return min(took)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +60,8 @@ def limit_tokens_per_s(
     took_s, first = 0.0, requests[0].ids
     flops_per_s = speeds.int8_flops_per_s if shape.quantization else speeds.flops_per_s
     weights = shape.layer_parameters + shape.head_parameters
+    weight_bytes = weights * _WEIGHT_BYTES[shape.quantization]
+    read_bytes_per_s = speeds.read_bytes_per_s(weight_bytes)
     while waiting or running:
         tokens, attended = len(running), sum(one.context for one in running)
         while waiting and len(running) < concurrency:
@@ -133,10 +74,10 @@ def limit_tokens_per_s(
             running.append(_Running(num_prompt, shared, request.max_tokens))
         distinct = sum(one.context - one.shared for one in running)
         distinct += max(one.shared for one in running)
-        num_bytes = weights * _WEIGHT_BYTES[shape.quantization] + shape.kv_bytes * distinct
+        num_bytes = weight_bytes + shape.kv_bytes * distinct
         flops = 2 * shape.layer_parameters * tokens + 2 * shape.head_parameters * len(running)
         flops += 4 * shape.attention_width * attended
-        took_s += max(num_bytes / speeds.read_bytes_per_s, flops / flops_per_s)
+        took_s += max(num_bytes / read_bytes_per_s, flops / flops_per_s)
         for one in running:
             one.context += 1
             one.left -= 1

@@ -18,10 +18,10 @@ from rich.table import Table
 from torch import Tensor
 
 from loadtest.apart import in_a_process
-from loadtest.limit import measure_speeds
 from loadtest.machine import Neighbours
 from loadtest.report import machine_line
 from loadtest.shape import save_135m
+from loadtest.speeds import measure_speeds
 from schemas.process import Settings, load_settings
 from schemas.sampling import SamplingParams
 from worker.bundled.held_out import Sample, held_out

@@ -120,7 +120,8 @@ async def enqueue(num_at_once: int, num_rounds: int) -> Figures:
 
             async def read(read_s: dict[str, float] = read_s) -> None:
                 while len(read_s) < num_at_once:
-                    for entry in await queue.read(BENCH, 64, block_ms=1000) or []:
+                    await queue.news(1000)
+                    for entry in await queue.read(BENCH, 64) or []:
                         read_s[entry.job_id] = time.monotonic()
 
             reading = asyncio.create_task(read())

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from loadtest.limit import Speeds
 from loadtest.machine import description
 from loadtest.measurement import Measurement
+from loadtest.speeds import Speeds
 
 _PERCENTILES = (50, 90, 99)
 _LIBRARIES = ("penstock", "torch", "transformers")
@@ -62,7 +62,7 @@ def machine_line(speeds: Speeds) -> str:
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {machine['cpu']}, {machine['cores']} cores "
         f"({', '.join(map(str, _listed(machine['features']))) or 'no vectors that count'}): "
-        f"reads {speeds.read_bytes_per_s / 1e9:.1f} GB/s, "
+        f"reads {speeds.memory_bytes_per_s / 1e9:.1f} GB/s, "
         f"multiplies at {speeds.flops_per_s / 1e9:,.0f} GFLOP/s, "
         f"int8 at {speeds.int8_flops_per_s / 1e9:,.0f}"
     )
@@ -135,7 +135,8 @@ def write_results(path: Path, speeds: Speeds, sections: Sequence[Section]) -> No
     written = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": description(),
-        "read_bytes_per_s": speeds.read_bytes_per_s,
+        "read_bytes_per_s": speeds.memory_bytes_per_s,
+        "read_bytes_per_s_of": speeds.reads,
         "flops_per_s": speeds.flops_per_s,
         "int8_flops_per_s": speeds.int8_flops_per_s,
         "versions": {name: _version(name) for name in _LIBRARIES},

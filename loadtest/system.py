@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from urllib.error import URLError
@@ -30,7 +30,8 @@ class DidNotStart(CannotMeasure):
 class Part:
     """One `penstock` command in a process group of its own."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, fds: Sequence[int] = ()) -> None:
+        """With the open files `fds` of this process, under the same numbers."""
         self._name = words[0]
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
         self._process = subprocess.Popen(
@@ -39,6 +40,7 @@ class Part:
             stderr=self._said,
             start_new_session=True,
             preexec_fn=partial(end_with_parent, signal.SIGKILL),
+            pass_fds=fds,
         )
 
     @property
@@ -94,15 +96,14 @@ class System:
     @contextmanager
     def gateway(self) -> Iterator[tuple[Part, int]]:
         """A gateway and its port."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        part = Part("gateway", "--redis-url", self.server.url, "--port", str(port))
-        try:
-            _until_answered(part, port)
-            yield part, port
-        finally:
-            part.kill()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port, fd = int(listening.getsockname()[1]), listening.fileno()
+            part = Part("gateway", "--redis-url", self.server.url, "--fd", str(fd), fds=[fd])
+            try:
+                _until_answered(part, port)
+                yield part, port
+            finally:
+                part.kill()
 
 
 @asynccontextmanager

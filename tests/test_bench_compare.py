@@ -4,10 +4,12 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.torch import load_file
@@ -15,11 +17,12 @@ from torch import Tensor
 
 from loadtest import bench
 from loadtest.dataset import read, write
-from loadtest.limit import Shape, Speeds, limit_tokens_per_s, shape_of
+from loadtest.limit import Shape, limit_tokens_per_s, shape_of
 from loadtest.machine import Neighbours, description, family, listener, module_of
 from loadtest.measurement import Measurement, Timeline
 from loadtest.neighbour import busy
 from loadtest.report import Round, Row
+from loadtest.speeds import Speeds, measure_speeds
 from loadtest.subjects import begin_in_turn
 from loadtest.workload import Request, varied, workloads
 from test_bench_serve import ANSWERS, answering
@@ -53,7 +56,7 @@ def test_each_engine_answers_the_same_file_in_each_round(
     assert "% of it through the queue" in said and "times generate_batch" in said
 
 
-READS, MULTIPLIES = Speeds(1.0, 1e9, 1e9), Speeds(1e9, 1.0, 4.0)
+READS, MULTIPLIES = Speeds({1: 1.0}, 1e9, 1e9), Speeds({1: 1e9}, 1.0, 4.0)
 
 
 def test_weights_of_fewer_bits_are_read_and_multiplied_faster() -> None:
@@ -75,6 +78,37 @@ def test_the_limit_is_the_longer_of_reading_and_multiplying() -> None:
     assert by_products == pytest.approx(3 / sum(multiplied))
     alone = [2 * 120 + 3 * 4, 2 * 120 + 3 * 5, 2 * 120 + 3 * 2]
     assert limit_tokens_per_s(READS, shape, requests, 1) == pytest.approx(3 / sum(alone))
+
+
+def test_a_step_is_held_against_the_reading_of_as_much_memory_as_its_weights_take() -> None:
+    """Of a little the caches keep some, and what they keep is read faster."""
+    speeds = Speeds({8: 100.0, 200: 10.0}, 1e9, 1e9)
+    requests = [Request([1], 1)]
+    for parameters, bytes_per_s in ((4, 100.0), (99, 100.0), (100, 10.0), (4000, 10.0)):
+        shape = Shape(parameters, head_parameters=0, attention_width=0, kv_bytes=0)
+        expected = bytes_per_s / (2 * parameters)
+        assert limit_tokens_per_s(speeds, shape, requests, 1) == pytest.approx(expected)
+    better = speeds.at_least(Speeds({8: 50.0, 200: 20.0}, 2e9, 1.0))
+    assert better == Speeds({8: 100.0, 200: 20.0}, 2e9, 1e9)
+
+
+def test_no_sum_and_no_product_passes_the_measured_speeds() -> None:
+    """Loops in C read more than torch's sum does, which once passed for a limit."""
+    size = 2**23
+    speeds = measure_speeds([size])
+    memory, left, right = torch.ones(size // 4), torch.randn(512, 1024), torch.randn(1024, 2048)
+    assert memory.nbytes / least_s(memory.sum) < 1.1 * speeds.memory_bytes_per_s
+    product_flops = 2 * 512 * 1024 * 2048 / least_s(lambda: left @ right)
+    assert product_flops < 1.1 * speeds.flops_per_s <= 1.1 * speeds.int8_flops_per_s
+
+
+def least_s(work: Callable[[], object]) -> float:
+    def took_s() -> float:
+        begin_s = time.perf_counter()
+        work()
+        return time.perf_counter() - begin_s
+
+    return min(took_s() for _ in range(5))
 
 
 def test_what_prompts_share_is_computed_and_read_once() -> None:
