@@ -116,8 +116,9 @@ class ScriptedWorker:
         await self.queue.register(self.name, WorkerCard(max_num_seqs=64))
         while True:
             room = 64 - len(self.running)
-            block_ms, is_alone = 0 if self.running else 500, not self.running
-            for entry in await self.queue.read(self.name, room, block_ms, is_alone) or []:
+            if not self.running:
+                await self.queue.news(500)
+            for entry in await self.queue.read(self.name, room, not self.running) or []:
                 if (taken := await self.queue.start(self.name, entry)) is not None:
                     self.running[taken.job.job_id] = (taken, list(taken.log))
             await self.step()

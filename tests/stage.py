@@ -2,8 +2,8 @@
 
 import asyncio
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,8 +14,6 @@ from pathlib import Path
 from tempfile import mkstemp
 from types import TracebackType
 from typing import Self
-
-import httpx
 
 from schemas.connection import connect
 from schemas.delivery import Commit, Ending, Letter, Started
@@ -28,37 +26,41 @@ from schemas.registry import Registry
 from schemas.worker_queue import WorkerQueue
 
 MODEL = "acme/tiny"
+LISTENS = re.compile(r"(?<=gateway listens on )http://\S+:(\d+)")
 Wait = threading.Event
 Line = Delta | Failed | Wait | float  # an event, or what to wait for: the test, or seconds
 Script = Callable[[Job], Sequence[Line]]
 
 
 class GatewayProcess:
-    """`penstock gateway` on a free port."""
+    """`penstock gateway` on a port that it chose itself; what it wrote is in `log`.
 
-    def __init__(self, redis_url: str, *flags: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        argv = ["--port", str(self.port), "--redis-url", redis_url, *flags]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", *argv],
-            env=os.environ | {"PYTHONPATH": "."},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    A port that was looked up before is another process's by now, once in some hundred times.
+    """
+
+    url: str
+    port: int
+
+    def __init__(
+        self, redis_url: str, *flags: str, command: Sequence[str] = ("gateway.cli",)
+    ) -> None:
+        at = ["--port", "0", "--redis-url", redis_url]
+        number, path = mkstemp(prefix="penstock-gateway-", suffix=".log")
+        self.log = Path(path)
+        with os.fdopen(number, "w") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *command, *at, *flags],
+                env=os.environ | {"PYTHONPATH": ".:tests"},
+                stdout=stream,
+                stderr=stream,
+            )
 
     def __enter__(self) -> Self:
-        with httpx.Client(base_url=self.url) as client:
-            while True:
-                try:
-                    client.get("/health/live").raise_for_status()
-                    return self
-                except httpx.TransportError:
-                    assert self.process.poll() is None, self.process.communicate()[0]
-                    time.sleep(0.02)
+        while not (listens := LISTENS.search(self.log.read_text())):
+            assert self.process.poll() is None, self.log.read_text()
+            time.sleep(0.02)
+        self.url, self.port = listens[0], int(listens[1])
+        return self
 
     def __exit__(
         self,
@@ -67,13 +69,16 @@ class GatewayProcess:
         trace: TracebackType | None,
     ) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        if error is not None:
+            print(f"--- {self.log}\n{self.log.read_text()}")
+        self.log.unlink()
 
     def terminate(self) -> tuple[int, str]:
         """SIGTERM; how it ended and what it wrote."""
         self.process.send_signal(signal.SIGTERM)
-        output, _ = self.process.communicate(timeout=120)
-        return self.process.returncode, output
+        status = self.process.wait(timeout=120)
+        return status, self.log.read_text()
 
 
 class HousekeepingProcess:
@@ -133,11 +138,11 @@ def chosen(*texts: str) -> list[Delta]:
 
 def logprob(text: str, value: float, *others: tuple[str, float]) -> TokenLogprob:
     """Of a drawn token, with the likeliest at its place."""
-    top = [
-        TopLogprob(token_id=1, token=token, bytes=list(token.encode()), logprob=likely)
+    top = tuple(
+        TopLogprob(token_id=1, token=token, bytes=tuple(token.encode()), logprob=likely)
         for token, likely in others
-    ]
-    return TokenLogprob(token_id=0, token=text, bytes=list(text.encode()), logprob=value, top=top)
+    )
+    return TokenLogprob(token_id=0, token=text, bytes=tuple(text.encode()), logprob=value, top=top)
 
 
 @dataclass(slots=True)
@@ -179,7 +184,8 @@ class Actor:
             self._ready.set()
             async with asyncio.TaskGroup() as parts:
                 while not self._stopping.is_set():
-                    for entry in await queue.read("actor", 16, block_ms=50) or []:
+                    await queue.news(50)
+                    for entry in await queue.read("actor", 16) or []:
                         if taken := await queue.start("actor", entry):
                             self.jobs.append(taken.job)
                             parts.create_task(self._play(queue, taken))

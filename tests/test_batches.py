@@ -13,9 +13,11 @@ from openai import OpenAI
 from openai.types import Batch
 
 from compose.server import Server
+from gateway.batch_lines import complaints
 from gateway.files import FileNotFound, Files, FilesSettings
 from schemas.connection import connect
 from schemas.job import Job
+from schemas.json_size import MAX_GROUPS
 from stage import (
     MODEL,
     Actor,
@@ -292,3 +294,10 @@ def test_a_batch_outlives_the_deaths_of_housekeeping_and_repeats_no_line(
     ran = Counter(job.job_id for job in house.actor.jobs[before:])
     assert len(ran) == 200 and set(ran.values()) == {1}
     assert [path.name for path in house.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_line_that_holds_too_much_is_told_unread(tmp_path: Path) -> None:
+    text = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"x": [%s1]}}'
+    (tmp_path / "lines").write_text(text % ("[]," * MAX_GROUPS))
+    count, [wrong] = complaints(tmp_path / "lines", "/v1/completions")
+    assert count == 1 and str(MAX_GROUPS) in str(wrong["message"])

@@ -9,9 +9,9 @@ import httpx
 import pytest
 import redis
 
-from faults.load import Ask
 from faults.processes import System, until
 from faults.run import asks, run
+from faults.told import Ask
 from gateway.client import Client
 
 WORKER = ("--fake-step-ms", "10", "--max-num-seqs", "128", "--orphan-grace-ms", "3000")

@@ -19,9 +19,10 @@ from faults.invariants import (
     told_usage,
     wait_until_idle,
 )
-from faults.load import Ask, Callers
+from faults.load import Callers
 from faults.processes import System, until
 from faults.tenants import Tenant
+from faults.told import Ask
 from gateway.client import Client
 from schemas.account import Account
 from test_keys import issue

@@ -4,13 +4,13 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
 import redis
+from transformers import AutoTokenizer
 
 import judges
 import tokenizers_made
@@ -25,9 +25,10 @@ from schemas.sampling import SamplingParams, StructuredOutputs
 from worker.active_job import ActiveJob
 from worker.consumer import Intake
 from worker.engines import AnyEngine, load_engine
+from worker.generation import Generation
 from worker.llm import LLM, RequestOutput
 from worker.settings import WorkerSettings
-from worker.text import load_text
+from worker.text import Text, load_text
 from worker_process import same
 
 KV = 30_000_000
@@ -206,16 +207,27 @@ CUT = {
     ),
     "log probabilities": SamplingParams(max_tokens=20, seed=7, logprobs=3, ignore_eos=True),
     "three choices": SamplingParams(n=3, max_tokens=14, seed=8),
+    "two choices of a schema with log probabilities": SamplingParams(
+        n=2, structured_outputs=SCHEMA, max_tokens=40, seed=10, logprobs=4
+    ),
 }
 
 
 @pytest.fixture(scope="module")
-def engine(judge: Path) -> Iterator[tuple[AnyEngine, Intake]]:
+def engine(judge: Path) -> tuple[AnyEngine, Intake]:
+    return engine_of(judge)
+
+
+def engine_of(judge: Path, **changes: object) -> tuple[AnyEngine, Intake]:
     settings = WorkerSettings(
-        model=str(judge), deterministic=True, kv_cache_memory_bytes=2 * KV, max_num_seqs=64
+        model=str(judge),
+        deterministic=True,
+        kv_cache_memory_bytes=2 * KV,
+        max_num_seqs=64,
+        **changes,
     )
     engine = load_engine(settings)
-    yield engine, Intake(settings, load_text(settings), engine.limits)
+    return engine, Intake(settings, load_text(settings), engine.limits, Generation({}))
 
 
 @pytest.mark.parametrize("params", CUT.values(), ids=CUT)
@@ -228,6 +240,43 @@ def test_cut_at_every_position_the_rest_is_the_same(engine, judge, params):
     assert len(whole) > 8
     for cut, rest in enumerate(told(engine, job, [whole[:at] for at in range(len(whole) + 1)])):
         assert by_choice(rest) == by_choice(whole), f"cut after {cut} events"
+
+
+@pytest.mark.parametrize("dtype, tokens", [("bfloat16", 33), ("float32", 64)])
+def test_a_worker_whose_steps_are_shorter_goes_on_with_the_same_bits(judge, dtype, tokens):
+    """How many tokens a step has depends on how fast a worker's machine is."""
+    longer = engine_of(judge, dtype=dtype, max_num_batched_tokens=512)
+    shorter = engine_of(judge, dtype=dtype, max_num_batched_tokens=tokens)
+    params = SamplingParams(n=2, seed=9, logprobs=3, max_tokens=12, ignore_eos=True)
+    prompts = ["A long prompt is read in slices: " + "each a part of it. " * 12, "€🙂"]
+    job_id = Lane(judge.name).new_job_id()
+    job = Job(job_id=job_id, model=judge.name, prompts=prompts, params=params)
+    [whole] = told(longer, job, [[]])
+    for cut, rest in enumerate(told(shorter, job, [whole[:at] for at in range(len(whole))])):
+        assert by_choice(rest) == by_choice(whole), f"cut after {cut} events"
+
+
+def test_cut_at_every_position_each_choice_goes_on_from_its_own_prompts_text(
+    engine, judge, tmp_path
+):
+    """A tokenizer as Llama 2 has it strips the first space of a text, and none of a completion."""
+    runner, intake = engine
+    folder = tokenizers_made.save(tokenizers_made.byte_fallback(), tmp_path)
+    spaced = runner, replace(intake, text=Text(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    words = dict.fromkeys(tokenizer.convert_tokens_to_ids(["▁the", "▁fox"]), 50.0)
+    params = SamplingParams(n=2, max_tokens=10, seed=3, logit_bias=words)
+    prompts = ["a b", [1, 2], "a"]  # the second has no text
+    job = Job(job_id=Lane("m").new_job_id(), model="m", prompts=prompts, params=params)
+    [whole] = told(spaced, job, [[]])
+    for cut, rest in enumerate(told(spaced, job, [whole[:at] for at in range(len(whole) + 1)])):
+        assert by_choice(rest) == by_choice(whole), f"cut after {cut} events"
+    for index, (ids, text, *_) in by_choice(whole).items():
+        prompt = prompts[index // 2]
+        before = prompt if isinstance(prompt, list) else tokenizer.encode(prompt)
+        told_before, both = tokenizer.batch_decode([before, before + ids], skip_special_tokens=True)
+        assert both == told_before + text
+        assert text.startswith(" ") == (prompt != [1, 2])
 
 
 def told(engine: tuple[AnyEngine, Intake], job: Job, logs: list[list[Delta]]) -> list[list[Delta]]:

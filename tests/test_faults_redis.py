@@ -188,3 +188,16 @@ def test_with_its_disk_full_nothing_is_lost_and_all_goes_on_once_there_is_room(t
             until(lambda: not refuses(), "writes to be taken")
 
         run(system, asks(12, max_tokens=150), act)
+
+
+def test_of_what_a_cut_took_back_nobody_reads_a_letter_twice(system):
+    """A job that it forgot is unknown, and a reader goes on or is told; all others end right."""
+    asked = asks(24, max_tokens=150)
+    told = run(system, asked, lambda: system.lose_tail(40_000), at_tokens=400, may_lose=True)
+    assert any(each.end for each in told)
+
+
+def test_of_what_a_replica_had_not_heard_nobody_reads_a_letter_twice(system):
+    asked = asks(24, max_tokens=150)
+    told = run(system, asked, lambda: system.promote(0.3), at_tokens=400, may_lose=True)
+    assert any(each.end for each in told)

@@ -96,8 +96,8 @@ def test_all_workers_are_killed_at_once_and_a_new_one_ends_their_jobs(system, mo
 def test_ten_workers_are_killed_at_random_points_of_a_hundred_jobs(system, model):
     """Each with jobs in work, and with all of its processes; another is started in its place."""
     few, chance = ("--max-num-seqs", "8"), random.Random(10)
-    for _ in range(2):
-        serve(system, model, *few)
+    for worker in [serve(system, model, *few) for _ in range(2)]:
+        worker.ready()
 
     def act() -> None:
         for num_ended in sorted(chance.sample(range(70), 10)):

@@ -26,15 +26,19 @@ LOADTEST = {
 MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.link": {"schemas", "hiredis"},
-    "schemas.process": {"schemas", "pydantic", "pydantic_settings"},
+    "schemas.process": {"schemas", "pydantic", "pydantic_settings", "yaml"},
     "kernels": {"kernels", "torch", "triton", "numpy"},
     "worker.layers": {"worker.layers", "kernels", "torch"},
-    "worker.models": {"worker.models", "worker.layers", "torch", "transformers", "safetensors"},
+    "worker.models": {
+        "worker.models", "worker.layers", "torch", "transformers", "safetensors", "pydantic",
+    },
     "worker.engine": ENGINE,
+    "worker.engine.config": ENGINE | {"pydantic"},
     "worker.engine.sampler": ENGINE | {"kernels"},
     "worker.engine.build": ENGINE | {"kernels.huge_pages"},
     "worker.engine.constraints": ENGINE | {"llguidance", "transformers"},
     "worker.engine.sandbox_process": {"schemas", "worker.engine.structured", "llguidance"},
+    "worker.engine.json_schema": {"pydantic"},
     "worker.engine.structured": ENGINE | {"llguidance", "outlines", "jsonschema", "pydantic"},
     "worker": {
         "worker", "schemas", "msgspec", "pydantic", "pydantic_settings", "uvloop", "rich",
@@ -61,7 +65,8 @@ MAY_IMPORT = {
     "loadtest.timed_llm": LOADTEST | {"worker.engine.messages", "worker.llm", "worker.progress"},
     "loadtest.latency": LOADTEST | {"worker.llm"},
     "loadtest.transformers_subjects": LOADTEST | {"torch", "transformers"},
-    "loadtest.limit": LOADTEST | {"kernels.panel_linear", "torch"},
+    "loadtest.speeds": LOADTEST
+    | {"kernels.cpu.compile", "kernels.huge_pages", "kernels.panel_linear", "torch"},
     "loadtest.cache_cost": LOADTEST | {"worker.engine"},
     "loadtest.subjects": LOADTEST | {"uvloop"},
     "loadtest.http_stream": LOADTEST | {"httptools"},

@@ -104,7 +104,8 @@ async def _work(queue: Queue) -> None:
     """A token for every job, at once."""
     await queue.register("w", WorkerCard())
     while True:
-        entries = await queue.read("w", MAX_JOBS_A_CALL, block_ms=200)
+        await queue.news(200)
+        entries = await queue.read("w", MAX_JOBS_A_CALL)
         assert entries is not None
         await asyncio.gather(*(_answer(queue, entry) for entry in entries))
 

@@ -6,7 +6,9 @@
 
 Each lane is a Redis with two workers, two gateways and a housekeeping, all real processes, that
 runs one schedule after another: thirty jobs of three tenants and their callers, one to four faults,
-then every invariant. A seed that broke something is printed with what it broke; `make chaos
+then every invariant. Where Redis lost what it had written (`lose tail`, `promote`; with durability
+fsync it loses nothing), a job may be unknown and a reader may be told that its stream diverged; all
+else holds there too. A seed that broke something is printed with what it broke; `make chaos
 SEED=that SCHEDULES=1` runs it again. The exit status is 1 when anything broke.
 """
 
@@ -29,7 +31,8 @@ from typing import get_args
 
 import redis
 
-from faults.invariants import Listener, check_leftovers, check_logs, wait_until_idle
+from compose.server import Server
+from faults.invariants import Listener, check_leftovers, check_logs, known_jobs, wait_until_idle
 from faults.load import Callers
 from faults.processes import AppendFsync, System
 from faults.schedule import KINDS, Fault, Schedule, inject, schedule
@@ -64,6 +67,8 @@ class Report:
     owners: int = 0  # changes of a job's owner between two of its tokens
     tokens: int = 0
     tokens_after: int = 0  # made after such a change
+    unknown: int = 0  # jobs that Redis lost
+    diverged: int = 0  # times that a reader was told so
     pause_s: float = 0.0  # the longest between two events of a reader
     took_s: float = 0.0
 
@@ -74,7 +79,7 @@ class LaneOfChaos:
     def __init__(self, start: Callable[[], System], fault: str = "") -> None:
         self._start = start
         self._fault = fault
-        self._memory: int | None = None
+        self._memory: tuple[Server, int] | None = None
         self._tenants: list[Tenant] = []
 
     def run(self, seeds: list[int], tell: "Mailbox[Report] | None" = None) -> list[Report]:
@@ -93,6 +98,8 @@ class LaneOfChaos:
                 with Listener(system.url, system.lane) as listener:
                     for seed in seeds[len(reports) :]:
                         plan = schedule(seed, len(self._tenants), self._fault)
+                        if system.durability == "fsync":
+                            plan = plan.without_losses()
                         reports.append(self._report(system, listener, plan))
                         if tell:
                             tell.put(reports[-1])
@@ -117,9 +124,14 @@ class LaneOfChaos:
 
     def _check_memory(self, system: System) -> None:
         with redis.Redis.from_url(system.url) as store:
-            used = int(store.info("memory")["used_memory"])
-        self._memory = self._memory or used
-        assert used < self._memory + MEMORY_BYTES, f"Redis holds {used}, it was {self._memory}"
+            memory = store.info("memory")
+        # One that was a replica keeps its newest writes for others to come.
+        used = int(memory["used_memory"]) - int(memory.get("mem_replication_backlog", 0))
+        server, first = self._memory or (system.server, used)
+        if server is not system.server:  # another one, which was a replica
+            server, first = system.server, used
+        self._memory = server, first
+        assert used < first + MEMORY_BYTES, f"Redis holds {used}, it was {first}"
 
 
 async def run_schedule(
@@ -128,10 +140,11 @@ async def run_schedule(
     """Callers and faults together; afterwards all that must hold. Raises what does not."""
     with redis.Redis.from_url(system.url) as store:
         before = used(store, system.lane, tenants)
+    system.note_written()
     url, durability = system.proxies[0].url, system.durability
     async with Client.from_url(url, durability=durability) as sdk:
         chance = random.Random(plan.seed)
-        callers = Callers(system.name, system.gateway_urls, sdk, chance, tenants)
+        callers = Callers(system.name, system.gateway_urls, sdk, chance, tenants, plan.may_lose)
         keeper = asyncio.create_task(keep_alive(system))
         try:
             async with asyncio.timeout(SCHEDULE_S), asyncio.TaskGroup() as parts:
@@ -143,25 +156,35 @@ async def run_schedule(
         finally:
             keeper.cancel()
             await callers.aclose()
-        await asyncio.to_thread(check_all, system, listener, callers, report)
+        known = await asyncio.to_thread(check_all, system, listener, callers, report, plan.may_lose)
         with redis.Redis.from_url(system.url) as store:
-            check_accounts(store, system.lane, tenants, callers.told, before)
+            check_accounts(store, system.lane, tenants, callers.told, known, before)
         for told in callers.told:
-            await sdk.delete(told.job_id, tenants[told.ask.tenant].name)
+            if told.job_id in known:
+                await sdk.delete(told.job_id, tenants[told.ask.tenant].name)
     with redis.Redis.from_url(system.url) as store:
         left = list(store.scan_iter(f"{system.lane.prefix}job:*", count=1000))
         assert not left, f"erased jobs left {left}"
 
 
-def check_all(system: System, listener: Listener, callers: Callers, report: Report) -> None:
+def check_all(
+    system: System, listener: Listener, callers: Callers, report: Report, may_lose: bool
+) -> set[str]:
+    """What holds of the jobs that Redis knows: all, unless it lost what it had written."""
+    heard = listener.take(may_lose)
     with redis.Redis.from_url(system.url) as store:
         wait_until_idle(store, system.lane)
-        job_ids = [told.job_id for told in callers.told]
-        check_logs(store, system.lane, job_ids, listener.take())
+        known = {told.job_id for told in callers.told}
+        if may_lose:
+            known = known_jobs(store, system.lane, known)
+        check_logs(store, system.lane, known, None if may_lose else heard)
         check_leftovers(store, system.lane)
-        for job_id in job_ids:
+        for job_id in known:
             _count(report, [key for key, _ in store.xrange(f"{system.lane.job(job_id)}:log")])
     report.pause_s = max(told.longest_pause_s for told in callers.told)
+    report.unknown = len(callers.told) - len(known)
+    report.diverged = sum(told.num_diverged for told in callers.told)
+    return known
 
 
 def _count(report: Report, keys: list[bytes]) -> None:
@@ -254,6 +277,8 @@ class Summary:
             "tokens": sum(each.tokens for each in self.reports),
             "changes of owner": sum(each.owners for each in self.reports),
             "tokens after one": sum(each.tokens_after for each in self.reports),
+            "jobs that Redis lost": sum(each.unknown for each in self.reports),
+            "readers told that it lost tokens": sum(each.diverged for each in self.reports),
             "longest pause of a reader, s": round(max(each.pause_s for each in self.reports), 1),
             "minutes": round((time.monotonic() - self._began_s) / 60, 1),
             "broken": len(self.broken),

@@ -1,30 +1,27 @@
-"""Callers: they submit, read, lose their connection, come back elsewhere, cancel, and compare."""
+"""Callers: they submit, read, lose their connection, come back elsewhere, cancel, and compare.
+
+They forgive nothing: each line, id and checksum is looked at. Where Redis lost what it had written
+(`may_lose`), a job may be unknown and a stream may say that it diverged; never less than that.
+"""
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
-from urllib.parse import quote
 
 import httpx
 
-from faults.reference import answer
+from faults.told import Ask, Broken, Told
 from gateway.client import Client
 from schemas.account import Account
-from schemas.errors import PenstockError
-from schemas.event import EVENT, Delta, Done, Failed
+from schemas.errors import JobNotFound, PenstockError, StreamDiverged
+from schemas.event import EVENT, ErrorBody, Failed
 from schemas.sampling import SamplingParams
 
 PATIENCE_S = 150.0  # with Redis frozen for half a minute, twice
 SILENCE_S = 6.0  # gateways of tests say `: ping` each second
 RETRY_S = 0.1
 _GIVE_AGAIN = (429, 502, 503, 504)
-
-
-class Broken(AssertionError):
-    """A promise was."""
 
 
 class Tenant(Protocol):
@@ -40,111 +37,6 @@ class Tenant(Protocol):
     def account(self) -> Account: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One job, and what its caller does."""
-
-    prompt: str
-    seed: int
-    max_tokens: int
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = True
-    background: bool = True
-    by_sdk: bool = False
-    repeats: int = 0  # further submissions of the same
-    is_late: bool = False  # reads only after the end
-    cancel_at: int | None = None  # tokens
-    timeout_ms: int | None = None
-    hop_every: int | None = None  # tokens after which the reader goes elsewhere
-    tenant: int = 0  # which of them, where there are some
-
-    @property
-    def key(self) -> str:
-        return quote(f"{self.prompt}/{self.seed}")
-
-    def params(self) -> dict[str, object]:
-        return {
-            "seed": self.seed,
-            "max_tokens": self.max_tokens,
-            "n": self.n,
-            "stop": list(self.stop),
-            "ignore_eos": self.ignore_eos,
-        }
-
-    def body(self, model: str) -> dict[str, object]:
-        asked = {"model": model, "prompt": self.prompt, "params": self.params()}
-        asked["background"] = self.background
-        return asked | ({"timeout_ms": self.timeout_ms} if self.timeout_ms else {})
-
-
-@dataclass(slots=True, eq=False)
-class Told:
-    """What a caller was told of one job so far."""
-
-    ask: Ask
-    job_id: str = ""
-    cursor: int = 0
-    deltas: list[Delta] = field(default_factory=list)
-    end: Done | Failed | None = None
-    heard_s: float = 0.0
-    longest_pause_s: float = 0.0
-    num_attaches: int = 0
-
-    def take(self, event: Delta | Done | Failed) -> None:
-        if self.end is not None:
-            raise Broken(f"{self.job_id}: {event} after the end")
-        if event.position != self.cursor:
-            raise Broken(f"{self.job_id}: an event at {event.position}, read up to {self.cursor}")
-        now = time.monotonic()
-        if self.heard_s:
-            self.longest_pause_s = max(self.longest_pause_s, now - self.heard_s)
-        self.heard_s = now
-        if isinstance(event, Delta):
-            self.deltas.append(event)
-            self.cursor = event.end
-        else:
-            self.end = event
-
-    def check(self) -> None:
-        """The end is one that the caller may get, and every token and letter is the right one."""
-        ask, end = self.ask, self.end
-        allowed = {"succeeded"}
-        if ask.cancel_at is not None or not ask.background:
-            allowed.add("cancelled")  # a foreground job also when nobody listened for its grace
-        if ask.timeout_ms is not None:
-            allowed.add("expired")
-        if end is None or end.state not in allowed:
-            raise Broken(f"{self.job_id}: ended as {end}, asked was {ask}")
-        for choice in range(ask.n):
-            self._check_choice(choice, is_whole=end.state == "succeeded")
-
-    def _check_choice(self, choice: int, is_whole: bool) -> None:
-        ask = self.ask
-        expected = answer(
-            ask.prompt,
-            ask.seed,
-            choice,
-            max_tokens=ask.max_tokens,
-            stop=ask.stop,
-            ignore_eos=ask.ignore_eos,
-        )
-        deltas = [delta for delta in self.deltas if delta.index == choice]
-        ids = [token for delta in deltas for token in delta.token_ids]
-        text = "".join(delta.text for delta in deltas)
-        if is_whole:
-            reason = deltas[-1].finish_reason if deltas else None
-            same = (ids, text, reason) == (
-                expected.token_ids,
-                expected.text,
-                expected.finish_reason,
-            )
-        else:
-            same = expected.token_ids[: len(ids)] == ids and expected.text.startswith(text)
-        if not same:
-            raise Broken(f"{self.job_id}, choice {choice}: {text!r} is not {expected.text!r}")
-
-
 class Callers:
     """Puts asks in and follows each to its end. `gateways` gives the URLs of those that live.
 
@@ -158,12 +50,14 @@ class Callers:
         sdk: Client,
         chance: random.Random,
         tenants: Sequence[Tenant] = (),
+        may_lose: bool = False,
     ) -> None:
         self._model = model
         self._gateways = gateways
         self._sdk = sdk
         self._chance = chance
         self._tenants = tenants
+        self._may_lose = may_lose
         timeout = httpx.Timeout(SILENCE_S, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits)
@@ -189,7 +83,7 @@ class Callers:
                     await self.submit(told)
                 if told.ask.is_late:
                     await self._wait_for_end(told)
-                while told.end is None:
+                while told.end is None and not told.is_unknown:
                     await self.read_once(told)
         except TimeoutError:
             raise Broken(f"{told.job_id}: no end within {PATIENCE_S} s: {told.ask}") from None
@@ -215,9 +109,17 @@ class Callers:
         except httpx.HTTPError:
             await asyncio.sleep(RETRY_S)
         except PenstockError as error:
-            if error.status not in _GIVE_AGAIN:
-                raise Broken(f"{told.job_id}: {error!r}") from error
-            await asyncio.sleep(RETRY_S)
+            await self._hear(told, error.body())
+
+    async def _hear(self, told: Told, error: ErrorBody) -> None:
+        """Of trouble that is not the job's own end."""
+        if self._may_lose and error.code == JobNotFound.code:
+            told.is_unknown = True
+        elif self._may_lose and error.code == StreamDiverged.code:
+            told.begin_again()
+        elif error.status not in _GIVE_AGAIN:
+            raise Broken(f"{told.job_id}: {error!r}")
+        await asyncio.sleep(RETRY_S)
 
     async def ask_as(self, tenant: Tenant, path: str) -> httpx.Response:
         return await self._http.get(self._some_gateway() + path, headers=_headers(tenant))
@@ -226,21 +128,21 @@ class Callers:
         return self._tenants[ask.tenant] if self._tenants else None
 
     async def _wait_for_end(self, told: Told) -> None:
-        while True:
-            answer = await self._get(f"/v1/jobs/{told.job_id}", self.tenant_of(told.ask))
+        while not told.is_unknown:
+            answer = await self._look(told)
             if answer is not None and answer["ended_ms"] is not None:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _get(self, path: str, tenant: Tenant | None) -> dict[str, object] | None:
+    async def _look(self, told: Told) -> dict[str, object] | None:
+        url, headers = f"/v1/jobs/{told.job_id}", _headers(self.tenant_of(told.ask))
         try:
-            reply = await self._http.get(self._some_gateway() + path, headers=_headers(tenant))
+            reply = await self._http.get(self._some_gateway() + url, headers=headers)
         except (httpx.HTTPError, LookupError):
             return None
-        if reply.status_code in _GIVE_AGAIN:
-            return None
         if reply.status_code != 200:
-            raise Broken(f"{path}: {reply.status_code} {reply.text}")
+            await self._hear(told, _error_of(reply))
+            return None
         shown: dict[str, object] = reply.json()
         return shown
 
@@ -256,17 +158,12 @@ class Callers:
             )
         except (httpx.HTTPError, LookupError):
             return None
-        if reply.status_code in _GIVE_AGAIN or self._is_early(reply):
+        if reply.status_code in _GIVE_AGAIN:
             return None
         if reply.status_code != 202:
             raise Broken(f"submission: {reply.status_code} {reply.text}")
         job_id: str = reply.json()["id"]
         return job_id
-
-    @staticmethod
-    def _is_early(reply: httpx.Response) -> bool:
-        """No worker has registered the model yet."""
-        return reply.status_code == 404 and "model" in reply.text
 
     async def _submit_sdk(self, ask: Ask) -> str | None:
         tenant = self.tenant_of(ask)
@@ -282,13 +179,13 @@ class Callers:
                 account=tenant.account if tenant else None,
             )
         except PenstockError as error:
-            if error.status in _GIVE_AGAIN or error.code == "model_not_found":
+            if error.status in _GIVE_AGAIN:
                 return None
             raise Broken(f"submission: {error!r}") from error
 
     async def _read_sdk(self, told: Told) -> None:
         begun, tenant = told.cursor, self.tenant_of(told.ask)
-        events = self._sdk.stream(told.job_id, told.cursor, tenant.name if tenant else None)
+        events = self._sdk.stream(told.job_id, told.last_id, tenant.name if tenant else None)
         try:
             async for event in events:
                 told.take(event)
@@ -304,27 +201,36 @@ class Callers:
             await asyncio.sleep(RETRY_S)
             return
         url = self._chance.choice(gateways) + path
-        asked = {"starting_after": told.cursor}
-        headers = _headers(self.tenant_of(told.ask))
-        async with self._http.stream("GET", url, params=asked, headers=headers) as reply:
+        headers = _headers(self.tenant_of(told.ask)) | told.source.connect()
+        async with self._http.stream("GET", url, headers=headers) as reply:
             if reply.status_code == 200:
                 await self._take_lines(told, reply)
-            elif reply.status_code not in _GIVE_AGAIN:
-                raise Broken(f"{path}: {reply.status_code} {await reply.aread()!r}")
             else:
-                await asyncio.sleep(RETRY_S)
+                await reply.aread()
+                await self._hear(told, _error_of(reply))
 
     async def _take_lines(self, told: Told, reply: httpx.Response) -> None:
-        begun = told.cursor
+        begun, own = told.cursor, None
         async for line in reply.aiter_lines():
-            if not line.startswith("data: "):
+            if (data := told.source.feed(line)) is None:
                 continue
-            event = EVENT.validate_json(line[6:])
-            if isinstance(event, Failed) and _is_of_the_gateway(event):
-                return
+            event = EVENT.validate_json(data)
+            if own is not None:
+                raise Broken(f"{told.job_id}: {event} after the gateway's own error")
+            if isinstance(event, Failed) and event.state == "failed":
+                own = event  # no job of these ends so
+                if (event.position, told.source.last_id) != (told.cursor, told.last_id):
+                    raise Broken(f"{told.job_id}: {told.source.last_id}, had was {told.last_id}")
+                continue
             told.take(event)
+            if told.source.last_id != told.last_id:
+                raise Broken(f"{told.job_id}: {told.source.last_id} is the id of {told.last_id}")
             if await self._acts(told, begun):
                 return
+        if own is not None:
+            await self._hear(told, own.error)
+        elif told.end is None:
+            raise Broken(f"{told.job_id}: the answer ended, at {told.last_id}, and the job did not")
 
     async def _acts(self, told: Told, begun: int) -> bool:
         """Cancels when it is time to; whether to go elsewhere now."""
@@ -337,15 +243,17 @@ class Callers:
         """Once; a caller that gets no answer reads on and tries again at the next event."""
         try:
             url = f"{self._some_gateway()}/v1/jobs/{told.job_id}/cancel"
-            await self._http.post(url, headers=_headers(self.tenant_of(told.ask)))
+            reply = await self._http.post(url, headers=_headers(self.tenant_of(told.ask)))
         except (httpx.HTTPError, LookupError):
             return
+        if reply.status_code not in (200, *_GIVE_AGAIN) and not self._may_lose:
+            raise Broken(f"cancel: {reply.status_code} {reply.text}")
 
 
 def _headers(tenant: Tenant | None) -> dict[str, str]:
     return {"authorization": f"Bearer {tenant.key}"} if tenant else {}
 
 
-def _is_of_the_gateway(event: Failed) -> bool:
-    """Its own trouble, told in the stream, while the job goes on."""
-    return event.state == "failed" and event.error.status in _GIVE_AGAIN
+def _error_of(reply: httpx.Response) -> ErrorBody:
+    shown = reply.json()["error"]
+    return ErrorBody(code=shown["code"], message=shown["message"], status=reply.status_code)

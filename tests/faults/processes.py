@@ -4,6 +4,7 @@ Everything runs the fake model unless told otherwise, and ends with the `System`
 """
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+import redis
+
 from compose.server import Server
 from faults.proxy import Proxy
 from schemas.keys import Lane
@@ -26,7 +29,7 @@ from worker_process import child_of, until
 
 PATIENCE_S = 100.0
 LEASE_MS = 1500
-_PORT = re.compile(r"Uvicorn running on http://127\.0\.0\.1:(\d+)")
+_PORT = re.compile(r"gateway listens on http://127\.0\.0\.1:(\d+)")
 AppendFsync = Literal["everysec", "always"]
 CHILDREN = ("worker.service", "worker.engine_process")
 
@@ -114,7 +117,7 @@ class Worker(Process):
 
 
 class Gateway(Process):
-    AT_WORK = "Uvicorn running on "
+    AT_WORK = "gateway listens on "
 
     def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
         super().__init__("gateway.cli", ["--port", "0", *flags], proxy, env)
@@ -160,6 +163,8 @@ class System:
         self.proxies: list[Proxy] = []
         self._starter = ThreadPoolExecutor(1)
         self.redis_lock = threading.Lock()  # one that harms it at a time
+        self._safe = Path(), 0
+        self._numbers = itertools.count()
 
     @property
     def name(self) -> str:
@@ -264,9 +269,50 @@ class System:
         """In a thread that lives as long as the system: the server ends with its starter."""
         self._starter.submit(self.server.start).result()
 
+    def note_written(self) -> None:
+        """What Redis wrote so far is not lost by `lose_tail`: a disk loses what came last."""
+        self._safe = _size_of(self._log_file())
+
+    def lose_tail(self, num_bytes: int) -> None:
+        """Kill Redis, cut so much off what it wrote, and start it on the rest."""
+        with self.redis_lock:
+            self.server.kill()
+            path, size = _size_of(self._log_file())
+            safe_path, safe = self._safe
+            os.truncate(path, max(safe if path == safe_path else 0, size - num_bytes))
+            self.start_server()
+
+    def promote(self, lag_s: float) -> None:
+        """Redis dies, and a replica that heard nothing for so long takes its place and port."""
+        with self.redis_lock:
+            old, number = self.server, next(self._numbers)
+            folder = Path(self._own_folder.name) / f"replica-{number}"
+            replica = Server(folder, options=old.options)
+            self._starter.submit(replica.start).result()
+            with Proxy(old.port) as way, redis.Redis.from_url(replica.url) as client:
+                with redis.Redis.from_url(old.url) as primary:
+                    primary.config_set("repl-diskless-sync-delay", 0)
+                client.replicaof("127.0.0.1", way.port)
+                until(lambda: client.info()["master_link_status"] == "up", "the replica to follow")
+                way.down.is_held = True
+                time.sleep(lag_s)
+                old.kill()
+                client.replicaof("no", "one")
+                client.config_set("port", old.port)
+            replica.port, self.server = old.port, replica
+
+    def _log_file(self) -> Path:
+        """The last part of the append-only file."""
+        parts = (self.server.folder / "appendonlydir").glob("*.incr.aof")
+        return max(parts, key=lambda part: int(part.name.split(".")[-3]))
+
     def freeze_server(self, lasts_s: float) -> None:
         with self.redis_lock:
             assert self.server.pid is not None
             os.kill(self.server.pid, signal.SIGSTOP)
             time.sleep(lasts_s)
             os.kill(self.server.pid, signal.SIGCONT)
+
+
+def _size_of(path: Path) -> tuple[Path, int]:
+    return path, path.stat().st_size

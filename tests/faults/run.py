@@ -12,11 +12,13 @@ from faults.invariants import (
     check_ledger,
     check_leftovers,
     check_logs,
+    known_jobs,
     ledger,
     wait_until_idle,
 )
-from faults.load import Ask, Callers, Told
+from faults.load import Callers
 from faults.processes import System
+from faults.told import Ask, Told
 from gateway.client import Client
 from schemas.keys import Lane
 
@@ -56,21 +58,26 @@ def run(
     at_tokens: int = 100,
     model: str = "fake",
     is_empty_after: bool = True,
+    may_lose: bool = False,
 ) -> list[Told]:
     """Every ask to its end, with `act` in a thread once readers have had `at_tokens` tokens.
 
     Then: each job ended once, was read whole and right, and was paid for once; the lane holds
-    nothing back.
+    nothing back. Where Redis `may_lose` what it had written, that holds of the jobs that it knows.
     """
     lane = Lane(model)
+    system.note_written()
     with system.telling(), Listener(system.url, lane) as listener:
         with redis.Redis.from_url(system.url) as store:
             before = ledger(store, lane)
-        told = asyncio.run(_run(system, asked, act, at_tokens, model))
+        told = asyncio.run(_run(system, asked, act, at_tokens, model, may_lose))
+        heard = listener.take(may_lose)
         with redis.Redis.from_url(system.url) as store:
             wait_until_idle(store, lane)
-            job_ids = [each.job_id for each in told]
-            check_logs(store, lane, job_ids, listener.take())
+            job_ids = {each.job_id for each in told}
+            if may_lose:
+                job_ids = known_jobs(store, lane, job_ids)
+            check_logs(store, lane, job_ids, None if may_lose else heard)
             check_ledger(store, lane, job_ids, before)
             if is_empty_after:
                 check_leftovers(store, lane)
@@ -83,9 +90,11 @@ async def _run(
     act: Callable[[], object] | None,
     at_tokens: int,
     model: str,
+    may_lose: bool,
 ) -> list[Told]:
     async with Client.from_url(system.url, durability=system.durability) as sdk:
-        callers = Callers(model, system.gateway_urls, sdk, random.Random(1))
+        chance = random.Random(1)
+        callers = Callers(model, system.gateway_urls, sdk, chance, may_lose=may_lose)
         try:
             async with asyncio.TaskGroup() as parts:
                 if act is not None:

@@ -5,16 +5,18 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
 
 import redis
 
-from faults.load import Ask
 from faults.processes import CHILDREN, Process, System
+from faults.told import Ask
 
 Kind = TypeVar("Kind", bound=Process)
 LONG_S = 30.0
+MOST_BYTES = 300_000
+LOSSES = ("lose tail", "promote")
 PLACES = 5  # of a lane's processes
 _STOPS = (("🚀🚀",), ("dams an", "日本, "), ("never there",), ())
 _PROMPTS = ("job 🌊", "an\u00a0odd one", "日本語", "plain")
@@ -28,6 +30,7 @@ class Fault:
     kind: str
     place: int  # which of the processes of its kind
     lasts_s: float
+    num_bytes: int = 1  # that are lost
 
     def __str__(self) -> str:
         return f"{self.at_s:.1f}s {self.kind}[{self.place}] {self.lasts_s:.1f}s"
@@ -40,6 +43,15 @@ class Schedule:
     faults: list[Fault]
     pace_s: float
 
+    @property
+    def may_lose(self) -> bool:
+        """Whether Redis loses what it had written, and so what was accepted and shown."""
+        return any(fault.kind in LOSSES for fault in self.faults)
+
+    def without_losses(self) -> Self:
+        kept = [fault for fault in self.faults if fault.kind not in LOSSES]
+        return replace(self, faults=kept)
+
 
 def schedule(seed: int, num_tenants: int, fault: str = "", num_jobs: int = 30) -> Schedule:
     """`fault`: of this kind is one more, in the middle."""
@@ -49,7 +61,7 @@ def schedule(seed: int, num_tenants: int, fault: str = "", num_jobs: int = 30) -
         (_fault(chance) for _ in range(chance.randint(1, 4))), key=lambda fault: fault.at_s
     )
     if fault:
-        faults.append(Fault(1.0, fault, chance.randrange(PLACES), lasts_s=1.0))
+        faults.append(replace(_fault(chance), at_s=1.0, kind=fault, lasts_s=1.0))
     return Schedule(seed, asks, faults, pace_s=chance.choice((0.0, 0.01, 0.03)))
 
 
@@ -76,7 +88,8 @@ def _ask(chance: random.Random, name: str, num_tenants: int) -> Ask:
 def _fault(chance: random.Random) -> Fault:
     kind = chance.choices(list(KINDS), weights=[weight for weight, _ in KINDS.values()])[0]
     lasts_s = chance.choice((0.05, 0.3, 1.0, 2.5))
-    return Fault(chance.uniform(0.0, 2.5), kind, chance.randrange(PLACES), lasts_s)
+    at_s, place = chance.uniform(0.0, 2.5), chance.randrange(PLACES)
+    return Fault(at_s, kind, place, lasts_s, num_bytes=int(MOST_BYTES ** chance.random()))
 
 
 def inject(system: System, fault: Fault) -> None:
@@ -123,15 +136,27 @@ def _stop_gateway(system: System, fault: Fault) -> None:
 
 
 def _kill_housekeeping(system: System, fault: Fault) -> None:
-    _of(system.houses, fault).kill()
+    if system.houses:  # else it died a moment ago, and is started again
+        _of(system.houses, fault).kill()
 
 
 def _freeze_housekeeping(system: System, fault: Fault) -> None:
-    _freeze(_of(system.houses, fault), fault.lasts_s)
+    if system.houses:
+        _freeze(_of(system.houses, fault), fault.lasts_s)
 
 
 def _kill_redis(system: System, fault: Fault) -> None:
     system.restart_server(min(fault.lasts_s, 1.0))
+
+
+def _lose_tail(system: System, fault: Fault) -> None:
+    """As after a power loss: of what Redis wrote last, be it half a command."""
+    system.lose_tail(fault.num_bytes)
+
+
+def _promote(system: System, fault: Fault) -> None:
+    """As after a failover to a replica that lagged."""
+    system.promote(fault.lasts_s)
 
 
 def _freeze_redis(system: System, fault: Fault) -> None:
@@ -198,6 +223,8 @@ KINDS: dict[str, tuple[int, Callable[[System, Fault], None]]] = {
     "kill housekeeping": (2, _kill_housekeeping),
     "freeze housekeeping": (2, _freeze_housekeeping),
     "kill redis": (3, _kill_redis),
+    "lose tail": (2, _lose_tail),
+    "promote": (1, _promote),
     "freeze redis": (2, _freeze_redis),
     "freeze redis long": (1, _freeze_redis_long),
     "flush scripts": (2, _flush_scripts),

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import httpx
 import redis
 
 from faults.invariants import check_ledger, ledger
-from faults.load import Callers, Told
+from faults.load import Callers
+from faults.told import Told
 from gateway.client import Client
 from gateway.keyring import KeyStore
 from schemas.account import Account
@@ -81,11 +82,17 @@ def used(store: redis.Redis, lane: Lane, tenants: Sequence[Tenant]) -> Used:
 
 
 def check_accounts(
-    store: redis.Redis, lane: Lane, tenants: Sequence[Tenant], told: Sequence[Told], before: Used
+    store: redis.Redis,
+    lane: Lane,
+    tenants: Sequence[Tenant],
+    told: Sequence[Told],
+    known: Set[str],
+    before: Used,
 ) -> None:
-    """Each paid for its own jobs that ended, and for their tokens and prompts, once."""
+    """Each paid for its own known jobs, which ended, and for their tokens and prompts, once."""
     for number, tenant in enumerate(tenants):
         mine = [each.job_id for each in told if each.ask.tenant == number]
+        mine = [job_id for job_id in mine if job_id in known]
         for job_id in mine:
             owner, account = store.hmget(lane.job(job_id), "tenant", "account")
             assert (owner, account) == (tenant.name.encode(), tenant.account.name.encode())
