@@ -115,7 +115,8 @@ class SamplingParams(Wire):
     @model_serializer(mode="wrap")
     def _with_all_given(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         written: dict[str, object] = write(self)
-        return written | {name: getattr(self, name) for name in self.given()}
+        # in one order everywhere: the digest that knows a repeated job is taken over this text
+        return written | {name: getattr(self, name) for name in sorted(self.given())}
 
     @field_validator("stop", mode="before")
     @classmethod

@@ -231,5 +231,6 @@ def test_a_bad_option_is_one_line(
         assert isinstance(ended.code, int)
         status = ended.code
     assert status == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    *others, line = capsys.readouterr().err.splitlines()
     assert line.startswith("penstock bench compare: ") and said in line
+    assert not [other for other in others if "penstock" in other or "Error" in other], others

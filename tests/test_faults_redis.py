@@ -124,6 +124,8 @@ def test_restarted_empty_it_is_found_empty_and_serves_again(tmp_path):
                         await client.status(job_id)
 
         asyncio.run(lose())
+        (gateway,) = system.gateway_urls()
+        until(lambda: bool(httpx.get(f"{gateway}/v1/models").json()["data"]), "a worker in Redis")
         run(system, asks(6, max_tokens=30))
 
 

@@ -202,7 +202,7 @@ def test_a_caller_killed_before_the_first_token_ends_its_job(
         caller.kill()
     job_id = actor.jobs[-1].job_id
     eventually(lambda: job_id in actor.cancelled, 15)
-    assert http.get(f"/v1/jobs/{job_id}").json()["state"] == "cancelled"
+    eventually(lambda: http.get(f"/v1/jobs/{job_id}").json()["state"] == "cancelled", 15)
 
 
 def test_a_caller_with_a_key_may_hang_up_and_come_back(http: httpx.Client, actor: Actor) -> None:

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,23 @@ def test_what_a_job_gives_it_gives_after_redis_too(fields):
         ).dump_and_digest()[1]
     )
     assert alike == (not params.given())
+
+
+def test_a_repeated_job_is_known_in_another_process():
+    """Whatever the order there of what a set holds."""
+    program = (
+        "from schemas.job import Job; from schemas.sampling import SamplingParams as P\n"
+        "usual = {name: getattr(P(), name) for name in ('min_p', 'top_p', 'repetition_penalty')}\n"
+        "job = Job(job_id='j', model='m', prompts=['x'], params=P(**usual))\n"
+        "print(job.dump_and_digest())"
+    )
+    told = {
+        subprocess.check_output(
+            [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": str(seed)}
+        )
+        for seed in range(4)
+    }
+    assert len(told) == 1
 
 
 def test_a_jobs_defaults_are_the_models_and_what_it_gives_is_its_own(folder):

@@ -18,6 +18,7 @@ import redis
 
 from compose.server import Server, ServerFailed
 from schemas.nearby import nearby, noted
+from stage import eventually
 
 FAKE = {"PENSTOCK_LOAD_FORMAT": "fake"}
 PATHS = {"PYTHONPATH": str(Path(__file__).parent.parent)}  # wherever it is started
@@ -146,7 +147,7 @@ def test_beside_a_running_up_commands_find_its_server_and_another_up_its_own(
         key = json.loads(penstock("keys", "create", "--json", **home).stdout)
         with redis.Redis.from_url(first.redis_url) as server:
             assert server.hexists("penstock:api_keys", key["key_id"])
-        assert httpx.get(f"{first.url}/v1/models").status_code == 401
+        eventually(lambda: httpx.get(f"{first.url}/v1/models").status_code == 401, 15)
         port = first.url.rpartition(":")[2]
         for words, why in (
             (("--port", port), f"cannot listen on 127.0.0.1 port {port}: another process does"),
