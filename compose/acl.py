@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from schemas.keys import MODELS, NAMESPACE
-from schemas.process import Settings, load_settings
-from schemas.script import SCRIPTS
+from penstock.schemas.keys import MODELS, NAMESPACE
+from penstock.schemas.process.start import Settings, load_settings
+from penstock.schemas.script import SCRIPTS
 
 CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also a table that is unpacked
 LANES = f"{NAMESPACE}:{{*:*}}:*"  # every key and channel of every lane

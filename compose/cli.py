@@ -3,27 +3,32 @@
 import importlib.metadata
 import sys
 
-from schemas.exit_status import NEVER_STARTS
+from penstock.schemas.process.exit_status import NEVER_STARTS
 
 COMMANDS = {
     "up": ("compose.local", "server, gateway, worker and housekeeping, on this machine"),
     "demo": ("compose.demo", "the same, with three jobs streamed to the terminal"),
-    "worker": ("worker.cli", "run jobs of one model"),
-    "gateway": ("gateway.cli", "HTTP in front of the queue"),
-    "housekeeping": ("gateway.housekeeping", "chores: sweeps, webhooks, batches"),
-    "keys": ("gateway.keys", "create, list and revoke API keys"),
-    "webhooks": ("gateway.webhooks_cli", "receivers of events, and what they were sent"),
+    "worker": ("worker.supervisor.cli", "run jobs of one model"),
+    "gateway": ("gateway.server.cli", "HTTP in front of the queue"),
+    "housekeeping": ("gateway.housekeeping.main", "chores: sweeps, webhooks, batches"),
+    "keys": ("gateway.commands.keys", "create, list and revoke API keys"),
+    "webhooks": (
+        "gateway.commands.webhooks",
+        "receivers of events, and what they were sent",
+    ),
     "acl": ("compose.acl", "users of Redis, one a role, as lines of an ACL file"),
     "bench": (
         "loadtest.bench",
         "offline, latency, serve: speed by vLLM's names; compare: beside others",
     ),
     "prebuild": ("compose.prebuild", "the CPU operations, for where no C compiler is"),
-    "dlq": ("gateway.dlq", "list, show, requeue and drop jobs that were given up"),
+    "dlq": (
+        "gateway.commands.dlq",
+        "list, show, requeue and drop jobs that were given up",
+    ),
 }
 
 INTERRUPTED = 130  # as shells have it
-OWN = {"schemas", "kernels", "worker", "gateway", "compose", "loadtest"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,11 +45,11 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     module, _ = COMMANDS[words[0]]
     try:
-        code: int = importlib.import_module(module).main(words[1:])
+        code: int = importlib.import_module(f"penstock.{module}").main(words[1:])
     except KeyboardInterrupt:  # before the command had its own way to end
         return INTERRUPTED
     except ModuleNotFoundError as error:
-        if not error.name or error.name.split(".")[0] in OWN:
+        if not error.name or error.name.split(".")[0] == "penstock":
             raise
         needed = f"penstock {words[0]} needs {error.name}: pip install 'penstock[worker]'"
         print(needed, file=sys.stderr)

@@ -9,8 +9,8 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from schemas.exit_status import BAD_USAGE, NEVER_STARTS
-from schemas.parent import end_with_parent
+from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
+from penstock.schemas.process.parent import end_with_parent
 
 RESTART_DELAYS_S = (0.2, 1.0, 5.0)
 
@@ -83,7 +83,7 @@ class Component:
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "compose.cli",
+            "penstock.compose.cli",
             *self.argv,
             env=os.environ | self.env,
             stdin=DEVNULL,

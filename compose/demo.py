@@ -14,12 +14,12 @@ import httpx
 from pydantic import JsonValue
 from rich.console import Console
 
-from compose.local import LocalSettings, NotReady, Stack, running
-from compose.server import ServerFailed
-from gateway.listening import CannotListen
-from schemas.event import EVENT, Delta, Usage
-from schemas.process import load_settings
-from schemas.wire import Report
+from penstock.compose.local import LocalSettings, NotReady, Stack, running
+from penstock.compose.server import ServerFailed
+from penstock.gateway.server.listening import CannotListen
+from penstock.schemas.event import EVENT, Delta, Usage
+from penstock.schemas.process.start import load_settings
+from penstock.schemas.wire import Report
 
 Json = dict[str, JsonValue]
 

@@ -14,18 +14,18 @@ import httpx
 from pydantic import Field, SecretStr
 from rich.console import Console
 
-from compose.component import Component
-from compose.server import Server, ServerFailed
-from gateway.client import Client
-from gateway.listening import CannotListen, listen, url_of
-from gateway.outbound import OutboundSettings
-from schemas.errors import QueueUnreachable
-from schemas.nearby import noted
-from schemas.place import PORT as REDIS_PORT
-from schemas.place import RedisUrl, shown
-from schemas.process import SecretSettings, load_settings
-from schemas.secret import BadSecret
-from worker.bundled.paths import BUNDLED_MODEL
+from penstock.compose.component import Component
+from penstock.compose.server import Server, ServerFailed
+from penstock.gateway.client import Client
+from penstock.gateway.server.listening import CannotListen, listen, url_of
+from penstock.gateway.webhooks.outbound import OutboundSettings
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.process.nearby import noted
+from penstock.schemas.process.start import SecretSettings, load_settings
+from penstock.schemas.redis.url import PORT as REDIS_PORT
+from penstock.schemas.redis.url import RedisUrl, shown
+from penstock.schemas.secret import BadSecret
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 
 class LocalSettings(SecretSettings, OutboundSettings):

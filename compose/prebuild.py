@@ -10,9 +10,9 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from kernels.cpu.compile import Unusable
-from kernels.cpu.prebuilt import levels, prebuild
-from schemas.process import Settings, load_settings, words_of
+from penstock.kernels.cpu.compile import Unusable
+from penstock.kernels.cpu.prebuilt import levels, prebuild
+from penstock.schemas.process.start import Settings, load_settings, words_of
 
 PROGRAM = "penstock prebuild"
 

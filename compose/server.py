@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from schemas.parent import end_with_parent
+from penstock.schemas.process.parent import end_with_parent
 
 START_S = 10.0
 STOP_S = 10.0

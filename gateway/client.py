@@ -20,24 +20,24 @@ from typing import Literal, Self
 
 from pydantic import JsonValue, ValidationError
 
-from gateway.apart import Apart
-from gateway.inbox import MAX_UNREAD, SILENCE_S, Inbox
-from gateway.lanes import Lanes
-from gateway.reader import Reader
-from schemas.account import Account
-from schemas.connection import connect
-from schemas.cursor import Cursor, Had, Missed, Straddled
-from schemas.delivery import JobStatus, Page, Rates, Submission
-from schemas.errors import InvalidJob, JobNotFound, QueueUnreachable, StreamDiverged
-from schemas.event import Delta, Event, Result
-from schemas.group_sync import GroupSync, Mark, NoSync, Sync
-from schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
-from schemas.model import ModelCard
-from schemas.queue import Queue
-from schemas.refusal import refusal
-from schemas.sampling import SamplingParams
-from schemas.server_check import Durability
-from schemas.servers import Redis
+from penstock.gateway.follow.lanes import Lanes
+from penstock.gateway.follow.reader import Reader
+from penstock.gateway.follow.subscription import MAX_UNREAD, SILENCE_S, Inbox
+from penstock.gateway.off_loop import Apart
+from penstock.schemas.account import Account
+from penstock.schemas.cursor import Cursor, Had, Missed, Straddled
+from penstock.schemas.delivery import JobStatus, Page, Rates, Submission
+from penstock.schemas.errors import InvalidJob, JobNotFound, QueueUnreachable, StreamDiverged
+from penstock.schemas.event import Delta, Event, Result
+from penstock.schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
+from penstock.schemas.model import ModelCard
+from penstock.schemas.queue.queue import Queue
+from penstock.schemas.queue.refusal import refusal
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.group_sync import GroupSync, Mark, NoSync, Sync
+from penstock.schemas.redis.server_check import Durability
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.sampling import SamplingParams
 
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
@@ -134,7 +134,8 @@ class Client:
 
         `model` may be left out where one is served. Sampling is given as `params` or by its
         fields' names. With an idempotency key a second call is the same job, never a second one.
-        Raises InvalidJob, ModelNotFound, IdempotencyMismatch, and what `schemas.refusal` makes.
+        Raises InvalidJob, ModelNotFound, IdempotencyMismatch, and what `schemas.queue.refusal`
+        makes.
         """
         tenant = tenant or self.tenant
         model = model or await self._lanes.only_model()
@@ -201,8 +202,8 @@ class Client:
         """Put in a job that was named by `name_job`. A repeat of the same is no second job.
 
         It counts for the account, under its limits; none: for its tenant, without limits. `note`
-        is for who drains the outboxes (`gateway.outbox`). The id is remembered for `remember_s` at
-        least, also when its result is gone.
+        is for who drains the outboxes (`gateway.tasks.outbox`). The id is remembered for
+        `remember_s` at least, also when its result is gone.
         """
         queue = await self._lanes.queue(job.job_id)
         job.refuse_large_answer(self._lanes.max_model_len(job.model))

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from gateway.client import Client
-from schemas.job import DEFAULT_TENANT
+from penstock.gateway.client import Client
+from penstock.schemas.job import DEFAULT_TENANT
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import compiled_ops
+from penstock.kernels.cpu.library import compiled_ops
 
 
 def on_gpu(x: Tensor) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.device import on_gpu
+from penstock.kernels.device import on_gpu
 
 UNIT = 2.0**40
 WIDTHS = (64, 256, 4096)  # how many of the likeliest to look at; few distributions need the last

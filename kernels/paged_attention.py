@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kernels.device import on_gpu
-from kernels.paged_attention_panels import ops_on_panels, paged_attention_panels
-from kernels.paged_attention_ref import attend, plan_gathers
-from kernels.paged_attention_tiled import attend_tiles, plan_tiles
-from kernels.spans import HeadShape, Spans
+from penstock.kernels.device import on_gpu
+from penstock.kernels.paged_attention_panels import ops_on_panels, paged_attention_panels
+from penstock.kernels.paged_attention_ref import attend, plan_gathers
+from penstock.kernels.paged_attention_tiled import attend_tiles, plan_tiles
+from penstock.kernels.spans import HeadShape, Spans
 
 # (query, kv_cache, scale) -> attended
 Attend = Callable[[Tensor, Tensor, float], Tensor]
@@ -44,7 +44,7 @@ def plan_attention(
 
 def _on_gpu(spans: Spans, window: int | None, deterministic: bool) -> Attend:
     # Imported here: not every platform without a GPU has triton.
-    from kernels.paged_attention_triton import paged_attention_triton
+    from penstock.kernels.paged_attention_triton import paged_attention_triton
 
     return lambda query, kv_cache, scale: paged_attention_triton(
         query, kv_cache, spans, scale, window, deterministic=deterministic

@@ -9,8 +9,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.device import ops_for
-from kernels.spans import HeadShape, Spans
+from penstock.kernels.device import ops_for
+from penstock.kernels.spans import HeadShape, Spans
 
 _MAX_HEAD, _MAX_GROUP = 256, 48
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
+from penstock.kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
 
 # Sequences whose numbers of blocks stand in this ratio or closer are padded to the longest.
 _CLOSE = 0.75

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
+from penstock.kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
 
 _KEYS = 128
 # Rows of a product; a query gives one for each head of its group.

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.spans import Spans
+from penstock.kernels.spans import Spans
 
 # The interpreter computes bf16 on raw 16-bit integers: there everything is float32.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

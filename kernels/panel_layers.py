@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.paged_attention_panels import ops_on_panels
-from kernels.panel_linear import PackedWeight, PanelLinear
-from kernels.rotate_and_store import HeadNorms, Places
-from kernels.spans import HeadShape, Spans
+from penstock.kernels.paged_attention_panels import ops_on_panels
+from penstock.kernels.panel_linear import PackedWeight, PanelLinear
+from penstock.kernels.rotate_and_store import HeadNorms, Places
+from penstock.kernels.spans import HeadShape, Spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from kernels.device import ops_for
-from kernels.huge_pages import take
+from penstock.kernels.device import ops_for
+from penstock.kernels.huge_pages import take
 
 _PANEL = 16  # columns that lie side by side
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.device import ops_for
+from penstock.kernels.device import ops_for
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

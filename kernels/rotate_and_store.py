@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.paged_attention_panels import ops_on_panels
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
-from kernels.spans import HeadShape
-from kernels.store_kv import key_rows, store_rows
+from penstock.kernels.paged_attention_panels import ops_on_panels
+from penstock.kernels.rms_norm import rms_norm
+from penstock.kernels.rotary import rotary
+from penstock.kernels.spans import HeadShape
+from penstock.kernels.store_kv import key_rows, store_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ Store = Callable[[Tensor, HeadNorms | None, Tensor], Tensor]
 class Places:
     """Where each token stands, and where its keys and values go.
 
-    cos, sin      [tokens, head_dim]  as `kernels.rotary` has them
+    cos, sin      [tokens, head_dim]  as `penstock.kernels.rotary` has them
     slot_mapping  [tokens]            int64; block * block_size + offset; no slot twice
     """
 

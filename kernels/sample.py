@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.cpu.library import compiled_ops
-from kernels.draw import UNIT, Cut, draw, draw_cut, likeliest, mass
-from kernels.philox import Words, key_schedule, uniforms
-from kernels.token_mask import apply_token_mask, byte_penalties
+from penstock.kernels.cpu.library import compiled_ops
+from penstock.kernels.draw import UNIT, Cut, draw, draw_cut, likeliest, mass
+from penstock.kernels.philox import Words, key_schedule, uniforms
+from penstock.kernels.token_mask import apply_token_mask, byte_penalties
 
 NO_TOKEN = -1
 

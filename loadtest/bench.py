@@ -5,21 +5,36 @@ import os
 import sys
 from collections.abc import Sequence
 
-from loadtest.errors import BadOption, CannotMeasure
-from schemas.errors import InvalidJob
-from schemas.exit_status import BAD_USAGE
+from penstock.loadtest.errors import BadOption, CannotMeasure
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.process.exit_status import BAD_USAGE
 
 COMMANDS = {
-    "offline": ("loadtest.offline", "throughput through LLM, in this process"),
-    "latency": ("loadtest.latency", "how long a batch takes through LLM"),
-    "serve": ("loadtest.serve", "latencies and throughput of a server, seen by its clients"),
-    "sweep": ("loadtest.sweep", "throughput against latency, as table and plot"),
-    "compare": ("loadtest.compare", "beside transformers, other servers and the limit"),
-    "files": ("loadtest.files", "the comparison's model and workloads, for other engines"),
-    "memory": ("loadtest.waste", "KV memory that is taken and holds nothing"),
-    "quantization": ("loadtest.quantization", "perplexity, size and speed with 8 and 4 bits"),
-    "host": ("loadtest.host_cost", "what a step costs beside the model"),
-    "queue": ("loadtest.queue", "the queue's path, with an engine that costs nothing"),
+    "offline": ("loadtest.commands.offline", "throughput through LLM, in this process"),
+    "latency": ("loadtest.commands.latency", "how long a batch takes through LLM"),
+    "serve": (
+        "loadtest.commands.serve",
+        "latencies and throughput of a server, seen by its clients",
+    ),
+    "sweep": ("loadtest.commands.sweep", "throughput against latency, as table and plot"),
+    "compare": (
+        "loadtest.commands.compare",
+        "beside transformers, other servers and the limit",
+    ),
+    "files": (
+        "loadtest.commands.files",
+        "the comparison's model and workloads, for other engines",
+    ),
+    "memory": ("loadtest.commands.memory", "KV memory that is taken and holds nothing"),
+    "quantization": (
+        "loadtest.commands.quantization",
+        "perplexity, size and speed with 8 and 4 bits",
+    ),
+    "host": ("loadtest.commands.host", "what a step costs beside the model"),
+    "queue": (
+        "loadtest.commands.queue",
+        "the queue's path, with an engine that costs nothing",
+    ),
 }
 
 
@@ -33,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # for all: spinning starves a neighbour
     module, _ = COMMANDS[argv[0]]
     try:
-        code: int = importlib.import_module(module).main(argv[1:])
+        code: int = importlib.import_module(f"penstock.{module}").main(argv[1:])
     except (BadOption, InvalidJob) as error:
         print(f"penstock bench {argv[0]}: {error}", file=sys.stderr)
         return BAD_USAGE

@@ -8,10 +8,10 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from schemas.account import Account, Limits
-from schemas.job import DEFAULT_TENANT, PriorityClass
-from schemas.secret import sign
-from schemas.wire import Wire
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
+from penstock.schemas.secret import sign
+from penstock.schemas.wire import Wire
 
 Scope = Literal["inference", "jobs", "batches", "metrics", "admin"]
 

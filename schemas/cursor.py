@@ -6,10 +6,10 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from schemas.checksum import NOTHING, roll
-from schemas.errors import InvalidJob, StreamDiverged
-from schemas.event import Delta, Done, Event, Failed
-from schemas.result import after
+from penstock.schemas.checksum import NOTHING, roll
+from penstock.schemas.errors import InvalidJob, StreamDiverged
+from penstock.schemas.event import Delta, Done, Event, Failed
+from penstock.schemas.result import after
 
 _ID = re.compile(r"([0-9]{1,15})(?:-([0-9a-f]{8}))?")
 

@@ -8,10 +8,10 @@ from typing import Literal
 import msgspec
 from pydantic import Field, JsonValue
 
-from schemas.event import Delta, Done, Failed, State
-from schemas.job import Job, PriorityClass
-from schemas.model import WorkerCard
-from schemas.wire import Report
+from penstock.schemas.event import Delta, Done, Failed, State
+from penstock.schemas.job import Job, PriorityClass
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.wire import Report
 
 
 class Letter(StrEnum):

@@ -30,7 +30,7 @@ PenstockError
 +-- WorkerCrashed 500           it ended the workers that ran it
 """
 
-from schemas.event import ErrorBody
+from penstock.schemas.event import ErrorBody
 
 
 class PenstockError(Exception):

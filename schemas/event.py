@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field, PlainSerializer, PlainValidator
 
-from schemas.wire import Report
+from penstock.schemas.wire import Report
 
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 State = Literal["ready", "admitting", "decoding"] | EndState
@@ -53,7 +53,7 @@ class Usage(Report):
 
 
 class ErrorBody(Report):
-    """An error of `schemas.errors`, as it travels."""
+    """An error of `penstock.schemas.errors`, as it travels."""
 
     code: str
     message: str
@@ -76,7 +76,7 @@ class Line(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     """At least one new token of one choice. `text` is what became certain: it may be empty.
 
-    checksum       of all tokens up to its end, `schemas.checksum`; none from older workers
+    checksum       of all tokens up to its end, `penstock.schemas.checksum`; none from older workers
     finish_reason  set on the choice's last delta
     stop_reason    the stop id or string that matched
     """
@@ -100,7 +100,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
 
     @property
     def id(self) -> str:
-        """What its reader has, as `schemas.cursor` takes it."""
+        """What its reader has, as `penstock.schemas.cursor` takes it."""
         return _id(self.end, self.checksum)
 
 

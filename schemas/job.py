@@ -5,9 +5,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from schemas.errors import AnswerTooLarge
-from schemas.sampling import SamplingParams, TokenId
-from schemas.wire import Wire, at_most_bytes
+from penstock.schemas.errors import AnswerTooLarge
+from penstock.schemas.sampling import SamplingParams, TokenId
+from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_PROMPTS = 64
 MAX_MESSAGES = 2048

@@ -2,8 +2,8 @@
 
 from pydantic import Field, JsonValue
 
-from schemas.keys import Lane
-from schemas.wire import Report
+from penstock.schemas.keys import Lane
+from penstock.schemas.wire import Report
 
 
 class ModelCard(Report):

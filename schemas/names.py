@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from schemas.delivery import Total
+from penstock.schemas.delivery import Total
 
 TTFT_SECONDS = "vllm:time_to_first_token_seconds"
 INTER_TOKEN_SECONDS = "vllm:inter_token_latency_seconds"

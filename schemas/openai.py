@@ -16,10 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.job import MAX_MESSAGES
-from schemas.json_size import too_much
-from schemas.sampling import MAX_LOGPROBS
-from schemas.wire import Report
+from penstock.schemas.job import MAX_MESSAGES
+from penstock.schemas.json_size import too_much
+from penstock.schemas.sampling import MAX_LOGPROBS
+from penstock.schemas.wire import Report
 
 FAIL_FAST = Field(fail_fast=True)  # or each wrong value is told, at a hundred times its cost
 JsonObject = dict[str, JsonValue]

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from pydantic import Field
 
-from schemas.checksum import NOTHING, roll
-from schemas.event import (
+from penstock.schemas.checksum import NOTHING, roll
+from penstock.schemas.event import (
     Choice,
     Delta,
     Done,

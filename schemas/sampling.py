@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from schemas.wire import Wire, at_most_bytes
+from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16

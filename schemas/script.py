@@ -1,6 +1,6 @@
 """The text of a Lua script as Redis gets it: what it uses of the shared files, then its own.
 
-    python -m schemas.script enqueue
+    python -m penstock.schemas.script enqueue
 
 prints one, for a client that has nothing but Redis: `EVAL` it with one key, the lane's prefix.
 

@@ -10,8 +10,8 @@ from typing import Self
 
 import redis
 
-from compose.server import Server, ServerFailed
-from schemas.cluster import NUM_SLOTS
+from penstock.compose.server import Server, ServerFailed
+from penstock.schemas.redis.cluster import NUM_SLOTS
 
 NODE_TIMEOUT_MS = 2000
 BUS = 10_000  # above the port that clients use; servers before 7.0 know no other place

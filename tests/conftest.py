@@ -15,8 +15,8 @@ import pytest
 import redis
 from hypothesis import Phase, settings
 
-from compose.server import Server
 from keys_page import complaints
+from penstock.compose.server import Server
 
 settings.register_profile("patient", deadline=None)  # machines are shared
 settings.load_profile("patient")

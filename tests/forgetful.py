@@ -5,10 +5,10 @@ A fake that looked at `seq.token_ids` would not notice a wrong, stale or lost bl
 
 import hashlib
 
-from worker.engine.engine import Engine
-from worker.engine.messages import Addition
-from worker.engine.sampler import Sampled
-from worker.engine.sequence import Plan, Sequence, Slice
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.sampler import Sampled
+from penstock.worker.engine.sequence import Plan, Sequence, Slice
 
 VOCAB = 97
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.layers.batch import Batch
-from worker.models.decoder import Decoder
+from penstock.worker.layers.batch import Batch
+from penstock.worker.models.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from weakref import WeakKeyDictionary
 
 import redis.asyncio
 
-from schemas.servers import Redis
+from penstock.schemas.redis.servers import Redis
 
 _CLIENTS: WeakKeyDictionary[Redis, redis.asyncio.Redis] = WeakKeyDictionary()
 

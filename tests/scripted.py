@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from schemas.checksum import NOTHING, roll
-from schemas.connection import connect
-from schemas.delivery import Commit, Ending, Letter, Started
-from schemas.errors import Cancelled, DeadlineExceeded
-from schemas.event import Delta, Done, Failed, Usage
-from schemas.job import Job
-from schemas.keys import Lane
-from schemas.model import ModelCard, WorkerCard
-from schemas.registry import Registry
-from schemas.worker_queue import WorkerQueue
+from penstock.schemas.checksum import NOTHING, roll
+from penstock.schemas.delivery import Commit, Ending, Letter, Started
+from penstock.schemas.errors import Cancelled, DeadlineExceeded
+from penstock.schemas.event import Delta, Done, Failed, Usage
+from penstock.schemas.job import Job
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
 
 MODEL = "tiny"
 LANE = Lane(MODEL)

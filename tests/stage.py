@@ -15,15 +15,23 @@ from tempfile import mkstemp
 from types import TracebackType
 from typing import Self
 
-from schemas.connection import connect
-from schemas.delivery import Commit, Ending, Letter, Started
-from schemas.errors import Cancelled, DeadlineExceeded, WorkerFailed
-from schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, TopLogprob, Usage
-from schemas.job import Job
-from schemas.keys import Lane
-from schemas.model import ModelCard, WorkerCard
-from schemas.registry import Registry
-from schemas.worker_queue import WorkerQueue
+from penstock.schemas.delivery import Commit, Ending, Letter, Started
+from penstock.schemas.errors import Cancelled, DeadlineExceeded, WorkerFailed
+from penstock.schemas.event import (
+    Delta,
+    Done,
+    Failed,
+    FinishReason,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from penstock.schemas.job import Job
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
 
 MODEL = "acme/tiny"
 LISTENS = re.compile(r"(?<=gateway listens on )http://\S+:(\d+)")
@@ -42,7 +50,7 @@ class GatewayProcess:
     port: int
 
     def __init__(
-        self, redis_url: str, *flags: str, command: Sequence[str] = ("gateway.cli",)
+        self, redis_url: str, *flags: str, command: Sequence[str] = ("penstock.gateway.server.cli",)
     ) -> None:
         at = ["--port", "0", "--redis-url", redis_url]
         number, path = mkstemp(prefix="penstock-gateway-", suffix=".log")
@@ -89,7 +97,14 @@ class HousekeepingProcess:
         self.log = Path(path)
         with os.fdopen(number, "w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "gateway.housekeeping", "--redis-url", redis_url, *flags],
+                [
+                    sys.executable,
+                    "-m",
+                    "penstock.gateway.housekeeping.main",
+                    "--redis-url",
+                    redis_url,
+                    *flags,
+                ],
                 env=os.environ | {"PYTHONPATH": "."} | env,
                 stdout=stream,
                 stderr=stream,

@@ -3,11 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from schemas.delivery import Commit, Ending, Letter, OutOfBudget, Started
-from schemas.event import Delta
-from schemas.job import Job
-from schemas.model import WorkerCard
-from schemas.worker_queue import WorkerQueue
+from penstock.schemas.delivery import Commit, Ending, Letter, OutOfBudget, Started
+from penstock.schemas.event import Delta
+from penstock.schemas.job import Job
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from scripted import delta, done
 
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 import redis
 
-from compose.acl import ROLES, line
-from compose.server import Server
-from schemas.api_key import API_KEYS
-from schemas.keys import CHORES, MODELS, Lane
+from penstock.compose.acl import ROLES, line
+from penstock.compose.server import Server
+from penstock.schemas.api_key import API_KEYS
+from penstock.schemas.keys import CHORES, MODELS, Lane
 from stage import GatewayProcess, HousekeepingProcess, eventually
 from worker_process import WorkerProcess
 
@@ -114,7 +114,10 @@ def test_all_roles_reach_the_lanes(guarded: Guarded) -> None:
 
 def test_printed_lines_are_what_a_server_takes() -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "compose.cli", "acl"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "penstock.compose.cli", "acl"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     lines = printed.stdout.splitlines()
     assert [each.split()[1] for each in lines] == [role.name for role in ROLES]

@@ -1,17 +1,17 @@
 """A job in work: what is logged of it, what waits, what is to be sent again."""
 
-from schemas.cursor import Cursor
-from schemas.delivery import Started
-from schemas.event import Delta, Done
-from schemas.job import Job
-from schemas.result import fold
-from schemas.sampling import SamplingParams
-from worker.active_job import ActiveJob
-from worker.byte_tokenizer import ByteTokenizer
-from worker.completion import Completion
-from worker.engine.fake import EOS
-from worker.engine.messages import Output
-from worker.text import Text
+from penstock.schemas.cursor import Cursor
+from penstock.schemas.delivery import Started
+from penstock.schemas.event import Delta, Done
+from penstock.schemas.job import Job
+from penstock.schemas.result import fold
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.fake import EOS
+from penstock.worker.engine.messages import Output
+from penstock.worker.jobs.active_job import ActiveJob
+from penstock.worker.text.byte_tokenizer import ByteTokenizer
+from penstock.worker.text.completion import Completion
+from penstock.worker.text.text import Text
 
 TEXT = Text(ByteTokenizer())
 

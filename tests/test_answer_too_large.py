@@ -4,16 +4,17 @@ import asyncio
 
 import pytest
 
+from penstock.schemas.checksum import NOTHING, roll
+from penstock.schemas.errors import BodyTooLarge
+from penstock.schemas.event import Failed
+from penstock.schemas.queue import worker_queue
+from penstock.schemas.redis import servers
+from penstock.schemas.redis.connection import Connection, connect
+from penstock.worker.engine.messages import Output
+from penstock.worker.jobs.lease import Lease
 from plain import plain
-from schemas import servers, worker_queue
-from schemas.checksum import NOTHING, roll
-from schemas.connection import Connection, connect
-from schemas.errors import BodyTooLarge
-from schemas.event import Failed
 from scripted import LANE
 from test_stalls import at_work
-from worker.engine.messages import Output
-from worker.lease import Lease
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import asyncio
 from arq import create_pool
 from arq.worker import Worker, func
 
-from gateway.arq_redis import arq_settings
-from gateway.client import Client
+from penstock.gateway.client import Client
+from penstock.gateway.housekeeping.arq_redis import arq_settings
 from stage import MODEL, Actor
 
 TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"

@@ -12,12 +12,12 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch
 
-from compose.server import Server
-from gateway.batch_lines import complaints
-from gateway.files import FileNotFound, Files, FilesSettings
-from schemas.connection import connect
-from schemas.job import Job
-from schemas.json_size import MAX_GROUPS
+from penstock.compose.server import Server
+from penstock.gateway.batches.files import FileNotFound, Files, FilesSettings
+from penstock.gateway.batches.lines import complaints
+from penstock.schemas.job import Job
+from penstock.schemas.json_size import MAX_GROUPS
+from penstock.schemas.redis.connection import connect
 from stage import (
     MODEL,
     Actor,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import bench
-from loadtest.dataset import read, write
-from loadtest.workload import Request, workloads
+from penstock.loadtest import bench
+from penstock.loadtest.requests.dataset import read, write
+from penstock.loadtest.requests.workload import Request, workloads
 
 SHORT = ["--kv-cache-memory-bytes", "20000000"]
 

@@ -17,18 +17,18 @@ from gguf.quants import dequantize
 from safetensors.torch import load_file
 from torch import Tensor
 
-from loadtest import bench
-from loadtest.dataset import read, write
-from loadtest.limit import Shape, limit_tokens_per_s, shape_of
-from loadtest.machine import Neighbours, description, family, listener, module_of
-from loadtest.measurement import Measurement, Timeline
-from loadtest.neighbour import busy
-from loadtest.report import Round, Row
-from loadtest.speeds import Speeds, measure_speeds
-from loadtest.subjects import begin_in_turn
-from loadtest.workload import Request, varied, workloads
+from penstock.loadtest import bench
+from penstock.loadtest.engines.subjects import begin_in_turn
+from penstock.loadtest.machine.limit import Shape, limit_tokens_per_s, shape_of
+from penstock.loadtest.machine.neighbour import busy
+from penstock.loadtest.machine.speeds import Speeds, measure_speeds
+from penstock.loadtest.machine.usage import Neighbours, description, family, listener, module_of
+from penstock.loadtest.report.tables import Round, Row
+from penstock.loadtest.requests.dataset import read, write
+from penstock.loadtest.requests.measurement import Measurement, Timeline
+from penstock.loadtest.requests.workload import Request, varied, workloads
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 from test_bench_serve import ANSWERS, answering
-from worker.bundled.paths import BUNDLED_MODEL
 
 
 def test_each_engine_answers_the_same_file_in_each_round(
@@ -166,7 +166,9 @@ def test_the_machine_knows_who_listens_and_how_much_memory_there_was() -> None:
 
 def test_a_neighbour_is_there_while_it_is_asked_for_and_no_longer() -> None:
     def count() -> int:
-        return [module_of(pid) for pid in family(os.getpid())].count("loadtest.neighbour")
+        return [module_of(pid) for pid in family(os.getpid())].count(
+            "penstock.loadtest.machine.neighbour"
+        )
 
     with busy(0.0):
         assert count() == 0
@@ -226,7 +228,7 @@ def _is_the_same_model(file: GGUFReader, weights: dict[str, Tensor], error: floa
 )
 def test_a_bad_option_is_one_line(words: list[str], said: str) -> None:
     """In a process of its own: here another test's leavings may be told while this one runs."""
-    argv = [sys.executable, "-m", "compose.cli", "bench", "compare", *words]
+    argv = [sys.executable, "-m", "penstock.compose.cli", "bench", "compare", *words]
     ended = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()

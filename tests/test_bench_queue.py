@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from loadtest import queue
-from loadtest.queue_path import delivery, in_process
-from loadtest.workload import Request
-from schemas.sampling import SamplingParams
-from worker.engine.fake import Stamps, fake_engine
-from worker.engine.messages import Addition
+from penstock.loadtest.commands import queue
+from penstock.loadtest.engines.queue_path import delivery, in_process
+from penstock.loadtest.requests.workload import Request
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.fake import Stamps, fake_engine
+from penstock.worker.engine.messages import Addition
 
 
 def test_every_token_of_the_fake_engine_is_stamped_in_its_place(tmp_path: Path) -> None:

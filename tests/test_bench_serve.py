@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import bench
-from loadtest.dataset import write
-from loadtest.drive import Way, arrivals_s, drive
-from loadtest.http_stream import Target
-from loadtest.measurement import Measurement
-from loadtest.workload import Request
+from penstock.loadtest import bench
+from penstock.loadtest.requests.dataset import write
+from penstock.loadtest.requests.drive import Way, arrivals_s, drive
+from penstock.loadtest.requests.http_stream import Target
+from penstock.loadtest.requests.measurement import Measurement
+from penstock.loadtest.requests.workload import Request
 
 FAKE = ["serve", "--model", "fake", "--load-format", "fake", "--fake-step-ms", "1"]
 METRICS = ("ttft", "tpot", "itl", "e2el")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import bench
+from penstock.loadtest import bench
 
 FAKE = ["sweep", "--model", "fake", "--load-format", "fake", "--fake-step-ms", "1"]
 FAKE += ["--dataset-name", "random", "--input-len", "9", "--output-len", "12"]

@@ -5,17 +5,17 @@ import asyncio
 import pytest
 import redis.asyncio
 
-from gateway.client import Client
+from penstock.gateway.client import Client
+from penstock.schemas.delivery import Commit, Started
+from penstock.schemas.event import Failed
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.llm import LLM
 from plain import plain
-from schemas.delivery import Commit, Started
-from schemas.event import Failed
-from schemas.keys import Lane
-from schemas.model import ModelCard, WorkerCard
-from schemas.registry import Registry
-from schemas.sampling import SamplingParams
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, finish, on_a_lane
-from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
 NO_END = 2**31 - 1  # where a trial is passed that lasts to the job's end

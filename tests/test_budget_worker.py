@@ -2,11 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 
-from compose.server import Server
-from gateway.client import Client
-from schemas.account import Account, Limits
-from schemas.job import Job
-from schemas.sampling import SamplingParams
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.job import Job
+from penstock.schemas.sampling import SamplingParams
 from worker_process import WorkerProcess, ask
 
 

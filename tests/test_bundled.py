@@ -9,11 +9,18 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from worker.bundled.corpus.document import Chat, Document, Parameter, Text, Tool, Turn
-from worker.bundled.corpus.mixture import documents
-from worker.bundled.corpus.tools import call_text
-from worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
-from worker.bundled.rendering import render
+from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
+from penstock.worker.bundled.training.corpus.document import (
+    Chat,
+    Document,
+    Parameter,
+    Text,
+    Tool,
+    Turn,
+)
+from penstock.worker.bundled.training.corpus.mixture import documents
+from penstock.worker.bundled.training.corpus.tools import call_text
+from penstock.worker.bundled.training.rendering import render
 
 HARD_TEXT = (
     'naïve Ω 日本語 🙂👩‍👩‍👧 \u202e\u0000\ufeff  two  spaces\t\r\n\n end 0123456789 {"a": [1.5e-7]}'

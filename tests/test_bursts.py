@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from gateway.client import Client
+from penstock.gateway.client import Client
+from penstock.schemas.account import Limits
+from penstock.schemas.delivery import Commit, Outcome
+from penstock.schemas.errors import QueueFull
+from penstock.schemas.job import Job
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.refusal import refusal
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
-from schemas.account import Limits
-from schemas.delivery import Commit, Outcome
-from schemas.errors import QueueFull
-from schemas.job import Job
-from schemas.model import ModelCard, WorkerCard
-from schemas.refusal import refusal
-from schemas.registry import Registry
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, deltas, finish, on_a_lane, started
 from stepped import SteppedWorker
 from test_limits import account_field, limited, minute_passes, submit, used

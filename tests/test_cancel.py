@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Iterator
 import httpx
 import pytest
 
-from compose.server import Server
-from gateway.client import Client
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.sampling import SamplingParams
 from plain import plain
-from schemas.sampling import SamplingParams
 from stage import GatewayProcess
 from worker_process import WorkerProcess, ask
 

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.client import Client
+from penstock.gateway.client import Client
+from penstock.schemas.checksum import NOTHING, roll
+from penstock.schemas.cursor import Cursor
+from penstock.schemas.delivery import Commit, Started
+from penstock.schemas.errors import StreamDiverged
+from penstock.schemas.event import EVENT, Delta, Done, Event, Failed, Usage
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.result import fold
+from penstock.worker.engine.messages import Output
+from penstock.worker.jobs.active_job import ActiveJob
+from penstock.worker.text.byte_tokenizer import ByteTokenizer
+from penstock.worker.text.completion import Completion
+from penstock.worker.text.text import Text
 from plain import plain
-from schemas.checksum import NOTHING, roll
-from schemas.cursor import Cursor
-from schemas.delivery import Commit, Started
-from schemas.errors import StreamDiverged
-from schemas.event import EVENT, Delta, Done, Event, Failed, Usage
-from schemas.model import WorkerCard
-from schemas.result import fold
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, continued, deltas, done, finish, queue_at, started
-from worker.active_job import ActiveJob
-from worker.byte_tokenizer import ByteTokenizer
-from worker.completion import Completion
-from worker.engine.messages import Output
-from worker.text import Text
 
 TEXT = Text(ByteTokenizer())
 

@@ -7,13 +7,11 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 
 import pytest
 
-from compose.server import Server
-from gateway.client import Client
-from gateway.sync_client import SyncClient
-from plain import plain
-from schemas.connection import connect
-from schemas.delivery import Commit
-from schemas.errors import (
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.gateway.sync_client import SyncClient
+from penstock.schemas.delivery import Commit
+from penstock.schemas.errors import (
     IdempotencyMismatch,
     InvalidJob,
     JobNotFound,
@@ -23,11 +21,13 @@ from schemas.errors import (
     QueueFull,
     StreamDiverged,
 )
-from schemas.event import Delta, Done, Event, Failed
-from schemas.keys import Lane, lane_label
-from schemas.model import ModelCard, WorkerCard
-from schemas.registry import Registry
-from schemas.worker_queue import WorkerQueue
+from penstock.schemas.event import Delta, Done, Event, Failed
+from penstock.schemas.keys import Lane, lane_label
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
+from plain import plain
 from scripted import LANE, MODEL, ScriptedWorker, a_job, delta, deltas, finish, queue_at, started
 
 

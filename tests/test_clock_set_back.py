@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.schemas import script
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.delivery import Outcome
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
-from schemas import script
-from schemas.account import Account, Limits
-from schemas.delivery import Outcome
-from schemas.model import WorkerCard
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, on_a_lane, started
 
 HOUR_MS = 3_600_000

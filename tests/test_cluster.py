@@ -9,12 +9,12 @@ import redis.crc
 
 from cluster import NODE_TIMEOUT_MS, Cluster
 from faults.reference import answer
-from gateway.client import Client
-from schemas.cluster import slot_of
-from schemas.errors import JobNotFound, Unavailable
-from schemas.job import Job
-from schemas.keys import Lane
-from schemas.sampling import SamplingParams
+from penstock.gateway.client import Client
+from penstock.schemas.errors import JobNotFound, Unavailable
+from penstock.schemas.job import Job
+from penstock.schemas.keys import Lane
+from penstock.schemas.redis.cluster import slot_of
+from penstock.schemas.sampling import SamplingParams
 from worker_process import WorkerProcess
 
 MODEL = "fake"

@@ -16,10 +16,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 import tokenizers_made
-from schemas.errors import InvalidJob
-from schemas.sampling import SamplingParams, StructuredOutputs
-from worker.engine.constraints import Constraint, Grammars, Masks, without_rows_past
-from worker.engine.sampler import Sampler, SamplerRow
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.grammar.constraints import (
+    Constraint,
+    Grammars,
+    Masks,
+    without_rows_past,
+)
+from penstock.worker.engine.sampler import Sampler, SamplerRow
 
 Schema = dict[str, JsonValue]
 HEAD = 800  # rows of the head: more than the tokenizer has tokens

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu.compile import Unusable, build
-from kernels.cpu.library import compiled_ops, load
-from kernels.cpu.prebuilt import Level, levels, prebuild, prebuilt
-from schemas.parent import end_with_parent
+from penstock.kernels.cpu.compile import Unusable, build
+from penstock.kernels.cpu.library import compiled_ops, load
+from penstock.kernels.cpu.prebuilt import Level, levels, prebuild, prebuilt
+from penstock.schemas.process.parent import end_with_parent
 
 FAST = ("-O0",)
 
@@ -172,8 +172,9 @@ def test_an_installed_tree_with_operations_made_ahead_needs_no_compiler(tmp_path
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
 
-    prebuild = ("-m", "compose.cli", "prebuild", "--levels")
-    ask = "import logging; logging.basicConfig(level='INFO')\nimport kernels.cpu.library as k"
+    prebuild = ("-m", "penstock.compose.cli", "prebuild", "--levels")
+    ask = "import logging; logging.basicConfig(level='INFO')"
+    ask += "\nimport penstock.kernels.cpu.library as k"
     ask += "\nprint(k.compiled_ops()._name if k.compiled_ops() else None)"
     without = run("-c", ask, path="/nowhere")
     assert without.stdout == "None\n" and "no C compiler" in without.stderr
@@ -208,8 +209,8 @@ def test_any_thread_and_a_forked_process_get_the_same_products() -> None:
 import os, time
 from concurrent.futures import ThreadPoolExecutor
 import torch
-from kernels.cpu.library import compiled_ops
-from kernels.panel_linear import PanelLinear
+from penstock.kernels.cpu.library import compiled_ops
+from penstock.kernels.panel_linear import PanelLinear
 ops = compiled_ops()
 ops.gather_team(4)
 x, weight = torch.randn(70, 128).bfloat16(), torch.randn(400, 128).bfloat16()
@@ -234,8 +235,8 @@ _TEAM_OF_TWO = """
 import os, sys, time
 from pathlib import Path
 import torch
-from kernels.cpu.library import compiled_ops, load
-from kernels.panel_linear import PanelLinear
+from penstock.kernels.cpu.library import compiled_ops, load
+from penstock.kernels.panel_linear import PanelLinear
 anywhere = os.sched_getaffinity(0)
 here, there = sorted(anywhere)[:2]
 def threads():

@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from kernels.cpu.compile import build
-from kernels.cpu.library import load
-from kernels.draw import LOG2_E
-from kernels.paged_attention_panels import paged_attention_panels, to_panels
-from kernels.panel_layers import LayerParts, PanelLayers
-from kernels.panel_linear import PACKINGS, PanelLinear
-from kernels.rms_norm import rms_norm_compiled, rms_norm_ref
-from kernels.rotate_and_store import (
+from penstock.kernels.cpu.compile import build
+from penstock.kernels.cpu.library import load
+from penstock.kernels.draw import LOG2_E
+from penstock.kernels.paged_attention_panels import paged_attention_panels, to_panels
+from penstock.kernels.panel_layers import LayerParts, PanelLayers
+from penstock.kernels.panel_linear import PACKINGS, PanelLinear
+from penstock.kernels.rms_norm import rms_norm_compiled, rms_norm_ref
+from penstock.kernels.rotate_and_store import (
     HeadNorms,
     Places,
     rotate_and_store_panels,
     rotate_and_store_ref,
 )
-from kernels.sample import (
+from penstock.kernels.sample import (
     NO_TOKEN,
     WAY,
     SampleRef,
@@ -40,8 +40,8 @@ from kernels.sample import (
     mass_ref,
     sample_compiled,
 )
-from kernels.spans import HeadShape, Spans
-from kernels.store_kv import key_rows
+from penstock.kernels.spans import HeadShape, Spans
+from penstock.kernels.store_kv import key_rows
 from test_kernels_attention import DECODES, MIXED, expected, make
 
 _EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi")

@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import sys
-from schemas.crash import reach
+from penstock.schemas.process.crash_points import reach
 for point in sys.argv[1:]:
     reach(point)
     print(point, flush=True)

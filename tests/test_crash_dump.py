@@ -9,14 +9,14 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from compose.cli import main
-from gateway.client import Client
-from schemas.sampling import SamplingParams
+from penstock.compose.cli import main
+from penstock.gateway.client import Client
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.process.black_box import Recorder, Ring
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.supervisor.crash_dump import MOST_FILES, shown, write_dump
 from test_stalls import STORY, tokens
-from worker.black_box import Recorder, Ring
-from worker.bundled.paths import BUNDLED_MODEL
-from worker.crash_dump import MOST_FILES, shown, write_dump
-from worker.settings import WorkerSettings
 from worker_process import WorkerProcess, ask, incarnations, until
 
 CANARY = "CANARY-141421"
@@ -144,7 +144,7 @@ def test_a_stack_says_where_it_hung_or_was_raised(redis_url, tmp_path, kind, exi
             stack = "\n".join(dump["engine"]["stack"])
             assert place in stack and "worker/engine/fake.py" in stack
             if kind == "hang":  # asked for, by the one that was not at fault too
-                assert "worker/service.py" in "\n".join(dump["io"]["stack"])
+                assert "worker/jobs/service.py" in "\n".join(dump["io"]["stack"])
                 assert dump["steps"][-1]["seqs"][0][0] == f"{job_id}:1:0"
             assert CANARY not in process.logged()
 
@@ -166,7 +166,7 @@ def test_a_real_engine_leaves_its_plan(redis_url, tmp_path):
         async def asks(client: Client) -> None:
             job_id = await client.enqueue(f"Once {CANARY}", params=params, background=True)
             await tokens(client, job_id, 20)
-            os.kill(process.child("worker.engine_process"), signal.SIGSEGV)
+            os.kill(process.child("penstock.worker.engine_process"), signal.SIGSEGV)
             [dump] = wait_for_dumps(tmp_path, 1)
             last = dump["steps"][-1]["seqs"]
             assert last[0][:2] == [f"{job_id}:1:0", 1] and last[0][2] >= 20
@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_written_stops_nobody(redis_url, tmp_path):
     with worker(redis_url, in_the_way / "crashes") as process:
         process.ready()
         [name] = incarnations(redis_url)
-        os.kill(process.child("worker.engine_process"), signal.SIGKILL)
+        os.kill(process.child("penstock.worker.engine_process"), signal.SIGKILL)
         until(lambda: incarnations(redis_url) not in ({name}, set()), "a new name")
         assert "crash dump could not be written" in process.logged()
         assert list(tmp_path.iterdir()) == [in_the_way]

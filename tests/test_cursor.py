@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from event_source import EventSource
-from gateway.client import Client
+from penstock.gateway.client import Client
+from penstock.schemas.checksum import NOTHING, roll
+from penstock.schemas.cursor import Cursor, Had, Straddled
+from penstock.schemas.delivery import Commit, Ending, Started
+from penstock.schemas.errors import InvalidJob, StreamDiverged
+from penstock.schemas.event import EVENT, Delta, Done, Event, Failed, TokenLogprob, Usage
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.result import KeptResult, fold
 from plain import plain
-from schemas.checksum import NOTHING, roll
-from schemas.cursor import Cursor, Had, Straddled
-from schemas.delivery import Commit, Ending, Started
-from schemas.errors import InvalidJob, StreamDiverged
-from schemas.event import EVENT, Delta, Done, Event, Failed, TokenLogprob, Usage
-from schemas.model import WorkerCard
-from schemas.result import KeptResult, fold
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, queue_at, started
 from stage import GatewayProcess
 

@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from schemas.delivery import Outcome
-from schemas.job import Job
-from schemas.worker_queue import WorkerQueue
+from penstock.schemas.delivery import Outcome
+from penstock.schemas.job import Job
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from scripted import a_job, on_a_lane
 from stepped import SteppedWorker
 

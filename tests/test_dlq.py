@@ -6,9 +6,9 @@ import json
 import pytest
 import redis
 
-from compose.cli import main
-from schemas.delivery import Outcome
-from schemas.model import WorkerCard
+from penstock.compose.cli import main
+from penstock.schemas.delivery import Outcome
+from penstock.schemas.model import WorkerCard
 from scripted import a_job, delta, finish, queue_at, started
 
 

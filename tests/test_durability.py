@@ -10,16 +10,16 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from compose.server import Server
-from gateway.client import Client
-from gateway.outbox import Ended, Note, drain
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.gateway.tasks.outbox import Ended, Note, drain
+from penstock.schemas.delivery import Commit
+from penstock.schemas.errors import JobNotFound, QueueUnreachable
+from penstock.schemas.event import Event
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.group_sync import GroupSync
 from plain import plain
-from schemas.delivery import Commit
-from schemas.errors import JobNotFound, QueueUnreachable
-from schemas.event import Event
-from schemas.group_sync import GroupSync
-from schemas.model import WorkerCard
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, MODEL, a_job, deltas, finish, queue_at, started
 from stage import GatewayProcess, eventually
 

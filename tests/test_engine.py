@@ -11,16 +11,16 @@ import torch
 from transformers import PreTrainedModel
 
 import judges
-from schemas.sampling import SamplingParams
-from worker.engine.batch import PersistentBatch
-from worker.engine.block_pool import BlockPool
-from worker.engine.build import build_engine
-from worker.engine.config import EngineConfig
-from worker.engine.engine import Engine
-from worker.engine.messages import Addition, Logprob
-from worker.engine.runner import ModelRunner
-from worker.engine.step_tokens import most_in_time
-from worker.layers.batch import Batch
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.batch import PersistentBatch
+from penstock.worker.engine.block_pool import BlockPool
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.messages import Addition, Logprob
+from penstock.worker.engine.runner import ModelRunner
+from penstock.worker.engine.step_tokens import most_in_time
+from penstock.worker.layers.batch import Batch
 
 TOLERANCE = 1e-4
 NEAR_TIE = 1e-3  # below this gap of the two likeliest, either is right

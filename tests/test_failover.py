@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from cluster import until
-from compose.server import Server, binary, free_port
 from faults.reference import answer
-from gateway.client import Client
-from schemas.connection import Connection, connect
-from schemas.errors import QueueUnreachable, Unavailable
-from schemas.parent import end_with_parent
+from penstock.compose.server import Server, binary, free_port
+from penstock.gateway.client import Client
+from penstock.schemas.errors import QueueUnreachable, Unavailable
+from penstock.schemas.process.parent import end_with_parent
+from penstock.schemas.redis.connection import Connection, connect
 from worker_process import WorkerProcess
 
 SERVER_PEM = Path(__file__).parent / "tls_server.pem"

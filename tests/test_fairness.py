@@ -2,10 +2,10 @@
 
 from collections import Counter
 
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.delivery import Outcome
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
-from schemas.account import Account, Limits
-from schemas.delivery import Outcome
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, finish, on_a_lane, started
 from stepped import SteppedWorker
 

@@ -10,9 +10,9 @@ from statistics import median
 
 import redis
 
-from compose.server import Server
-from gateway.client import Client
-from schemas.keys import Lane
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.keys import Lane
 from worker_process import WorkerProcess, ask
 
 Turn = tuple[int, int]

@@ -14,8 +14,8 @@ import redis
 
 from faults.processes import System, skewed
 from faults.run import asks, run
-from gateway.files import UNKNOWN_KEPT_S
-from schemas.keys import CHORES
+from penstock.gateway.batches.files import UNKNOWN_KEPT_S
+from penstock.schemas.keys import CHORES
 from stage import eventually
 from test_faults_workers import SLOW
 from test_keys import bearer, issue
@@ -91,11 +91,11 @@ def test_the_clocks_of_gateways_and_housekeeping_do_not_matter(
 HAND_OVER = """
 import asyncio, sys
 from arq import create_pool
-from gateway.arq_redis import arq_settings
-from gateway.chores import _hand_over
-from gateway.due import Due
-from gateway.housekeeping import QUEUE
-from schemas.connection import connect
+from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.housekeeping.chores import _hand_over
+from penstock.gateway.tasks.due import Due
+from penstock.gateway.housekeeping.main import QUEUE
+from penstock.schemas.redis.connection import connect
 
 async def main(url):
     async with connect(url) as link:

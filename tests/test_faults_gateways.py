@@ -12,7 +12,7 @@ import redis
 from faults.processes import System, until
 from faults.run import asks, run
 from faults.told import Ask
-from gateway.client import Client
+from penstock.gateway.client import Client
 
 WORKER = ("--fake-step-ms", "10", "--max-num-seqs", "128", "--orphan-grace-ms", "3000")
 
@@ -80,7 +80,7 @@ def test_a_caller_that_hangs_up_during_a_giant_prefill_frees_the_worker(system):
     until(lambda: bool(system.gateway_urls()), "a gateway")
     url = system.gateway_urls()[0]
     body = {"model": "fake", "prompt": "x" * 4000, "max_tokens": 4000, "stream": True}
-    engine = system.workers[0].child("worker.engine_process")
+    engine = system.workers[0].child("penstock.worker.engine_process")
 
     async def main() -> None:
         async with Client.from_url(system.url) as client, httpx.AsyncClient() as http:

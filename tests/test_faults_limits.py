@@ -23,10 +23,10 @@ from faults.load import Callers
 from faults.processes import System, until
 from faults.tenants import Tenant
 from faults.told import Ask
-from gateway.client import Client
-from schemas.account import Account
+from penstock.gateway.client import Client
+from penstock.schemas.account import Account
+from penstock.worker.engine.fake import Stamps
 from test_keys import issue
-from worker.engine.fake import Stamps
 
 MOST, NUM_FAITHFUL, NUM_GONE = 10, 150, 50
 TOKENS = 20

@@ -16,19 +16,19 @@ import judges
 import tokenizers_made
 from faults.invariants import check_ledger, check_leftovers, check_logs, wait_until_idle
 from faults.processes import PATIENCE_S, System
-from gateway.client import Client
-from schemas.delivery import Started
-from schemas.event import EVENT, Delta, Result
-from schemas.job import Job
-from schemas.keys import Lane
-from schemas.sampling import SamplingParams, StructuredOutputs
-from worker.active_job import ActiveJob
-from worker.consumer import Intake
-from worker.engines import AnyEngine, load_engine
-from worker.generation import Generation
-from worker.llm import LLM, RequestOutput
-from worker.settings import WorkerSettings
-from worker.text import Text, load_text
+from penstock.gateway.client import Client
+from penstock.schemas.delivery import Started
+from penstock.schemas.event import EVENT, Delta, Result
+from penstock.schemas.job import Job
+from penstock.schemas.keys import Lane
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.jobs.active_job import ActiveJob
+from penstock.worker.jobs.consumer import Intake
+from penstock.worker.llm import LLM, RequestOutput
+from penstock.worker.process.sampling_defaults import Generation
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.text import Text, load_text
 from worker_process import same
 
 KV = 30_000_000

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import redis
 
-from compose.server import Server
 from faults.invariants import check_ledger, check_leftovers, ledger
 from faults.processes import System, until
 from faults.run import asks, run
-from gateway.client import Client
-from schemas.errors import JobNotFound
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.errors import JobNotFound
 
 WORKER = ("--fake-step-ms", "10", "--max-num-seqs", "16")
 

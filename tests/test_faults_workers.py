@@ -12,7 +12,7 @@ import redis
 from faults.invariants import END_STATES
 from faults.processes import System, Worker, until
 from faults.run import asks, run
-from schemas.keys import Lane
+from penstock.schemas.keys import Lane
 
 NAMES = (f"model-{number}" for number in itertools.count())
 SLOW = ("--fake-step-ms", "10", "--max-num-seqs", "16")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from worker.fingerprint import fingerprint
-from worker.settings import WorkerSettings
+from penstock.worker.process.fingerprint import fingerprint
+from penstock.worker.process.settings import WorkerSettings
 
 MIB = 1 << 20
 

@@ -9,12 +9,12 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from compose.server import Server
-from gateway import unsupported
-from gateway.app import build
-from gateway.settings import GatewaySettings
-from schemas.job import MAX_ANSWER_BYTES
-from schemas.keys import CHORES, MODELS
+from penstock.compose.server import Server
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.openai import unsupported
+from penstock.gateway.server.app import build
+from penstock.schemas.job import MAX_ANSWER_BYTES
+from penstock.schemas.keys import CHORES, MODELS
 from stage import MODEL, Actor, GatewayProcess
 
 LIMIT = 4 * 1024 * 1024

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from compose.server import Server
-from gateway.client import Client
-from schemas.event import Delta
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.event import Delta
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 
 TEXT = {"model": MODEL, "prompt": "hi"}

@@ -12,11 +12,11 @@ import openai
 import pytest
 import redis
 
-from compose.server import Server
-from schemas.errors import BudgetExceeded
-from schemas.event import Failed
-from schemas.keys import Lane
-from schemas.openai import JsonObject
+from penstock.compose.server import Server
+from penstock.schemas.errors import BudgetExceeded
+from penstock.schemas.event import Failed
+from penstock.schemas.keys import Lane
+from penstock.schemas.openai import JsonObject
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, Wait, eventually, spoken
 from test_keys import bearer, issue
 

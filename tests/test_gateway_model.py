@@ -17,9 +17,9 @@ from openai.types.chat import (
 )
 from pydantic import BaseModel
 
-from compose.server import Server
+from penstock.compose.server import Server
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, eventually
-from worker.bundled.paths import BUNDLED_MODEL
 
 MODEL = "penstock"
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello! Who are you?"}]
@@ -30,7 +30,14 @@ def client() -> Iterator[OpenAI]:
     with Server() as server, GatewayProcess(server.url) as gateway:
         argv = ["--model", str(BUNDLED_MODEL), "--served-model-name", MODEL]
         worker = subprocess.Popen(
-            [sys.executable, "-m", "worker.cli", *argv, "--redis-url", server.url],
+            [
+                sys.executable,
+                "-m",
+                "penstock.worker.supervisor.cli",
+                *argv,
+                "--redis-url",
+                server.url,
+            ],
             env=os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "2"},
             stderr=subprocess.DEVNULL,
         )

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from starlette.types import Message, Send
 
-from gateway.answers import Form, chat_answer, text_answer
-from gateway.chunks import NOTHING, ChatChunks, Seen, TextChunks
-from gateway.sse import EventStream
-from gateway.tool_calls import PlainText, Reader, TaggedCalls
-from schemas.checksum import NOTHING as NOTHING_YET
-from schemas.checksum import roll
-from schemas.cursor import Had
-from schemas.errors import QueueUnreachable, StreamDiverged
-from schemas.event import Delta, Done, Event, FinishReason, Usage
-from schemas.job import Job
-from schemas.openai import StreamOptions
-from schemas.result import fold
+from penstock.gateway.http.sse import EventStream
+from penstock.gateway.openai.responses import Form, chat_answer, text_answer
+from penstock.gateway.openai.stream import NOTHING, ChatChunks, Seen, TextChunks
+from penstock.gateway.openai.tool_calls import PlainText, Reader, TaggedCalls
+from penstock.schemas.checksum import NOTHING as NOTHING_YET
+from penstock.schemas.checksum import roll
+from penstock.schemas.cursor import Had
+from penstock.schemas.errors import QueueUnreachable, StreamDiverged
+from penstock.schemas.event import Delta, Done, Event, FinishReason, Usage
+from penstock.schemas.job import Job
+from penstock.schemas.openai import StreamOptions
+from penstock.schemas.result import fold
 
 CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
 BITS = st.sampled_from(

@@ -12,10 +12,10 @@ import openai
 import pytest
 import redis
 
-from compose.server import Server
-from gateway.client import Client
-from schemas.errors import IdempotencyMismatch, InvalidJob, JobGone
-from schemas.keys import Lane
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.errors import IdempotencyMismatch, InvalidJob, JobGone
+from penstock.schemas.keys import Lane
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 from test_keys import bearer, issue
 

@@ -9,14 +9,14 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from compose.server import Server
-from gateway.cli import main
-from gateway.metrics import LaneReport, Metrics
-from gateway.settings import GatewaySettings
-from schemas import names
-from schemas.delivery import LaneStatus, WorkerStatus
-from schemas.model import WorkerCard
-from schemas.process import load_settings
+from penstock.compose.server import Server
+from penstock.gateway.http.metrics import LaneReport, Metrics
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.server.cli import main
+from penstock.schemas import names
+from penstock.schemas.delivery import LaneStatus, WorkerStatus
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.process.start import load_settings
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
 TEXT = {"model": MODEL, "prompt": "hi"}

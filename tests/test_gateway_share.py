@@ -8,8 +8,8 @@ import httpx
 import pytest
 import redis
 
-from compose.server import Server
-from gateway.share import Shares
+from penstock.compose.server import Server
+from penstock.gateway.auth.share_tokens import Shares
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 from test_keys import bearer, issue
 

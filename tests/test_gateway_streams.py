@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from compose.server import Server
 from event_source import EventSource
-from schemas.errors import InvalidJob, PenstockError, PromptTooLong, WorkerFailed
-from schemas.event import Delta, Failed
+from penstock.compose.server import Server
+from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong, WorkerFailed
+from penstock.schemas.event import Delta, Failed
 from stage import (
     MODEL,
     Actor,

@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from compose.server import Server
+from penstock.compose.server import Server
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, eventually
-from worker.bundled.paths import BUNDLED_MODEL
 from worker_process import WorkerProcess
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me of the river."}]

@@ -16,19 +16,19 @@ from transformers import AutoTokenizer, GenerationConfig
 
 import judges
 import tokenizers_made
-from gateway.access import Caller
-from gateway.intake import any_job
-from schemas.delivery import Started
-from schemas.errors import InvalidJob
-from schemas.job import Chat, Job
-from schemas.sampling import MODEL_DEFAULTS, SamplingParams
-from worker.consumer import Intake
-from worker.engine.limits import Limits
-from worker.fingerprint import fingerprint
-from worker.generation import load_generation
-from worker.llm import LLM
-from worker.settings import WorkerSettings
-from worker.text import load_text
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.to_job import any_job
+from penstock.schemas.delivery import Started
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.job import Chat, Job
+from penstock.schemas.sampling import MODEL_DEFAULTS, SamplingParams
+from penstock.worker.engine.limits import Limits
+from penstock.worker.jobs.consumer import Intake
+from penstock.worker.llm import LLM
+from penstock.worker.process.fingerprint import fingerprint
+from penstock.worker.process.sampling_defaults import load_generation
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.text import load_text
 
 OWN: dict[str, JsonValue] = {
     "temperature": 0.6,
@@ -101,7 +101,8 @@ def test_what_a_job_gives_it_gives_after_redis_too(fields):
 def test_a_repeated_job_is_known_in_another_process():
     """Whatever the order there of what a set holds."""
     program = (
-        "from schemas.job import Job; from schemas.sampling import SamplingParams as P\n"
+        "from penstock.schemas.job import Job\n"
+        "from penstock.schemas.sampling import SamplingParams as P\n"
         "usual = {name: getattr(P(), name) for name in ('min_p', 'top_p', 'repetition_penalty')}\n"
         "job = Job(job_id='j', model='m', prompts=['x'], params=P(**usual))\n"
         "print(job.dump_and_digest())"

@@ -14,12 +14,12 @@ import httpx
 import pytest
 import redis
 
-from compose.server import Server
-from gateway.protocol import MAX_HEAD_BYTES, MAX_TARGET_BYTES
-from gateway.shape import MAX_FIELDS
-from schemas.event import Delta
-from schemas.json_size import MAX_GROUPS, MAX_VALUES
-from schemas.keys import Lane
+from penstock.compose.server import Server
+from penstock.gateway.openai.validation import MAX_FIELDS
+from penstock.gateway.server.protocol import MAX_HEAD_BYTES, MAX_TARGET_BYTES
+from penstock.schemas.event import Delta
+from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
+from penstock.schemas.keys import Lane
 from stage import MODEL, Actor, GatewayProcess, Script, logprob
 from watched import WatchedGateway
 

@@ -11,17 +11,24 @@ from pathlib import Path
 import pytest
 from arq import create_pool
 
-from gateway.arq_redis import arq_settings
-from gateway.client import Client
-from gateway.housekeeping import HousekeepingSettings, run_until_told_to_stop, worker
-from schemas.connection import connect
-from schemas.model import ModelCard
-from schemas.registry import Registry
+from penstock.gateway.client import Client
+from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.housekeeping.main import HousekeepingSettings, run_until_told_to_stop, worker
+from penstock.schemas.model import ModelCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.redis.connection import connect
 from test_failover import command, pair, sentinel
 
 
 def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) -> None:
-    command = [sys.executable, "-m", "compose.cli", "housekeeping", "--redis-url", redis_url]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.compose.cli",
+        "housekeeping",
+        "--redis-url",
+        redis_url,
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             assert asyncio.run(_ends(redis_url)) == "expired"
@@ -87,7 +94,7 @@ def test_the_chores_have_the_next_database(url: str, host: str, database: int) -
     ],
 )
 def test_where_arq_cannot_go_is_said_by_the_flag(words: list[str], says: str) -> None:
-    command = [sys.executable, "-m", "gateway.housekeeping", *words]
+    command = [sys.executable, "-m", "penstock.gateway.housekeeping.main", *words]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == 2
     assert "--chores-redis-url: " in run.stderr and says in run.stderr

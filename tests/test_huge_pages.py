@@ -3,7 +3,7 @@
 import gc
 from pathlib import Path
 
-from kernels.huge_pages import take
+from penstock.kernels.huge_pages import take
 
 _MIB = 2**20
 

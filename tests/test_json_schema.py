@@ -31,7 +31,7 @@ from pydantic import (
     ValidationError,
 )
 
-from worker.engine.structured import LIMITS, grammar_of
+from penstock.worker.engine.grammar.structured import LIMITS, grammar_of
 
 WALKS = 8
 TOKENIZER = LLTokenizer("byte")

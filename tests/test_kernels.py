@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
-from kernels.silu_mul import silu_mul, silu_mul_rowwise
-from kernels.store_kv import store_kv
-from worker.layers.arithmetic import Arithmetic
-from worker.layers.linear import linear
-from worker.layers.rotary import RotaryTable
+from penstock.kernels.rms_norm import rms_norm
+from penstock.kernels.rotary import rotary
+from penstock.kernels.silu_mul import silu_mul, silu_mul_rowwise
+from penstock.kernels.store_kv import store_kv
+from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.linear import linear
+from penstock.worker.layers.rotary import RotaryTable
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from kernels.paged_attention_ref import paged_attention_ref
-from kernels.paged_attention_tiled import paged_attention_tiled
-from kernels.paged_attention_triton import paged_attention_triton
-from kernels.spans import Spans
+from penstock.kernels.paged_attention_ref import paged_attention_ref
+from penstock.kernels.paged_attention_tiled import paged_attention_tiled
+from penstock.kernels.paged_attention_triton import paged_attention_triton
+from penstock.kernels.spans import Spans
 
 # (query length, context length) of each sequence
 DECODES = [(1, 1), (1, 16), (1, 17), (1, 80), (1, 333)]
@@ -144,7 +144,7 @@ import re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from kernels.paged_attention_triton import _merge, _paged_attention
+from penstock.kernels.paged_attention_triton import _merge, _paged_attention
 
 STRIDES = "query_row query_head cache_block cache_head cache_value tables_row".split()
 

@@ -6,9 +6,9 @@ takes the package for its own and dies on import.
 
 from transformers.utils import is_kernels_available
 
-import kernels
+import penstock.kernels
 
 
 def test_transformers_does_not_take_our_kernels_for_its_own() -> None:
     assert not is_kernels_available()
-    assert not hasattr(kernels, "__version__")
+    assert not hasattr(penstock.kernels, "__version__")

@@ -16,10 +16,10 @@ import openai
 import pytest
 import redis
 
-from compose.server import Server
-from gateway.keys import main
-from schemas import api_key, secret
-from schemas.api_key import API_KEYS, SECRET_MARK, ApiKey, digest_of, is_right
+from penstock.compose.server import Server
+from penstock.gateway.commands.keys import main
+from penstock.schemas import api_key, secret
+from penstock.schemas.api_key import API_KEYS, SECRET_MARK, ApiKey, digest_of, is_right
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
 OTHER = "another-secret-" * 4
@@ -28,7 +28,7 @@ TEXT = {"model": MODEL, "prompt": "hi"}
 
 def keys(redis_url: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "compose.cli", "keys", *words, "--redis-url", redis_url],
+        [sys.executable, "-m", "penstock.compose.cli", "keys", *words, "--redis-url", redis_url],
         capture_output=True,
         text=True,
         timeout=100,

@@ -3,19 +3,14 @@
 import random
 from datetime import UTC, datetime, timedelta
 
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.delivery import Commit, Outcome, Submission
+from penstock.schemas.errors import BudgetExceeded, DeadlineUnmeetable, QueueTimeout, RateLimited
+from penstock.schemas.event import Failed
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.refusal import refusal
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
-from schemas.account import Account, Limits
-from schemas.delivery import Commit, Outcome, Submission
-from schemas.errors import (
-    BudgetExceeded,
-    DeadlineUnmeetable,
-    QueueTimeout,
-    RateLimited,
-)
-from schemas.event import Failed
-from schemas.model import WorkerCard
-from schemas.refusal import refusal
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, deltas, finish, on_a_lane, started
 from stepped import SteppedWorker
 

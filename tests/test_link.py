@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 import uvloop
 
-from compose.server import Server
 from faults.proxy import Proxy
-from schemas.connection import Connection, connect
-from schemas.errors import QueueUnreachable
-from schemas.link import MAX_WAITING, PING, Link, LinkLost, Refused, pack
-from schemas.place import parse
-from schemas.servers import Redis
-from schemas.subscriber import Subscriber
+from penstock.compose.server import Server
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.redis.connection import Connection, connect
+from penstock.schemas.redis.link import MAX_WAITING, PING, Link, LinkLost, Refused, pack
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.redis.subscriber import Subscriber
+from penstock.schemas.redis.url import parse
 
 Test = Callable[[Redis], Awaitable[None]]
 

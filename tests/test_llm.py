@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 import judges
 import tokenizers_made
-from schemas.errors import InvalidJob, PenstockError, PromptTooLong
-from schemas.sampling import SamplingParams, StructuredOutputs
-from worker.llm import LLM, RequestOutput
+from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.llm import LLM, RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
@@ -246,7 +246,7 @@ def test_redis_is_never_imported():
     source = (
         "import sys\n"
         "sys.modules['redis'] = None\n"
-        "from worker.llm import LLM, SamplingParams\n"
+        "from penstock.worker.llm import LLM, SamplingParams\n"
         "llm = LLM('fake', load_format='fake')\n"
         "print(len(llm.generate('x', SamplingParams(max_tokens=3))[0].outputs[0].token_ids))\n"
     )
@@ -258,7 +258,7 @@ def test_a_start_imports_neither_compilers_nor_activations(folder: Path) -> None
     """They would take longer than all the rest of it."""
     code = f"""
 import sys
-from worker.llm import LLM, SamplingParams
+from penstock.worker.llm import LLM, SamplingParams
 LLM({str(folder)!r}).generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
 slow = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.activations",
         "triton", "outlines", "redis")

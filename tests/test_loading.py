@@ -13,11 +13,11 @@ import pytest
 
 import judges
 import tokenizers_made
-from schemas.errors import InvalidJob
-from schemas.exit_status import NEVER_STARTS
-from schemas.process import load_settings
-from worker.llm import LLM
-from worker.settings import WorkerSettings
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.process.start import load_settings
+from penstock.worker.llm import LLM
+from penstock.worker.process.settings import WorkerSettings
 
 Damage = Callable[[Path], object]
 
@@ -173,7 +173,9 @@ def test_a_worker_that_cannot_load_says_so_once_and_is_not_started_again(
         model = damaged(whole, tmp_path / name.replace(" ", "_"), DAMAGES[name][0])
         words = ["--model", str(model), "--redis-url", redis_url, *flags]
         workers[name] = subprocess.Popen(
-            [sys.executable, "-m", "worker.cli", *words], stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "penstock.worker.supervisor.cli", *words],
+            stderr=subprocess.PIPE,
+            text=True,
         )
     for name, worker in workers.items():
         _, logged = worker.communicate(timeout=100)

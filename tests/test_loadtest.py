@@ -2,9 +2,9 @@
 
 import pytest
 
-from loadtest.measurement import Measurement, Timeline
-from loadtest.waste import measure
-from loadtest.workload import workloads
+from penstock.loadtest.commands.memory import measure
+from penstock.loadtest.requests.measurement import Measurement, Timeline
+from penstock.loadtest.requests.workload import workloads
 
 
 def test_blocks_waste_under_4_percent_where_contiguous_regions_waste_most() -> None:

@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import judges
-from kernels.panel_layers import PanelLayers
 from passes import Passes, Slice
-from worker.layers.arithmetic import Arithmetic
-from worker.layers.batch import Batch
-from worker.models.decoder import Decoder
-from worker.models.errors import BrokenModel, ModelError, UnsupportedModel
-from worker.models.loading import load_decoder
+from penstock.kernels.panel_layers import PanelLayers
+from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.batch import Batch
+from penstock.worker.models.decoder import Decoder
+from penstock.worker.models.errors import BrokenModel, ModelError, UnsupportedModel
+from penstock.worker.models.loading import load_decoder
 
 TOLERANCE = 1e-4
 PROMPTS = [judges.prompt(length) for length in judges.PROMPT_LENGTHS]

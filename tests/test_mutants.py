@@ -29,7 +29,7 @@ def test_a_mutant_fits_the_code(mutant: Mutant) -> None:
     ],
 )
 def test_a_verdict_says_what_became_of_the_mutant(new: str, limit_s: float, says: str) -> None:
-    mutant = Mutant("place", "none", [Edit("schemas/place.py", LINE, new)], TEST)
+    mutant = Mutant("place", "none", [Edit("schemas/redis/url.py", LINE, new)], TEST)
     found = verdict(mutant, limit_s)
     assert found.text.startswith(says), found.text
     assert found.is_good == (says == "caught in")
@@ -48,7 +48,9 @@ from time import sleep
 Popen({words}, start_new_session=True)
 {then}
 {LINE}"""
-    found = verdict(Mutant("place", "none", [Edit("schemas/place.py", LINE, new)], TEST), limit_s)
+    found = verdict(
+        Mutant("place", "none", [Edit("schemas/redis/url.py", LINE, new)], TEST), limit_s
+    )
     assert found.text.startswith(says), found.text
     assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if words_of(each) == words]
 

@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import redis
 
-from compose.server import Server
 from faults.invariants import check_ledger, check_leftovers, check_logs, ledger
-from schemas import names
-from schemas.connection import connect
-from schemas.keys import Lane
-from schemas.model import ModelCard
-from schemas.registry import Registry
+from penstock.compose.server import Server
+from penstock.schemas import names
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import ModelCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.redis.connection import connect
 from stage import GatewayProcess, eventually
 from test_gateway_service import samples
 from worker_process import WorkerProcess

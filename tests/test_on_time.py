@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from compose.server import Server
 from faults.proxy import Proxy
-from gateway.client import Client
-from schemas.event import Delta
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.event import Delta
 from worker_process import WorkerProcess, ask, until
 
 DELAY_MS = 6000  # enough for a restart of everything; on a slow machine the restart takes longer

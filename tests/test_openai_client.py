@@ -11,9 +11,9 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 from pydantic import BaseModel
 
-from compose.server import Server
-from schemas.errors import PromptTooLong
-from schemas.event import Delta, Failed
+from penstock.compose.server import Server
+from penstock.schemas.errors import PromptTooLong
+from penstock.schemas.event import Delta, Failed
 from stage import MODEL, Actor, GatewayProcess, Wait, chosen, failed, logprob, spoken
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]

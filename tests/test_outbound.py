@@ -12,8 +12,14 @@ from pathlib import Path
 import httpcore
 import pytest
 
-from gateway.outbound import NoAnswer, Outbound, OutboundSettings, Resolve, refuse_local
-from schemas.errors import InvalidJob
+from penstock.gateway.webhooks.outbound import (
+    NoAnswer,
+    Outbound,
+    OutboundSettings,
+    Resolve,
+    refuse_local,
+)
+from penstock.schemas.errors import InvalidJob
 
 PEM = Path(__file__).parent / "receiver.pem"  # for receiver.example, by itself
 NAME = "receiver.example"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.place import Address, BadUrl, Kind, Login, parse
+from penstock.schemas.redis.url import Address, BadUrl, Kind, Login, parse
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import threading
 import pytest
 import redis
 
-from schemas.model import WorkerCard
-from schemas.script import script_text
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.script import script_text
 from scripted import MODEL, ScriptedWorker, delta, queue_at
 
 

@@ -8,12 +8,12 @@ from numpy import inf, nan
 
 import judges
 import tokenizers_made
-from schemas.sampling import SamplingParams, StructuredOutputs
-from worker.engine.build import build_engine
-from worker.engine.config import EngineConfig
-from worker.engine.engine import Engine
-from worker.engine.messages import Addition, Output
-from worker.engine.sampler import Sampler, SamplerRow
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.messages import Addition, Output
+from penstock.worker.engine.sampler import Sampler, SamplerRow
 
 SPOILT = 300  # a token whose embedding is no number
 EVERY_ID = range(judges.VOCAB)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.client import Client
-from schemas.event import Delta
-from schemas.sampling import SamplingParams
-from schemas.worker_queue import WorkerQueue
+from penstock.gateway.client import Client
+from penstock.schemas.event import Delta
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition, Load, Output
+from penstock.worker.jobs.capacity import Ask, Room
+from penstock.worker.llm import LLM
+from penstock.worker.process.ipc import Step
 from scripted import a_job, finish, on_a_lane, started
-from worker.bundled.paths import BUNDLED_MODEL
-from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Load, Output
-from worker.link import Step
-from worker.llm import LLM
-from worker.room import Ask, Room
 from worker_process import WorkerProcess, ask, same
 
 HIGH, NORMAL, BATCH = 0, 1, 2

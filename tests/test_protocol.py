@@ -9,9 +9,14 @@ from contextlib import ExitStack, closing, suppress
 import httpx
 import pytest
 
-from compose.server import Server
-from gateway.protocol import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, MAX_TARGET_BYTES
-from schemas.json_size import MAX_GROUPS, MAX_VALUES
+from penstock.compose.server import Server
+from penstock.gateway.server.protocol import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_PIPELINED,
+    MAX_TARGET_BYTES,
+)
+from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 from stage import MODEL, Actor, GatewayProcess
 
 PATH = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"

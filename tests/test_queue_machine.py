@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from gateway.reconcile import Reconciler
-from schemas.account import Account, Limits
-from schemas.connection import connect
-from schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
-from schemas.errors import Cancelled, JobNotFound
-from schemas.event import EVENT, Delta, Failed
-from schemas.job import Job
-from schemas.keys import READY
-from schemas.model import WorkerCard
-from schemas.queue import CLASSES
-from schemas.result import after
-from schemas.worker_queue import WorkerQueue
+from penstock.gateway.housekeeping.reconcile import Reconciler
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
+from penstock.schemas.errors import Cancelled, JobNotFound
+from penstock.schemas.event import EVENT, Delta, Failed
+from penstock.schemas.job import Job
+from penstock.schemas.keys import READY
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.queue import CLASSES
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.result import after
 from scripted import LANE, a_job, delta, done
 
 T = TypeVar("T")

@@ -4,9 +4,9 @@ import asyncio
 import itertools
 from statistics import median
 
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
-from schemas.account import Account, Limits
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, deltas, finish, on_a_lane, started
 from stepped import SteppedWorker
 

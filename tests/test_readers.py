@@ -10,15 +10,15 @@ from pathlib import Path
 
 import httpx
 
-from gateway.client import Client
-from gateway.reader import Reader
+from penstock.gateway.client import Client
+from penstock.gateway.follow.reader import Reader
+from penstock.schemas.delivery import Commit
+from penstock.schemas.event import Delta, Event
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.queue import PAGE
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
 from plain import plain
-from schemas.connection import connect
-from schemas.delivery import Commit
-from schemas.event import Delta, Event
-from schemas.model import WorkerCard
-from schemas.queue import PAGE
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, MODEL, continued, deltas, done, finish, queue_at, started
 from stage import GatewayProcess
 

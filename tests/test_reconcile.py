@@ -2,10 +2,10 @@
 
 import asyncio
 
-from gateway.reconcile import Reconciler
-from schemas.account import Account, Limits
-from schemas.keys import Lane
-from schemas.worker_queue import WorkerQueue
+from penstock.gateway.housekeeping.reconcile import Reconciler
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.keys import Lane
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from scripted import (
     LANE,
     ScriptedWorker,

@@ -8,21 +8,22 @@ import pytest
 from annotated_types import MaxLen
 from pydantic import BaseModel
 
-from gateway import protocol, shape
-from gateway.outbound import OutboundSettings
-from gateway.settings import GatewaySettings
-from schemas import job, json_size, sampling, script
-from schemas.delivery import Started
-from schemas.errors import AnswerTooLarge, PenstockError
-from schemas.job import Job
-from schemas.sampling import SamplingParams
-from worker.consumer import Intake
-from worker.engine import structured
-from worker.engine.fake import fake_engine
-from worker.engine.sandbox import SandboxLimits
-from worker.generation import Generation
-from worker.settings import WorkerSettings
-from worker.text import load_text
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.openai import validation as shape
+from penstock.gateway.server import protocol
+from penstock.gateway.webhooks.outbound import OutboundSettings
+from penstock.schemas import job, json_size, sampling, script
+from penstock.schemas.delivery import Started
+from penstock.schemas.errors import AnswerTooLarge, PenstockError
+from penstock.schemas.job import Job
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.fake import fake_engine
+from penstock.worker.engine.grammar import structured
+from penstock.worker.engine.grammar.sandbox import SandboxLimits
+from penstock.worker.jobs.consumer import Intake
+from penstock.worker.process.sampling_defaults import Generation
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.text import load_text
 
 PAGE = Path(__file__).parent.parent / "gateway" / "README.md"
 ROW = re.compile(r"^\| (\w[^|]*) \| (\d+) \| (\d{3}|closed|tried again) \|$", re.MULTILINE)

@@ -9,14 +9,14 @@ from collections import Counter
 import redis
 
 from cluster import Cluster
-from compose.server import Server
-from schemas.cluster import slot_of
-from schemas.connection import connect
-from schemas.keys import Lane
-from schemas.model import WorkerCard
-from schemas.worker_queue import WorkerQueue
-from worker.link import Letters, Renewed
-from worker.renewal import Renewal
+from penstock.compose.server import Server
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.cluster import slot_of
+from penstock.schemas.redis.connection import connect
+from penstock.worker.process.ipc import Letters, Renewed
+from penstock.worker.supervisor.renewal import Renewal
 
 LEASE_S, EVERY_S, FROZEN_S = 10.0, 0.3, 5.0
 LANES = [Lane("fake", number) for number in range(64)]

@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from gateway.client import Client
+from penstock.gateway.client import Client
+from penstock.schemas.event import Failed
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.llm import LLM
 from plain import plain
-from schemas.event import Failed
-from schemas.keys import Lane
-from schemas.model import WorkerCard
-from schemas.sampling import SamplingParams
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, finish, on_a_lane, started
 from test_blame import redis_of, step
-from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
 OLD, NEW = WorkerCard(fingerprint="old"), WorkerCard(fingerprint="new")

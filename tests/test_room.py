@@ -9,20 +9,21 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.client import Client
-from schemas.connection import connect
-from schemas.keys import Lane
-from schemas.model import ModelCard, WorkerCard
-from schemas.registry import Registry
-from schemas.sampling import SamplingParams, StructuredOutputs
-from schemas.worker_queue import WorkerQueue
-from worker.bundled.paths import BUNDLED_DRAFT
-from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Load, Output
-from worker.engine_process import EngineLoop
-from worker.engines import AnyEngine, load_engine
-from worker.generation import Generation
-from worker.link import (
+from penstock.gateway.client import Client
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.bundled.paths import BUNDLED_DRAFT
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition, Load, Output
+from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.engine_process import EngineLoop
+from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.service import Service
+from penstock.worker.process.ipc import (
     BeginShift,
     BlockingWire,
     Cancellation,
@@ -35,10 +36,9 @@ from worker.link import (
     Step,
     Wire,
 )
-from worker.room import Room
-from worker.service import Service
-from worker.settings import WorkerSettings
-from worker.text import load_text
+from penstock.worker.process.sampling_defaults import Generation
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.text import load_text
 
 LIMITS = Limits(
     100, 256, num_blocks=9000, block_size=16, max_num_seqs=148, eos_token_ids=frozenset()

@@ -18,11 +18,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels.draw import Cut, draw, draw_cut
-from kernels.philox import key_schedule, philox, uniforms
-from kernels.token_mask import allow_all_but
-from schemas.sampling import SamplingParams, StructuredOutputs
-from worker.engine.sampler import NO_TOKEN, Sampler, SamplerRow
+from penstock.kernels.draw import Cut, draw, draw_cut
+from penstock.kernels.philox import key_schedule, philox, uniforms
+from penstock.kernels.token_mask import allow_all_but
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.sampler import NO_TOKEN, Sampler, SamplerRow
 
 EOS = 2
 SOME_FORM = StructuredOutputs(regex="a*")

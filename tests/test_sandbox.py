@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import InvalidJob
-from schemas.sampling import MAX_CONSTRAINT_BYTES, StructuredOutputs
-from stage import eventually
-from worker.bundled.paths import BUNDLED_MODEL
-from worker.engine.constraints import Grammar, Grammars
-from worker.engine.sandbox import Sandbox, SandboxLimits, Tried
-from worker.engine.structured import (
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.sampling import MAX_CONSTRAINT_BYTES, StructuredOutputs
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.engine.grammar.constraints import Grammar, Grammars
+from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits, Tried
+from penstock.worker.engine.grammar.structured import (
     MAX_DEPTH,
     MAX_OPTIONAL,
     MAX_REPETITION,
     alternatives,
     grammar_of,
 )
+from stage import eventually
 
 VOCAB_SIZE, EOS = 4096, 2
 ENDLESS = "[" * 60_000  # many seconds of looking for where each set ends
@@ -139,7 +139,7 @@ def test_a_closed_sandbox_leaves_no_process_behind() -> None:
 
 def test_it_ends_with_the_process_that_started_it() -> None:
     code = (
-        "import os, sys\nfrom worker.engine.sandbox import Sandbox\n"
+        "import os, sys\nfrom penstock.worker.engine.grammar.sandbox import Sandbox\n"
         "made = Sandbox(open(sys.argv[1]).read(), 4096, [2])\nmade.attempt('regex', 'a')\n"
         "print(made._process.pid, flush=True)\nos.kill(os.getpid(), 9)"
     )
@@ -153,7 +153,7 @@ def test_it_ends_with_the_process_that_started_it() -> None:
 
 def test_it_stays_small() -> None:
     """It is forked for each grammar, and a thread in it would be a lock that nobody opens."""
-    code = "import sys, threading, worker.engine.sandbox_process\n"
+    code = "import sys, threading, penstock.worker.engine.grammar.sandbox_process\n"
     code += "print(threading.active_count(), *sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     threads, *loaded = done.stdout.split()

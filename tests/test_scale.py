@@ -7,17 +7,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from compose.server import Server
 from faults.big_batch import run_batch
 from faults.invariants import check_leftovers
 from metered import Cost, Meter
+from penstock.compose.server import Server
+from penstock.schemas.account import Account, Limits
+from penstock.schemas.delivery import Ending, Entry, Outcome
+from penstock.schemas.job import Job
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.queue import MAX_JOBS_A_CALL
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
-from schemas.account import Account, Limits
-from schemas.delivery import Ending, Entry, Outcome
-from schemas.job import Job
-from schemas.model import WorkerCard
-from schemas.queue import MAX_JOBS_A_CALL
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, deltas, done, on_a_lane, queue_at
 
 AT_ONCE = 128  # calls under way together

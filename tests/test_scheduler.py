@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 
 from forgetful import VOCAB, ForgetfulRunner, expected_completion, run_to_end
-from schemas.sampling import SamplingParams
-from worker.engine.block_pool import BlockPool
-from worker.engine.constraints import Grammars
-from worker.engine.engine import Engine
-from worker.engine.limits import Limits
-from worker.engine.messages import Addition
-from worker.engine.scheduler import Scheduler
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.block_pool import BlockPool
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.grammar.constraints import Grammars
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.scheduler import Scheduler
 
 
 def make_engine(

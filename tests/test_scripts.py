@@ -7,19 +7,26 @@ import re
 import pytest
 import redis.asyncio
 
+from penstock.schemas.delivery import Commit, Ending, Entry, Letter, Outcome
+from penstock.schemas.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidJob,
+    JobGone,
+    JobNotFound,
+    QueueFull,
+)
+from penstock.schemas.event import Delta, Done, Failed, Usage
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.link import Reply, Word
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.redis.url import parse
+from penstock.schemas.result import after
+from penstock.schemas.script import SCRIPTS
 from plain import plain
-from schemas.connection import connect
-from schemas.delivery import Commit, Ending, Entry, Letter, Outcome
-from schemas.errors import Cancelled, DeadlineExceeded, InvalidJob, JobGone, JobNotFound, QueueFull
-from schemas.event import Delta, Done, Failed, Usage
-from schemas.keys import Lane
-from schemas.link import Reply, Word
-from schemas.model import WorkerCard
-from schemas.place import parse
-from schemas.result import after
-from schemas.script import SCRIPTS
-from schemas.servers import Redis
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, started
 
 # Redis 6.2's, as far as the scripts need them.

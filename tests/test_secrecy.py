@@ -14,11 +14,11 @@ import httpx
 import pytest
 import redis
 
-from compose.server import Server
+from penstock.compose.server import Server
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.process.settings import WorkerSettings
 from stage import LISTENS, eventually
 from test_keys import issue
-from worker.bundled.paths import BUNDLED_MODEL
-from worker.settings import WorkerSettings
 
 CANARY = "xyzzy9canary"
 SALT_SECRET = "salt-of-these-tests-9canary"
@@ -88,16 +88,20 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         server = stack.enter_context(Server())
         at = ["--redis-url", server.url]
         keys = {name: issue(server.url, tenant=name) for name in ("ten", "tenant")}
-        gateway = stack.enter_context(Process(folder, "gateway.cli", "--port", "0", *at))
+        gateway = stack.enter_context(
+            Process(folder, "penstock.gateway.server.cli", "--port", "0", *at)
+        )
         eventually(lambda: LISTENS.search(gateway.output.read_text()) is not None)
         listens = LISTENS.search(gateway.output.read_text())
         assert listens is not None
         real = ["--model", str(BUNDLED_MODEL), "--served-model-name", MODEL]
         fake = ["--model", FAKE, "--load-format", "fake", "--fake-poison", "poison"]
-        stack.enter_context(Process(folder, "gateway.housekeeping", *at))
+        stack.enter_context(Process(folder, "penstock.gateway.housekeeping.main", *at))
         for flags in (real, fake):
             own = ["--lease-ttl-ms", "1500", "--crash-dump-folder", str(folder / "crashes")]
-            stack.enter_context(Process(folder, "worker.cli", *flags, *own, *at))
+            stack.enter_context(
+                Process(folder, "penstock.worker.supervisor.cli", *flags, *own, *at)
+            )
         made = Service(listens[0], server.url, keys, folder)
 
         def serves() -> bool:
@@ -106,7 +110,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
                 models = httpx.get(f"{made.url}/v1/models", headers=headers, timeout=20).json()
             except (httpx.TransportError, ValueError):
                 return False
-            said = [path.read_text() for path in folder.glob("worker.cli-*.out")]
+            said = [
+                path.read_text() for path in folder.glob("penstock.worker.supervisor.cli-*.out")
+            ]
             are_at_work = all("took up work" in text for text in said)  # a model comes a bit sooner
             return are_at_work and {each["id"] for each in models.get("data", [])} == {MODEL, FAKE}
 
@@ -241,7 +247,7 @@ def test_a_canary_is_found_nowhere_but_in_its_job(service: Service) -> None:
 def test_an_error_is_logged_by_its_place_and_not_by_what_it_says() -> None:
     code = """if True:
         import asyncio, logging, threading
-        from schemas.process import write_log_to_stderr
+        from penstock.schemas.process.start import write_log_to_stderr
         write_log_to_stderr("part", "debug", logging.getLogger("penstock.part"))
         def fail():
             try:

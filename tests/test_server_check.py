@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cluster import start_node
-from compose.server import Server
-from schemas.connection import connect
-from schemas.server_check import Durability, UnfitServer, check_servers
+from penstock.compose.server import Server
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.server_check import Durability, UnfitServer, check_servers
 
 
 def checked(url: str, durability: Durability = "server") -> list[str]:
@@ -101,9 +101,9 @@ def test_old_versions_are_refused(version: str, fits: bool) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["gateway.cli", "--port", "0"],
-        ["worker.cli", "--model", "fake", "--load-format", "fake"],
-        ["gateway.housekeeping"],
+        ["penstock.gateway.server.cli", "--port", "0"],
+        ["penstock.worker.supervisor.cli", "--model", "fake", "--load-format", "fake"],
+        ["penstock.gateway.housekeeping.main"],
     ],
 )
 def test_a_process_says_it_once_and_is_not_started_again(words: list[str]) -> None:
@@ -121,7 +121,7 @@ def test_a_process_says_it_once_and_is_not_started_again(words: list[str]) -> No
 
 def test_a_wrong_url_is_refused_by_its_flag() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "--redis-url", "redis://h:port"],
+        [sys.executable, "-m", "penstock.gateway.server.cli", "--redis-url", "redis://h:port"],
         capture_output=True,
         text=True,
         timeout=100,

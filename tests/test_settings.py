@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compose.cli import main
-from gateway.keys import List
-from schemas.setting_names import NAMES, unknown_variables
+from penstock.compose.cli import main
+from penstock.gateway.commands.keys import List
+from penstock.schemas.process.setting_names import NAMES, unknown_variables
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("schemas", "worker", "gateway", "compose", "loadtest")
@@ -26,7 +26,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 
 def fields() -> set[str]:
     """Of every class that is made from `Settings`, by what the code says."""
-    paths = [path for room in ROOMS for path in (ROOT / room).glob("*.py")]
+    paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     known, size = {"Settings"}, 0
@@ -140,7 +140,10 @@ def test_a_path_that_cannot_be_used_is_said_in_a_line(
     (tmp_path / "file").write_text("")
     words = ["gateway", "--port", "0", flag, str(tmp_path / "file" / "below")]
     ended = subprocess.run(
-        [sys.executable, "-m", "compose.cli", *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "penstock.compose.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ended.returncode == 2
     [line] = ended.stderr.splitlines()

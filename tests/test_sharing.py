@@ -3,12 +3,12 @@
 import asyncio
 from collections import Counter
 
-from gateway.client import Client
+from penstock.gateway.client import Client
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.sampling import SamplingParams
 from plain import plain
-from schemas.keys import Lane
-from schemas.model import WorkerCard
-from schemas.sampling import SamplingParams
-from schemas.worker_queue import WorkerQueue
 from scripted import LANE, a_job, on_a_lane
 from worker_process import WorkerProcess, ask
 

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import redis
 
-from compose.server import Server, ServerFailed
-from schemas.nearby import nearby, noted
+from penstock.compose.server import Server, ServerFailed
+from penstock.schemas.process.nearby import nearby, noted
 from stage import eventually
 
 FAKE = {"PENSTOCK_LOAD_FORMAT": "fake"}
@@ -27,7 +27,7 @@ PATHS = {"PYTHONPATH": str(Path(__file__).parent.parent)}  # wherever it is star
 def penstock(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """A command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "compose.cli", *words],
+        [sys.executable, "-m", "penstock.compose.cli", *words],
         env=os.environ | PATHS | FAKE | env,
         cwd=cwd,
         capture_output=True,
@@ -42,7 +42,7 @@ class Up:
     def __init__(self, *words: str, cwd: Path | None = None, **env: str) -> None:
         up = ["up", "--model", "fake", "--port", "0", *words]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "compose.cli", *up],
+            [sys.executable, "-m", "penstock.compose.cli", *up],
             env=os.environ | PATHS | FAKE | env,
             cwd=cwd,
             stdout=subprocess.PIPE,
@@ -78,9 +78,9 @@ class Up:
         """The process of each component, by its command."""
         lines = [line.split() for line in children_of(self.process.pid)]
         return {
-            words[words.index("compose.cli") + 1]: int(words[0])
+            words[words.index("penstock.compose.cli") + 1]: int(words[0])
             for words in lines
-            if "compose.cli" in words
+            if "penstock.compose.cli" in words
         }
 
 
@@ -107,7 +107,9 @@ def up(*words: str, cwd: Path | None = None, **env: str) -> Iterator[Up]:
 def test_up_keeps_what_a_crash_left_in_the_home(tmp_path: Path) -> None:
     with up(HOME=str(tmp_path)) as running:
         supervisor = running.children()["worker"]
-        [engine] = [line for line in children_of(supervisor) if "worker.engine_process" in line]
+        [engine] = [
+            line for line in children_of(supervisor) if "penstock.worker.engine_process" in line
+        ]
         os.kill(int(engine.split()[0]), signal.SIGKILL)
         running.read_until("what the crash left is in")
         [dump] = (tmp_path / ".penstock" / "crashes").iterdir()
@@ -168,7 +170,8 @@ def test_of_several_running_ups_a_command_asks_which_and_dead_ones_do_not_count(
         asked = penstock("keys", "list")
         assert asked.returncode == 2 and len(asked.stderr.splitlines()) == 1
         assert "redis://127.0.0.1:1/0" in asked.stderr and "redis://127.0.0.1:2/0" in asked.stderr
-    note = "from schemas.nearby import noted; import os\nwith noted('redis://x:3/0'): os._exit(9)"
+    note = "from penstock.schemas.process.nearby import noted\nimport os\n"
+    note += "with noted('redis://x:3/0'): os._exit(9)"
     subprocess.run([sys.executable, "-c", note], env=os.environ | PATHS, timeout=60)
     assert len(list((tmp_path / ".penstock" / "up").iterdir())) == 1
     assert nearby() == []
@@ -185,7 +188,7 @@ def test_a_server_is_not_taken_for_another_that_has_its_port(tmp_path: Path) -> 
 
 def test_two_servers_never_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("compose.server.LOCK_S", 0.2)
+    monkeypatch.setattr("penstock.compose.server.LOCK_S", 0.2)
     with Server(Path("kept")) as server:
         with pytest.raises(ServerFailed, match="another server runs in this folder"):
             Server(tmp_path / "kept").start()
@@ -238,7 +241,10 @@ def test_a_model_that_cannot_be_served_is_said_once_and_ends_up() -> None:
 
 def test_the_demo_streams_three_jobs_one_through_its_workers_death() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "compose.cli", "demo"], capture_output=True, text=True, timeout=380
+        [sys.executable, "-m", "penstock.compose.cli", "demo"],
+        capture_output=True,
+        text=True,
+        timeout=380,
     )
     assert found.returncode == 0, found.stdout + found.stderr
     printed = " ".join(found.stdout.split())

@@ -10,24 +10,24 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from gateway.client import Client
-from schemas.connection import connect
-from schemas.keys import Lane
-from schemas.model import WorkerCard
-from schemas.sampling import SamplingParams
-from schemas.worker_queue import WorkerQueue
+from penstock.gateway.client import Client
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.fake import fake_engine
+from penstock.worker.engine.messages import Output
+from penstock.worker.jobs.active_job import ActiveJob
+from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.consumer import Intake
+from penstock.worker.jobs.lease import Lease
+from penstock.worker.jobs.streamer import Streamer
+from penstock.worker.llm import LLM
+from penstock.worker.process.sampling_defaults import Generation
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.text import load_text
 from scripted import LANE, MODEL, a_job, started
-from worker.active_job import ActiveJob
-from worker.consumer import Intake
-from worker.engine.fake import fake_engine
-from worker.engine.messages import Output
-from worker.generation import Generation
-from worker.lease import Lease
-from worker.llm import LLM
-from worker.room import Room
-from worker.settings import WorkerSettings
-from worker.streamer import Streamer
-from worker.text import load_text
 from worker_process import WorkerProcess, ask, incarnations, same, until
 
 STORY = SamplingParams(max_tokens=200, seed=6, ignore_eos=True)
@@ -59,7 +59,7 @@ def test_a_wedged_io_process_is_ended_and_its_jobs_go_on(redis_url, offline):
         async def asks(client: Client) -> None:
             job_id = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, job_id, 20)
-            os.kill(worker.child("worker.service"), signal.SIGSTOP)
+            os.kill(worker.child("penstock.worker.jobs.service"), signal.SIGSTOP)
             same(await client.result(job_id), offline.generate("long", STORY)[0])
 
         ask(redis_url, asks, WITHIN_S)
@@ -76,11 +76,11 @@ def test_a_frozen_io_process_loses_its_jobs_with_its_lease(redis_url, offline):
         async def asks(client: Client) -> None:
             job_id = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, job_id, 20)
-            os.kill(worker.child("worker.service"), signal.SIGSTOP)
+            os.kill(worker.child("penstock.worker.jobs.service"), signal.SIGSTOP)
             with WorkerProcess(redis_url, "fake", *flags) as other:
                 other.ready()
                 same(await client.result(job_id), offline.generate("long", STORY)[0])
-            os.kill(worker.child("worker.service"), signal.SIGCONT)
+            os.kill(worker.child("penstock.worker.jobs.service"), signal.SIGCONT)
             same(
                 await client.result(await client.enqueue("more", params=STORY)),
                 offline.generate("more", STORY)[0],

@@ -9,12 +9,12 @@ from jsonschema import Draft202012Validator, FormatChecker
 
 import judges
 import tokenizers_made
-from schemas.errors import PenstockError
-from schemas.sampling import SamplingParams, StructuredOutputs
-from worker.engine.build import build_engine
-from worker.engine.config import EngineConfig
-from worker.engine.messages import Addition
-from worker.llm import LLM
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.messages import Addition
+from penstock.worker.llm import LLM
 
 FORMS = json.loads((Path(__file__).parent / "forms.json").read_text())
 TIMES = 25

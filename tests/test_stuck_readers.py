@@ -16,10 +16,10 @@ from statistics import median
 import httpx
 
 from event_source import EventSource
-from schemas.delivery import Commit, Started
-from schemas.event import Delta
-from schemas.model import WorkerCard
-from schemas.worker_queue import WorkerQueue
+from penstock.schemas.delivery import Commit, Started
+from penstock.schemas.event import Delta
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.worker_queue import WorkerQueue
 from scripted import MODEL, finish, queue_at, started
 from stage import GatewayProcess
 

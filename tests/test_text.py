@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 import tokenizers_made
-from schemas.errors import InvalidJob
-from schemas.event import EVENT, Delta
-from schemas.job import Chat, Message
-from schemas.sampling import SamplingParams
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.event import EVENT, Delta
+from penstock.schemas.job import Chat, Message
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.messages import Logprob
+from penstock.worker.text.completion import Completion
+from penstock.worker.text.detokenizer import Detokenizer
+from penstock.worker.text.stop_strings import Match, StopStrings
+from penstock.worker.text.text import LOWEST_LOGPROB, Text
 from tokenizers_made import CORPUS
-from worker.completion import Completion
-from worker.detokenizer import Detokenizer
-from worker.engine.messages import Logprob
-from worker.stop_strings import Match, StopStrings
-from worker.text import LOWEST_LOGPROB, Text
 
 BUNDLED = Path(__file__).parent.parent / "worker/bundled/penstock-5m"
 NAMES = [maker.__name__ for maker in tokenizers_made.MAKERS]
@@ -351,7 +351,7 @@ def test_truncation_in_the_tokenizer_file_does_not_cut_prompts(tmp_path):
 
 def test_it_loads_without_torch():
     source = (
-        f"import sys; from worker.text import Text; from pathlib import Path\n"
+        f"import sys; from penstock.worker.text.text import Text; from pathlib import Path\n"
         f"Text(Path({str(folder('byte_level'))!r})).encode('x'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from compose.server import Server
-from gateway.client import Client
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.delivery import JobStatus
+from penstock.schemas.keys import Lane
 from plain import plain
-from schemas.delivery import JobStatus
-from schemas.keys import Lane
 from worker_process import WorkerProcess, ask
 
 NUM_JOBS, NUM_BEGUN, SEATS = 500, 60, 4

@@ -14,11 +14,11 @@ import httpx
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
-from compose.cli import main
-from compose.server import Server
-from gateway.client import Client
-from gateway.webhooks import Occurrence, Webhook, Webhooks
-from schemas.job import Job
+from penstock.compose.cli import main
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.gateway.webhooks.webhooks import Occurrence, Webhook, Webhooks
+from penstock.schemas.job import Job
 from stage import (
     MODEL,
     Actor,
@@ -116,7 +116,7 @@ class House:
         return str(answer.json()["id"])
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "gateway.webhooks_cli", *words]
+        argv = [sys.executable, "-m", "penstock.gateway.commands.webhooks", *words]
         return subprocess.run(
             [*argv, "--redis-url", self.redis_url], capture_output=True, text=True, timeout=60
         )

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
-from compose.server import Server
-from gateway.client import Client
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.event import Delta, Failed
+from penstock.schemas.job import Message
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.bundled.paths import BUNDLED_DRAFT
+from penstock.worker.llm import LLM
 from plain import plain
-from schemas.event import Delta, Failed
-from schemas.job import Message
-from schemas.sampling import SamplingParams
-from schemas.worker_queue import WorkerQueue
-from worker.bundled.paths import BUNDLED_DRAFT
-from worker.llm import LLM
 from worker_process import WorkerProcess, ask, same
 
 LONG = "and so it went on"
@@ -233,7 +233,7 @@ def test_no_more_is_read_than_there_is_room_for(worker):
 
 
 def test_neither_process_loads_torch(worker):
-    for module in ("worker.service", "worker.engine_process"):
+    for module in ("penstock.worker.jobs.service", "penstock.worker.engine_process"):
         mapped = Path(f"/proc/{worker.child(module)}/maps").read_text()
         assert ("libtorch" not in mapped and "libpython" in mapped) or "python" in mapped
 
@@ -279,7 +279,14 @@ REFUSED = {
 
 @pytest.mark.parametrize(("words", "status", "says"), REFUSED.values(), ids=REFUSED)
 def test_settings_that_cannot_work_are_refused_in_a_line(server, words, status, says):
-    command = [sys.executable, "-m", "worker.cli", "--redis-url", server.url, *words]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.worker.supervisor.cli",
+        "--redis-url",
+        server.url,
+        *words,
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == status
     assert says in run.stderr and "Traceback" not in run.stderr

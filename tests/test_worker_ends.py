@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from compose.server import Server
-from gateway.client import Client
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.event import Delta, Result
+from penstock.schemas.job import Job
+from penstock.schemas.keys import Lane
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.llm import LLM, RequestOutput
 from plain import plain
-from schemas.event import Delta, Result
-from schemas.job import Job
-from schemas.keys import Lane
-from schemas.sampling import SamplingParams
-from worker.llm import LLM, RequestOutput
 from worker_process import WorkerProcess, ask, incarnations, same, until
 
 LONG = "and so it went on"
@@ -109,7 +109,7 @@ def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(fresh):
                 await asyncio.sleep(0.01)
             worker.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(until, lambda: "began to drain" in worker.logged(), "the drain")
-            io = worker.child("worker.service")
+            io = worker.child("penstock.worker.jobs.service")
             os.kill(io, signal.SIGSTOP)  # else it may find its jobs gone first, and be done
             await plain(client.redis).zrem(f"{Lane('fake').prefix}workers", name)
             await asyncio.to_thread(until, lambda: "lost its lease" in worker.logged(), "the loss")
@@ -146,7 +146,9 @@ def test_a_second_sigterm_hands_back_at_once(fresh, offline):
         ask(fresh.url, asks)
 
 
-@pytest.mark.parametrize("module", ["worker.service", "worker.engine_process"])
+@pytest.mark.parametrize(
+    "module", ["penstock.worker.jobs.service", "penstock.worker.engine_process"]
+)
 def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module):
     """At once: it does not take its silence."""
     with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "600", *SLOW) as worker:
@@ -163,7 +165,10 @@ def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module
 def test_the_children_end_with_their_supervisor(fresh, offline):
     with WorkerProcess(fresh.url, "fake", *SLOW) as first:
         first.ready()
-        children = [first.child(module) for module in ("worker.service", "worker.engine_process")]
+        children = [
+            first.child(module)
+            for module in ("penstock.worker.jobs.service", "penstock.worker.engine_process")
+        ]
 
         async def asks(client: Client) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
@@ -207,7 +212,7 @@ def test_a_wedged_engine_is_ended_and_its_jobs_go_on(fresh, offline):
 
         async def asks(client: Client) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
-            act = lambda: os.kill(worker.child("worker.engine_process"), signal.SIGSTOP)  # noqa: E731
+            act = lambda: os.kill(worker.child("penstock.worker.engine_process"), signal.SIGSTOP)  # noqa: E731
             same(await read_while(client, job_id, act), told(offline))
             assert "engine did not move" in worker.logged()
 

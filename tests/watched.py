@@ -16,8 +16,8 @@ from tempfile import NamedTemporaryFile
 
 from fastapi import FastAPI
 
-from gateway import cli
-from gateway.settings import GatewaySettings
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.server import cli
 from stage import GatewayProcess
 
 BEAT_S = 0.001

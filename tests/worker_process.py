@@ -15,11 +15,11 @@ from typing import Self
 
 import redis
 
-from gateway.client import Client
-from loadtest.machine import family, module_of
-from schemas.event import Result
-from schemas.keys import Lane
-from worker.llm import RequestOutput
+from penstock.gateway.client import Client
+from penstock.loadtest.machine.usage import family, module_of
+from penstock.schemas.event import Result
+from penstock.schemas.keys import Lane
+from penstock.worker.llm import RequestOutput
 
 PATIENCE_S = 120.0  # a busy machine
 
@@ -46,7 +46,7 @@ class WorkerProcess:
             given += ["--load-format", "fake"]
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "worker.cli", *given],
+                [sys.executable, "-m", "penstock.worker.supervisor.cli", *given],
                 stderr=stream,
                 stdout=stream,
                 start_new_session=True,
@@ -96,7 +96,7 @@ class WorkerProcess:
             return
 
     def child(self, module: str) -> int:
-        """The process id of `worker.service` or `worker.engine_process`."""
+        """The process id of `penstock.worker.jobs.service` or `penstock.worker.engine_process`."""
         pid = child_of(self.process.pid, module)
         assert pid is not None, f"no process runs {module}"
         return pid

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from schemas.crash import reach
-from schemas.errors import PenstockError
-from schemas.exit_status import NEVER_STARTS
-from schemas.parent import end_with_parent
-from schemas.process import keep_what_is_loaded, write_log_to_stderr
-from worker.black_box import Recorder, leave_stacks
-from worker.engine.messages import Addition, Load, Output
-from worker.engines import AnyEngine, load_engine
-from worker.link import (
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.process.crash_points import reach
+from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.process.parent import end_with_parent
+from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
+from penstock.worker.engine.messages import Addition, Load, Output
+from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.process.black_box import Recorder, leave_stacks
+from penstock.worker.process.ipc import (
     BlockingWire,
     Cancellation,
     Closed,
@@ -30,8 +30,8 @@ from worker.link import (
     Step,
     receive_text,
 )
-from worker.log import log
-from worker.settings import WorkerSettings, pulse_every_s
+from penstock.worker.process.log import log
+from penstock.worker.process.settings import WorkerSettings, pulse_every_s
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25

@@ -15,17 +15,17 @@ from typing import TypeVar
 
 from pydantic import JsonValue, ValidationError
 
-from schemas.errors import InvalidJob, PenstockError, WorkerFailed
-from schemas.event import ErrorBody, FinishReason, TokenLogprob
-from schemas.job import Chat, Message
-from schemas.sampling import SamplingParams
-from worker.completion import Completion
-from worker.engine.messages import Addition, Output
-from worker.engines import load_engine
-from worker.generation import load_generation
-from worker.progress import Progress
-from worker.settings import WorkerSettings
-from worker.text import Text, load_text
+from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
+from penstock.schemas.event import ErrorBody, FinishReason, TokenLogprob
+from penstock.schemas.job import Chat, Message
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.messages import Addition, Output
+from penstock.worker.engine_loader import load_engine
+from penstock.worker.process.sampling_defaults import load_generation
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.progress import Progress
+from penstock.worker.text.completion import Completion
+from penstock.worker.text.text import Text, load_text
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 

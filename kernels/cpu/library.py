@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from kernels.cpu.compile import Unusable, build
-from kernels.cpu.prebuilt import prebuilt
+from penstock.kernels.cpu.compile import Unusable, build
+from penstock.kernels.cpu.prebuilt import prebuilt
 
 _NATIVE = ("-O3", "-march=native")
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")

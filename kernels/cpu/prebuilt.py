@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.cpu.compile import Unusable, compile_ops, digest_of, find_compiler, is_whole
+from penstock.kernels.cpu.compile import Unusable, compile_ops, digest_of, find_compiler, is_whole
 
 _log = logging.getLogger("penstock.kernels")
 

@@ -18,15 +18,15 @@ from pathlib import Path
 
 import redis
 
-from compose.server import Server
 from faults.invariants import check_leftovers
-from gateway.batch_run import AT_ONCE
-from gateway.batches import ENDED, Batch, BatchAsked, Batches
-from gateway.files import FileRecord, Files, FilesSettings, new_file_id
-from schemas.delivery import Ending, Entry
-from schemas.keys import CHORES
-from schemas.model import WorkerCard
-from schemas.queue import MAX_JOBS_A_CALL, Queue
+from penstock.compose.server import Server
+from penstock.gateway.batches.batches import ENDED, Batch, BatchAsked, Batches
+from penstock.gateway.batches.files import FileRecord, Files, FilesSettings, new_file_id
+from penstock.gateway.batches.run import AT_ONCE
+from penstock.schemas.delivery import Ending, Entry
+from penstock.schemas.keys import CHORES
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.queue import MAX_JOBS_A_CALL, Queue
 from scripted import LANE, MODEL, deltas, done, queue_at
 from stage import HousekeepingProcess
 

@@ -31,14 +31,14 @@ from typing import get_args
 
 import redis
 
-from compose.server import Server
 from faults.invariants import Listener, check_leftovers, check_logs, known_jobs, wait_until_idle
 from faults.load import Callers
 from faults.processes import AppendFsync, System
 from faults.schedule import KINDS, Fault, Schedule, inject, schedule
 from faults.tenants import SECRET, Tenant, check_accounts, check_apart, enroll, used
-from gateway.client import Client
-from schemas.server_check import Durability
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.redis.server_check import Durability
 
 WORKER = (
     "--drain-s",

@@ -26,8 +26,8 @@ import redis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from compose.server import Server
 from faults.fuzz_examples import PIECES, PLACES, STORED, Request, repeated, requests
+from penstock.compose.server import Server
 from stage import MODEL, Actor
 from watched import WatchedGateway
 

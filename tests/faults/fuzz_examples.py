@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from schemas.api_key import API_KEYS
-from schemas.keys import CHORES, MODELS, Lane
+from penstock.schemas.api_key import API_KEYS
+from penstock.schemas.keys import CHORES, MODELS, Lane
 from stage import MODEL
 
 USER = {"role": "user", "content": "hi"}

@@ -9,10 +9,10 @@ from typing import Self
 
 import redis
 
-from schemas.api_key import API_KEYS, SECRET_MARK
-from schemas.event import EVENT, Delta
-from schemas.keys import CHORES, MODELS, NAMESPACE, Lane
-from schemas.result import KeptResult
+from penstock.schemas.api_key import API_KEYS, SECRET_MARK
+from penstock.schemas.event import EVENT, Delta
+from penstock.schemas.keys import CHORES, MODELS, NAMESPACE, Lane
+from penstock.schemas.result import KeptResult
 
 END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
 PATIENCE_S = 60.0

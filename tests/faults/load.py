@@ -12,11 +12,11 @@ from typing import Protocol
 import httpx
 
 from faults.told import Ask, Broken, Told
-from gateway.client import Client
-from schemas.account import Account
-from schemas.errors import JobNotFound, PenstockError, StreamDiverged
-from schemas.event import EVENT, ErrorBody, Failed
-from schemas.sampling import SamplingParams
+from penstock.gateway.client import Client
+from penstock.schemas.account import Account
+from penstock.schemas.errors import JobNotFound, PenstockError, StreamDiverged
+from penstock.schemas.event import EVENT, ErrorBody, Failed
+from penstock.schemas.sampling import SamplingParams
 
 PATIENCE_S = 150.0  # with Redis frozen for half a minute, twice
 SILENCE_S = 6.0  # gateways of tests say `: ping` each second

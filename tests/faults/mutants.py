@@ -134,9 +134,10 @@ def copy_tree(tree: Path) -> None:
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
     for name in filter(None, names.decode().split("\0")):
-        if (ROOT / name).is_file() and name != ".venv":
+        source = ROOT / name
+        if (source.is_file() or source.is_symlink()) and name != ".venv":
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
+            shutil.copy2(source, tree / name, follow_symlinks=False)
 
 
 def run_test(tree: Path, test: str, limit_s: float) -> tuple[int, str]:

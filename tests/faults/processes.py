@@ -21,17 +21,17 @@ from typing import Literal, Self
 
 import redis
 
-from compose.server import Server
 from faults.proxy import Proxy
-from schemas.keys import Lane
-from schemas.server_check import Durability
+from penstock.compose.server import Server
+from penstock.schemas.keys import Lane
+from penstock.schemas.redis.server_check import Durability
 from worker_process import child_of, until
 
 PATIENCE_S = 100.0
 LEASE_MS = 1500
 _PORT = re.compile(r"gateway listens on http://127\.0\.0\.1:(\d+)")
 AppendFsync = Literal["everysec", "always"]
-CHILDREN = ("worker.service", "worker.engine_process")
+CHILDREN = ("penstock.worker.jobs.service", "penstock.worker.engine_process")
 
 
 def skewed(shift_s: int) -> dict[str, str]:
@@ -101,7 +101,9 @@ class Worker(Process):
 
     def __init__(self, model: str | Path, flags: list[str], proxy: Proxy, env: dict[str, str]):
         fake = ["--load-format", "fake"] if model == "fake" else []
-        super().__init__("worker.cli", ["--model", str(model), *fake, *flags], proxy, env)
+        super().__init__(
+            "penstock.worker.supervisor.cli", ["--model", str(model), *fake, *flags], proxy, env
+        )
 
     def child(self, module: str) -> int | None:
         """The process id of one of `CHILDREN`; none while it is not there."""
@@ -120,7 +122,7 @@ class Gateway(Process):
     AT_WORK = "gateway listens on "
 
     def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
-        super().__init__("gateway.cli", ["--port", "0", *flags], proxy, env)
+        super().__init__("penstock.gateway.server.cli", ["--port", "0", *flags], proxy, env)
 
     @property
     def url(self) -> str | None:
@@ -133,7 +135,7 @@ class Housekeeping(Process):
     AT_WORK = " took up its chores"
 
     def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
-        super().__init__("gateway.housekeeping", flags, proxy, env)
+        super().__init__("penstock.gateway.housekeeping.main", flags, proxy, env)
 
 
 class System:

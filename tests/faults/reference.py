@@ -7,7 +7,9 @@ import codecs
 import hashlib
 from dataclasses import dataclass
 
-from worker.engine.fake import _WORDS  # the words are data; how they are drawn is told again below
+from penstock.worker.engine.fake import (
+    _WORDS,  # the words are data; how they are drawn is told again below
+)
 
 EOS = 256
 

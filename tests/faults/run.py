@@ -19,8 +19,8 @@ from faults.invariants import (
 from faults.load import Callers
 from faults.processes import System
 from faults.told import Ask, Told
-from gateway.client import Client
-from schemas.keys import Lane
+from penstock.gateway.client import Client
+from penstock.schemas.keys import Lane
 
 LOOK_S = 0.01
 _BATCHES = itertools.count()  # no two calls ask the same

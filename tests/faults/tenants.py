@@ -11,13 +11,13 @@ import redis
 from faults.invariants import check_ledger, ledger
 from faults.load import Callers
 from faults.told import Told
-from gateway.client import Client
-from gateway.keyring import KeyStore
-from schemas.account import Account
-from schemas.api_key import ApiKey
-from schemas.connection import connect
-from schemas.errors import JobNotFound
-from schemas.keys import Lane
+from penstock.gateway.auth.keyring import KeyStore
+from penstock.gateway.client import Client
+from penstock.schemas.account import Account
+from penstock.schemas.api_key import ApiKey
+from penstock.schemas.errors import JobNotFound
+from penstock.schemas.keys import Lane
+from penstock.schemas.redis.connection import connect
 
 SECRET = "of-this-run-alone-" * 2  # the gateways' server secret
 # Shares, and one that is held by its own limit most of the time.

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from worker.engine.columns import Columns, Numbers
-from worker.engine.sequence import Plan, Sequence
-from worker.layers.batch import Batch
+from penstock.worker.engine.columns import Columns, Numbers
+from penstock.worker.engine.sequence import Plan, Sequence
+from penstock.worker.layers.batch import Batch
 
 
 class PersistentBatch:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from worker.engine.sequence import Sequence
+from penstock.worker.engine.sequence import Sequence
 
 
 class BlockPool:

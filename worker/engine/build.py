@@ -4,22 +4,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.huge_pages import take
-from schemas.errors import PenstockError
-from worker.engine.batch import PersistentBatch
-from worker.engine.block_pool import BlockPool
-from worker.engine.config import EngineConfig
-from worker.engine.constraints import Grammars
-from worker.engine.engine import Engine
-from worker.engine.limits import Limits
-from worker.engine.runner import ModelRunner
-from worker.engine.sampler import Sampler
-from worker.engine.scheduler import Scheduler
-from worker.engine.step_tokens import max_step_tokens, try_step
-from worker.layers.arithmetic import Arithmetic
-from worker.models.config import ModelConfig
-from worker.models.decoder import Decoder
-from worker.models.loading import load_decoder
+from penstock.kernels.huge_pages import take
+from penstock.schemas.errors import PenstockError
+from penstock.worker.engine.batch import PersistentBatch
+from penstock.worker.engine.block_pool import BlockPool
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.grammar.constraints import Grammars
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.runner import ModelRunner
+from penstock.worker.engine.sampler import Sampler
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.step_tokens import max_step_tokens, try_step
+from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.models.config import ModelConfig
+from penstock.worker.models.decoder import Decoder
+from penstock.worker.models.loading import load_decoder
 
 CPU_KV_CACHE_BYTES = 2**30
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.engine.sequence import Sequence
+from penstock.worker.engine.sequence import Sequence
 
 _STOPS = 4  # ids that end a sequence; who has more is looked at by itself
 _NO_STOP = -2  # no token, and not what is drawn instead of one

@@ -9,14 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
-from schemas.errors import InvalidJob, PenstockError, WorkerFailed
-from schemas.event import FinishReason
-from worker.engine.constraints import Grammar, Grammars
-from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
-from worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
-from worker.engine.scheduler import Scheduler
-from worker.engine.sequence import Plan, Sequence, Status
+from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
+from penstock.schemas.event import FinishReason
+from penstock.worker.engine.grammar.constraints import Grammar, Grammars
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
+from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.sequence import Plan, Sequence, Status
 
 
 class Runner(Protocol):

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from schemas.event import FinishReason
-from worker.engine.limits import Limits
-from worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
+from penstock.schemas.event import FinishReason
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
 
 EOS, BOS = 256, 257
 VOCAB_SIZE = 258
@@ -73,7 +73,7 @@ class _Sequence:
 
 @dataclass(slots=True)
 class FakeEngine:
-    """Has the interface of `worker.engine.engine.Engine`, and takes `step_s` for every step."""
+    """Has the interface of `Engine`, and takes `step_s` for every step."""
 
     limits: Limits
     step_s: float = 0.002

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from schemas.errors import InvalidJob, PenstockError, PromptTooLong
-from schemas.sampling import SamplingParams
-from worker.engine.messages import Addition
+from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.messages import Addition
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from schemas.event import ErrorBody, FinishReason
-from schemas.sampling import SamplingParams
+from penstock.schemas.event import ErrorBody, FinishReason
+from penstock.schemas.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from schemas.sampling import SamplingParams
+from penstock.schemas.sampling import SamplingParams
 
 _FLOAT = np.finfo(np.float32)
 

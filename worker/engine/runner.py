@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.engine.batch import PersistentBatch
-from worker.engine.constraints import Constraint
-from worker.engine.sampler import NO_TOKEN, Sampled, Sampler, SamplerRow
-from worker.engine.sequence import Plan, Sequence
-from worker.layers.batch import Batch
+from penstock.worker.engine.batch import PersistentBatch
+from penstock.worker.engine.grammar.constraints import Constraint
+from penstock.worker.engine.sampler import NO_TOKEN, Sampled, Sampler, SamplerRow
+from penstock.worker.engine.sequence import Plan, Sequence
+from penstock.worker.layers.batch import Batch
 
 
 class Model(Protocol):

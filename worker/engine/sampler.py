@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sample import NO_TOKEN as NO_TOKEN
-from kernels.sample import WAY, Sample, log_total, plan_sample
-from kernels.token_mask import allow_all_but
-from schemas.sampling import MAX_LOGPROBS, SamplingParams
-from worker.engine.constraints import BITS, Constraint, Masks
-from worker.engine.messages import Logprob
-from worker.engine.penalties import Seen, penalise
+from penstock.kernels.sample import NO_TOKEN as NO_TOKEN
+from penstock.kernels.sample import WAY, Sample, log_total, plan_sample
+from penstock.kernels.token_mask import allow_all_but
+from penstock.schemas.sampling import MAX_LOGPROBS, SamplingParams
+from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
+from penstock.worker.engine.messages import Logprob
+from penstock.worker.engine.penalties import Seen, penalise
 
 GREEDY_BELOW = 1e-5  # one token has all the probability anyway; vLLM draws the line here too
 LEAST_LOGPROB = -9999.0  # of what the model rules out: JSON has no infinity

@@ -5,9 +5,9 @@ from bisect import insort
 
 import numpy as np
 
-from worker.engine.block_pool import BlockPool
-from worker.engine.columns import Columns, Numbers
-from worker.engine.sequence import Plan, Sequence, Status
+from penstock.worker.engine.block_pool import BlockPool
+from penstock.worker.engine.columns import Columns, Numbers
+from penstock.worker.engine.sequence import Plan, Sequence, Status
 
 
 def _place(seq: Sequence) -> tuple[int, ...]:

@@ -9,9 +9,9 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.sampling import SamplingParams
-from worker.engine.constraints import Constraint
-from worker.engine.sampler import SamplerRow
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.grammar.constraints import Constraint
+from penstock.worker.engine.sampler import SamplerRow
 
 
 class Status(Enum):

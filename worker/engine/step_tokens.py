@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from worker.engine.config import EngineConfig
-from worker.layers.batch import Batch
-from worker.models.decoder import Decoder
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.layers.batch import Batch
+from penstock.worker.models.decoder import Decoder
 
 LEAST_TOKENS, CPU_TOKENS, GPU_TOKENS = 64, 512, 2048
 PATIENCE_S = 0.2

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kernels.panel_linear import PACKINGS, Packing
+from penstock.kernels.panel_linear import PACKINGS, Packing
 
 Quantization = Literal["int8", "int4_g64", "int4_g128"]
 

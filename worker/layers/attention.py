@@ -5,12 +5,12 @@ from functools import cached_property
 
 from torch import Tensor
 
-from kernels.paged_attention import Attend, plan_attention
-from kernels.rotate_and_store import HeadNorms, Places, Store, plan_store
-from kernels.spans import HeadShape, Spans
-from worker.layers.batch import Batch
-from worker.layers.norm import RMSNorm
-from worker.layers.rotary import RotaryTable
+from penstock.kernels.paged_attention import Attend, plan_attention
+from penstock.kernels.rotate_and_store import HeadNorms, Places, Store, plan_store
+from penstock.kernels.spans import HeadShape, Spans
+from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.norm import RMSNorm
+from penstock.worker.layers.rotary import RotaryTable
 
 
 @dataclass(frozen=True)

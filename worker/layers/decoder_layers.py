@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from kernels.panel_layers import LayerParts, PanelLayers
-from kernels.panel_linear import PanelLinear
-from worker.layers.attention import Attention, PassPlan
-from worker.layers.linear import Linear
-from worker.layers.mlp import GatedMLP
-from worker.layers.norm import RMSNorm
+from penstock.kernels.panel_layers import LayerParts, PanelLayers
+from penstock.kernels.panel_linear import PanelLinear
+from penstock.worker.layers.attention import Attention, PassPlan
+from penstock.worker.layers.linear import Linear
+from penstock.worker.layers.mlp import GatedMLP
+from penstock.worker.layers.norm import RMSNorm
 
 
 class DecoderLayer:

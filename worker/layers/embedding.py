@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.panel_linear import PanelLinear
-from worker.layers.arithmetic import Arithmetic
-from worker.layers.linear import Linear, linear
+from penstock.kernels.panel_linear import PanelLinear
+from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.linear import Linear, linear
 
 # token_ids [tokens] int64 -> [tokens, hidden]
 Embedding = Callable[[Tensor], Tensor]

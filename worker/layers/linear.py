@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.panel_linear import PanelLinear, panel_ops
-from kernels.silu_mul import silu_mul, silu_mul_rowwise
-from worker.layers.arithmetic import Arithmetic
+from penstock.kernels.panel_linear import PanelLinear, panel_ops
+from penstock.kernels.silu_mul import silu_mul, silu_mul_rowwise
+from penstock.worker.layers.arithmetic import Arithmetic
 
 Product = Callable[[Tensor], Tensor]
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from worker.layers.linear import Linear
+from penstock.worker.layers.linear import Linear
 
 
 class GatedMLP:

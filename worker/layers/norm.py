@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.rms_norm import rms_norm
+from penstock.kernels.rms_norm import rms_norm
 
 
 class RMSNorm:

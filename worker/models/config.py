@@ -8,10 +8,10 @@ from types import MappingProxyType
 import torch
 from pydantic import JsonValue
 
-from worker.models.errors import BrokenModel, UnknownOverride, UnsupportedModel
-from worker.models.files import read_object
-from worker.models.hugging_face import CONFIG_MAPPING, PreTrainedConfig
-from worker.models.rope import Rope, rope
+from penstock.worker.models.errors import BrokenModel, UnknownOverride, UnsupportedModel
+from penstock.worker.models.files import read_object
+from penstock.worker.models.hugging_face import CONFIG_MAPPING, PreTrainedConfig
+from penstock.worker.models.rope import Rope, rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from worker.layers.attention import plan_pass
-from worker.layers.batch import Batch
-from worker.layers.decoder_layers import DecoderLayers
-from worker.layers.embedding import Embedding, Head
-from worker.layers.norm import RMSNorm
-from worker.layers.rotary import RotaryTable
-from worker.models.config import ModelConfig
+from penstock.worker.layers.attention import plan_pass
+from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.decoder_layers import DecoderLayers
+from penstock.worker.layers.embedding import Embedding, Head
+from penstock.worker.layers.norm import RMSNorm
+from penstock.worker.layers.rotary import RotaryTable
+from penstock.worker.models.config import ModelConfig
 
 
 class Decoder:

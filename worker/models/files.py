@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from worker.models.errors import BrokenModel
+from penstock.worker.models.errors import BrokenModel
 
 
 def read_object(path: Path) -> dict[str, JsonValue]:

@@ -8,18 +8,18 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from worker.layers.arithmetic import AS_IT_IS, Arithmetic
-from worker.layers.attention import Attention
-from worker.layers.decoder_layers import DecoderLayer, DecoderLayers
-from worker.layers.embedding import Embedding, Head, embedding, tied
-from worker.layers.linear import Linear, linear, obstacle
-from worker.layers.mlp import GatedMLP
-from worker.layers.norm import RMSNorm
-from worker.layers.rotary import RotaryTable
-from worker.models.config import NOTHING, ModelConfig, read_config
-from worker.models.decoder import Decoder
-from worker.models.errors import CannotQuantise, UnsupportedModel
-from worker.models.weights import DummyWeights, SafetensorsWeights, Weights
+from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
+from penstock.worker.layers.attention import Attention
+from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers
+from penstock.worker.layers.embedding import Embedding, Head, embedding, tied
+from penstock.worker.layers.linear import Linear, linear, obstacle
+from penstock.worker.layers.mlp import GatedMLP
+from penstock.worker.layers.norm import RMSNorm
+from penstock.worker.layers.rotary import RotaryTable
+from penstock.worker.models.config import NOTHING, ModelConfig, read_config
+from penstock.worker.models.decoder import Decoder
+from penstock.worker.models.errors import CannotQuantise, UnsupportedModel
+from penstock.worker.models.weights import DummyWeights, SafetensorsWeights, Weights
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]

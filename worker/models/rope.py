@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from worker.models.errors import UnsupportedModel
-from worker.models.hugging_face import PreTrainedConfig
+from penstock.worker.models.errors import UnsupportedModel
+from penstock.worker.models.hugging_face import PreTrainedConfig
 
 _STRETCHED = ("linear", "llama3", "yarn")
 

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker.models.errors import BrokenModel
+from penstock.worker.models.errors import BrokenModel
 
 _INDEX = "model.safetensors.index.json"
 

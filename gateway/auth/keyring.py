@@ -1,0 +1,109 @@
+"""API keys as Redis holds them, and a gateway's memory of them."""
+
+import asyncio
+import logging
+import time
+
+from pydantic import ValidationError
+
+from penstock.gateway.tasks.due import server_time_ms
+from penstock.schemas.api_key import API_KEYS, KEY, SECRET_MARK, ApiKey, is_right
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.redis.connection import Connection, texts_of
+from penstock.schemas.redis.servers import Redis
+
+REFRESH_S = 1.0  # a revoked key is refused this long after, at the latest
+PATIENCE_S = 1.0  # a request waits this long for news, where there is a memory
+MEMORY_S = 60.0  # how long keys are taken from memory while Redis is away
+
+log = logging.getLogger(__name__)
+
+
+class KeyStore:
+    """All keys ever made: a revoked one stays, so that revoking the last never opens the door."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._connection = Connection(redis)
+
+    async def put(self, key: ApiKey) -> None:
+        await self._connection.call("HSET", API_KEYS, key.key_id, key.dump())
+
+    async def time_s(self) -> int:
+        """By which keys expire."""
+        return await server_time_ms(self._connection) // 1000
+
+    async def mark(self) -> str | None:
+        """Of the server secret that keys are checked with; none: no gateway has one yet."""
+        mark = await self._connection.call("GET", SECRET_MARK)
+        return mark.decode() if isinstance(mark, bytes) else None
+
+    async def note_mark(self, mark: str) -> None:
+        await self._connection.call("SET", SECRET_MARK, mark)
+
+    async def texts(self) -> list[bytes]:
+        return texts_of(await self._connection.call("HVALS", API_KEYS))
+
+    async def all(self) -> list[ApiKey]:
+        """Oldest first. Raises ValidationError for a record of a newer kind."""
+        keys = [ApiKey.model_validate_json(text) for text in await self.texts()]
+        return sorted(keys, key=lambda key: (key.created_s, key.key_id))
+
+
+class Keyring:
+    """Finds the record of a key. Redis is asked once a second at most, however many requests."""
+
+    def __init__(self, redis: Redis, secret: bytes | None) -> None:
+        self._store = KeyStore(redis)
+        self._secret = secret or b""
+        self._parsed: dict[bytes, ApiKey | None] = {}
+        self._keys: dict[str, ApiKey] = {}
+        self._fresh_until_s = 0.0
+        self._known_until_s = 0.0
+        self._ahead_s = 0.0  # of the monotonic clock is the server's
+        self._asking: asyncio.Task[None] | None = None
+        self.has_keys = False  # once there were some, an emptied Redis does not open the door
+
+    async def find(self, text: str) -> ApiKey | None:
+        """The record, if the key is right and neither expired nor revoked."""
+        match = KEY.fullmatch(text)
+        record = self._keys.get(match[1]) if match else None
+        if not is_right(self._secret, text, record) or not self._secret:
+            return None
+        assert record is not None
+        return None if record.has_ended(time.monotonic() + self._ahead_s) else record
+
+    async def refresh(self) -> None:
+        """Know what Redis knew `REFRESH_S` ago. Raises QueueUnreachable past memory."""
+        if time.monotonic() >= self._fresh_until_s:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self._ask())
+            await asyncio.wait({self._asking}, timeout=PATIENCE_S)
+        is_old = self.has_keys and time.monotonic() >= self._known_until_s
+        if is_old or self._known_until_s == 0:
+            raise QueueUnreachable("API keys cannot be checked: Redis could not be reached")
+
+    async def _ask(self) -> None:
+        try:
+            texts, now_s = await asyncio.gather(self._store.texts(), self._store.time_s())
+        except QueueUnreachable as failure:
+            log.warning("API keys are taken from memory: %s", failure.message)
+            self._fresh_until_s = time.monotonic() + REFRESH_S
+            return
+        self._parsed = {
+            text: self._parsed[text] if text in self._parsed else _parsed(text) for text in texts
+        }
+        self._keys = {key.key_id: key for key in self._parsed.values() if key is not None}
+        self.has_keys = self.has_keys or bool(texts)
+        own_s = time.monotonic()
+        self._ahead_s = now_s - own_s
+        self._fresh_until_s, self._known_until_s = own_s + REFRESH_S, own_s + MEMORY_S
+        if self.has_keys and not self._secret:
+            log.error("API keys exist, but no server secret: nobody is let in by one")
+
+
+def _parsed(text: bytes) -> ApiKey | None:
+    try:
+        return ApiKey.model_validate_json(text)
+    except ValidationError:
+        log.error("an API key's record cannot be read by this version: it admits nobody")
+        return None

@@ -1,0 +1,259 @@
+"""Batches in Redis: what was asked, how far it is, and which of its lines are with the queue."""
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field, JsonValue, field_validator
+
+from penstock.gateway.tasks.due import Due, fields_of, server_time_ms
+from penstock.schemas.account import Account
+from penstock.schemas.errors import JobNotFound, PenstockError, QueueFull
+from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.redis.connection import Connection, texts_of
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.wire import Report
+
+BATCH_ID = re.compile(r"batch_[a-z2-7]{26}")
+WINDOW = re.compile(r"([1-9][0-9]{0,4})([smhd])")
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+MOST_WINDOW_S = 30 * 86_400
+MOST_OPEN = 100  # batches of a tenant that have not ended
+LISTED = 10_000  # batches that a tenant's list goes back
+KEPT_S = 30 * 86_400  # after the end
+CANCEL = "cancel"  # the item that wakes a batch to be cancelled
+
+Status = Literal[
+    "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelled"
+]
+log = logging.getLogger(__name__)
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+class ExpiresAfter(Report):
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2_592_000)
+
+
+class BatchAsked(Report):
+    """The body of POST /v1/batches."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    completion_window: str
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+    output_expires_after: ExpiresAfter | None = None
+    webhook: str | None = Field(None, description="a URL that hears of the batch's end")
+
+    @field_validator("completion_window")
+    @classmethod
+    def is_a_time(cls, text: str) -> str:
+        match = WINDOW.fullmatch(text)
+        if match is None or not 1 <= int(match[1]) * UNITS_S[match[2]] <= MOST_WINDOW_S:
+            raise ValueError("a time such as 24h or 90m, at most 30d")
+        return text
+
+    @field_validator("metadata")
+    @classmethod
+    def is_small(cls, metadata: dict[str, str]) -> dict[str, str]:
+        for name, value in metadata.items():
+            if len(name) > 64 or len(value) > 512:
+                raise ValueError("names have at most 64 characters, values at most 512")
+        return metadata
+
+    @property
+    def window_s(self) -> int:
+        match = WINDOW.fullmatch(self.completion_window)
+        assert match is not None
+        return int(match[1]) * UNITS_S[match[2]]
+
+
+class Batch(Report):
+    """A batch as it stands. `next_line` and `next_offset`: where its file was read up to."""
+
+    id: str
+    tenant: str
+    account: Account | None = None  # as it was when the batch was made
+    asked: BatchAsked
+    status: Status
+    created_ms: int
+    expires_ms: int
+    in_progress_ms: int | None = None
+    cancelling_ms: int | None = None
+    finalizing_ms: int | None = None
+    ended_ms: int | None = None
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    abandoned: int = 0  # of those, because the batch ended before them
+    next_line: int = 0
+    next_offset: int = 0
+    output_bytes: int = 0  # of the parts, up to here they are true
+    errors_bytes: int = 0
+    is_sure: bool = True  # every open line was accepted by the queue
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    errors: list[dict[str, JsonValue]] = Field(default_factory=list)
+
+    def shape(self) -> JsonObject:
+        """As OpenAI shows a batch."""
+        asked, ended_s = self.asked, _seconds(self.ended_ms)
+        is_cancelling = self.cancelling_ms is not None and self.status not in ENDED
+        errors: JsonValue = {"object": "list", "data": list[JsonValue](self.errors)}
+        at: JsonObject = {f"{name}_at": ended_s if self.status == name else None for name in ENDED}
+        return at | {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": asked.endpoint,
+            "input_file_id": asked.input_file_id,
+            "completion_window": asked.completion_window,
+            "status": "cancelling" if is_cancelling else self.status,
+            "errors": errors if self.errors else None,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": _seconds(self.created_ms),
+            "in_progress_at": _seconds(self.in_progress_ms),
+            "finalizing_at": _seconds(self.finalizing_ms),
+            "cancelling_at": _seconds(self.cancelling_ms),
+            "expires_at": _seconds(self.expires_ms),
+            "metadata": dict[str, JsonValue](asked.metadata) or None,
+            "request_counts": {
+                "total": self.total,
+                "completed": self.completed,
+                "failed": self.failed,
+            },
+            "usage": self.usage(),
+        }
+
+    def usage(self) -> JsonObject:
+        return {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+class BatchNotFound(JobNotFound):
+    code = "batch_not_found"
+
+    def __init__(self, batch_id: str) -> None:
+        PenstockError.__init__(self, f"batch {batch_id!r} is not known here", "batch_id")
+
+
+class Batches:
+    """What gateways ask of batches. Their work is a chore: see `batch_run`."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._connection = Connection(redis)
+        self.due = Due(redis, "batches")
+
+    async def create(self, tenant: str, asked: BatchAsked, account: Account | None) -> Batch:
+        """Its lines count for the account.
+
+        Raises QueueFull when too many of the tenant's have not ended.
+        """
+        batch_id = f"batch_{short_digest(secrets.token_hex(16))}"
+        reply = await self._connection.run(
+            "batch_add",
+            CHORES,
+            batch_id,
+            tenant,
+            asked.dump(),
+            asked.window_s * 1000,
+            MOST_OPEN,
+            LISTED,
+            KEPT_S,
+            account.dump() if account else "",
+        )
+        if reply[0] != b"ok":
+            raise QueueFull(
+                f"{MOST_OPEN} batches have not ended, which is the most", retry_after_ms=60_000
+            )
+        return await self.get(tenant, batch_id)
+
+    async def get(self, tenant: str, batch_id: str) -> Batch:
+        """Raises BatchNotFound, also for another tenant's."""
+        batch = await self.find(batch_id)
+        if batch is None or batch.tenant != tenant:
+            raise BatchNotFound(batch_id)
+        return batch
+
+    async def find(self, batch_id: str) -> Batch | None:
+        if not BATCH_ID.fullmatch(batch_id):
+            return None
+        _, fields = await fields_of(self._connection, f"batch:{batch_id}")
+        if not fields:
+            return None
+        in_json = [name for name in ("asked", "errors", "account") if name in fields]
+        try:
+            parsed = {name: json.loads(fields[name]) for name in in_json}
+            return Batch.model_validate(fields | parsed)
+        except ValueError:
+            log.warning("the record of batch %s could not be read", batch_id)
+            return None
+
+    async def ids(self, tenant: str) -> list[str]:
+        """The newest first, as long as they are kept."""
+        ids = texts_of(await self._connection.call("ZREVRANGE", f"{CHORES}batches:{tenant}", 0, -1))
+        return [text.decode() for text in ids]
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """Its open lines are cancelled soon; an ended one stays as it is."""
+        reply = await self._connection.run("batch_cancel", CHORES, batch_id, tenant)
+        if reply[0] == b"ok":
+            await self.due.poke(batch_id, CANCEL)
+        return await self.get(tenant, batch_id)
+
+    # For the one who holds a batch.
+
+    async def now_ms(self) -> int:
+        return await server_time_ms(self._connection)
+
+    async def open_lines(self, batch_id: str) -> dict[int, str]:
+        """Where each line that is with the queue stands: see `batch_run.Place`."""
+        _, fields = await fields_of(self._connection, f"batch_lines:{batch_id}")
+        return {int(line): place for line, place in fields.items()}
+
+    async def keep(
+        self,
+        batch_id: str,
+        turn: int,
+        fields: Mapping[str, str | int | bool | None],
+        opened: Mapping[int, str] | None = None,
+        closed: Sequence[str] = (),
+    ) -> None:
+        """Write what a turn made, whole or not at all; `None` is Redis's time. Raises TurnLost."""
+        ends = fields.get("status") in ENDED
+        texts = {
+            name: True if value is None else str(int(value) if isinstance(value, bool) else value)
+            for name, value in fields.items()
+        }
+        reply = await self._connection.run(
+            "batch_keep",
+            CHORES,
+            batch_id,
+            turn,
+            KEPT_S if ends else 0,
+            json.dumps(texts),
+            json.dumps({str(line): place for line, place in (opened or {}).items()}),
+            json.dumps(list(closed)),
+        )
+        if reply[0] != b"ok":
+            raise TurnLost(batch_id)
+
+
+class TurnLost(PenstockError):
+    """Somebody else has the batch: whoever is told so writes no more of it."""
+
+
+def _seconds(ms: int | None) -> int | None:
+    return None if ms is None else ms // 1000

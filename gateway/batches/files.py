@@ -1,0 +1,204 @@
+"""Files of tenants: the bytes in a folder that gateways and housekeeping share, the rest in Redis.
+
+A file is on disk before Redis knows of it, and Redis forgets it first: what lies there unknown is
+swept.
+"""
+
+import asyncio
+import os
+import re
+import secrets
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from pydantic import Field
+
+from penstock.gateway.tasks.due import server_time_ms
+from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
+from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.process.start import Settings
+from penstock.schemas.redis.connection import Connection, texts_of
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.wire import Report, read_or_none
+
+BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors)")
+FILE_ID = re.compile(r"file-[a-z2-7]{26}")
+UNKNOWN_KEPT_S = 3600  # an upload in progress is unknown, too
+PAGE = 64
+NO_QUOTA = 2**53
+
+
+class FilesSettings(Settings):
+    """Where files lie, and for how long."""
+
+    files_folder: Path | None = Field(
+        None, description="shared by gateways and housekeeping; none: no files, no batches"
+    )
+    max_file_bytes: int = Field(200 * 2**20, ge=1, description="larger files get 413")
+    files_quota: int = Field(1000, ge=1, description="files a tenant may have")
+    files_quota_bytes: int = Field(5 * 2**30, ge=1, description="what they may hold together")
+    files_kept_s: int = Field(30 * 86_400, ge=1, description="unless the caller says less")
+
+
+class FileNotFound(JobNotFound):
+    code = "file_not_found"
+
+    def __init__(self, file_id: str) -> None:
+        PenstockError.__init__(self, f"file {file_id!r} is not known here", "file_id")
+
+
+class FileRecord(Report):
+    id: str
+    tenant: str
+    filename: str
+    purpose: str
+    bytes: int
+    created_s: int
+    expires_s: int
+
+    def shape(self) -> JsonObject:
+        """As OpenAI shows a file."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_s,
+            "expires_at": self.expires_s,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+        }
+
+
+NO_FOLDER = "file: this server keeps no files; its operator may give it --files-folder"
+
+
+class Files:
+    def __init__(self, redis: Redis, settings: FilesSettings) -> None:
+        self._connection = Connection(redis)
+        self._settings = settings
+        if settings.files_folder is not None:
+            settings.files_folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def folder(self) -> Path:
+        if self._settings.files_folder is None:
+            raise InvalidJob(NO_FOLDER, "file")
+        return self._settings.files_folder
+
+    def path(self, file_id: str) -> Path:
+        """Where the bytes are; raises FileNotFound for what is no id, so it leads nowhere else."""
+        if not FILE_ID.fullmatch(file_id):
+            raise FileNotFound(file_id)
+        return self.folder / file_id
+
+    def kept_s(self, asked_s: int | None) -> int:
+        """How long a file is kept for which so much was asked."""
+        return min(asked_s or 2**31, self._settings.files_kept_s)
+
+    def new_part(self) -> Path:
+        """A place for bytes that are not a file yet."""
+        return self.folder / f".{secrets.token_hex(16)}.part"
+
+    async def add(self, part: Path, record: FileRecord) -> None:
+        """Make a file of a part that was written and synced. Raises InvalidJob above the quota."""
+        settings = self._settings
+        reply = await self._add(part, record, settings.files_quota, settings.files_quota_bytes)
+        if reply == b"files":
+            self._refuse(record, f"{settings.files_quota} files, which is the most")
+        if reply == b"bytes":
+            self._refuse(record, f"files up to the most of {settings.files_quota_bytes} bytes")
+
+    async def add_output(self, part: Path, record: FileRecord) -> None:
+        """The same for what this server wrote itself: repeatable, and whatever the quota."""
+        await self._add(part, record, NO_QUOTA, NO_QUOTA)
+
+    async def get(self, tenant: str, file_id: str) -> FileRecord:
+        """Raises FileNotFound, also for another tenant's."""
+        self.path(file_id)
+        text = await self._connection.call("GET", f"{CHORES}file:{file_id}")
+        record = read_or_none(FileRecord, text) if isinstance(text, bytes) else None
+        if record is None or record.tenant != tenant:
+            raise FileNotFound(file_id)
+        return record
+
+    async def now_s(self) -> int:
+        return await server_time_ms(self._connection) // 1000
+
+    async def list(self, tenant: str) -> list[FileRecord]:
+        """The newest first; a quota bounds how many it can be."""
+        ids = texts_of(await self._connection.call("ZREVRANGE", f"{CHORES}files:{tenant}", 0, -1))
+        if not ids:
+            return []
+        keys = [f"{CHORES}file:{file_id.decode()}" for file_id in ids]
+        texts = await self._connection.call("MGET", *keys)
+        assert isinstance(texts, list)
+        found = [read_or_none(FileRecord, text) for text in texts if isinstance(text, bytes)]
+        return [record for record in found if record is not None]
+
+    async def delete(self, record: FileRecord) -> None:
+        await self._connection.run("file_drop", CHORES, record.id, record.tenant, record.bytes)
+        self.path(record.id).unlink(missing_ok=True)
+
+    async def sweep(self) -> int:
+        """Delete what expired, and what lies in the folder unknown; how many files it was."""
+        count = 0
+        while records := await self._connection.run("files_expired", CHORES, PAGE):
+            for text in records:
+                await self.delete(FileRecord.model_validate_json(text))
+                count += 1
+        now_s = self._folder_time_s()
+        for path in self.folder.iterdir():
+            is_old = now_s - path.stat().st_mtime > UNKNOWN_KEPT_S
+            if is_old and not await self._is_known(path.name):
+                path.unlink(missing_ok=True)
+                count += 1
+        return count
+
+    def _folder_time_s(self) -> float:
+        """By the clock that dates its files: this host's may be another."""
+        with tempfile.TemporaryFile(dir=self.folder) as now:
+            return os.fstat(now.fileno()).st_mtime
+
+    async def _is_known(self, name: str) -> bool:
+        """As a file, or as what a batch that has not ended is writing."""
+        batch = BATCH_PART.fullmatch(name)
+        key = f"batch_lines:{batch[1]}" if batch else f"file:{name}"
+        return await self._connection.call("EXISTS", CHORES + key) == 1
+
+    async def _add(self, part: Path, record: FileRecord, most_files: int, most_bytes: int) -> bytes:
+        path = self.path(record.id)
+        await asyncio.to_thread(_move, part, path)
+        reply = await self._connection.run(
+            "file_add",
+            CHORES,
+            record.id,
+            record.tenant,
+            record.dump(),
+            record.bytes,
+            record.expires_s * 1000,
+            most_files,
+            most_bytes,
+        )
+        return reply[0]
+
+    def _refuse(self, record: FileRecord, has: str) -> NoReturn:
+        self.path(record.id).unlink(missing_ok=True)
+        raise InvalidJob(f"file: this tenant has {has}; delete some", "file")
+
+
+def new_file_id() -> str:
+    return f"file-{short_digest(secrets.token_hex(16))}"
+
+
+def _move(part: Path, path: Path) -> None:
+    """Under its name for good, also after a power loss; repeatable."""
+    if part.exists():
+        part.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,151 @@
+"""The lines of a batch: read from its file, made jobs of, and answered in OpenAI's form."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from pydantic import Field, JsonValue, ValidationError
+from pydantic_core import from_json
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.forms import chat_form, text_form
+from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.responses import Form, chat_answer, error, text_answer
+from penstock.gateway.openai.validation import refuse_extremes
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.event import ErrorBody, Result
+from penstock.schemas.json_size import too_much
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.wire import Report
+
+MAX_LINES = 50_000
+MAX_LINE_BYTES = 4 * 2**20
+MAX_COMPLAINTS = 100
+FORMS = {"/v1/chat/completions": chat_form, "/v1/completions": text_form}
+SHAPES = {"/v1/chat/completions": chat_answer, "/v1/completions": text_answer}
+
+
+class Line(Report):
+    """One request, as it stands in the file."""
+
+    custom_id: str = Field(min_length=1, max_length=512)
+    method: str
+    url: str
+    body: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a line stands in its file: bytes from the beginning, and how many."""
+
+    offset: int
+    length: int
+
+
+def lines_from(path: Path, offset: int) -> Iterator[tuple[Place, bytes]]:
+    """The lines from an offset on that are not blank."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            if raw.strip():
+                yield Place(offset, len(raw)), raw
+            offset += len(raw)
+
+
+def headed_lines(path: Path, offset: int, most: int) -> list[tuple[Place, Line]]:
+    """The next lines, of whose bodies only the model is kept: they may be large."""
+    found = list[tuple[Place, Line]]()
+    for place, raw in islice(lines_from(path, offset), most):
+        line = Line.model_validate_json(raw)
+        found.append((place, line.model_copy(update={"body": {"model": line.body.get("model")}})))
+    return found
+
+
+def line_at(path: Path, place: Place) -> Line:
+    """A line that `complaints` let through."""
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        return Line.model_validate_json(file.read(place.length))
+
+
+def complaints(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue]]]:
+    """How many lines there are, and what is wrong with them, of a hundred at most.
+
+    Of a line only what says where it belongs is looked at: the rest is its own job's error.
+    """
+    seen, count, wrong = set[bytes](), 0, list[dict[str, JsonValue]]()
+    for count, (_, raw) in enumerate(lines_from(path, 0), 1):
+        code = "too_many_lines" if count > MAX_LINES else "invalid_line"
+        sentence = _complaint(raw, endpoint, seen)
+        if count > MAX_LINES:
+            sentence = f"the file has more than {MAX_LINES} lines"
+        if sentence:
+            wrong.append({"code": code, "line": count, "message": sentence, "param": None})
+        if count > MAX_LINES or len(wrong) >= MAX_COMPLAINTS:
+            break
+    if not count:
+        wrong.append({"code": "empty_file", "line": None, "message": "no lines", "param": None})
+    return count, wrong
+
+
+def form_of(job_id: str, caller: Caller, line: Line) -> Form:
+    """The job that a line asks for. Raises InvalidJob."""
+    if line.body.get("stream"):
+        raise InvalidJob("stream: a batch's lines are answered whole", "stream")
+    body: JsonObject = {name: value for name, value in line.body.items() if value is not None}
+    refuse_extremes(body)
+    body["background"] = True
+    return FORMS[line.url](caller, body, job_id)
+
+
+def answered(job_id: str, line: Line, form: Form, result: Result) -> bytes:
+    body = SHAPES[line.url](form, result)
+    return _written(job_id, line, {"status_code": 200, "request_id": job_id, "body": body}, None)
+
+
+def refused(job_id: str, line: Line, body: ErrorBody) -> bytes:
+    """The request failed as it would have over HTTP."""
+    response: JsonObject = {"status_code": body.status, "request_id": job_id, "body": error(body)}
+    return _written(job_id, line, response, None)
+
+
+def abandoned(job_id: str, line: Line, code: str, sentence: str) -> bytes:
+    """The batch ended before the request did."""
+    return _written(job_id, line, None, {"code": code, "message": sentence})
+
+
+def _written(
+    job_id: str, line: Line, response: JsonObject | None, failure: JsonObject | None
+) -> bytes:
+    shape = {
+        "id": f"batch_req_{job_id[-26:]}",
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": failure,
+    }
+    return to_json_in_pieces(shape) + b"\n"
+
+
+def _complaint(raw: bytes, endpoint: str, seen: set[bytes]) -> str | None:
+    if len(raw) > MAX_LINE_BYTES:
+        return f"longer than {MAX_LINE_BYTES} bytes"
+    if excess := too_much(raw):
+        return f"holds {excess}"
+    try:
+        line = Line.model_validate(from_json(raw, allow_inf_nan=False), strict=True)
+    except ValidationError as failure:
+        first = failure.errors(include_url=False, include_context=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'line'}: {first['msg']}"
+    except ValueError:
+        return "not valid JSON"
+    if line.method != "POST":
+        return "method: must be POST"
+    if line.url != endpoint:
+        return f"url: must be {endpoint}, as the batch's endpoint"
+    digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
+    if digest in seen:
+        return f"custom_id: {line.custom_id[:64]!r} is given twice"
+    seen.add(digest)
+    return None

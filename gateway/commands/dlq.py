@@ -1,0 +1,188 @@
+"""penstock dlq list | show | requeue | drop: the jobs that were given up, over all models."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, JsonValue
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from penstock.gateway.client import Client
+from penstock.gateway.commands.terminal import run
+from penstock.schemas.delivery import DeadLetter, Outcome
+from penstock.schemas.errors import JobNotFound, PenstockError
+from penstock.schemas.keys import lane_label
+from penstock.schemas.process.exit_status import BAD_USAGE
+from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.start import Settings, load_settings
+from penstock.schemas.queue.queue import Queue
+from penstock.schemas.redis.url import RedisUrl
+
+DUMPS = Path("~/.penstock/crashes")  # where `penstock up` has its workers leave them
+DUMP_SUFFIX = ".crash.json"
+USAGE = "usage: penstock dlq list | show ID | requeue ID | drop ID [--flag VALUE ...]"
+
+
+class Command(Settings):
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
+    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
+
+    async def run(self, client: Client) -> None:
+        raise NotImplementedError
+
+
+class OfOne(Command):
+    job_id: CliPositionalArg[str] = Field(description="as `penstock dlq list` shows it")
+
+    async def queue(self, client: Client) -> Queue:
+        """The lane that the id names; raises JobNotFound."""
+        label = lane_label(self.job_id)
+        queue = next((each for each in await client.queues() if each.lane.label == label), None)
+        if queue is None:
+            raise JobNotFound(self.job_id)
+        return queue
+
+    def say(self, told: dict[str, JsonValue], sentence: str) -> None:
+        print(json.dumps({"job": self.job_id} | told) if self.as_json else sentence)
+
+
+class List(Command):
+    """All dead letters, newest first. They are kept for a week, a thousand of each lane."""
+
+    most: int = Field(100, ge=1, le=1000, description="of each lane")
+
+    async def run(self, client: Client) -> None:
+        letters: list[DeadLetter] = []
+        num_dropped = 0
+        for queue in await client.queues():
+            some, dropped = await queue.dead_letters(self.most)
+            letters += some
+            num_dropped += dropped
+        letters.sort(key=lambda letter: -letter.died_ms)
+        if self.as_json:
+            shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
+            print(json.dumps({"letters": shown, "dropped": num_dropped}))
+            return
+        _console().print(_table(letters))
+        if num_dropped:
+            print(f"{num_dropped} older ones were dropped to make room.")
+
+
+class Show(OfOne):
+    """One letter: everything that is known of the job, but what it said."""
+
+    crash_dump_folder: Path = Field(
+        DUMPS, description="where workers of this machine leave files of crashes"
+    )
+
+    async def run(self, client: Client) -> None:
+        letter, job = await (await self.queue(client)).dead_letter(self.job_id)
+        told: dict[str, JsonValue] = letter.model_dump(mode="json", by_alias=True) | {
+            "crash_dumps": [str(path) for path in self.dumps(letter)],
+            "can_be_requeued": job is not None,
+        }
+        if self.as_json:
+            print(json.dumps(told))
+            return
+        if not told["crash_dumps"]:
+            where = "a worker leaves them on its own machine, where its --crash-dump-folder says"
+            told["crash_dumps"] = f"none in {self.crash_dump_folder}; {where}"
+        table = Table("field", "value")
+        for name, value in told.items():
+            shown = _time(value) if name.endswith("_ms") and isinstance(value, int) else value
+            table.add_row(name, escape(str(shown)))
+        _console().print(table)
+
+    def dumps(self, letter: DeadLetter) -> list[Path]:
+        """Those that are there: not every lost worker left one."""
+        folder = self.crash_dump_folder.expanduser()
+        paths = [folder / f"{name}{DUMP_SUFFIX}" for name in letter.workers.split()]
+        return [path for path in paths if path.exists()]
+
+
+class Requeue(OfOne):
+    """Submit a job again, under an id that follows from its own; its letter goes."""
+
+    async def run(self, client: Client) -> None:
+        queue = await self.queue(client)
+        letter, _ = await queue.dead_letter(self.job_id)
+        submission = await queue.requeue_dead(self.job_id)
+        if submission.outcome not in (Outcome.ACCEPTED, Outcome.DUPLICATE):
+            raise PenstockError(f"the queue refused it: {submission.outcome}; try again later")
+        again = queue.successor(self.job_id, letter.tenant)
+        self.say({"requeued_as": again}, f"{self.job_id} was submitted again as {again}")
+
+
+class Drop(OfOne):
+    """Forget a letter, and the request kept for it."""
+
+    async def run(self, client: Client) -> None:
+        if not await (await self.queue(client)).drop_dead(self.job_id):
+            raise JobNotFound(self.job_id)
+        self.say({"dropped": True}, f"{self.job_id} was dropped")
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "list": List,
+    "show": Show,
+    "requeue": Requeue,
+    "drop": Drop,
+}
+
+
+def main(argv: list[str]) -> int:
+    name, words = (argv[0], argv[1:]) if argv else ("", [])
+    if name not in COMMANDS:
+        print(USAGE, file=sys.stderr)
+        return 0 if name in ("-h", "--help") else BAD_USAGE
+    asked = load_settings(COMMANDS[name], f"penstock dlq {name}", words)
+    return run(f"penstock dlq {name}", _run(asked))
+
+
+async def _run(asked: Command) -> None:
+    async with Client.from_url(asked.redis_url) as client:
+        await asked.run(client)
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else 140)
+
+
+def _table(letters: Sequence[DeadLetter]) -> Table:
+    table = Table(
+        Column("job", no_wrap=True),
+        "tenant",
+        "reason",
+        "deliveries",
+        "tokens",
+        "bytes",
+        "died",
+        "workers",
+    )
+    for letter in letters:
+        table.add_row(
+            letter.job,
+            escape(letter.tenant),
+            letter.reason,
+            str(letter.deliveries),
+            str(letter.num_tokens),
+            str(letter.request_bytes),
+            _time(letter.died_ms),
+            escape(letter.workers),
+        )
+    return table
+
+
+def _time(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""penstock keys create | list | revoke: API keys, as configuration in Redis."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError
+from pydantic_settings import CliPositionalArg, NoDecode
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.gateway.auth.keyring import KeyStore
+from penstock.gateway.commands.terminal import Refused, run
+from penstock.schemas.account import Limits
+from penstock.schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
+from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
+from penstock.schemas.process.exit_status import BAD_USAGE
+from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.start import SecretSettings, Settings, load_settings, words_of
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.url import RedisUrl
+from penstock.schemas.secret import mark_of
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+COPY_IT = (
+    "a key made now would let nobody in. Give theirs by PENSTOCK_SERVER_SECRET, or copy "
+    "~/.penstock/secret from where it was made (mode 0600); to change it, restart a gateway first"
+)
+USAGE = "usage: penstock keys create | list | revoke ID [--flag VALUE ...]"
+
+
+def _seconds(given: object) -> object:
+    match = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", str(given))
+    if given is None:
+        return None
+    if match is None:
+        raise ValueError(f"{given!r}: give a number with s, m, h or d, such as 30d")
+    return int(match[1]) * UNITS_S[match[2]]
+
+
+class Command(Settings):
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
+    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
+
+    async def run(self, store: KeyStore) -> None:
+        raise NotImplementedError
+
+    def say(self, keys: Sequence[ApiKey], words: str) -> None:
+        Console(width=None if sys.stdout.isatty() else 120).print(_table(keys))
+        print(words, end="")
+
+
+class Create(Command, SecretSettings):
+    """Make a key and show it, once. Give it to a client as its bearer token."""
+
+    name: str = Field("", description="for people")
+    tenant: str = Field(DEFAULT_TENANT, description="whose jobs it makes and finds")
+    scopes: Annotated[list[Scope], NoDecode, BeforeValidator(words_of)] = Field(
+        list(DEFAULT_SCOPES), description="of inference, jobs, batches, metrics; admin: all"
+    )
+    max_priority: PriorityClass = Field("normal", description="what asks for more gets this")
+    expires: Annotated[int | None, BeforeValidator(_seconds)] = Field(
+        None, description="30d, 12h, 15m; none: never"
+    )
+
+    requests_per_minute: int | None = Field(None, description="of one model, as all limits")
+    tokens_per_minute: int | None = Field(None, description="of prompts and completions")
+    max_running: int | None = Field(None, description="jobs that a worker has; others wait")
+    max_queued: int | None = Field(None, description="jobs that wait; others are refused")
+    tokens_per_day: int | None = Field(None, description="of UTC; then jobs stop")
+    tokens_per_month: int | None = None
+    weight: float = Field(1.0, description="share beside other tenants")
+
+    async def run(self, store: KeyStore) -> None:
+        now_s = await store.time_s()
+        secret = await self._secret(store)
+        record: dict[str, object] = {
+            "name": self.name,
+            "tenant": self.tenant,
+            "scopes": tuple(self.scopes),
+            "limits": {name: getattr(self, name) for name in Limits.model_fields},
+            "max_priority": self.max_priority,
+            "created_s": now_s,
+            "expires_s": None if self.expires is None else now_s + self.expires,
+        }
+        try:
+            text, key = ApiKey.issue(secret, record)
+        except ValidationError as error:
+            raise Refused(_complaint(error)) from None
+        await store.put(key)
+        if self.as_json:
+            print(json.dumps({"key": text} | _shown(key)))
+        else:
+            self.say([key], f"{text}\nIt is not shown again: only its digest is kept.\n")
+
+    async def _secret(self, store: KeyStore) -> bytes:
+        """The one that the gateways check keys with. Raises Refused, BadSecret, OSError."""
+        known, own = await store.mark(), self.read_secret()
+        if known is not None and own is None:
+            raise Refused(f"no server secret is here, and the gateways have one: {COPY_IT}")
+        if known is not None and own is not None and known != mark_of(own):
+            raise Refused(f"the server secret here is not that of the gateways: {COPY_IT}")
+        secret = own or self.make_secret()
+        await store.note_mark(mark_of(secret))
+        return secret
+
+
+class List(Command):
+    """All keys ever made, without their secrets."""
+
+    async def run(self, store: KeyStore) -> None:
+        keys = await store.all()
+        if self.as_json:
+            print(json.dumps([_shown(key) for key in keys]))
+        else:
+            self.say(keys, "")
+
+
+class Revoke(Command):
+    """Refuse a key from now on: gateways hear of it within seconds."""
+
+    key_id: CliPositionalArg[str] = Field(description="what stands between the underscores")
+
+    async def run(self, store: KeyStore) -> None:
+        """A second time nothing changes."""
+        key = next((key for key in await store.all() if key.key_id == self.key_id), None)
+        if key is None:
+            raise Refused(f"no key has the id {self.key_id!r}; `penstock keys list` shows all")
+        if key.revoked_s is None:
+            key = key.model_copy(update={"revoked_s": await store.time_s()})
+            await store.put(key)
+        print(json.dumps(_shown(key)) if self.as_json else f"{key.key_id} is revoked")
+
+
+COMMANDS: dict[str, type[Command]] = {"create": Create, "list": List, "revoke": Revoke}
+
+
+def main(argv: list[str]) -> int:
+    name, words = (argv[0], argv[1:]) if argv else ("", [])
+    if name not in COMMANDS:
+        print(USAGE, file=sys.stderr)
+        return 0 if name in ("-h", "--help") else BAD_USAGE
+    asked = load_settings(COMMANDS[name], f"penstock keys {name}", words)
+    return run(f"penstock keys {name}", _run(asked))
+
+
+async def _run(asked: Command) -> None:
+    redis = connect(asked.redis_url)
+    try:
+        await asked.run(KeyStore(redis))
+    finally:
+        await redis.aclose()
+
+
+def _state(key: ApiKey) -> str:
+    if key.revoked_s is not None:
+        return "revoked"
+    return "expired" if key.has_ended(time.time()) else "valid"
+
+
+def _shown(key: ApiKey) -> dict[str, JsonValue]:
+    return key.model_dump(mode="json", exclude={"digest"}) | {"state": _state(key)}
+
+
+def _table(keys: Sequence[ApiKey]) -> Table:
+    names = ("id", "name", "tenant", "scopes", "limits", "priority", "made", "expires", "state")
+    table = Table(*names)
+    for key in keys:
+        limits = key.limits.model_dump(exclude_defaults=True)
+        table.add_row(
+            key.key_id,
+            escape(key.name),
+            key.tenant,
+            " ".join(key.scopes),
+            "\n".join(f"{name} {most:g}" for name, most in limits.items()),
+            key.max_priority,
+            _minute(key.created_s),
+            "never" if key.expires_s is None else _minute(key.expires_s),
+            _state(key),
+        )
+    return table
+
+
+def _minute(time_s: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(time_s))
+
+
+def _complaint(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    return f"--{first['loc'][-1]}: {first['msg']}".replace("_", "-")

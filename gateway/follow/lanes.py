@@ -1,0 +1,87 @@
+"""What is served and where a job lies: the models' cards, and the queue of each of their lanes."""
+
+import time
+
+from penstock.schemas.account import Account
+from penstock.schemas.errors import InvalidJob, JobNotFound, ModelNotFound
+from penstock.schemas.keys import Lane, lane_label
+from penstock.schemas.model import ModelCard
+from penstock.schemas.queue.queue import Queue
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.redis.servers import Redis
+
+CARDS_S = 1.0  # how old the list of models may be
+
+
+class Lanes:
+    """Looked up again when it is old, or lacks what is asked for."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._registry = Registry(redis)
+        self._cards: dict[str, ModelCard] = {}
+        self._cards_until = 0.0
+        self._queues: dict[str, Queue] = {}
+
+    async def models(self) -> dict[str, ModelCard]:
+        """What is served, by name."""
+        if time.monotonic() >= self._cards_until:
+            await self._refresh()
+        return self._cards
+
+    async def model(self, name: str) -> ModelCard:
+        """Raises ModelNotFound, once Redis was asked: another gateway may list it already."""
+        if name not in await self.models():
+            await self._refresh()
+        if name not in self._cards:
+            raise ModelNotFound(name, list(self._cards))
+        return self._cards[name]
+
+    async def only_model(self) -> str:
+        """The name of the one that is served. Raises InvalidJob where there are others, or none."""
+        if not await self.models():
+            await self._refresh()
+        names = sorted(self._cards)
+        if len(names) != 1:
+            raise InvalidJob(f"model: name one of {', '.join(names) or 'none served'}", "model")
+        return names[0]
+
+    async def queues(self) -> list[Queue]:
+        """Every lane of every model: for their counts and workers."""
+        cards = (await self.models()).values()
+        lanes = [card.lane(number) for card in cards for number in range(card.lanes)]
+        return [self._queues[lane.label] for lane in lanes]
+
+    async def queue(self, job_id: str) -> Queue:
+        """The one that the id names. Raises JobNotFound."""
+        label = lane_label(job_id)
+        if label is not None and label not in self._queues:
+            await self._refresh()
+        if label is None or label not in self._queues:
+            raise JobNotFound(job_id)
+        return self._queues[label]
+
+    def share(self, lane: Lane, account: Account | None) -> Account | None:
+        """The account with what the lane keeps of its limits."""
+        lanes = self.number(lane.model)
+        if account is None or lanes == 1:
+            return account
+        return Account(name=account.name, limits=account.limits.share(lanes, lane.number))
+
+    def number(self, model: str) -> int:
+        """Of a model's lanes, as far as is known."""
+        card = self._cards.get(model)
+        return card.lanes if card else 1
+
+    def max_model_len(self, model: str) -> int | None:
+        """As far as is known."""
+        card = self._cards.get(model)
+        return card.max_model_len if card else None
+
+    async def _refresh(self) -> None:
+        self._cards = await self._registry.cards()
+        self._cards_until = time.monotonic() + CARDS_S
+        for card in self._cards.values():
+            for number in range(card.lanes):
+                lane = card.lane(number)
+                self._queues.setdefault(lane.label, Queue(self._redis, lane))

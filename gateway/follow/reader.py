@@ -1,0 +1,63 @@
+"""What one reader of a job has not read yet. The engine, and other readers, never wait for it."""
+
+import asyncio
+import time
+
+from penstock.schemas.event import Event
+
+
+class Reader:
+    """The live events of one job, at most `max_unread`, until one may have been missed.
+
+    What is dropped here is in the log, so a slow reader goes on from there, at its own speed.
+    """
+
+    __slots__ = ("_events", "_is_missed", "_max_unread", "_waiter", "_waits_since_s")
+
+    def __init__(self, max_unread: int) -> None:
+        self._events: list[Event] = []
+        self._is_missed = False
+        self._max_unread = max_unread
+        self._waiter: asyncio.Future[None] | None = None
+        self._waits_since_s = 0.0
+
+    def put(self, event: Event) -> None:
+        if len(self._events) >= self._max_unread:
+            self.miss()
+        elif not self._is_missed:
+            self._events.append(event)
+            self._wake()
+
+    def miss(self) -> None:
+        """What waits is in the log too, and the log has what was missed."""
+        self._events = []
+        self._is_missed = True
+        self._wake()
+
+    def begin(self) -> None:
+        """Before the log is asked: what is published from now on will be kept."""
+        self._events = []
+        self._is_missed = False
+
+    async def take(self) -> list[Event]:
+        """All that waits, at least one; none when the log must be asked: after a miss."""
+        if not self._events and not self._is_missed:
+            self._waits_since_s = time.monotonic()
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        events, self._events = self._events, []
+        return events
+
+    def is_silent_for(self, seconds: float) -> bool:
+        return self._waiter is not None and time.monotonic() - self._waits_since_s >= seconds
+
+    @property
+    def num_unread(self) -> int:
+        return len(self._events)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

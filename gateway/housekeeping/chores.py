@@ -1,0 +1,142 @@
+"""What housekeeping does, as arq sees it: a few chores on a clock, and those that are due.
+
+What is to be done stands in the jobs' Redis. arq decides which process does it when: a chore's id
+follows from the unit and its turn, so it is in arq's queue once, however often it is handed over.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from arq import cron
+from arq.connections import ArqRedis
+from arq.cron import CronJob
+from arq.worker import Function, func
+from pydantic import JsonValue
+
+from penstock.gateway.batches.batches import Batches
+from penstock.gateway.batches.run import BatchRun
+from penstock.gateway.client import Client
+from penstock.gateway.housekeeping.reconcile import Reconciler
+from penstock.gateway.tasks.due import Due
+from penstock.gateway.tasks.outbox import Ended, drain
+from penstock.gateway.webhooks.webhooks import Occurrence, Postman
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.queue.queue import Queue
+from penstock.schemas.redis.group_sync import Sync
+
+EVERY_S = 5  # the sweeps behind the workers' own
+RECONCILE_EVERY_MIN = 5
+LONG_AGO, KEPT_S = datetime.fromtimestamp(1, UTC), 86_400
+RECONCILE_S = 10.0  # for one lane; the next time goes on there
+_INCOMPLETE = {"length": "max_output_tokens", "budget": "budget"}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chores:
+    """The chores of a process, and what they share."""
+
+    client: Client
+    postman: Postman
+    batches: Batches
+    reconciler: Reconciler
+    disk: Sync  # of what is told in webhooks
+    run: BatchRun | None  # none: this process has no folder of files
+
+    def on_call(self) -> list[Function]:
+        return [func(self.deliver, name="deliver"), func(self.advance, name="advance")]
+
+    def on_a_clock(self) -> list[CronJob]:
+        every_s = set(range(60))
+        return [
+            cron(self.hand_over, name="hand_over", second=every_s, run_at_startup=True),
+            cron(
+                self.keep_lanes,
+                name="keep_lanes",
+                second=set(range(0, 60, EVERY_S)),
+                run_at_startup=True,
+            ),
+            cron(
+                self.reconcile,
+                name="reconcile",
+                minute=set(range(0, 60, RECONCILE_EVERY_MIN)),
+                second=15,
+            ),
+            cron(self.keep_files, name="keep_files", minute=0, second=30, run_at_startup=True),
+        ]
+
+    async def hand_over(self, ctx: dict[str, ArqRedis]) -> None:
+        """Empty the outboxes, and give arq what is due."""
+
+        async def empty(queue: Queue) -> int:
+            return await drain(self.client.redis, queue.lane, self.disk, self._hand_on)
+
+        await self._each_lane(empty)
+        await _hand_over(ctx["redis"], self.postman.due, "deliver")
+        if self.run is not None:
+            await _hand_over(ctx["redis"], self.batches.due, "advance")
+
+    async def keep_lanes(self, ctx: dict[str, ArqRedis]) -> None:
+        """Reap and sweep every lane of every known model."""
+
+        async def keep(queue: Queue) -> int:
+            return await queue.reap() + await queue.sweep()
+
+        await self._each_lane(keep)
+
+    async def deliver(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
+        """The webhooks of one host."""
+        await self.postman.deliver(unit, turn)
+
+    async def advance(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
+        """A turn of one batch."""
+        if self.run is not None:
+            await self.run.advance(unit, turn)
+
+    async def keep_files(self, ctx: dict[str, ArqRedis]) -> None:
+        if self.run is not None:
+            await self.run.files.sweep()
+
+    async def reconcile(self, ctx: dict[str, ArqRedis]) -> None:
+        """Mend what drifted, in every lane."""
+
+        async def look(queue: Queue) -> int:
+            return len(await self.reconciler.look(queue, RECONCILE_S))
+
+        await self._each_lane(look)
+
+    async def _hand_on(self, ended: Ended) -> None:
+        """A job ended that somebody asked about. Repeatable."""
+        if ended.note.webhook is not None:
+            usage: JsonValue = ended.usage.model_dump()
+            told: dict[str, JsonValue] = {"state": ended.state, "usage": usage}
+            kind = f"job.{ended.state}"
+            if ended.state == "succeeded" and ended.cut:  # as OpenAI's response.incomplete
+                kind = "job.incomplete"
+                told["incomplete_details"] = {"reason": _INCOMPLETE[ended.cut]}
+            occurrence = Occurrence(ended.tenant, kind, ended.job, ended.ended_ms, told)
+            await self.postman.tell(occurrence, ended.note.webhook)
+        if ended.note.batch is not None:
+            await self.batches.due.poke(ended.note.batch, str(ended.note.line))
+
+    async def _each_lane(self, work: Callable[[Queue], Awaitable[int]]) -> None:
+        """One lane's failure, as of a cluster's lost node, is not the others'."""
+        for queue in await self.client.queues():
+            try:
+                await work(queue)
+            except PenstockError as error:
+                log.warning("lane %s was left for later: %s", queue.lane.label, error.message)
+
+
+async def _hand_over(arq: ArqRedis, due: Due, chore: str) -> None:
+    """An id that arq has already is no second chore.
+
+    arq orders by its hosts' clocks; a chore of the epoch's first second is due by all of them.
+    """
+    for unit, turn in await due.units():
+        name = f"{due.kind}:{unit}:{turn}"
+        await arq.enqueue_job(
+            chore, unit, turn, _job_id=name, _defer_until=LONG_AGO, _expires=KEPT_S
+        )

@@ -1,0 +1,145 @@
+"""penstock housekeeping: chores by arq, also those that no worker lives to do."""
+
+import asyncio
+import json
+import logging
+import sys
+from asyncio import CancelledError
+from contextlib import suppress
+from signal import Signals
+
+from arq.connections import ArqRedis
+from arq.worker import Worker
+from pydantic import Field, ValidationInfo, field_validator
+
+from penstock.gateway.batches.batches import Batches
+from penstock.gateway.batches.files import Files, FilesSettings
+from penstock.gateway.batches.run import BatchRun
+from penstock.gateway.client import Client
+from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.housekeeping.chores import Chores
+from penstock.gateway.housekeeping.reconcile import Reconciler
+from penstock.gateway.webhooks.outbound import Outbound, OutboundSettings
+from penstock.gateway.webhooks.webhooks import Patience, Postman
+from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.start import load_settings, write_log_to_stderr
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.group_sync import GroupSync, NoSync, Sync
+from penstock.schemas.redis.server_check import Durability, UnfitServer, check_when_reached
+from penstock.schemas.redis.url import RedisUrl
+
+log = logging.getLogger(__name__)
+
+QUEUE = "penstock:chores"
+MOST_CHORE_S = 50  # then it is cancelled; after a killed process arq holds it for 10 s more
+AT_ONCE = 64
+
+
+class HousekeepingSettings(OutboundSettings, FilesSettings):
+    """End what waited too long, hand on what the dead held, send webhooks, run batches."""
+
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
+    durability: Durability = Field(
+        "server", description="fsync: tell webhooks what is on the server's disk alone"
+    )
+    chores_redis_url: str | None = Field(
+        None,
+        description="where arq keeps its own keys: a server, or sentinels; none: the next database",
+        validate_default=True,
+    )
+    webhook_retry_s: float = Field(
+        5.0, gt=0, description="after the first failure; three times as long after each other"
+    )
+    webhook_max_attempts: int = Field(10, ge=1, description="then a webhook has failed")
+    batch_window: int = Field(
+        128, ge=1, le=4096, description="lines of one batch that are with the queue at once"
+    )
+
+    @field_validator("chores_redis_url")
+    @classmethod
+    def is_one_of_arqs(cls, url: str | None, others: ValidationInfo) -> str | None:
+        if "redis_url" in others.data:  # else that one is wrong, and said to be
+            arq_settings(others.data["redis_url"], url)
+        return url
+
+
+def main(argv: list[str]) -> int:
+    settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
+    write_log_to_stderr("housekeeping", settings.log_level)
+    logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every chore, every second
+    try:
+        asyncio.run(_reached(settings))
+    except UnfitServer as error:
+        log.error("%s", error)
+        return NEVER_STARTS
+    except KeyboardInterrupt:
+        return 0
+    try:
+        house = worker(settings)
+    except OSError as error:
+        log.error("%s: %s", error.filename, error.strerror)
+        return NEVER_STARTS
+    return run_until_told_to_stop(house)
+
+
+async def _reached(settings: HousekeepingSettings) -> None:
+    """Wait for Redis: arq would try a few times and then end."""
+    async with connect(settings.redis_url) as redis:
+        for warning in await check_when_reached(redis, settings.durability):
+            log.warning("%s", warning)
+    if settings.chores_redis_url is not None:
+        async with connect(settings.chores_redis_url) as redis:
+            with suppress(UnfitServer):  # what it holds may be lost at any time
+                await check_when_reached(redis)
+
+
+def run_until_told_to_stop(house: Worker) -> int:
+    """The exit status: 0 after SIGTERM or SIGINT, also if a chore was cut short by it."""
+    signals = list[Signals]()
+    house.on_stop = signals.append
+    try:
+        house.run()
+    except UnfitServer as error:
+        log.error("%s", error)
+        return NEVER_STARTS
+    except (Exception, CancelledError):  # arq cancels chores, and awaits them as if it had not
+        if not signals:
+            raise
+        log.exception("a chore did not end in order; it is done again by whoever comes next")
+    return 0
+
+
+def worker(settings: HousekeepingSettings) -> Worker:
+    client = Client.from_url(settings.redis_url)
+    patience = Patience(settings.webhook_retry_s, settings.webhook_max_attempts)
+    postman = Postman(client.redis, Outbound(settings), patience, settings.webhook_timeout_s)
+    batches, run = Batches(client.redis), None
+    if settings.files_folder is not None:
+        files = Files(client.redis, settings)
+        run = BatchRun(client, files, batches, postman, settings.batch_window)
+
+    async def say(ctx: dict[str, ArqRedis]) -> None:
+        log.info("housekeeping took up its chores")
+
+    disk: Sync = GroupSync(client.redis) if settings.durability == "fsync" else NoSync()
+    chores = Chores(client, postman, batches, Reconciler(client.redis), disk, run)
+    return Worker(
+        functions=chores.on_call(),
+        cron_jobs=chores.on_a_clock(),
+        on_startup=say,
+        redis_settings=arq_settings(settings.redis_url, settings.chores_redis_url),
+        queue_name=QUEUE,
+        job_serializer=lambda chore: json.dumps(chore).encode(),
+        job_deserializer=json.loads,
+        job_timeout=MOST_CHORE_S,
+        keep_result=0,  # a chore's id may come again
+        max_jobs=AT_ONCE,
+        log_results=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

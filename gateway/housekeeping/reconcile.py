@@ -1,0 +1,45 @@
+"""Counts and lists of a lane, compared with its jobs, and mended where they drifted apart.
+
+No transition leaves a lane so: what does is a server that ran out of memory in the middle of one, a
+restored backup, or a hand in Redis. A healthy lane is looked at and left as it is.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from penstock.schemas.queue.queue import Queue
+from penstock.schemas.redis.connection import Connection
+from penstock.schemas.redis.servers import Redis
+
+KEYS_A_STEP = 100  # bounds how long one step stalls Redis
+PAUSE_S = 0.02
+MISSING_MS = 60_000  # so long a job must have been nowhere before it is put back
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Goes on, lane by lane, where it stopped."""
+
+    redis: Redis
+    missing_ms: int = MISSING_MS
+    _cursors: dict[str, bytes] = field(default_factory=dict)
+
+    async def look(self, queue: Queue, for_s: float) -> list[tuple[str, str]]:
+        """One round over a lane, or as much of it as there is time: what was mended, and where."""
+        prefix, until = queue.lane.prefix, time.monotonic() + for_s
+        connection, mended = Connection(self.redis), list[tuple[str, str]]()
+        while time.monotonic() < until:
+            cursor = self._cursors.get(prefix, b"0")
+            reply = await connection.run("mend", prefix, cursor, KEYS_A_STEP, self.missing_ms)
+            self._cursors[prefix] = reply[0]
+            texts = [text.decode() for text in reply[1:]]
+            for what, where in zip(texts[::2], texts[1::2], strict=True):
+                log.warning("lane %s: mended %s of %s", queue.lane.label, what, where)
+                mended.append((what, where))
+            if reply[0] == b"0":
+                break
+            await asyncio.sleep(PAUSE_S)
+        return mended

@@ -1,0 +1,78 @@
+"""What all routes share: settings, the queue's client, metrics, and how a request meets a job."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from penstock.gateway.auth.share_tokens import Shares
+from penstock.gateway.batches.batches import Batches
+from penstock.gateway.batches.files import Files
+from penstock.gateway.client import REMEMBER_S, Client
+from penstock.gateway.http.metrics import Metrics
+from penstock.gateway.http.middleware import MORE_HEADERS, caller_of
+from penstock.gateway.http.rate_headers import rate_headers
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.webhooks.outbound import Outbound
+from penstock.gateway.webhooks.webhooks import Webhooks
+from penstock.schemas.errors import JobGone, JobNotFound
+from penstock.schemas.job import Job
+
+IDEMPOTENCY_KEY = "idempotency-key"
+LAST_EVENT_ID = "last-event-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    settings: GatewaySettings
+    client: Client
+    shares: Shares
+    metrics: Metrics
+    version: str
+    files: Files
+    batches: Batches
+    webhooks: Webhooks
+    outbound: Outbound
+
+    async def named(self, request: Request, job: Job) -> Job:
+        """The job under an id: the same one under the same idempotency key."""
+        key, account = request.headers.get(IDEMPOTENCY_KEY), caller_of(request).account
+        job_id = await self.client.name_job(job.model, key, job.tenant, account)
+        return job.model_copy(update={"job_id": job_id})
+
+    async def submit(self, request: Request, job: Job, note: str | None = None) -> None:
+        """Put the job in on the caller's account; the response says what is left of its minute.
+
+        An idempotency key is remembered for a day.
+        """
+        account = caller_of(request).account
+        remember_s = REMEMBER_S if IDEMPOTENCY_KEY in request.headers else 0
+        try:
+            await self.client.submit(job, account, note, remember_s)
+        finally:
+            if account is not None and account.limits.has_rates:
+                rates = await self.client.rates(job.job_id, account)
+                request.scope[MORE_HEADERS] = rate_headers(account.limits, rates)
+
+    def leaving(self, request: Request, job: Job) -> Callable[[], Awaitable[None]]:
+        """What to do when the caller hangs up: nobody else waits for a foreground job.
+
+        Under an idempotency key others may wait for the same one; if none does, the queue ends it.
+        """
+
+        async def leave() -> None:
+            if not job.background and IDEMPOTENCY_KEY not in request.headers:
+                with suppress(JobNotFound, JobGone):
+                    await self.client.cancel(job.job_id, job.tenant)
+
+        return leave
+
+
+async def gateway_of(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+Open = Annotated[Gateway, Depends(gateway_of)]

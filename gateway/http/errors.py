@@ -1,0 +1,84 @@
+"""Every failure in OpenAI's error form, with its status and the advice to retry or not."""
+
+import re
+import time
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import JsonValue
+from starlette.exceptions import HTTPException
+
+from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.responses import error
+from penstock.schemas.errors import InvalidJob, PenstockError, Unavailable
+from penstock.schemas.event import ErrorBody
+
+# Parts of OpenAI's interface that are not served: its clients get 501, not a riddle.
+NOT_SERVED = re.compile(
+    r"/v1/(responses|embeddings|audio|realtime|images|videos|moderations|uploads"
+    r"|fine_tuning|assistants|threads|vector_stores|evals|conversations|containers|webhooks"
+    r"|messages|score|rerank)(/.*)?"
+)
+
+
+def error_response(
+    body: ErrorBody,
+    retry_after_ms: int | None = None,
+    more: Mapping[str, JsonValue] | None = None,
+) -> Response:
+    """`more` goes beside the message.
+
+    `x-should-retry` overrules the guess that OpenAI's clients make from the status.
+    """
+    headers = {"x-should-retry": "true" if body.retryable else "false"}
+    if retry_after_ms is None and body.reset_at is not None:  # a job's end: there is no other clock
+        retry_after_ms = max(1, round((body.reset_at - time.time()) * 1000))
+    if retry_after_ms:
+        headers["retry-after-ms"] = str(retry_after_ms)
+        headers["retry-after"] = str(-(-retry_after_ms // 1000))
+    if body.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    content = to_json_in_pieces(error(body, more))
+    return Response(content, body.status, headers, "application/json")
+
+
+def response_to(failure: PenstockError) -> Response:
+    wait_ms = failure.retry_after_ms if isinstance(failure, Unavailable) else None
+    return error_response(failure.body(), wait_ms)
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of `app` one of ours. None shows a stack, and none is HTML."""
+
+    @app.exception_handler(PenstockError)
+    async def ours(request: Request, failure: PenstockError) -> Response:
+        return response_to(failure)
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameter(request: Request, failure: RequestValidationError) -> Response:
+        first = failure.errors()[0]
+        param = str(first["loc"][-1])
+        return error_response(InvalidJob(f"{param}: {first['msg']}", param).body())
+
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, failure: HTTPException) -> Response:
+        response = error_response(_routing_error(request, failure.status_code))
+        response.headers.update(failure.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, failure: Exception) -> Response:
+        return error_response(PenstockError("the gateway failed; its log says why").body())
+
+
+def _routing_error(request: Request, status: int) -> ErrorBody:
+    path = request.url.path
+    if status == 404 and NOT_SERVED.fullmatch(path):
+        return ErrorBody(code="not_served", message=f"{path} is not served here", status=501)
+    if status == 405:
+        message = f"{path} does not take {request.method}"
+        return ErrorBody(code="method_not_allowed", message=message, status=405)
+    return ErrorBody(
+        code="not_found", message=f"{path} is not a path of this server", status=status
+    )

@@ -1,0 +1,67 @@
+"""What every HTTP request passes first: it gets an id, and is let in or not."""
+
+import asyncio
+import re
+import secrets
+
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.gateway.auth.access import Access, Caller
+from penstock.gateway.http.errors import response_to
+from penstock.gateway.http.metrics import Metrics
+from penstock.schemas.errors import GatewayStopped, PenstockError
+
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+CALLER = "penstock.caller"
+MORE_HEADERS = "penstock.headers"  # of the response, whatever it will be
+
+
+class Gate:
+    """Plain ASGI, because a wrapped response costs every token of every stream."""
+
+    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:
+        self._app = app
+        self._access = access
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        given, is_begun = headers.get("x-request-id", ""), False
+        request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal is_begun
+            if message["type"] == "http.response.start":
+                is_begun = True
+                shown = MutableHeaders(scope=message)
+                shown["x-request-id"] = request_id
+                shown.update(scope.get(MORE_HEADERS, {}))
+                self._metrics.responses.labels(str(message["status"])).inc()
+            await send(message)
+
+        app = self._app
+        try:
+            try:
+                scope[CALLER] = await self._access.caller(scope, headers)
+            except PenstockError as refusal:
+                app = response_to(refusal)
+            await app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # the time to drain is up
+            if is_begun:
+                raise
+            stopped = GatewayStopped("the gateway ended before it could answer; ask again")
+            await response_to(stopped)(scope, receive, send_with_id)
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope[CALLER]
+    return caller
+
+
+def tenant_of(request: Request) -> str:
+    """Whose jobs these are."""
+    return caller_of(request).tenant

@@ -1,0 +1,20 @@
+"""What a key has left of its minute, in the headers that OpenAI's clients know."""
+
+from penstock.schemas.account import Limits
+from penstock.schemas.delivery import Rates
+
+
+def rate_headers(limits: Limits, rates: Rates) -> dict[str, str]:
+    """Of the limits that the key has; resets are in seconds."""
+    reset = f"{rates.reset_ms / 1000:g}s"
+    shown = {
+        "requests": (limits.requests_per_minute, rates.requests_left),
+        "tokens": (limits.tokens_per_minute, rates.tokens_left),
+    }
+    headers = {}
+    for name, (most, left) in shown.items():
+        if most is not None and left is not None:
+            headers[f"x-ratelimit-limit-{name}"] = str(most)
+            headers[f"x-ratelimit-remaining-{name}"] = str(min(left, most))
+            headers[f"x-ratelimit-reset-{name}"] = reset
+    return headers

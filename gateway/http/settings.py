@@ -1,0 +1,50 @@
+"""The gateway's settings."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from penstock.gateway.batches.files import FilesSettings
+from penstock.gateway.webhooks.outbound import OutboundSettings
+from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.start import SecretSettings, words_of
+from penstock.schemas.redis.server_check import Durability
+from penstock.schemas.redis.url import RedisUrl
+
+
+class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
+    """HTTP in front of the queue."""
+
+    host: str = Field("127.0.0.1", description="the address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
+    fd: int | None = Field(
+        None, ge=3, description="a socket that listens already, handed down by who started this"
+    )
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
+    durability: Durability = Field(
+        "server", description="fsync: accept and show only what is on the server's disk"
+    )
+    api_key: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
+        default_factory=list, description="keys that are let in; none: everybody is"
+    )
+    require_api_keys: bool = Field(
+        False, description="let nobody in without a key, even where none was made yet"
+    )
+    open_metrics: bool = Field(False, description="/metrics needs no key")
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1, description="larger bodies get 413")
+    head_timeout_s: float = Field(15.0, gt=0, description="for a request's head to arrive whole")
+    body_timeout_s: float = Field(60.0, gt=0, description="for its body, after the head")
+    stall_timeout_s: float = Field(
+        300.0, gt=0, description="a caller who takes nothing of its answer for this long is cut off"
+    )
+    keep_alive_s: int = Field(30, ge=1, description="an idle connection is closed after this")
+    max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")
+    ping_s: float = Field(10.0, gt=0, description="a stream silent for this long says `: ping`")
+    max_num_queued_reqs: int = Field(10_000, ge=1, description="a lane that holds more gets 429")
+    max_num_queued_tokens: int | None = Field(
+        None, ge=1, description="so do prompts of more tokens, by a guess, that wait in a lane"
+    )
+    drain_s: int = Field(30, ge=0, description="open streams may run on this long after SIGTERM")

@@ -1,0 +1,193 @@
+"""Answers that follow a job while the caller listens: as a stream of events, or whole at its end.
+
+No status is sent before the job's first event, so a job that fails at once becomes a plain error
+response, for a stream as well. A caller who hangs up is noticed at any moment.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Protocol
+
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+from penstock.gateway.http.errors import error_response
+from penstock.schemas.cursor import Had
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.event import Delta, Done, Event, Failed
+
+Batches = AsyncGenerator[list[Event], None]
+
+MAX_SEND_BYTES = 1 << 16  # about what a socket takes: more would only wait in memory
+# A comment alone. An empty line after it would end an event that has no data, on which clients
+# that go by the letter forget the last id, and OpenAI's Python client fails.
+PING = b": ping\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),  # nginx holds a stream back otherwise
+]
+
+
+class Writer(Protocol):
+    """Writes one stream. `last_id` is what its reader had before, as it said itself."""
+
+    @property
+    def last_id(self) -> str: ...
+
+    def render(self, event: Event) -> bytes:
+        """Empty where there is nothing to show."""
+
+    def render_error(self, error: Failed) -> bytes:
+        """The gateway's own, which is no event of the job; without an id."""
+
+
+class Listened(Response):
+    """A response whose making ends when the caller hangs up.
+
+    Cancelled from outside, because the gateway stops, it leaves the job to whoever comes back.
+    """
+
+    def __init__(self, batches: Batches, hung_up: Callable[[], Awaitable[None]]) -> None:
+        super().__init__()
+        self.batches = batches
+        self._hung_up = hung_up
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = asyncio.create_task(self._answer(scope, receive, send))
+        listening = asyncio.create_task(_until_hung_up(receive))
+        try:
+            await asyncio.wait({answer, listening}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+        finally:
+            await _stop(answer, listening)
+        return await self._hung_up()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.batches):
+            await self.answer(scope, receive, send)
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class WholeAnswer(Listened):
+    """Everything at once, as `answered` makes it of the deltas and the end."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        hung_up: Callable[[], Awaitable[None]],
+        answered: Callable[[list[Delta], Done | Failed], Awaitable[Response]],
+    ) -> None:
+        super().__init__(batches, hung_up)
+        self._answered = answered
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        deltas: list[Delta] = []
+        response = Response()
+        async for batch in self.batches:
+            for event in batch:
+                if isinstance(event, Delta):
+                    deltas.append(event)
+                else:
+                    response = await self._answered(deltas, event)
+        await response(scope, receive, send)
+
+
+class EventStream(Listened):
+    """Server-sent events as they are written. What waits together is sent together.
+
+    Nothing is read ahead of what is sent: a caller who does not read fills the socket, and then
+    the job's reader, which drops what waits and goes on from the log at the caller's speed.
+    The gateway's own error has the id of the last event before it: who comes back with that lacks
+    nothing, and gets nothing twice.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        hung_up: Callable[[], Awaitable[None]],
+        writer: Writer,
+        ping_s: float,
+    ) -> None:
+        super().__init__(batches, hung_up)
+        self._writer = writer
+        self._ping_s = ping_s
+        self._last: Event | None = None  # that was shown
+        self._is_sending = False
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first = await anext(self.batches)
+        if isinstance(first[0], Failed):
+            return await error_response(first[0].error)(scope, receive, send)
+        return await self.relay(send, first)
+
+    async def relay(self, send: Send, first: list[Event]) -> None:
+        """Send the status and then every event, as they come."""
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        pinging = asyncio.create_task(self._ping(send))
+        try:
+            await self._send(send, first)
+            async for batch in self.batches:
+                await self._send(send, batch)
+        except PenstockError as error:  # the status is out: the stream itself must say it
+            await self._send_bytes(send, self._own(error))
+        finally:
+            await _stop(pinging)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _send(self, send: Send, batch: list[Event]) -> None:
+        """Return once the socket has room for more."""
+        pieces, num_bytes, last = list[bytes](), 0, self._last
+        for event in batch:
+            if not (piece := self._writer.render(event)):
+                continue
+            pieces.append(piece)
+            num_bytes, last = num_bytes + len(piece), event
+            if num_bytes >= MAX_SEND_BYTES:
+                await self._send_bytes(send, b"".join(pieces))
+                pieces, num_bytes, self._last = [], 0, last
+        if num_bytes:
+            await self._send_bytes(send, b"".join(pieces))
+            self._last = last
+
+    def _own(self, error: PenstockError) -> bytes:
+        last_id = self._last.id if self._last else self._writer.last_id
+        had = Had.parse(last_id.partition(".")[0] or "0", "id")
+        failed = Failed(position=had.position, state="failed", error=error.body())
+        id_line = f"id: {last_id}\n".encode() if last_id else b""
+        return id_line + self._writer.render_error(failed)
+
+    async def _send_bytes(self, send: Send, body: bytes) -> None:
+        self._is_sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._is_sending = False
+        if len(body) >= MAX_SEND_BYTES:
+            await asyncio.sleep(0)  # a socket that has room lets nobody else run
+
+    async def _ping(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(self._ping_s)
+            if not self._is_sending:
+                await send({"type": "http.response.body", "body": PING, "more_body": True})
+
+
+class OpenedStream(EventStream):
+    """A stream of a job that is known to exist: the status goes out before any event."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.relay(send, [])
+
+
+async def _until_hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _stop(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -1,0 +1,139 @@
+"""A multipart body, written to disk as it arrives: a file and a few short fields."""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from fastapi import Request
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect
+
+from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob
+
+MAX_FIELD_BYTES = 4096
+MAX_FIELDS = 16
+MAX_HEADER_BYTES = 1024  # of a part, or the body's content type: who reads them takes the square
+BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # of RFC 2046
+ROOM_BYTES = 64 * 1024  # for boundaries, headers and fields
+
+
+@dataclass(slots=True, eq=False)
+class Upload:
+    """What was received so far. The part named `file` goes to `sink`, other parts are fields."""
+
+    sink: BinaryIO
+    filename: str = ""
+    num_bytes: int = 0
+    fields: dict[str, str] = field(default_factory=dict)
+    _headers: dict[bytes, bytes] = field(default_factory=dict)
+    _header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
+    _name: str = ""
+    _value: bytearray | None = None  # none: the file's bytes arrive
+    _num_parts: int = 0
+
+    def parser(self, content_type: str) -> MultipartParser:
+        kind, options = parse_options_header(content_type[:MAX_HEADER_BYTES].encode("latin-1"))
+        boundary = options.get(b"boundary", b"")
+        if kind != b"multipart/form-data" or not BOUNDARY.fullmatch(boundary):
+            raise InvalidJob("content-type: send multipart/form-data with a file")
+        return MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": self._header_name,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_end,
+                "on_headers_finished": self._begin_content,
+                "on_part_data": self._content,
+                "on_part_end": self._end,
+            },
+        )
+
+    def _begin(self) -> None:
+        self._headers.clear()
+        self._num_parts += 1
+        if self._num_parts > MAX_FIELDS + 1:
+            raise InvalidJob(f"the form has more than {MAX_FIELDS} fields")
+
+    def _header_name(self, piece: bytes, start: int, end: int) -> None:
+        self._extend(self._header[0], piece[start:end])
+
+    def _header_value(self, piece: bytes, start: int, end: int) -> None:
+        self._extend(self._header[1], piece[start:end])
+
+    def _extend(self, text: bytearray, piece: bytes) -> None:
+        text.extend(piece)
+        if sum(map(len, self._header)) > MAX_HEADER_BYTES or len(self._headers) > MAX_FIELDS:
+            raise InvalidJob(f"a part's header is longer than {MAX_HEADER_BYTES} bytes")
+
+    def _header_end(self) -> None:
+        name, value = (bytes(text) for text in self._header)
+        self._headers[name.lower()] = value
+        for text in self._header:
+            text.clear()
+
+    def _begin_content(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._name = options.get(b"name", b"").decode(errors="replace")
+        self._value = bytearray()
+        if self._name == "file":
+            if self.filename:
+                raise InvalidJob("file: given twice", "file")
+            self.filename = options.get(b"filename", b"").decode(errors="replace")[:256] or "file"
+            self._value = None
+
+    def _content(self, piece: bytes, start: int, end: int) -> None:
+        if self._value is None:
+            self.num_bytes += self.sink.write(piece[start:end])
+            return
+        self._value.extend(piece[start:end])
+        if len(self._value) > MAX_FIELD_BYTES:
+            raise InvalidJob(f"{self._name}: longer than {MAX_FIELD_BYTES} bytes", self._name)
+
+    def _end(self) -> None:
+        if self._value is not None:
+            self.fields[self._name] = self._value.decode(errors="replace")
+
+
+@contextmanager
+def discarded(part: Path) -> Iterator[None]:
+    """At the end nothing is left of a part that became no file."""
+    try:
+        yield
+    finally:
+        part.unlink(missing_ok=True)
+
+
+async def receive(request: Request, part: Path, limit_bytes: int) -> Upload:
+    """Write the body's file to `part`, and sync it. Raises InvalidJob, BodyTooLarge, Cancelled."""
+    too_large = BodyTooLarge(f"file: larger than {limit_bytes} bytes")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit_bytes + ROOM_BYTES:
+        raise too_large
+    with part.open("wb") as sink:
+        upload = Upload(sink)
+        parser, num_received = upload.parser(request.headers.get("content-type", "")), 0
+        try:
+            async for piece in request.stream():
+                num_received += len(piece)
+                if num_received > limit_bytes + ROOM_BYTES or upload.num_bytes > limit_bytes:
+                    raise too_large
+                await asyncio.to_thread(parser.write, piece)
+            parser.finalize()
+        except MultipartParseError as error:
+            raise InvalidJob(f"the body is not valid multipart/form-data: {error}") from None
+        except ClientDisconnect:
+            raise Cancelled("the caller hung up before the end of the body") from None
+        if upload.num_bytes > limit_bytes:
+            raise too_large
+        if not upload.filename:
+            raise InvalidJob("file: missing", "file")
+        sink.flush()
+        await asyncio.to_thread(os.fsync, sink.fileno())
+    return upload

@@ -1,0 +1,32 @@
+"""OpenAI's lists: a page after an id."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from fastapi import Query
+from pydantic import JsonValue
+
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.openai import JsonObject
+
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+After = Annotated[str | None, Query(max_length=128)]
+Order = Literal["asc", "desc"]
+
+
+def cut(ids: Sequence[str], after: str | None, limit: int) -> tuple[Sequence[str], bool]:
+    """The `limit` ids that follow on `after`, and whether there are more. Raises InvalidJob."""
+    if after is not None and after not in ids:
+        raise InvalidJob(f"after: {after!r} is not in this list", "after")
+    begin = 0 if after is None else ids.index(after) + 1
+    return ids[begin : begin + limit], begin + limit < len(ids)
+
+
+def page(shapes: Sequence[JsonObject], has_more: bool) -> JsonObject:
+    return {
+        "object": "list",
+        "data": list[JsonValue](shapes),
+        "first_id": shapes[0]["id"] if shapes else None,
+        "last_id": shapes[-1]["id"] if shapes else None,
+        "has_more": has_more,
+    }

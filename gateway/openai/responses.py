@@ -1,0 +1,183 @@
+"""Results and their parts in OpenAI's shapes: whole answers, usage, log probabilities, errors."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from penstock.gateway.openai.tool_calls import Reader
+from penstock.schemas.event import (
+    Choice,
+    ErrorBody,
+    FinishReason,
+    Result,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from penstock.schemas.job import Job
+from penstock.schemas.model import ModelCard
+from penstock.schemas.openai import FunctionCall, JsonObject, StreamOptions
+
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What was asked, and how its answer shall look."""
+
+    job: Job
+    options: StreamOptions
+    reader: Callable[[], Reader]  # a new one for each choice
+    echo: Sequence[str] = ()  # prompts that are shown before their answers
+    is_streamed: bool = False
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+    def echo_of(self, index: int) -> str:
+        return self.echo[index // self.job.params.n] if self.echo else ""
+
+
+def chat_answer(form: Form, result: Result) -> JsonObject:
+    return {
+        "id": f"chatcmpl-{form.job.job_id}",
+        "object": "chat.completion",
+        "created": form.created_s,
+        "model": form.job.model,
+        "choices": [_chat_choice(form, choice) for choice in result.choices],
+        "usage": usage(result.usage),
+    }
+
+
+def text_answer(form: Form, result: Result) -> JsonObject:
+    return {
+        "id": f"cmpl-{form.job.job_id}",
+        "object": "text_completion",
+        "created": form.created_s,
+        "model": form.job.model,
+        "choices": [
+            {
+                "index": choice.index,
+                "text": form.echo_of(choice.index) + choice.text,
+                "logprobs": TextLogprobs(form.echo_of(choice.index)).next(choice.logprobs),
+                "finish_reason": choice.finish_reason,
+                "stop_reason": choice.stop_reason,
+            }
+            for choice in result.choices
+        ],
+        "usage": usage(result.usage),
+    }
+
+
+def model_shape(card: ModelCard) -> JsonObject:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created_s,
+        "owned_by": "penstock",
+        "max_model_len": card.max_model_len,
+    }
+
+
+def usage(count: Usage) -> JsonObject:
+    return {
+        "prompt_tokens": count.prompt_tokens,
+        "completion_tokens": count.completion_tokens,
+        "total_tokens": count.prompt_tokens + count.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": count.cached_tokens},
+    }
+
+
+def error(body: ErrorBody, more: Mapping[str, JsonValue] | None = None) -> JsonObject:
+    kind = "invalid_request_error" if body.status < 500 else "server_error"
+    shown: JsonObject = {
+        "message": body.message,
+        "type": ERROR_TYPES.get(body.status, kind),
+        "param": body.param,
+        "code": body.code,
+        **(more or {}),
+    }
+    if body.reset_at is not None:
+        shown["reset_at"] = body.reset_at
+    return {"error": shown}
+
+
+def finish_reason(reason: FinishReason | None, num_calls: int) -> str | None:
+    return "tool_calls" if reason == "stop" and num_calls else reason
+
+
+def tool_call(form: Form, choice: int, number: int, call: FunctionCall) -> JsonObject:
+    """The id follows from the job, so answering again from its result gives the same."""
+    return {
+        "id": f"call_{form.job.job_id[-26:]}_{choice}_{number}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:
+    if not tokens:
+        return None
+    return {
+        "content": [
+            {**_chat_logprob(token), "top_logprobs": [_chat_logprob(top) for top in token.top]}
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+class TextLogprobs:
+    """The four parallel lists of completions; offsets run on from piece to piece."""
+
+    def __init__(self, echo: str) -> None:
+        self._offset = len(echo)
+
+    def next(self, tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:
+        if not tokens:
+            return None
+        return {
+            "tokens": [token.token for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_alternatives(token) for token in tokens],
+            "text_offset": [self._passed(token) for token in tokens],
+        }
+
+    def _passed(self, token: TokenLogprob) -> int:
+        self._offset += len(token.token)
+        return self._offset - len(token.token)
+
+
+def _chat_choice(form: Form, choice: Choice) -> JsonObject:
+    reader = form.reader()
+    found, rest = reader.feed(choice.text), reader.finish()
+    calls = [
+        tool_call(form, choice.index, number, call)
+        for number, call in enumerate(found.calls + rest.calls)
+    ]
+    return {
+        "index": choice.index,
+        "message": _message(found.content + rest.content, calls),
+        "logprobs": chat_logprobs(choice.logprobs),
+        "finish_reason": finish_reason(choice.finish_reason, len(calls)),
+        "stop_reason": choice.stop_reason,
+    }
+
+
+def _message(content: str, calls: list[JsonObject]) -> JsonObject:
+    message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message |= {"content": content or None, "tool_calls": list[JsonValue](calls)}
+    return message
+
+
+def _chat_logprob(token: TopLogprob) -> JsonObject:
+    return {"token": token.token, "logprob": token.logprob, "bytes": list[JsonValue](token.bytes)}
+
+
+def _alternatives(token: TokenLogprob) -> JsonObject:
+    """Of two tokens that read the same the likelier counts; the drawn one is always there."""
+    alternatives: JsonObject = {}
+    for top in [*token.top, token]:
+        alternatives.setdefault(top.token, top.logprob)
+    return alternatives

@@ -1,0 +1,240 @@
+"""Events as the chunks of OpenAI's streams, rendered straight to bytes.
+
+What is constant is rendered once for a stream; a token costs one string escape and one join.
+Each choice opens with its role or its echo, and closes with an empty piece that has the reason.
+"""
+
+import re
+from collections.abc import Iterator
+from json.encoder import encode_basestring_ascii
+from typing import NamedTuple, Self
+
+from pydantic_core import to_json
+
+from penstock.gateway.openai.responses import (
+    Form,
+    TextLogprobs,
+    chat_logprobs,
+    finish_reason,
+    tool_call,
+    usage,
+)
+from penstock.gateway.openai.responses import error as shown_error
+from penstock.gateway.openai.tool_calls import Found
+from penstock.schemas.cursor import Had
+from penstock.schemas.errors import StreamDiverged
+from penstock.schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
+from penstock.schemas.openai import JsonObject
+
+DONE = b"data: [DONE]\n\n"
+_ID = re.compile(r"([^.]*)(?:[.]([0-9]{1,6}))?")
+
+
+class Seen(NamedTuple):
+    """What a caller has: tokens, and of the event after them so many chunks.
+
+    The checksum is that of the event that it had last, be it in part.
+    """
+
+    id: str
+    had: Had
+    num_chunks: int = 0
+
+    @classmethod
+    def parse(cls, text: str, param: str) -> Self:
+        """Read a chunk's id. Raises InvalidJob."""
+        found = _ID.fullmatch(text)
+        head, number = found.groups() if found else (text, None)
+        return cls(text, Had.parse(head, param), int(number or 0))
+
+    def fits(self, event: Delta | Done) -> bool:
+        """Whether the event is one of those that the caller had, or what comes after them."""
+        tokens, checksum = self.had
+        if isinstance(event, Done):
+            return tokens + bool(self.num_chunks) <= event.position
+        is_whole = not event.position < tokens < event.end
+        is_its = tokens == (event.position if self.num_chunks else event.end)
+        return is_whole and (
+            not is_its or None in (checksum, event.checksum) or checksum == event.checksum
+        )
+
+
+NOTHING = Seen("", Had(0))
+
+
+class Chunks:
+    """The chunks of one stream. A subclass says what a choice looks like.
+
+    A chunk's id is its event's; where its event has more chunks to come, the tokens delivered
+    before, a dash and the event's checksum, a dot, and its number in the event. Who comes back with
+    an id gets what follows: what goes before is rendered again, for its place in calls and choices,
+    and not shown. Where that is not what the caller had, StreamDiverged is raised.
+    """
+
+    prefix = ""
+    kind = ""
+
+    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
+        self.form = form
+        self.last_id = seen.id
+        self._seen = seen
+        head: JsonObject = {
+            "id": f"{self.prefix}-{form.job.job_id}",
+            "object": self.kind,
+            "created": form.created_s,
+            "model": form.job.model,
+        }
+        self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
+        self._opened: set[int] = set()
+        self._closed: set[int] = set()
+
+    def render(self, event: Delta | Done | Failed) -> bytes:
+        """Raises StreamDiverged where the event does not go with what the caller has."""
+        if isinstance(event, Failed):
+            return self.render_error(event)
+        if not self._seen.fits(event):
+            raise StreamDiverged(self.form.job.job_id, self._seen.had.position)
+        if isinstance(event, Delta):
+            chunks = self._delta(event)
+            if event.end <= self._seen.had.position:
+                return b""
+            if len(chunks) == 1:
+                return b"id: %b\n%b" % (event.id.encode(), chunks[0])
+            return b"".join(self._numbered(event, chunks))
+        last = b"".join(self._ends(event, event.finish_reason)) if event.finish_reason else b""
+        if not self.form.options.include_usage:
+            return last + DONE
+        return last + self._head + _usage_tail(event.usage) + DONE
+
+    def render_error(self, error: Failed) -> bytes:
+        return b"data: " + to_json(shown_error(error.error)) + b"\n\n" + DONE
+
+    def _numbered(self, event: Delta, chunks: list[bytes]) -> Iterator[bytes]:
+        _, had, num_seen = self._seen
+        had_of_it = num_seen if event.position == had.position else 0
+        before = Had(event.position, event.checksum)
+        for number, chunk in enumerate(chunks, 1):
+            if number == len(chunks):
+                yield b"id: %b\n%b" % (event.id.encode(), chunk)
+            elif number > had_of_it:
+                yield b"id: %b.%d\n%b" % (before.id.encode(), number, chunk)
+
+    def _ends(self, event: Done, reason: FinishReason) -> Iterator[bytes]:
+        """Of the choices that no delta of theirs ended."""
+        for index in range(self.form.job.num_choices):
+            if index not in self._closed:
+                yield from self._delta(Delta(event.position, [], index, finish_reason=reason))
+
+    def _delta(self, event: Delta) -> list[bytes]:
+        choices = []
+        if event.index not in self._opened:
+            self._opened.add(event.index)
+            choices += self.opening(event.index)
+        choices += self.pieces(event)
+        if event.finish_reason:
+            self._closed.add(event.index)
+            choices.append(self.closing(event))
+        tail = self._tail
+        if self.form.options.continuous_usage_stats:
+            tail = _usage_tail(Usage(completion_tokens=event.end))
+        return [self._head + choice.encode() + tail for choice in choices]
+
+    def opening(self, index: int) -> list[str]:
+        raise NotImplementedError
+
+    def pieces(self, event: Delta) -> list[str]:
+        raise NotImplementedError
+
+    def closing(self, event: Delta) -> str:
+        raise NotImplementedError
+
+
+class ChatChunks(Chunks):
+    prefix = "chatcmpl"
+    kind = "chat.completion.chunk"
+
+    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
+        super().__init__(form, seen)
+        self._readers = [form.reader() for _ in range(form.job.num_choices)]
+        self._num_calls = [0] * form.job.num_choices
+
+    def opening(self, index: int) -> list[str]:
+        return [_chat_choice(index, '{"role":"assistant","content":""}')]
+
+    def pieces(self, event: Delta) -> list[str]:
+        reader = self._readers[event.index]
+        pieces = self._found(event.index, reader.feed(event.text), event.logprobs)
+        if event.finish_reason:
+            pieces += self._found(event.index, reader.finish(), None)
+        return pieces
+
+    def closing(self, event: Delta) -> str:
+        reason = finish_reason(event.finish_reason, self._num_calls[event.index])
+        return _chat_choice(event.index, "{}", "null", _finish(reason, event.stop_reason))
+
+    def _found(self, index: int, found: Found, logprobs: list[TokenLogprob] | None) -> list[str]:
+        pieces = []
+        if found.content or logprobs:
+            shown = to_json(chat_logprobs(logprobs)).decode() if logprobs else "null"
+            pieces.append(_chat_choice(index, f'{{"content":{_quoted(found.content)}}}', shown))
+        for call in found.calls:
+            number = self._num_calls[index]
+            self._num_calls[index] += 1
+            shown_call = {"index": number, **tool_call(self.form, index, number, call)}
+            delta = to_json({"tool_calls": [shown_call]}).decode()
+            pieces.append(_chat_choice(index, delta))
+        return pieces
+
+
+class TextChunks(Chunks):
+    prefix = "cmpl"
+    kind = "text_completion"
+
+    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
+        super().__init__(form, seen)
+        self._logprobs = [
+            TextLogprobs(form.echo_of(index)) for index in range(form.job.num_choices)
+        ]
+
+    def opening(self, index: int) -> list[str]:
+        echo = self.form.echo_of(index)
+        return [_text_choice(index, echo)] if echo else []
+
+    def pieces(self, event: Delta) -> list[str]:
+        if not event.text and not event.logprobs:
+            return []
+        shown = "null"
+        if event.logprobs:
+            shown = to_json(self._logprobs[event.index].next(event.logprobs)).decode()
+        return [_text_choice(event.index, event.text, shown)]
+
+    def closing(self, event: Delta) -> str:
+        return _text_choice(
+            event.index, "", "null", _finish(event.finish_reason, event.stop_reason)
+        )
+
+
+NO_FINISH = '"finish_reason":null'
+
+
+def _chat_choice(index: int, delta: str, logprobs: str = "null", finish: str = NO_FINISH) -> str:
+    return f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{finish}}}'
+
+
+def _text_choice(index: int, text: str, logprobs: str = "null", finish: str = NO_FINISH) -> str:
+    return f'{{"index":{index},"text":{_quoted(text)},"logprobs":{logprobs},{finish}}}'
+
+
+def _finish(reason: str | None, stop_reason: int | str | None) -> str:
+    stop = to_json(stop_reason).decode()
+    return f'"finish_reason":"{reason}","stop_reason":{stop}'
+
+
+def _usage_tail(count: Usage) -> bytes:
+    return b'],"usage":' + to_json(usage(count)) + b"}\n\n"
+
+
+def _quoted(text: str) -> str:
+    """All but ASCII is escaped: some readers of SSE break lines at every Unicode line end."""
+    return encode_basestring_ascii(text)

@@ -1,0 +1,228 @@
+"""Turns what an HTTP request asks into a Job."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+
+from pydantic import JsonValue
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unsupported
+from penstock.gateway.openai.validation import checked, refuse_extremes
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.job import LAST_MS, Job, PriorityClass
+from penstock.schemas.openai import (
+    Asked,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    JsonObject,
+    JsonSchemaFormat,
+    NamedTool,
+    TextFormat,
+    Tool,
+)
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+
+# What goes through to the job under its own name.
+SAMPLING = set(SamplingParams.model_fields) - {"logprobs", "structured_outputs"}
+STRUCTURES = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
+OPTIONS = (
+    "timeout_ms",
+    "queue_timeout_ms",
+    "not_before_ms",
+    "delay_ms",
+    "over_limit",
+    "background",
+    "cache_salt",
+    "metadata",
+)
+
+LAST_S = LAST_MS // 1000
+CALLED = {"prompts": "prompt", "params": "", "chat": ""}
+TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
+
+
+def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) -> Job:
+    refuse_unsupported(body)
+    if asked.top_logprobs and not asked.logprobs:
+        raise InvalidJob("top_logprobs: give logprobs as well", "top_logprobs")
+    newer = asked.max_completion_tokens
+    sampling = _sampling(asked, body, _forced_call(asked))
+    sampling["max_tokens"] = asked.max_tokens if newer is None else newer
+    if asked.logprobs:
+        sampling["logprobs"] = asked.top_logprobs
+    tools = asked.tools if asked.tool_choice != "none" else []
+    chat: JsonObject = {
+        "messages": [_message(message) for message in asked.messages],
+        "tools": [tool.model_dump(exclude_none=True) for tool in tools],
+        "template_kwargs": asked.chat_template_kwargs,
+        "add_generation_prompt": asked.add_generation_prompt,
+        "continue_final_message": asked.continue_final_message,
+    }
+    refuse_extremes(chat)  # it holds what tools' arguments hold, which came as texts
+    return _job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
+
+
+def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonObject) -> Job:
+    refuse_unsupported(body)
+    prompts = prompts_of(asked)
+    if asked.echo and not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidJob("echo: token ids cannot be shown as text here; give text", "echo")
+    if asked.echo and asked.logprobs is not None:
+        raise InvalidJob("echo: a prompt's log probabilities are not served", "echo")
+    sampling = _sampling(asked, body, None)
+    if asked.logprobs is not None:
+        sampling["logprobs"] = asked.logprobs
+    return _job(job_id, caller, asked, body, {"prompts": prompts, "params": sampling})
+
+
+def any_job(job_id: str, caller: Caller, body: JsonObject) -> Job:
+    """A chat's job or a completion's, whichever was asked."""
+    if "messages" in body:
+        return chat_job(job_id, caller, checked(ChatRequest, body), body)
+    return text_job(job_id, caller, checked(CompletionRequest, body), body)
+
+
+def flattened(body: JsonObject) -> JsonObject:
+    """The jobs API's body as one of OpenAI's: in the background, `params` at the top."""
+    params = body.get("params", {})
+    if not isinstance(params, dict):
+        raise InvalidJob("params: must be an object", "params")
+    if "messages" in body and "prompt" in body:
+        raise InvalidJob("prompt: give either messages or a prompt", "prompt")
+    known = SAMPLING | {"logprobs", "structured_outputs"} | UNSUPPORTED
+    given = {name: params[name] for name in known if params.get(name) is not None}
+    if "messages" in body and "logprobs" in given:
+        given |= {"logprobs": True, "top_logprobs": given["logprobs"]}
+    return {"background": True} | body | given
+
+
+def prompts_of(asked: CompletionRequest) -> Sequence[str | list[int]]:
+    """The four forms of a prompt as one: a list of texts or of lists of token ids."""
+    prompt = asked.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [item for item in prompt if isinstance(item, int)]
+    return [ids] if ids else [item for item in prompt if not isinstance(item, int)]
+
+
+def _job(
+    job_id: str, caller: Caller, asked: Asked, body: JsonObject, question: dict[str, object]
+) -> Job:
+    fields: dict[str, object] = {
+        "job_id": job_id,
+        "model": asked.model,
+        "tenant": caller.tenant,
+        "traceparent": caller.traceparent,
+        "priority_class": caller.bounded(_priority_class(asked)),
+    }
+    if caller.over_limit is not None:
+        fields["over_limit"] = caller.over_limit
+    fields |= {name: body[name] for name in OPTIONS if name in body}
+    if "not_before" in body:
+        fields["not_before_ms"] = _unix_ms(body["not_before"])
+    return checked(Job, fields | question, CALLED)
+
+
+def _unix_ms(given: JsonValue) -> int:
+    """Of unix seconds, or of a time in ISO 8601 with its zone."""
+    if isinstance(given, str):
+        with suppress(ValueError):
+            time = datetime.fromisoformat(given)
+            if time.tzinfo is not None:
+                return int(time.timestamp() * 1000)
+    elif isinstance(given, int | float) and not isinstance(given, bool) and 0 <= given <= LAST_S:
+        return int(given * 1000)
+    forms = "unix seconds, or a time with its zone such as 2030-01-31T12:00:00Z"
+    raise InvalidJob(f"not_before: give {forms}", "not_before")
+
+
+def _priority_class(asked: Asked) -> PriorityClass:
+    """vLLM's rule for the number: lower goes first."""
+    if asked.priority:
+        return "high" if asked.priority < 0 else "batch"
+    return TIERS.get(asked.service_tier, "normal")
+
+
+def _sampling(asked: Asked, body: JsonObject, forced: JsonObject | None) -> JsonObject:
+    sampling = {name: body[name] for name in SAMPLING if name in body}
+    structures = _structures(asked, body)
+    if forced is not None:
+        structures.append({"json": forced})
+    if len(structures) > 1:
+        sentence = "give one of response_format, structured_outputs, a guided_ field, a forced tool"
+        raise InvalidJob(f"response_format: {sentence}", "response_format")
+    if structures:
+        sampling["structured_outputs"] = structures[0]
+    return sampling
+
+
+def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
+    """Every way in which the answer's form was asked for."""
+    structures: list[JsonValue] = []
+    wanted = asked.response_format
+    if isinstance(wanted, JsonSchemaFormat):
+        structures.append({"json": wanted.json_schema.schema_})
+    elif wanted is not None and not isinstance(wanted, TextFormat):
+        structures.append({"json_object": True})
+    own = body.get("structured_outputs")
+    if isinstance(own, dict):
+        own = {name: own[name] for name in STRUCTURES if own.get(name) is not None}
+    if own is not None:
+        structures.append(own)
+    guided = {name: body.get(f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
+    structures += [{name: value} for name, value in guided.items() if value is not None]
+    return structures
+
+
+def _forced_call(asked: ChatRequest) -> JsonObject | None:
+    """The schema of the one call that must be made; none when none must."""
+    choice, tools = asked.tool_choice, asked.tools
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.function.name == choice.function.name]
+    elif choice != "required":
+        return None
+    if not tools:
+        raise InvalidJob("tool_choice: asks for a tool that is not among tools", "tool_choice")
+    schema: JsonObject = {"anyOf": [_call_schema(tool) for tool in tools]}
+    definitions = [tool.function.parameters.get("$defs") for tool in tools]
+    merged = {
+        name: item
+        for group in definitions
+        if isinstance(group, dict)
+        for name, item in group.items()
+    }
+    return schema | ({"$defs": merged} if merged else {})
+
+
+def _call_schema(tool: Tool) -> JsonObject:
+    # References in a tool's schema begin at its root, so its definitions move to the new root.
+    arguments = {name: part for name, part in tool.function.parameters.items() if name != "$defs"}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool.function.name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _message(message: ChatMessage) -> JsonObject:
+    """As chat templates want it: one system role, content as text, arguments as objects."""
+    shown: JsonObject = message.model_dump(exclude_none=True)
+    if message.role == "developer":
+        shown["role"] = "system"
+    if isinstance(message.content, list):
+        shown["content"] = "\n".join(part.text for part in message.content)
+    elif message.content is None:
+        shown["content"] = ""
+    if message.tool_calls:
+        shown["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id,
+                "function": {"name": call.function.name, "arguments": call.function.parsed()},
+            }
+            for call in message.tool_calls
+        ]
+    return shown

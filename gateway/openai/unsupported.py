@@ -1,0 +1,114 @@
+"""Parameters that other servers know and that would have no effect here: refused by name.
+
+What nobody promises anything of stays ignored, as every unknown field is.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from pydantic import JsonValue
+
+from penstock.schemas.errors import UnsupportedParameter
+from penstock.schemas.openai import JsonObject
+
+# Each with the values that ask for nothing; null always does.
+NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
+    "suffix": ("",),
+    "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
+    "prompt_embeds": ([],),
+    "truncate_prompt_tokens": (),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "logits_processors": ([],),
+    "custom_logit_processor": ("",),
+    "use_beam_search": (False,),
+    "beam_width": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "detokenize": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "return_hidden_states": (False,),
+    "thinking_token_budget": (),
+    "structural_tag": ("", {}),
+    "guided_whitespace_pattern": ("",),
+    "chat_template": ("",),
+    "documents": ([],),
+    "regex": ("",),
+    "ebnf": ("",),
+    "grammar": ("",),
+    "json_schema": ("", {}),
+    "stop_regex": ("", []),
+    "no_stop_trim": (False,),
+    "min_new_tokens": (0,),
+    "max_new_tokens": (),
+    "lora_path": ("",),
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "mirostat": (0,),
+    "dynatemp_range": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "top_n_sigma": (-1, 0),
+}
+# The same, of the fields of `structured_outputs`.
+NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
+    "structural_tag": ("",),
+    "whitespace_pattern": ("",),
+    "disable_any_whitespace": (False,),
+    "disable_additional_properties": (False,),
+}
+# These depend on others: whether the body asks for what it would not get.
+ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
+    "best_of": lambda body: not _is_at_most_n(body["best_of"], body.get("n", 1)),
+    "echo": lambda body: body["echo"] is True and "messages" in body,
+    "add_special_tokens": lambda body: body["add_special_tokens"] is ("messages" in body),
+    "modalities": lambda body: body["modalities"] not in ([], ["text"]),
+    "functions": lambda body: body["functions"] != [] and body.get("function_call") != "none",
+    "function_call": lambda body: body["function_call"] not in ("none", "auto"),
+    "parallel_tool_calls": lambda body: (
+        body["parallel_tool_calls"] is False
+        and bool(body.get("tools"))
+        and body.get("tool_choice", "auto") == "auto"  # else it is one call, or none
+    ),
+}
+UNSUPPORTED = NEUTRAL.keys() | ASKED.keys()
+INSTEAD = {
+    "regex": "structured_outputs.regex",
+    "ebnf": "structured_outputs.grammar",
+    "grammar": "structured_outputs.grammar",
+    "json_schema": "response_format or structured_outputs.json",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "no_stop_trim": "include_stop_str_in_output",
+    "min_new_tokens": "min_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "repeat_penalty": "repetition_penalty",
+}
+
+
+def refuse_unsupported(body: JsonObject) -> None:
+    """Raises UnsupportedParameter, which names the first."""
+    structures = body.get("structured_outputs")
+    inner = structures if isinstance(structures, dict) else {}
+    names = [
+        *_not_neutral(body, NEUTRAL),
+        *(name for name in ASKED if body.get(name) is not None and ASKED[name](body)),
+        *(f"structured_outputs.{name}" for name in _not_neutral(inner, NEUTRAL_STRUCTURE)),
+    ]
+    if names:
+        raise UnsupportedParameter(names[0], INSTEAD.get(names[0]))
+
+
+def _not_neutral(given: JsonObject, neutral: Mapping[str, tuple[JsonValue, ...]]) -> Iterator[str]:
+    for name, values in neutral.items():
+        if given.get(name) is not None and given[name] not in values:
+            yield name
+
+
+def _is_at_most_n(best_of: JsonValue, n: JsonValue) -> bool:
+    return isinstance(best_of, int) and best_of <= max(1, n if isinstance(n, int) else 1)

@@ -1,0 +1,99 @@
+"""JSON that callers sent, against a shape; what is wrong with it is said by its field."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic_core import ErrorDetails, to_json
+
+from penstock.schemas.errors import BodyTooLarge, InvalidJob
+from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
+
+# Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
+MAX_DEPTH = 64
+MAX_FIELDS = 4096  # of one object: what is wrong with each would be told
+FIELD_PREFIX = re.compile(r"([a-z_]+): ")
+
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+def checked(
+    shape: type[Shape], fields: Mapping[str, object], called: Mapping[str, str] | None = None
+) -> Shape:
+    """`fields` as a `shape`, types taken strictly.
+
+    `called` says what the caller calls a field at the top; an empty name: its inner ones stand at
+    the caller's top.
+    """
+    try:
+        return shape.model_validate_json(to_json(fields), strict=True)
+    except ValidationError as refusal:
+        raise _invalid(refusal.errors(include_url=False), fields, called or {}) from None
+
+
+def refuse_extremes(value: JsonValue) -> None:
+    """Numbers past a float's range, and nesting past `MAX_DEPTH`: the parser lets both through.
+
+    And more values than whatever comes after should read.
+    """
+    level, num_groups, num_values = [value], 0, 0
+    for _ in range(MAX_DEPTH):
+        num_groups += len(level)
+        if num_groups > MAX_GROUPS:
+            raise BodyTooLarge(f"the body holds more than {MAX_GROUPS} lists and objects")
+        if any(isinstance(node, dict) and len(node) > MAX_FIELDS for node in level):
+            raise BodyTooLarge(f"the body holds an object of more than {MAX_FIELDS} fields")
+        inner = [child for node in level for child in _children(node)]
+        num_values += len(inner)
+        if num_values > MAX_VALUES + MAX_GROUPS:  # there is a comma less than values in each
+            raise BodyTooLarge(f"the body holds more than {MAX_VALUES} values")
+        if any(isinstance(child, float) and math.isinf(child) for child in inner):
+            raise InvalidJob("the body holds a number outside the range of a 64-bit float")
+        level = [child for child in inner if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise InvalidJob(f"the body is nested deeper than {MAX_DEPTH} levels")
+
+
+def _children(node: JsonValue) -> Iterable[JsonValue]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
+
+
+def _invalid(
+    errors: list[ErrorDetails], fields: Mapping[str, object], called: Mapping[str, str]
+) -> InvalidJob:
+    """The error that reaches deepest: of a union's branches, the one that fitted best."""
+    located = [(_location(error, fields), error) for error in errors]
+    steps, error = max(located, key=lambda pair: len(pair[0]))
+    message, shown = error["msg"], ""
+    if error["type"] == "value_error":  # raised by our own validators, which begin with the field
+        message = message.removeprefix("Value error, ")
+        if prefix := FIELD_PREFIX.match(message):
+            steps, message = [*steps, prefix[1]], message[prefix.end() :]
+    elif error["type"] != "missing" and not isinstance(error["input"], dict | list):
+        shown = f", got {error['input']!r:.60}"
+    param = _param(steps, called)
+    return InvalidJob(f"{param}: {message}{shown}" if param else message, param or None)
+
+
+def _location(error: ErrorDetails, fields: Mapping[str, object]) -> list[str | int]:
+    """The steps of pydantic's location that exist in what was sent, and a missing one."""
+    steps: list[str | int] = []
+    node: object = fields
+    for step in error["loc"]:
+        is_name = isinstance(node, dict) and step in node  # else it names a branch of a union
+        if is_name or (isinstance(node, list) and isinstance(step, int) and step < len(node)):
+            steps.append(step)
+            node = node[step]  # type: ignore[index]
+    return [*steps, error["loc"][-1]] if error["type"] == "missing" else steps
+
+
+def _param(steps: list[str | int], called: Mapping[str, str]) -> str:
+    """`messages[0].content`"""
+    names = [called.get(str(step), step) if at == 0 else step for at, step in enumerate(steps)]
+    texts = [f"[{name}]" if isinstance(name, int) else f".{name}" for name in names if name != ""]
+    return "".join(texts).removeprefix(".")

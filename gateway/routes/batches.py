@@ -1,0 +1,50 @@
+"""OpenAI's batches: many requests of one file, at the queue's leisure."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from penstock.gateway.batches.batches import BatchAsked
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import caller_of, tenant_of
+from penstock.gateway.openai.paging import After, Limit, cut, page
+from penstock.gateway.openai.validation import checked
+from penstock.schemas.openai import JsonObject
+
+router = APIRouter(prefix="/v1/batches", tags=["batches"])
+
+
+@router.post("")
+async def create(request: Request, gateway: Open) -> Response:
+    asked = await read(request, gateway, partial(checked, BatchAsked))
+    if asked.webhook is not None:
+        gateway.outbound.check(asked.webhook, "webhook")
+    tenant, account = tenant_of(request), caller_of(request).account
+    await gateway.files.get(tenant, asked.input_file_id)
+    return _json((await gateway.batches.create(tenant, asked, account)).shape())
+
+
+@router.get("")
+async def listed(
+    request: Request, gateway: Open, after: After = None, limit: Limit = 20
+) -> Response:
+    tenant = tenant_of(request)
+    shown, has_more = cut(await gateway.batches.ids(tenant), after, limit)
+    found = [await gateway.batches.get(tenant, batch_id) for batch_id in shown]
+    return _json(page([batch.shape() for batch in found], has_more))
+
+
+@router.get("/{batch_id}")
+async def retrieve(batch_id: str, request: Request, gateway: Open) -> Response:
+    return _json((await gateway.batches.get(tenant_of(request), batch_id)).shape())
+
+
+@router.post("/{batch_id}/cancel")
+async def cancel(batch_id: str, request: Request, gateway: Open) -> Response:
+    return _json((await gateway.batches.cancel(tenant_of(request), batch_id)).shape())
+
+
+def _json(shape: JsonObject) -> Response:
+    return Response(to_json(shape), media_type="application/json")

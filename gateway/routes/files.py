@@ -1,0 +1,102 @@
+"""OpenAI's files: what batches read and write."""
+
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import FileResponse
+from pydantic import Field
+from pydantic_core import to_json
+
+from penstock.gateway.batches.files import FileNotFound, FileRecord, new_file_id
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.http.upload import discarded, receive
+from penstock.gateway.openai.paging import After, Limit, Order, cut, page
+from penstock.gateway.openai.validation import checked
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.wire import Report
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+
+class ExpiresAfter(Report):
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2_592_000)
+
+
+@router.post("")
+async def upload(request: Request, gateway: Open) -> Response:
+    """multipart/form-data with `file` and `purpose`, which is `batch`."""
+    files, tenant = gateway.files, tenant_of(request)
+    part = files.new_part()
+    with discarded(part):
+        received = await receive(request, part, gateway.settings.max_file_bytes)
+        if received.fields.get("purpose") != "batch":
+            raise InvalidJob("purpose: must be batch: files serve nothing else here", "purpose")
+        now_s = await files.now_s()
+        record = FileRecord(
+            id=new_file_id(),
+            tenant=tenant,
+            filename=received.filename,
+            purpose="batch",
+            bytes=received.num_bytes,
+            created_s=now_s,
+            expires_s=now_s + files.kept_s(_kept_s(received.fields)),
+        )
+        await files.add(part, record)
+    return _json(record.shape())
+
+
+@router.get("")
+async def listed(
+    request: Request,
+    gateway: Open,
+    purpose: str | None = None,
+    after: After = None,
+    limit: Limit = 10_000,
+    order: Order = "desc",
+) -> Response:
+    found = await gateway.files.list(tenant_of(request))
+    records = {record.id: record for record in found if purpose in (None, record.purpose)}
+    ids = list(records) if order == "desc" else list(records)[::-1]
+    shown, has_more = cut(ids, after, limit)
+    return _json(page([records[file_id].shape() for file_id in shown], has_more))
+
+
+@router.get("/{file_id}")
+async def retrieve(file_id: str, request: Request, gateway: Open) -> Response:
+    return _json((await gateway.files.get(tenant_of(request), file_id)).shape())
+
+
+@router.get("/{file_id}/content")
+async def content(file_id: str, request: Request, gateway: Open) -> Response:
+    record = await gateway.files.get(tenant_of(request), file_id)
+    path = gateway.files.path(record.id)
+    if not path.exists():
+        raise FileNotFound(file_id)
+    return FileResponse(path, media_type="application/octet-stream")
+
+
+@router.delete("/{file_id}")
+async def delete(file_id: str, request: Request, gateway: Open) -> Response:
+    await gateway.files.delete(await gateway.files.get(tenant_of(request), file_id))
+    return _json({"id": file_id, "object": "file", "deleted": True})
+
+
+def _kept_s(fields: dict[str, str]) -> int | None:
+    """From the form's `expires_after[anchor]` and `expires_after[seconds]`."""
+    given = {
+        name: fields[f"expires_after[{name}]"]
+        for name in ("anchor", "seconds")
+        if f"expires_after[{name}]" in fields
+    }
+    if not given:
+        return None
+    seconds = given.get("seconds", "")
+    asked = given | {"seconds": int(seconds) if seconds.isdecimal() else seconds}
+    return checked(ExpiresAfter, asked).seconds
+
+
+def _json(shape: JsonObject) -> Response:
+    return Response(to_json(shape), media_type="application/json")

@@ -1,0 +1,56 @@
+"""Whether the gateway lives, whether anything can be answered, and the numbers behind it."""
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic_core import to_json
+
+from penstock.gateway.http.context import Gateway, Open
+from penstock.gateway.http.metrics import LaneReport
+from penstock.schemas.errors import NoWorker, QueueUnreachable
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/health")
+@router.get("/health/live")
+@router.get("/ping")
+async def live() -> Response:
+    """The process serves; that says nothing of the queue."""
+    return _json({"status": "ok"})
+
+
+@router.get("/health/ready")
+async def ready(gateway: Open) -> Response:
+    """200 where a job would start now: some worker lives and does not drain."""
+    if not any(lane.staff for lane in await _lanes(gateway)):
+        raise NoWorker("no worker serves any model at present", retry_after_ms=1000)
+    return _json({"status": "ready"})
+
+
+@router.get("/version")
+async def version(gateway: Open) -> Response:
+    return _json({"version": gateway.version})
+
+
+@router.get("/metrics")
+async def metrics(gateway: Open) -> Response:
+    """Where the queue cannot be asked, the gateway's own numbers are still there."""
+    try:
+        lanes = await _lanes(gateway)
+    except QueueUnreachable:
+        lanes = []
+    return Response(gateway.metrics.text(lanes), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _lanes(gateway: Gateway) -> list[LaneReport]:
+    queues = await gateway.client.queues()
+    return [
+        LaneReport(
+            queue.lane.model, str(queue.lane.number), await queue.counts(), await queue.workers()
+        )
+        for queue in queues
+    ]
+
+
+def _json(shape: dict[str, str]) -> Response:
+    return Response(to_json(shape), media_type="application/json")

@@ -1,0 +1,162 @@
+"""The jobs API: put a job in, look at it, follow it from any point, cancel it, erase it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import Field
+from pydantic_core import to_json
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.auth.share_tokens import MAX_S
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import caller_of, tenant_of
+from penstock.gateway.http.sse import OpenedStream
+from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.to_job import any_job, flattened
+from penstock.gateway.openai.validation import checked
+from penstock.gateway.tasks.outbox import Note
+from penstock.schemas.cursor import Had
+from penstock.schemas.delivery import JobStatus
+from penstock.schemas.errors import JobNotFound, QueueUnreachable
+from penstock.schemas.event import Event, Result, fields_of_struct
+from penstock.schemas.job import Job
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.wire import Report, Wire
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+BYTES_A_TOKEN = 64  # of a result
+NOT_FOR_GUESTS = {"metadata", "worker", "priority_class", "position", "reason"}
+
+
+class ShareRequest(Wire):
+    expires_s: int = Field(3600, ge=1, le=MAX_S, description="from now")
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The events as the log has them."""
+
+    last_id: str
+
+    def render(self, event: Event) -> bytes:
+        return b"id: %b\n%b" % (event.id.encode(), self.render_error(event))
+
+    def render_error(self, error: Event) -> bytes:
+        fields = {name: getattr(error, name) for name in ("type", *error.__struct_fields__)}
+        # ASCII, because some readers of SSE break lines at every Unicode line end.
+        shown = to_json(fields, exclude_none=True, ensure_ascii=True, fallback=fields_of_struct)
+        return b"data: %b\n\n" % shown
+
+
+class Told(Report):
+    """Who hears of the job's end."""
+
+    webhook: str | None = None
+
+
+@router.post("")
+async def submit(request: Request, gateway: Open) -> Response:
+    """The body is a chat's or a completion's; `params` may hold SamplingParams as they are."""
+    job, webhook = await read(request, gateway, partial(_asked, caller_of(request)))
+    if webhook is not None:
+        gateway.outbound.check(webhook, "webhook")
+    job = await gateway.named(request, job)
+    is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
+    note = Note(webhook=webhook or "").dump() if is_told else None
+    await gateway.submit(request, job, note)
+    try:
+        return _json(_shape(await gateway.client.status(job.job_id, job.tenant)), 202)
+    except JobNotFound:  # taken a moment ago
+        raise QueueUnreachable("Redis lost the job that it had taken; submit it again") from None
+
+
+@router.get("/{job_id}")
+async def status(job_id: str, request: Request, gateway: Open) -> Response:
+    tenant = tenant_of(request)
+    shown = await gateway.client.status(job_id, tenant)
+    result = None
+    if shown.ended_ms is not None:
+        result = await gateway.client.result(job_id, wait=False, tenant=tenant)
+    shape = _shape(shown, result)
+    if caller_of(request).is_guest:
+        shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
+    num_bytes = 0 if result is None else _num_tokens(result) * BYTES_A_TOKEN
+    content = await gateway.client.apart.run(num_bytes, to_json_in_pieces, shape)
+    return Response(content, media_type="application/json")
+
+
+@router.get("/{job_id}/events")
+async def events(
+    job_id: str,
+    request: Request,
+    gateway: Open,
+    starting_after: Annotated[str, Query(description="an event's id, or tokens had")] = "0",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Server-sent events after a cursor. An event's id is the cursor behind it."""
+    tenant = tenant_of(request)
+    # A browser that reconnects repeats the query it began with: what it saw since counts.
+    cursor = starting_after if last_event_id is None else last_event_id
+    param = "starting_after" if last_event_id is None else "Last-Event-ID"
+    Had.parse(cursor, param)
+    await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
+    following = gateway.client.batches(job_id, cursor, tenant)
+    return OpenedStream(following, _nothing, Lines(cursor), gateway.settings.ping_s)
+
+
+@router.post("/{job_id}/share")
+async def share(job_id: str, request: Request, gateway: Open) -> Response:
+    """A token with which anybody may look at this job and follow it, for `expires_s` seconds."""
+    asked = await read(request, gateway, partial(checked, ShareRequest), may_be_empty=True)
+    tenant = tenant_of(request)
+    await gateway.client.status(job_id, tenant)
+    token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
+    url = f"/v1/jobs/{job_id}/events?share={token}"
+    shown: JsonObject = {"object": "job.share", "token": token, "expires_at": expires_s, "url": url}
+    return _json(shown)
+
+
+@router.post("/{job_id}/cancel")
+async def cancel(job_id: str, request: Request, gateway: Open) -> Response:
+    return _json(_shape(await gateway.client.cancel(job_id, tenant_of(request))))
+
+
+@router.delete("/{job_id}")
+async def delete(job_id: str, request: Request, gateway: Open) -> Response:
+    await gateway.client.delete(job_id, tenant_of(request))
+    return _json({"id": job_id, "object": "job", "deleted": True})
+
+
+def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None]:
+    """The job without its id, and who hears of its end."""
+    body = flattened(body)
+    return any_job("", caller, body), checked(Told, body).webhook
+
+
+async def _nothing() -> None:
+    """A follower who leaves ends nothing: the job is another's, or its reader comes back."""
+
+
+def _num_tokens(result: Result) -> int:
+    """Those with log probabilities count for many."""
+    return sum(len(choice.token_ids) * (20 if choice.logprobs else 1) for choice in result.choices)
+
+
+def _shape(status: JobStatus, result: Result | None = None) -> dict[str, object]:
+    shown: dict[str, object] = {"id": status.job_id, "object": "job"}
+    shown |= status.model_dump(exclude={"job_id"})
+    usage: dict[str, object] = {"completion_tokens": status.num_tokens}
+    if result is not None:
+        usage = result.usage.model_dump()
+        shown["result"] = {name: value for name, value in result if name in Result.model_fields}
+    return shown | {"usage": usage}
+
+
+def _json(shape: Mapping[str, object], status: int = 200) -> Response:
+    return Response(to_json(shape), status, media_type="application/json")

@@ -1,0 +1,113 @@
+"""The gateway as an ASGI application."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from penstock.gateway.auth.access import Access
+from penstock.gateway.auth.keyring import Keyring, KeyStore
+from penstock.gateway.auth.share_tokens import Shares
+from penstock.gateway.batches.batches import Batches
+from penstock.gateway.batches.files import Files
+from penstock.gateway.client import Client
+from penstock.gateway.http import errors
+from penstock.gateway.http.context import Gateway
+from penstock.gateway.http.metrics import Metrics
+from penstock.gateway.http.middleware import Gate
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.routes import batches as batch_routes
+from penstock.gateway.routes import files as file_routes
+from penstock.gateway.routes import health as health_routes
+from penstock.gateway.routes import jobs as job_routes
+from penstock.gateway.routes import openai as openai_routes
+from penstock.gateway.server.entrance import LetsNobodyIn, check_secret, tell
+from penstock.gateway.tasks.due import server_time_ms
+from penstock.gateway.webhooks.outbound import Outbound
+from penstock.gateway.webhooks.webhooks import Webhooks
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.redis.connection import Connection
+from penstock.schemas.redis.server_check import RETRY_S, UnfitServer, check_when_reached
+from penstock.schemas.redis.servers import Redis
+
+log = logging.getLogger(__name__)
+
+
+def build(settings: GatewaySettings) -> FastAPI:
+    """Raises BadSecret. The state's `exit_status` is what the process is to end with."""
+    client = Client.from_url(
+        settings.redis_url,
+        max_queued=settings.max_num_queued_reqs,
+        max_queued_tokens=settings.max_num_queued_tokens,
+        durability=settings.durability,
+    )
+    secret = settings.read_secret()
+    check_secret(settings, secret)
+    time_ms = partial(server_time_ms, Connection(client.redis))
+    shares = Shares(secret, client.owner, time_ms)
+    gateway = Gateway(
+        settings,
+        client,
+        shares,
+        Metrics(),
+        version("penstock"),
+        Files(client.redis, settings),
+        Batches(client.redis),
+        Webhooks(client.redis),
+        Outbound(settings),
+    )
+
+    access = Access(
+        Keyring(client.redis, secret),
+        shares,
+        settings.api_key,
+        settings.require_api_keys,
+        settings.open_metrics,
+    )
+
+    @asynccontextmanager
+    async def open_client(app: FastAPI) -> AsyncIterator[None]:
+        async with gateway.client, asyncio.TaskGroup() as parts:
+            check = parts.create_task(_end_if_unfit(app, client.redis, settings, secret))
+            yield
+            check.cancel()
+
+    app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
+    app.state.gateway = gateway
+    app.state.exit_status = 0
+    app.add_middleware(Gate, access=access, metrics=gateway.metrics)
+    for routes in (openai_routes, job_routes, file_routes, batch_routes, health_routes):
+        app.include_router(routes.router)
+    errors.install(app)
+    return app
+
+
+async def _end_if_unfit(
+    app: FastAPI, redis: Redis, settings: GatewaySettings, secret: bytes | None
+) -> None:
+    """Redis may be away at the start: whether it is fit is found when it answers."""
+    try:
+        for warning in await check_when_reached(redis, settings.durability):
+            log.warning("%s", warning)
+        await _tell_who_is_let_in(redis, settings, secret)
+    except (UnfitServer, LetsNobodyIn) as error:
+        log.error("%s", error)
+        app.state.exit_status = NEVER_STARTS
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def _tell_who_is_let_in(
+    redis: Redis, settings: GatewaySettings, secret: bytes | None
+) -> None:
+    while True:
+        try:
+            return await tell(KeyStore(redis), settings, secret)
+        except QueueUnreachable:  # away again
+            await asyncio.sleep(RETRY_S)

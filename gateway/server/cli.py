@@ -1,0 +1,78 @@
+"""penstock gateway: one process that serves HTTP until it is told to stop."""
+
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import uvicorn
+
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.server.app import build
+from penstock.gateway.server.listening import CannotListen, listen, url_of
+from penstock.gateway.server.protocol import Patience, bounded
+from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
+from penstock.schemas.process.start import keep_what_is_loaded, load_settings, write_log_to_stderr
+from penstock.schemas.secret import BadSecret
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str]) -> int:
+    """SIGTERM and SIGINT: accept no more, let open streams end for `drain_s`, exit 0."""
+    settings = load_settings(GatewaySettings, "penstock gateway", argv)
+    write_log_to_stderr("gateway", settings.log_level)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn ends in order and then raises the signal once more, for these handlers.
+        signal.signal(number, lambda number, frame: None)
+    try:
+        app = build(settings)
+    except BadSecret as refusal:
+        print(f"penstock gateway: {refusal}", file=sys.stderr)
+        return BAD_USAGE
+    except OSError as error:
+        print(f"penstock gateway: {error.filename}: {error.strerror}", file=sys.stderr)
+        return BAD_USAGE
+    try:
+        listening = _listening(settings)
+    except CannotListen as refusal:
+        print(f"penstock gateway: {refusal}", file=sys.stderr)
+        return NEVER_STARTS
+    keep_what_is_loaded()
+    log.info("gateway listens on %s", url_of(listening))
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=bounded(
+            Patience(
+                settings.head_timeout_s,
+                settings.body_timeout_s,
+                settings.stall_timeout_s,
+                settings.max_connections,
+            )
+        ),
+        timeout_keep_alive=settings.keep_alive_s,
+        ws="none",
+        access_log=False,  # paths hold job ids; metrics count the responses
+        log_config=None,
+        server_header=False,
+        timeout_graceful_shutdown=settings.drain_s,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+    status: int = app.state.exit_status
+    return status
+
+
+def _listening(settings: GatewaySettings) -> socket.socket:
+    """One that was handed to this process, or its own. Raises CannotListen."""
+    if settings.fd is None:
+        return listen(settings.host, settings.port)
+    try:
+        return socket.socket(fileno=settings.fd)
+    except OSError as error:
+        raise CannotListen(f"--fd: {settings.fd} is no socket: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,50 @@
+"""Who is let in, told once at the start: what is open and what nobody can open is seen there."""
+
+import logging
+from ipaddress import ip_address
+
+from penstock.gateway.auth.keyring import KeyStore
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.schemas.secret import BadSecret, mark_of
+
+log = logging.getLogger(__name__)
+GIVE_ONE = "give one by PENSTOCK_SERVER_SECRET or --server-secret-file"
+
+
+class LetsNobodyIn(Exception):
+    """The message says why, and what to do."""
+
+
+def check_secret(settings: GatewaySettings, secret: bytes | None) -> None:
+    """Raises BadSecret where keys are demanded and none could ever be right."""
+    if settings.require_api_keys and not settings.api_key and secret is None:
+        raise BadSecret(f"--require-api-keys lets nobody in without a server secret; {GIVE_ONE}")
+
+
+async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None) -> None:
+    """Log what an operator should know. Raises LetsNobodyIn, QueueUnreachable."""
+    has_keys = bool(await store.texts())
+    if secret is None and has_keys and not settings.api_key:
+        raise LetsNobodyIn(f"API keys exist, but no server secret: nobody is let in; {GIVE_ONE}")
+    if secret is not None:
+        known, own = await store.mark(), mark_of(secret)
+        if known not in (None, own):
+            told = "keys and share tokens made under the other let nobody in here"
+            log.error("server secret is another than that of the last gateway or key: %s", told)
+        await store.note_mark(own)
+    if not (has_keys or settings.api_key or settings.require_api_keys):
+        is_near = settings.host == "localhost" or _is_loopback(settings.host)
+        reach = "this machine" if is_near else f"whatever reaches {settings.host or 'any address'}"
+        log.log(
+            logging.WARNING if is_near else logging.ERROR,
+            "no API key was made: everybody on %s is let in; `penstock keys create` closes the "
+            "door, --require-api-keys from the start",
+            reach,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False

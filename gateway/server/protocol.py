@@ -1,0 +1,163 @@
+"""HTTP/1.1 as uvicorn speaks it, within bounds: how large a head, how slow a caller, how many."""
+
+import asyncio
+from dataclasses import dataclass
+from random import uniform
+
+from pydantic_core import to_json
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from penstock.gateway.openai.responses import error
+from penstock.schemas.event import ErrorBody
+
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HEADERS = 100
+MAX_TARGET_BYTES = 8 * 1024  # path and query, each part of which is looked at
+MAX_PIPELINED = 16  # requests that wait for one before them, on one connection
+_SLICE_BYTES = 8 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a caller may take, and how many may be there."""
+
+    head_s: float
+    body_s: float
+    stall_s: float
+    max_connections: int
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. What breaks a bound is told in OpenAI's form, and the connection ends."""
+
+    patience: Patience
+
+    _in_head = True  # between messages, too
+    _head_bytes = 0
+    _refusal: ErrorBody | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.patience.max_connections:
+            self._refuse(_error(503, "too_many_connections", "too many connections; try again"))
+        else:
+            self._wait(self.patience.head_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._end_stall()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The caller takes less than it is sent; one that takes nothing is cut off in the end."""
+        super().pause_writing()
+        self._stall = self.loop.call_later(self.patience.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_stall()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """In slices: a head is counted by what was fed of it, until the parser sees its end."""
+        at = 0
+        while at < len(data) and not self.transport.is_closing():
+            room = MAX_HEAD_BYTES - self._head_bytes if self._in_head else _SLICE_BYTES
+            piece = data[at : at + min(room, _SLICE_BYTES)]
+            at += len(piece)
+            if self._in_head and self._timer is None:
+                self._wait(self.patience.head_s)
+            if piece:
+                super().data_received(piece)
+            else:
+                self._refusal = _error(
+                    431, "head_too_large", f"the head is larger than {MAX_HEAD_BYTES} bytes"
+                )
+            self._head_bytes = self._head_bytes + len(piece) if self._in_head else 0
+            if self._refusal is not None:
+                self._refuse(self._refusal)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_TARGET_BYTES:
+            message = f"path and query are longer than {MAX_TARGET_BYTES} bytes"
+            self._refusal = _error(414, "target_too_long", message)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            message = f"the head has more than {MAX_HEADERS} fields"
+            self._refusal = _error(431, "head_too_large", message)
+
+    def on_headers_complete(self) -> None:
+        if self._refusal is None and len(self.pipeline) >= MAX_PIPELINED:
+            message = f"more than {MAX_PIPELINED} requests wait on this connection"
+            self._refusal = _error(429, "too_many_pipelined", message)
+        if self._refusal is None:
+            self._in_head, self._head_bytes = False, 0
+            self._wait(self.patience.body_s)
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._refusal is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_waiting()
+        if self._refusal is None:
+            super().on_message_complete()
+        self._in_head = True
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_error(400, "invalid_request", "this is not a request in HTTP/1.1"))
+
+    def _refuse(self, body: ErrorBody) -> None:
+        """Say so, unless an answer was begun, and close."""
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        is_between = self._in_head and cycle is not None and cycle.response_complete
+        if cycle is None or is_between or not cycle.response_started:
+            content = to_json(error(body))
+            self.transport.write(
+                STATUS_LINE[body.status]
+                + b"content-type: application/json\r\nconnection: close\r\n"
+                + b"x-should-retry: %s\r\n" % (b"true" if body.retryable else b"false")
+                + b"content-length: %d\r\n\r\n" % len(content)
+                + content
+            )
+        self.transport.close()
+
+    def _wait(self, seconds: float) -> None:
+        """Up to a fifth longer: thousands who came together are not sent away in one moment."""
+        self._stop_waiting()
+        self._timer = self.loop.call_later(seconds * uniform(1, 1.2), self._lose_patience)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _lose_patience(self) -> None:
+        """The caller took too long; unless it is we who let it wait."""
+        self._timer = None
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if self.flow.read_paused or (self._in_head and is_answering):
+            self._wait(self.patience.head_s)
+        else:
+            self._refuse(_error(408, "too_slow", "the request did not arrive in time"))
+
+
+def bounded(limits: Patience) -> type[BoundedProtocol]:
+    """The protocol with other limits: uvicorn makes an instance for each connection."""
+    return type("Protocol", (BoundedProtocol,), {"patience": limits})
+
+
+def _error(status: int, code: str, message: str) -> ErrorBody:
+    return ErrorBody(code=code, message=message, status=status, retryable=status in (408, 503))

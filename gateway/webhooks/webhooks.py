@@ -1,0 +1,254 @@
+"""Webhooks in the Standard Webhooks form: who wants them, and each one's way to its receiver."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+import random
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from pydantic import JsonValue
+from pydantic_core import to_json
+
+from penstock.gateway.tasks.due import Due
+from penstock.gateway.webhooks.outbound import NoAnswer, Outbound
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.redis.connection import Connection, texts_of
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.wire import Report, read_or_none
+
+LISTED = 1000  # webhooks that a tenant's list goes back
+LIST_KEPT_S = 30 * 86_400  # after the last of them
+AT_ONCE = 8  # requests to one host
+LEASE_MS = 5000  # of a host, renewed while it is served
+NEWS_S = 0.5  # so soon a new webhook joins those under way
+WINDOW_S = 10.0  # how long one chore serves one host
+MOST_DELAY_S = 3600.0
+MOST_RETRY_AFTER_S = 86_400.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often a webhook is tried; three times as long after each, give or take a fifth."""
+
+    first_s: float = 5.0
+    max_attempts: int = 10
+    kept_s: int = 7 * 86_400  # an ended webhook is remembered
+
+    def delay_ms(self, attempts: int, retry_after_s: float) -> int:
+        own = min(self.first_s * 3 ** (attempts - 1), MOST_DELAY_S) * random.uniform(0.8, 1.2)
+        return int(1000 * max(own, min(retry_after_s, MOST_RETRY_AFTER_S)))
+
+
+class Endpoint(Report):
+    """A receiver of all of a tenant's events, registered by an operator."""
+
+    id: str
+    url: str
+
+
+class Webhook(Report):
+    """One event for one receiver, and how it fared."""
+
+    id: str
+    url: str
+    state: str
+    attempts: int
+    answer: str = ""
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """What a webhook tells: that `subject` came to a state."""
+
+    tenant: str
+    type: str  # "job.succeeded", "batch.completed"
+    subject: str
+    at_ms: int
+    told: Mapping[str, JsonValue]
+
+    def body(self) -> bytes:
+        identity = short_digest(f"{self.subject} {self.type}")
+        return to_json(
+            {
+                "id": f"evt_{identity}",
+                "object": "event",
+                "created_at": self.at_ms // 1000,
+                "type": self.type,
+                "data": {"id": self.subject, **self.told},
+            }
+        )
+
+
+class Webhooks:
+    """Endpoints and webhooks in Redis; `deliver` is what sends them."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._connection = Connection(redis)
+        self.due = Due(redis, "webhooks")
+
+    # Receivers.
+
+    async def secret(self, tenant: str) -> str:
+        """What signs the tenant's webhooks; drawn at first use."""
+        key = f"{CHORES}secrets"
+        drawn = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
+        await self._connection.call("HSETNX", key, tenant, drawn)
+        found = await self._connection.call("HGET", key, tenant)
+        assert isinstance(found, bytes)
+        return found.decode()
+
+    async def forget_secret(self, tenant: str) -> None:
+        """The next use draws another."""
+        await self._connection.call("HDEL", f"{CHORES}secrets", tenant)
+
+    async def add(self, tenant: str, url: str) -> Endpoint:
+        endpoint = Endpoint(id=f"we_{short_digest(tenant + ' ' + url)}", url=url)
+        await self._connection.call("HSET", _endpoints(tenant), endpoint.id, endpoint.dump())
+        return endpoint
+
+    async def remove(self, tenant: str, endpoint_id: str) -> bool:
+        return await self._connection.call("HDEL", _endpoints(tenant), endpoint_id) == 1
+
+    async def endpoints(self, tenant: str) -> list[Endpoint]:
+        texts = texts_of(await self._connection.call("HVALS", _endpoints(tenant)))
+        return [each for text in texts if (each := read_or_none(Endpoint, text))]
+
+    async def has_endpoints(self, tenant: str) -> bool:
+        return await self._connection.call("EXISTS", _endpoints(tenant)) == 1
+
+    # Webhooks.
+
+    async def tell(self, occurrence: Occurrence, url: str) -> None:
+        """Have it sent to `url`, if there is one, and to the tenant's endpoints. Repeatable."""
+        endpoints = await self.endpoints(occurrence.tenant)
+        for receiver in dict.fromkeys([*([url] if url else []), *(one.url for one in endpoints)]):
+            identity = short_digest(f"{occurrence.subject} {occurrence.type} {receiver}")
+            unit, webhook_id = host_of(receiver), f"wh_{identity}"
+            reply = await self._run(
+                "notify",
+                webhook_id,
+                occurrence.tenant,
+                receiver,
+                unit,
+                occurrence.body(),
+                LISTED,
+                LIST_KEPT_S,
+            )
+            if reply == [b"pending"]:
+                await self.due.poke(unit, webhook_id)
+
+    async def redeliver(self, tenant: str, webhook_id: str) -> bool:
+        """Send it again under its id; false: there is none, or it was forgotten."""
+        reply = await self._run("redeliver", tenant, webhook_id)
+        if reply[0] == b"missing":
+            return False
+        await self.due.poke(reply[1].decode(), webhook_id)
+        return True
+
+    async def webhooks(self, tenant: str) -> list[Webhook]:
+        """The newest first, as far as they are remembered."""
+        found = await self._connection.call("ZREVRANGE", f"{CHORES}webhooks:{tenant}", 0, -1)
+        shown = []
+        for webhook_id in [text.decode() for text in texts_of(found)]:
+            pairs = texts_of(
+                await self._connection.call("HGETALL", f"{CHORES}webhook:{webhook_id}")
+            )
+            texts = [text.decode() for text in pairs]
+            if texts:
+                fields = dict(zip(texts[::2], texts[1::2], strict=True))
+                shown.append(Webhook.model_validate({"id": webhook_id, **fields}))
+        return shown
+
+    async def _run(self, script: str, *args: str | bytes | int) -> list[bytes]:
+        return await self._connection.run(script, CHORES, *args)
+
+
+class Postman(Webhooks):
+    """Sends what is due to one host after the other; a dead one delays no other."""
+
+    def __init__(
+        self, redis: Redis, outbound: Outbound, patience: Patience, timeout_s: float
+    ) -> None:
+        super().__init__(redis)
+        self._outbound = outbound
+        self._patience = patience
+        self._lease_ms = int(1000 * (timeout_s + 5))
+
+    async def deliver(self, unit: str, turn: int) -> None:
+        """A chore: what is due for one host, for a while."""
+        async with self.due.holding(unit, turn, LEASE_MS) as held, asyncio.TaskGroup() as requests:
+            until, tasks = time.monotonic() + WINDOW_S, set[asyncio.Task[None]]()
+            while held and time.monotonic() < until:
+                for webhook_id in await self.due.items(unit, AT_ONCE - len(tasks)):
+                    tasks.add(requests.create_task(self._attempt(unit, webhook_id)))
+                if not tasks:
+                    return
+                _, tasks = await asyncio.wait(
+                    tasks, timeout=NEWS_S, return_when=asyncio.FIRST_COMPLETED
+                )
+
+    async def _attempt(self, unit: str, webhook_id: str) -> None:
+        reply = await self._run("attempt", webhook_id, unit, self._lease_ms)
+        if reply[0] != b"send":
+            return
+        turn, attempts, now_s, tenant, url, body = reply[1], int(reply[2]), *reply[3:]
+        secret = await self.secret(tenant.decode())
+        headers = signed(webhook_id, now_s.decode(), body, [secret])
+        state, answered, retry_after_s = await self._post(url.decode(), headers, body)
+        if state == "pending" and attempts >= self._patience.max_attempts:
+            state = "failed"
+        log.info("webhook %s, attempt %d: %s (%s)", webhook_id, attempts, state, answered)
+        delay_ms = self._patience.delay_ms(attempts, retry_after_s)
+        await self._run(
+            "outcome", webhook_id, unit, turn, state, answered, delay_ms, self._patience.kept_s
+        )
+
+    async def _post(self, url: str, headers: dict[str, str], body: bytes) -> tuple[str, str, float]:
+        """The state that follows, what was answered, and after how long to try again at least."""
+        try:
+            answer = await self._outbound.post(url, headers, body)
+        except InvalidJob as error:
+            return "failed", error.message, 0
+        except NoAnswer as error:
+            return "pending", error.message, 0
+        if 200 <= answer.status < 300:
+            return "delivered", str(answer.status), 0
+        state = "failed" if answer.status == 410 else "pending"  # Gone: it wants no more of them
+        return state, str(answer.status), answer.retry_after_s
+
+
+def signed(webhook_id: str, timestamp: str, body: bytes, keys: Sequence[str]) -> dict[str, str]:
+    """The headers of Standard Webhooks. The id is the same at every attempt, the time is not."""
+    content = f"{webhook_id}.{timestamp}.".encode() + body
+    marks = [
+        hmac.new(base64.b64decode(key.removeprefix("whsec_")), content, hashlib.sha256).digest()
+        for key in keys
+    ]
+    return {
+        "content-type": "application/json",
+        "webhook-id": webhook_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": " ".join(f"v1,{base64.b64encode(mark).decode()}" for mark in marks),
+    }
+
+
+def host_of(url: str) -> str:
+    """What bounds the requests that one receiver gets at once; also of a text that is no URL."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.hostname}:{parts.port or 443}"
+    except ValueError:
+        return "none"
+
+
+def _endpoints(tenant: str) -> str:
+    return f"{CHORES}endpoints:{tenant}"

@@ -1,0 +1,46 @@
+"""The CPU that the prefix cache costs where nothing is shared: the host's work with it and without.
+
+The runner answers at once, so what is compared is a few tenths of a second of scheduling and no
+model; the difference of two whole runs would drown in what the machine does meanwhile.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.loadtest.commands.memory import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, InstantRunner
+from penstock.loadtest.requests.workload import Request
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.block_pool import BlockPool
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.grammar.constraints import Grammars
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.scheduler import Scheduler
+
+_TRIES = 7
+
+
+def cache_cost_s(requests: Sequence[Request], concurrency: int) -> float:
+    """CPU seconds for all requests; the least of several tries with it, less that without."""
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(_TRIES):
+        for remembers, tries in took.items():
+            tries.append(_host_s(requests, concurrency, remembers))
+    return min(took[True]) - min(took[False])
+
+
+def _host_s(requests: Sequence[Request], concurrency: int, remembers: bool) -> float:
+    num_blocks = max(NUM_BLOCKS, concurrency * MAX_MODEL_LEN // BLOCK_SIZE)
+    vocab_size = max(max(request.ids) for request in requests) + 1
+    limits = Limits(MAX_MODEL_LEN, vocab_size, num_blocks, BLOCK_SIZE, concurrency, frozenset())
+    pool = BlockPool(num_blocks, BLOCK_SIZE, remembers=remembers)
+    scheduler = Scheduler(pool, concurrency, 2048)
+    engine = Engine(limits, scheduler, InstantRunner(), Grammars(Path(), vocab_size, frozenset()))
+    for number, request in enumerate(requests):
+        params = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
+        engine.add(Addition(str(number), request.ids, params))
+    begin_s = time.process_time()
+    while engine.busy:
+        engine.step()
+    return time.process_time() - begin_s

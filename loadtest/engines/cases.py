@@ -1,0 +1,68 @@
+"""What the comparison compares: workloads, how many requests at once, and which engines."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.loadtest.engines.subjects import (
+    Subject,
+    generate,
+    generate_batch,
+    llm,
+    server,
+    through_queue,
+)
+from penstock.loadtest.errors import BadOption
+from penstock.loadtest.requests.http_stream import Target, target
+from penstock.loadtest.requests.workload import Name
+
+LLM = Subject("Penstock LLM", llm)
+QUEUE = Subject("Penstock HTTP", through_queue)
+CACHELESS = Subject("LLM, no prefix cache", llm, {"enable_prefix_caching": False})
+INT8 = Subject("LLM, int8 weights", llm, {"quantization": "int8"})
+DETERMINISTIC = Subject("Penstock deterministic", llm, {"deterministic": True})
+BESIDE = Subject("LLM, busy neighbour", llm, is_beside=True)
+BATCHED = Subject("generate_batch", generate_batch)
+ONE_BY_ONE = Subject("generate", generate, sampled=True)
+_POOL_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    workload: Name | None  # none: a file's
+    concurrency: int
+    subjects: Sequence[Subject]
+    pool_bytes: int = _POOL_BYTES  # of KV, of an engine of ours
+
+    def of(self, subjects: Sequence[Subject]) -> "Case":
+        return replace(self, subjects=subjects)
+
+
+CASES = (
+    Case("W 64", "W", 64, (LLM, DETERMINISTIC, QUEUE, BATCHED)),
+    Case("W 8", "W", 8, (LLM, INT8, QUEUE, BATCHED)),
+    Case("one 1", "one", 1, (LLM, INT8, DETERMINISTIC, QUEUE, ONE_BY_ONE)),
+    Case("P 64", "P", 64, (LLM, CACHELESS, QUEUE)),
+    Case("U 64", "U", 64, (LLM, CACHELESS, QUEUE)),
+    Case("long 8", "long", 8, (LLM, DETERMINISTIC, QUEUE), 2 * _POOL_BYTES),
+    Case("json 64", "json", 64, (LLM, QUEUE)),
+)
+
+
+def servers(given: Sequence[str]) -> list[Subject]:
+    """Of words `name=http://host:port/v1`. Raises BadOption."""
+    return [
+        Subject(name, server(one), port=one.local_port)
+        for name, one in named_targets(given).items()
+    ]
+
+
+def named_targets(given: Sequence[str]) -> dict[str, Target]:
+    """Raises BadOption."""
+    found = {}
+    for word in given:
+        name, equals, url = word.partition("=")
+        if not (name and equals):
+            raise BadOption(f"--url: {word!r} is not name=http://host:port/v1")
+        found[name] = target(url, "--url")
+    return found

@@ -1,0 +1,48 @@
+"""Settings of an engine of ours that is to be measured: all of a worker's."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.process.settings import WorkerSettings, model_folder
+
+_FAKE_IDS = 256
+
+
+class OwnSettings(WorkerSettings):
+    model: str = Field(
+        str(BUNDLED_MODEL), description="a checkpoint's folder, or a name on the Hugging Face hub"
+    )
+
+    def given(self) -> dict[str, object]:
+        """What was said of the engine, beside its model."""
+        names = WorkerSettings.model_fields.keys() & self.model_fields_set - {"model", "config"}
+        return {name: getattr(self, name) for name in sorted(names)}
+
+    @property
+    def own_vocab_size(self) -> int:
+        if self.is_fake:
+            return _FAKE_IDS
+        return vocab_size(model_folder(self.model))
+
+
+def vocab_size(folder: Path) -> int:
+    """Of a checkpoint."""
+    return int(json.loads((folder / "config.json").read_text())["vocab_size"])
+
+
+def flags(settings: Mapping[str, object]) -> list[str]:
+    """Of a command line, for a worker's process."""
+    words = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            words += [f"--{flag}", ",".join(map(str, value))]
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words

@@ -1,0 +1,119 @@
+"""The engines of the comparison: each answers the same requests, so many at once, greedily.
+
+Each runs in processes of its own, so that none inherits another's memory or threads, and begins
+with one short request, so that what is set up on first use is not measured.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import uvloop
+
+from penstock.loadtest.engines.own import flags
+from penstock.loadtest.engines.system import serving
+from penstock.loadtest.machine.apart import in_a_process
+from penstock.loadtest.requests.drive import Way, drive, warm_up
+from penstock.loadtest.requests.http_stream import Target, first_model
+from penstock.loadtest.requests.measurement import Measurement, Timeline
+from penstock.loadtest.requests.workload import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a subject is asked. `settings` are for an engine of ours."""
+
+    folder: Path
+    requests: Sequence[Request]
+    concurrency: int
+    settings: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    name: str
+    measure: Callable[[Task], Measurement]
+    settings: dict[str, object] = field(default_factory=dict)
+    sampled: bool = False  # slow: it is given the first few requests alone
+    is_beside: bool = False  # a neighbour takes its share meanwhile
+    port: int | None = None  # of a server that others started
+
+    @property
+    def is_ours(self) -> bool:
+        return self.measure in (llm, through_queue)
+
+
+def llm(task: Task) -> Measurement:
+    return in_a_process(_llm, task, time.perf_counter())
+
+
+def generate(task: Task) -> Measurement:
+    return in_a_process(_generate, task, time.perf_counter())
+
+
+def generate_batch(task: Task) -> Measurement:
+    return in_a_process(_generate_batch, task, time.perf_counter())
+
+
+def through_queue(task: Task) -> Measurement:
+    """Gateway, Redis and worker, streaming, with the client on the same cores."""
+
+    async def measure() -> Measurement:
+        begin_s = time.perf_counter()
+        async with serving(str(task.folder), *flags(task.settings)) as (url, _):
+            return await _ask(Target(url), task, begin_s)
+
+    return uvloop.run(measure())
+
+
+def server(given: Target) -> Callable[[Task], Measurement]:
+    """One that runs already."""
+
+    def measure(task: Task) -> Measurement:
+        return replace(uvloop.run(_ask(given, task, 0.0)), start_s=0.0)
+
+    return measure
+
+
+async def _ask(given: Target, task: Task, begin_s: float) -> Measurement:
+    way = Way(max_concurrency=task.concurrency)
+    model = first_model(given)
+    first = await warm_up(given, model, task.requests, way)
+    start_s = (first.tokens_s or [begin_s])[0] - begin_s
+    return replace(await drive(given, model, task.requests, way), start_s=start_s)
+
+
+# The clock is the same in all processes of a machine, so a start counts from before the process.
+
+
+def _llm(task: Task, begin_s: float) -> Measurement:
+    from penstock.loadtest.engines.timed_llm import TimedLLM
+
+    settings = {"max_num_seqs": task.concurrency} | task.settings
+    engine = TimedLLM(str(task.folder), **settings)
+    prompt = task.requests[0].prompt
+    short = Request("Hello" if isinstance(prompt, str) else prompt[::-1][:16], 4)
+    (first,) = engine.answer([short]).timelines
+    found = engine.answer(task.requests)
+    begin_in_turn(found.timelines, task.concurrency)
+    return replace(found, start_s=first.tokens_s[0] - begin_s)
+
+
+def begin_in_turn(timelines: Sequence[Timeline], concurrency: int) -> None:
+    """Count requests handed over at once from their turn: so a client asks who waits for room."""
+    ends = sorted(timeline.tokens_s[-1] for timeline in timelines)
+    for timeline, end_s in zip(timelines[concurrency:], ends, strict=False):
+        timeline.begin_s = end_s
+
+
+def _generate(task: Task, begin_s: float) -> Measurement:
+    from penstock.loadtest.engines.transformers_subjects import generate
+
+    return generate(task.folder, task.requests, begin_s)
+
+
+def _generate_batch(task: Task, begin_s: float) -> Measurement:
+    from penstock.loadtest.engines.transformers_subjects import generate_batch
+
+    return generate_batch(task.folder, task.requests, task.concurrency, begin_s)

@@ -1,0 +1,143 @@
+"""A whole queue of its own for a measurement: server, workers, gateway, each a real process."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from urllib.error import URLError
+
+from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.loadtest.errors import CannotMeasure
+from penstock.loadtest.machine.usage import cpu_s, family, module_of
+from penstock.schemas.process.parent import end_with_parent
+
+START_S = 120.0
+
+
+class DidNotStart(CannotMeasure):
+    """A part of the system did not become ready; the message says which."""
+
+
+class Part:
+    """One `penstock` command in a process group of its own."""
+
+    def __init__(self, *words: str, fds: Sequence[int] = ()) -> None:
+        """With the open files `fds` of this process, under the same numbers."""
+        self._name = words[0]
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.compose.cli", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),
+            pass_fds=fds,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def cpu_s(self, module: str = "") -> float:
+        """Of all its processes, or of the one that runs a module."""
+        pids = family(self.pid)
+        return sum(cpu_s(pid) for pid in pids if not module or module_of(pid) == module)
+
+    def check(self) -> None:
+        """Raises DidNotStart, with its last words, if it ended by itself."""
+        status = self._process.poll()
+        if status is not None:
+            raise DidNotStart(f"it ended with status {status}; {self.last_words}")
+
+    @property
+    def last_words(self) -> str:
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").splitlines() or ["nothing"]
+        return f"penstock {self._name} said: {lines[-1]}"
+
+    def kill(self) -> None:
+        """All of its processes at once, as a lost machine would."""
+        if self._process.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._said.close()
+
+
+@asynccontextmanager
+async def system(*worker_flags: str, num_workers: int = 1) -> AsyncIterator["System"]:
+    """Ready to take jobs; all of it ends with the block."""
+    with Server() as server:
+        flags = ("--redis-url", server.url, *worker_flags)
+        workers = [Part("worker", *flags) for _ in range(num_workers)]
+        try:
+            async with Client.from_url(server.url) as client:
+                await _until_served(client, workers)
+                yield System(server, workers, client)
+        finally:
+            for worker in workers:
+                worker.kill()
+
+
+class System:
+    def __init__(self, server: Server, workers: list[Part], client: Client) -> None:
+        self.server = server
+        self.workers = workers
+        self.client = client
+
+    @contextmanager
+    def gateway(self) -> Iterator[tuple[Part, int]]:
+        """A gateway and its port."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port, fd = int(listening.getsockname()[1]), listening.fileno()
+            part = Part("gateway", "--redis-url", self.server.url, "--fd", str(fd), fds=[fd])
+            try:
+                _until_answered(part, port)
+                yield part, port
+            finally:
+                part.kill()
+
+
+@asynccontextmanager
+async def serving(model: str, *worker_flags: str) -> AsyncIterator[tuple[str, "System"]]:
+    """A whole Penstock of one worker, and its gateway's URL."""
+    async with system("--model", model, *worker_flags) as whole:
+        with whole.gateway() as (_, port):
+            yield f"http://127.0.0.1:{port}", whole
+
+
+async def _until_served(client: Client, workers: list[Part]) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        for part in workers:
+            part.check()
+        living = [
+            worker
+            for queue in await client.queues()
+            for worker in await queue.workers()
+            if worker.lease_left_ms > 0
+        ]
+        if len(living) >= len(workers):
+            return
+        await asyncio.sleep(0.1)
+    raise DidNotStart(f"no worker took up work within {START_S:.0f} s; {workers[0].last_words}")
+
+
+def _until_answered(part: Part, port: int) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        part.check()
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health/live", timeout=5).close()
+            return
+        except (URLError, OSError):
+            time.sleep(0.05)
+    raise DidNotStart("the gateway did not answer")

@@ -1,0 +1,62 @@
+"""A neighbour on the machine, which wants a share of one core.
+
+python -m penstock.loadtest.machine.neighbour SHARE
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from penstock.loadtest.machine.usage import cpu_s
+from penstock.schemas.process.parent import end_with_parent
+
+_PERIOD_S = 0.02
+
+
+@dataclass(slots=True)
+class Busy:
+    """What neighbours got: a share of all cores, known when they have gone."""
+
+    share: float = 0.0
+
+
+@contextmanager
+def busy(share: float) -> Iterator[Busy]:
+    """While it is entered others want this share of all cores together."""
+    got, begin_s = Busy(), time.monotonic()
+    cores = os.cpu_count() or 1
+    of_one_core = share * cores
+    shares = [1.0] * int(of_one_core) + [of_one_core % 1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "penstock.loadtest.machine.neighbour", str(each)],
+            preexec_fn=end_with_parent,
+        )
+        for each in shares
+        if each
+    ]
+    try:
+        yield got
+    finally:
+        used_s = sum(cpu_s(process.pid) for process in processes)
+        got.share = used_s / (time.monotonic() - begin_s) / cores
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main(share: float) -> None:
+    """In bursts, each as long as it takes to get the share."""
+    begin_s = time.perf_counter()
+    while True:
+        while time.process_time() < share * (time.perf_counter() - begin_s):
+            pass
+        time.sleep(_PERIOD_S)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,67 @@
+"""Throughput against latency, drawn: to the right and down is better. Needs matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from penstock.loadtest.report.points import Point, by_server
+from penstock.loadtest.requests.measurement import Metric
+
+_COLOURS = ("#0b6e99", "#d9730d", "#6940a5", "#0f7b6c", "#ad1a72", "#64473a")
+_GREY, _PALE = "#5f5f5f", "#e4e4e4"
+
+
+def draw(path: Path, title: str, points: Sequence[Point]) -> None:
+    """A line a server: the median, and dotted the 99th percentile."""
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _panel(left, points, "itl", "Inter-token latency, ms")
+    _panel(right, points, "ttft", "Time to first token, ms")
+    figure.suptitle(title, x=0.012, ha="left", fontweight="bold", fontsize=11)
+    figure.supxlabel(
+        "Output tokens a second. At each point its load; dotted: the 99th percentile",
+        color=_GREY,
+        fontsize=9,
+    )
+    lines, names = left.get_legend_handles_labels()
+    figure.legend(lines, names, frameon=False, fontsize=9, ncols=6, loc="outside upper right")
+    figure.savefig(path, dpi=160)
+
+
+def _panel(axes: Axes, points: Sequence[Point], metric: Metric, title: str) -> None:
+    for number, (server, of_one) in enumerate(by_server(points)):
+        _line(axes, _COLOURS[number % len(_COLOURS)], server, of_one, metric)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xlim(left=0)
+    axes.margins(y=0.12)
+    axes.set_title(title, loc="left", fontsize=10, color=_GREY)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GREY)
+    axes.tick_params(which="both", colors=_GREY, labelsize=9)
+    axes.grid(color=_PALE, linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def _line(axes: Axes, colour: str, server: str, points: Sequence[Point], metric: Metric) -> None:
+    came = [point for point in points if point.found.completed]
+    speeds = [point.found.tokens_per_s for point in came]
+    middle = [point.found.percentile(metric, 50) for point in came]
+    high = [point.found.percentile(metric, 99) for point in came]
+    axes.plot(speeds, middle, "o-", color=colour, markersize=4.5, label=server)
+    axes.plot(speeds, high, ":", color=colour, linewidth=1.1)
+    for point, speed, latency in zip(came, speeds, middle, strict=True):
+        axes.annotate(
+            point.label,
+            (speed, latency),
+            xytext=(6, -9),
+            textcoords="offset points",
+            fontsize=8,
+            color=colour,
+        )

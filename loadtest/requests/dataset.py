@@ -1,0 +1,138 @@
+"""Which requests a measurement asks: a named workload, random ids, or a file of JSON lines.
+
+A line: {"prompt": text or ids, "max_tokens": n, "json_schema": {..}}, all but the prompt optional.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from pydantic import AliasChoices, Field, JsonValue
+
+from penstock.loadtest.errors import BadOption
+from penstock.loadtest.requests.workload import (
+    DESCRIPTIONS,
+    NUM_REQUESTS,
+    Name,
+    Request,
+    random_requests,
+    workloads,
+)
+from penstock.schemas.process.start import Settings
+
+_PREFIX = "penstock-"
+DatasetName = Literal[
+    "random",
+    "custom",
+    "penstock-W",
+    "penstock-P",
+    "penstock-U",
+    "penstock-long",
+    "penstock-one",
+    "penstock-json",
+]
+
+
+class DatasetSettings(Settings):
+    """Names are vLLM's."""
+
+    dataset_name: DatasetName = Field(
+        "random",
+        description="custom: a file; "
+        + "; ".join(f"{_PREFIX}{name}: {text}" for name, text in DESCRIPTIONS.items()),
+    )
+    dataset_path: Path | None = Field(
+        None, description='of custom: lines {"prompt": text or ids, "max_tokens": n}'
+    )
+    num_prompts: int | None = Field(
+        None, ge=1, description=f"none: all there are; of random ones {NUM_REQUESTS}"
+    )
+    input_len: int = Field(
+        1024,
+        ge=1,
+        validation_alias=AliasChoices("input_len", "random_input_len"),
+        description="tokens of a random prompt",
+    )
+    output_len: int = Field(
+        128,
+        ge=1,
+        validation_alias=AliasChoices("output_len", "random_output_len", "custom_output_len"),
+        description="tokens of an answer, where its request does not say",
+    )
+    seed: int = Field(0, ge=0, description="of random prompts and arrivals")
+
+    def requests(self, vocab_size: int) -> list[Request]:
+        """Raises BadOption."""
+        if self.dataset_path is not None and self.dataset_name != "custom":
+            raise BadOption(f"--dataset-path goes with --dataset-name custom, not {self._named}")
+        if self.dataset_name == "random":
+            count = self.num_prompts or NUM_REQUESTS
+            return random_requests(count, self.input_len, self.output_len, vocab_size, self.seed)
+        if self.dataset_name == "custom":
+            if self.dataset_path is None:
+                raise BadOption("--dataset-path: --dataset-name custom needs the file's name")
+            found = read(self.dataset_path, self.output_len)
+        else:
+            found = named(self.dataset_name, vocab_size)
+        if self.num_prompts is not None and self.num_prompts > len(found):
+            raise BadOption(f"--num-prompts: {self.num_prompts}; there are {len(found)}")
+        return found[: self.num_prompts]
+
+    @property
+    def _named(self) -> str:
+        return self.dataset_name
+
+
+def named(dataset: str, vocab_size: int) -> list[Request]:
+    name: Name = next(each for each in get_args(Name) if _PREFIX + each == dataset)
+    return workloads(vocab_size)[name]
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _Line(msgspec.Struct):
+    prompt: (
+        Annotated[str, msgspec.Meta(min_length=1)]
+        | Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
+    )
+    max_tokens: _Count | None = None
+    output_tokens: _Count | None = None  # what vLLM's own files call it
+    json_schema: dict[str, object] | None = None
+
+
+def read(path: Path, output_len: int) -> list[Request]:
+    """Raises BadOption with the number of a bad line and the name of its field."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise BadOption(f"--dataset-path: {path}: {error.strerror}") from error
+    found = [
+        _request(path, number, line, output_len) for number, line in enumerate(lines, 1) if line
+    ]
+    if not found:
+        raise BadOption(f"--dataset-path: {path}: it is empty")
+    return found
+
+
+def _request(path: Path, number: int, line: bytes, output_len: int) -> Request:
+    try:
+        one = msgspec.json.decode(line, type=_Line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadOption(f"--dataset-path: {path}: line {number}: {error}") from error
+    schema: dict[str, JsonValue] | None = None
+    if one.json_schema is not None:
+        schema = json.loads(line)["json_schema"]
+    return Request(one.prompt, one.max_tokens or one.output_tokens or output_len, schema)
+
+
+def write(path: Path, requests: Sequence[Request]) -> None:
+    """One line each, to be given to other engines too."""
+    with path.open("w") as file:
+        for request in requests:
+            line: dict[str, object] = {"prompt": request.prompt, "max_tokens": request.max_tokens}
+            if request.schema is not None:
+                line["json_schema"] = request.schema
+            file.write(json.dumps(line) + "\n")

@@ -1,0 +1,278 @@
+"""What each of our processes begins with: its settings, and a log on stderr."""
+
+import gc
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TypeVar
+
+import yaml
+from pydantic import Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from penstock.schemas.process.exit_status import BAD_USAGE
+from penstock.schemas.process.nearby import ANYWHERE, nearby
+from penstock.schemas.process.setting_names import (
+    did_you_mean,
+    nearest,
+    unknown_keys,
+    unknown_variables,
+)
+from penstock.schemas.redis.url import shown
+from penstock.schemas.secret import DEFAULT_FILE, make_secret, read_secret
+
+S = TypeVar("S", bound="Settings")
+_Failure = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+class Settings(BaseSettings):
+    """The command line wins, then PENSTOCK_... in the environment, then a YAML file."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_",
+        env_prefix_target="all",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        frozen=True,
+        extra="ignore",
+        protected_namespaces=(),
+    )
+
+    config: Path | None = Field(None, description="a YAML file with settings")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings
+
+
+class SecretSettings(Settings):
+    """For those who check keys, tokens or salts. Where there is no file, `penstock up` makes it."""
+
+    server_secret: SecretStr | None = Field(
+        None, description="at least 32 characters; better given in the environment"
+    )
+    server_secret_file: Path = Field(DEFAULT_FILE, description="of mode 0600, where none is given")
+
+    def read_secret(self) -> bytes | None:
+        """None where there is none. Raises BadSecret."""
+        return read_secret(self._given(), self.server_secret_file)
+
+    def make_secret(self) -> bytes:
+        """Read it, or make the file. Raises BadSecret, OSError."""
+        return make_secret(self._given(), self.server_secret_file)
+
+    def _given(self) -> str | None:
+        return self.server_secret.get_secret_value() if self.server_secret else None
+
+
+def keep_what_is_loaded() -> None:
+    """No garbage collection looks at it again. For a process of our own that is about to serve: the
+    modules of an engine's take 130 ms to look at, and every answer waits meanwhile.
+    """
+    gc.freeze()
+
+
+def load_settings(settings: type[S], command: str, argv: Sequence[str]) -> S:
+    """From the words of the command line and all behind them; wrong ones are named, and exit 2.
+
+    Where nothing says which Redis is meant, it is that of the `penstock up` that runs here.
+    """
+    try:
+        behind = _filed(_config_path(argv) or os.environ.get("PENSTOCK_CONFIG"))
+        return _resolved(settings, command, argv, behind)
+    except _Wrong as wrong:
+        for sentence in (*wrong.sentences, *unknown_variables(os.environ)):
+            print(f"{command}: {sentence}", file=sys.stderr)
+        raise SystemExit(BAD_USAGE) from None
+
+
+class _Wrong(Exception):
+    def __init__(self, *sentences: str) -> None:
+        super().__init__(*sentences)
+        self.sentences = sentences
+
+
+def _resolved(settings: type[S], command: str, argv: Sequence[str], behind: dict[str, object]) -> S:
+    class Resolved(settings):  # type: ignore[valid-type, misc]
+        __doc__ = settings.__doc__
+        model_config = SettingsConfigDict(cli_prog_name=command, cli_exit_on_error=False)
+
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            filed = InitSettingsSource(settings_cls, behind)
+            return init_settings, env_settings, filed, _Nearby(settings_cls, command)
+
+    try:
+        found: S = CliApp.run(Resolved, cli_args=list(argv))
+    except SettingsError as refusal:
+        raise _Wrong(_of_words(str(refusal), Resolved)) from None
+    except ValidationError as refusal:
+        wrong = [("-".join(_words(each["loc"])), each["msg"]) for each in refusal.errors()]
+        raise _Wrong(
+            *(
+                f"--{where.replace('_', '-')}: {what.removeprefix('Value error, ')}"
+                for where, what in wrong
+            )
+        ) from None
+    if unknown_variables(os.environ):
+        raise _Wrong
+    return found
+
+
+class _Nearby(PydanticBaseSettingsSource):
+    """The last that is asked for the Redis of a command: what runs beside it."""
+
+    def __init__(self, settings_cls: type[BaseSettings], command: str) -> None:
+        super().__init__(settings_cls)
+        self._command = command
+
+    def __call__(self) -> dict[str, str]:
+        field = self.settings_cls.model_fields.get("redis_url")
+        if field is None or field.default != ANYWHERE or "redis_url" in self.current_state:
+            return {}
+        urls = nearby()
+        if len(urls) > 1:
+            several = ", ".join(map(shown, urls))
+            raise _Wrong(f"--redis-url: several `penstock up` run here, name one: {several}")
+        if not urls:
+            return {}
+        told = f"the server is that of the `penstock up` that runs here, {shown(urls[0])}"
+        print(f"{self._command}: {told}", file=sys.stderr)
+        return {"redis_url": urls[0]}
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[None, str, bool]:
+        return None, field_name, False
+
+
+def _filed(path: str | None) -> dict[str, object]:
+    """What a YAML file says."""
+    if path is None:
+        return {}
+    try:
+        said: object = yaml.safe_load(Path(path).expanduser().read_text()) or {}
+    except OSError as error:
+        raise _Wrong(f"--config: {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        place = " ".join(str(error).split())
+        raise _Wrong(f"--config: {path} is not YAML: {place}") from None
+    if not isinstance(said, dict):
+        raise _Wrong(f"--config: {path} must have a setting a line, as in max_model_len: 4096")
+    if unknown := unknown_keys(said):
+        raise _Wrong(*(f"--config: {path}: {sentence}" for sentence in unknown))
+    return {str(key): value for key, value in said.items()}
+
+
+def _words(place: tuple[int | str, ...]) -> list[str]:
+    """The flag's; not which of its several values it is."""
+    return [word for word in place if isinstance(word, str)]
+
+
+def _of_words(refusal: str, settings: type[Settings]) -> str:
+    """What is wrong with the words of the command line, and what was meant."""
+    said = refusal.removeprefix("error parsing CLI: ")
+    unknown = re.match(r"unrecognized arguments: (--)?([^ =]+)", said)
+    if unknown is None:
+        return f"{said} (--help lists all)"
+    dashes, word = unknown[1] or "", unknown[2]
+    meant = [f"--{name.replace('_', '-')}" for name in nearest(word, settings.model_fields)]
+    return f"{dashes}{word} is not known{did_you_mean(meant)} (--help lists all)"
+
+
+def words_of(given: object) -> list[str]:
+    """A list whose words may also be given in one, separated by commas."""
+    words = given if isinstance(given, list) else [given]
+    return [part.strip() for word in words for part in str(word).split(",") if part.strip()]
+
+
+def object_of(given: object) -> object:
+    """An object that may also be given as a text in JSON."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
+def write_log_to_stderr(part: str, level: str, logger: logging.Logger | None = None) -> None:
+    """One line an occurrence, in UTC. `part` says which process speaks.
+
+    Of an exception it shows type and place. What it says may hold a caller's text.
+    """
+    formatter = _Formatter(f"%(asctime)s {part}[%(process)d] %(levelname)s %(message)s")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    target = logger or root
+    target.handlers[:] = [handler]
+    target.setLevel(level.upper())
+    target.propagate = False
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *failure: root.critical("it ended by an error", exc_info=failure)
+    threading.excepthook = lambda failed: root.critical(
+        "a thread ended by an error",
+        exc_info=(failed.exc_type, failed.exc_value or failed.exc_type(), failed.exc_traceback),
+    )
+
+
+class _Formatter(logging.Formatter):
+    default_msec_format = "%s.%03dZ"
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name == "asyncio":  # its later lines show tasks with what they failed by
+            record.msg, record.args = record.getMessage().partition("\n")[0], None
+        return super().format(record)
+
+    def formatException(self, ei: _Failure) -> str:
+        return "\n".join(places(ei[1]))
+
+
+def places(error: BaseException | None) -> list[str]:
+    """Of the error, what caused it and what it is made of: its type, and where it passed."""
+    if error is None:
+        return []
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [type(error).__name__, *(f"  {at.filename}:{at.lineno} in {at.name}" for at in frames)]
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return own + [line for each in (*inner, before) for line in places(each)]
+
+
+def _config_path(argv: Sequence[str]) -> str | None:
+    words = [piece for word in argv for piece in word.split("=", 1)]
+    return next((value for flag, value in pairwise(words) if flag == "--config"), None)

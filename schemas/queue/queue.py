@@ -1,0 +1,342 @@
+"""The queue of one lane, as all have it: callers, readers, operators, and who keeps the house.
+
+What its workers do besides is in `worker_queue`; these two alone run the lane's Lua scripts. Every
+transition of a job is one script, atomic and idempotent, so each call here may be repeated after an
+ambiguous failure (the connection does so by itself). A lost race is an answer, never an exception.
+What raises: QueueUnreachable when Redis cannot be asked, QueueFull when it is out of memory, and
+the errors that each method names.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import JsonValue, TypeAdapter
+
+from penstock.schemas.account import Account
+from penstock.schemas.delivery import (
+    DeadLetter,
+    JobStatus,
+    LaneStatus,
+    Outcome,
+    Page,
+    Rates,
+    Reason,
+    Submission,
+    Total,
+    WorkerStatus,
+)
+from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound
+from penstock.schemas.event import EVENT, Delta, Event, Result, State
+from penstock.schemas.job import Job, PriorityClass
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.process.crash_points import reach
+from penstock.schemas.redis.connection import Connection
+from penstock.schemas.redis.link import Word
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.result import fold, read_result
+
+MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
+PAGE = 512  # events that one attach returns
+INLINE_BYTES = 256 * 1024  # a few milliseconds
+T = TypeVar("T")
+TOTALS: tuple[Total, ...] = ("crashed", "lapsed", "reaped", "requeued", "buried")
+CLASSES: tuple[PriorityClass, ...] = ("high", "normal", "batch")
+STATE: TypeAdapter[State] = TypeAdapter(State)
+CLASS: TypeAdapter[PriorityClass] = TypeAdapter(PriorityClass)
+REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
+STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
+
+
+class Queue:
+    """One lane. Callers enqueue, readers attach, operators see to dead letters; all may sweep."""
+
+    def __init__(self, redis: Redis, lane: Lane, orphan_grace_ms: int = 10_000) -> None:
+        self.lane = lane
+        self.orphan_grace_ms = orphan_grace_ms
+        self._connection = Connection(redis)
+
+    # For those who put jobs in.
+
+    async def enqueue(
+        self,
+        job: Job,
+        reply_to: str | None,
+        digest: str | None = None,
+        dumped: tuple[str, str] | None = None,
+        max_queued: int = 10_000,
+        max_queued_tokens: int | None = None,
+        result_ttl_s: int = 3600,
+        account: Account | None = None,
+        note: str | None = None,
+        remember_s: int = 0,
+    ) -> Submission:
+        """Accept a job, or say why not. `reply_to` is a pub/sub channel; none: the job's own.
+
+        `digest` stands for the body: the same id with the same digest is the same job, submitted
+        again; none: what the job itself asks. `dumped` is what its `dump_and_digest` says, for
+        whom that takes long. A foreground job is refused where no worker's lease
+        runs. The job counts for `account`, under the limits that it has now; none: for its
+        tenant, without limits. The result is kept for `result_ttl_s` after the end. `note` is
+        put in the lane's outbox when the job ends.
+        Raises InvalidJob.
+        """
+        text, own_digest = dumped or job.dump_and_digest()
+        options: dict[str, object] = {
+            "tenant": job.tenant,
+            "class": job.priority_class,
+            "background": job.background,
+            "prompt_tokens": job.guess_prompt_tokens(len(text)),
+            "completion_tokens": job.guess_completion_tokens(),
+            "max_queued": max_queued,
+            "ttl_s": result_ttl_s,
+        }
+        for name in ("timeout_ms", "queue_timeout_ms", "not_before_ms", "delay_ms"):
+            if (value := getattr(job, name)) is not None:
+                options[name] = value
+        if job.over_limit != "refuse":
+            options["over_limit"] = job.over_limit
+        if job.metadata:
+            options["metadata"] = job.metadata
+        if max_queued_tokens is not None:
+            options["max_queued_tokens"] = max_queued_tokens
+        if remember_s:
+            options["remember_s"] = remember_s
+        if account is not None:
+            options["account"] = account.model_dump(exclude_none=True)
+        if note is not None:
+            options["note"] = note
+        reply = await self._run(
+            "enqueue",
+            job.job_id,
+            own_digest if digest is None else digest,
+            text,
+            reply_to or self.lane.channel(job.job_id),
+            json.dumps(options),
+        )
+        outcome, num_queued, retry_after_ms, reason = (item.decode() for item in reply)
+        if outcome == "invalid":
+            raise InvalidJob(f"job {job.job_id!r}: {reason}", "job_id")
+        return Submission(Outcome(outcome), int(num_queued), int(retry_after_ms), reason)
+
+    # For all who watch.
+
+    async def workers(self) -> list[WorkerStatus]:
+        """Every worker that registered and was not reaped."""
+        reply = await self._run("workers")
+        return [
+            WorkerStatus(
+                worker=reply[at].decode(),
+                lease_left_ms=int(reply[at + 1]),
+                card=WorkerCard.model_validate_json(reply[at + 2] or b"{}"),
+                stats=STATS.validate_json(reply[at + 3] or b"{}"),
+            )
+            for at in range(0, len(reply), 4)
+        ]
+
+    # For whoever keeps the house: workers each second, and the sweeps behind them.
+
+    async def reap(self) -> int:
+        """Hand on what workers with a lapsed lease hold, at most 64 entries; how many it was."""
+        return int((await self._run("reap", MAX_JOBS_A_CALL))[0])
+
+    async def next_lapse_ms(self) -> int | None:
+        """Until the lease that ends first does so, if it is not renewed; none where none runs."""
+        left_ms = int((await self._run("lapse"))[0])
+        return left_ms if left_ms >= 0 else None
+
+    async def sweep(self) -> int:
+        """End queued jobs that are out of time, and foreground jobs that nobody listens to."""
+        total, count = 0, MAX_JOBS_A_CALL
+        while count >= MAX_JOBS_A_CALL:
+            reply = await self._run("sweep", self.orphan_grace_ms, MAX_JOBS_A_CALL)
+            count = int(reply[0])
+            total += count
+        return total
+
+    async def counts(self) -> LaneStatus:
+        reply, reasons, seen = list[str](), Counter[str](), 0
+        while not reply or int(reply[15]) >= MAX_JOBS_A_CALL:
+            reply = [item.decode() for item in await self._run("counts", seen)]
+            reasons.update(dict(zip(reply[16::2], map(int, reply[17::2]), strict=True)))
+            seen += int(reply[15])
+        running, ended, interval_ms, handed_back, delayed = reply[:5]
+        by_class = dict(zip(CLASSES, map(int, reply[5:8]), strict=True))
+        return LaneStatus(
+            num_queued=int(handed_back) + int(delayed) + sum(by_class.values()),
+            num_running=int(running),
+            num_ended=int(ended),
+            interval_ms=float(interval_ms),
+            by_class=by_class,
+            num_delayed=int(delayed),
+            num_handed_back=int(handed_back),
+            num_queued_tokens=int(reply[14]),
+            num_dead_letters=int(reply[8]),
+            totals=dict(zip(TOTALS, map(int, reply[9:14]), strict=True)),
+            by_reason=dict(reasons),
+        )
+
+    # For operators.
+
+    async def dead_letters(self, most: int = 100) -> tuple[list[DeadLetter], int]:
+        """The newest, newest first; and how many older ones were dropped to make room."""
+        dropped, *letters = await self._run("dead", "", most)
+        return [DeadLetter.model_validate_json(text) for text in letters], int(dropped)
+
+    async def dead_letter(self, job_id: str) -> tuple[DeadLetter, Job | None]:
+        """One letter, and its job to submit again; none if that is gone. Raises JobNotFound."""
+        _, *rest = await self._run("dead", job_id, 1)
+        if not rest:
+            raise JobNotFound(job_id)
+        job = Job.model_validate_json(rest[1]) if rest[1] else None
+        return DeadLetter.model_validate_json(rest[0]), job
+
+    async def drop_dead(self, job_id: str) -> bool:
+        """Drop a dead letter and its request; false when there was none."""
+        return (await self._run("drop", job_id))[0] == b"1"
+
+    async def requeue_dead(self, job_id: str) -> Submission:
+        """Submit a dead job again, in the background, under an id that follows from its own.
+
+        Its letter goes when the queue has it. Repeated after a failure it is the same job.
+        Raises JobNotFound, and JobGone when the request was kept no longer.
+        """
+        letter, job = await self.dead_letter(job_id)
+        if job is None:
+            raise JobGone(job_id)
+        again = {"job_id": self.successor(job_id, letter.tenant), "background": True}
+        job = job.model_copy(update={**again, "delay_ms": None, "not_before_ms": None})
+        account = Account(name=f"dlq:{letter.tenant}")  # the tenant's own keep their limits
+        submission = await self.enqueue(job, None, account=account)
+        if submission.outcome in (Outcome.ACCEPTED, Outcome.DUPLICATE):
+            await self.drop_dead(job_id)
+        return submission
+
+    def successor(self, job_id: str, tenant: str) -> str:
+        """The id under which a dead job is submitted again."""
+        return self.lane.idempotent_job_id(tenant, f"dead:{job_id}")
+
+    # For readers. A job of another tenant is not found.
+
+    async def attach(self, tenant: str, job_id: str, channel: str, cursor: int) -> Page:
+        """Add a reply channel to a job; the log after the cursor, with no gap to what is published.
+
+        Raises JobNotFound, and JobGone when the result was kept no longer.
+        """
+        reply = await self._run("attach", tenant, job_id, channel, cursor, PAGE)
+        state = _known(reply, job_id)
+        if reply[1] == b"result":
+            return Page(state, await _apart(_events_of_result, reply[2]), more=False)
+        events = await _events(reply[2:])
+        return Page(state, events, more=len(events) >= PAGE)
+
+    async def detach(self, job_id: str, channel: str) -> None:
+        await self._run("detach", job_id, channel)
+
+    async def cancel(self, tenant: str, job_id: str) -> JobStatus:
+        """Queued: ended here. Running: its worker is told. Ended: nothing; the status says how."""
+        _known(await self._run("cancel", tenant, job_id, 0), job_id)
+        return await self.status(tenant, job_id)
+
+    async def delete(self, tenant: str, job_id: str) -> None:
+        """Erase prompt, log and result; a running job is cancelled and erased as it stops."""
+        _known(await self._run("cancel", tenant, job_id, 1), job_id)
+
+    async def status(self, tenant: str, job_id: str) -> JobStatus:
+        reply = await self._run("status", tenant, job_id)
+        state = _known(reply, job_id)
+        tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:9]
+        priority_class, metadata, position, reason, eta_ms = (item.decode() for item in reply[9:])
+        return JobStatus(
+            job_id=job_id,
+            model=self.lane.model,
+            state=state,
+            num_tokens=int(tokens),
+            background=background == b"1",
+            cancelling=bool(cancelling) and not ended,
+            created_ms=int(created),
+            started_ms=_int(started),
+            ended_ms=_int(ended),
+            deadline_ms=_int(deadline),
+            worker=owner.decode() or None,
+            priority_class=CLASS.validate_python(priority_class),
+            position=_int(position),
+            reason=REASON.validate_python(reason) if reason else None,
+            eta_ms=_int(eta_ms),
+            metadata=json.loads(metadata or "{}"),
+        )
+
+    async def rates(self, account: str) -> Rates:
+        """What an account has left of its minute in this lane."""
+        requests, tokens, reset_ms = await self._run("rates", account)
+        return Rates(_int(requests), _int(tokens), int(reset_ms))
+
+    async def owner(self, job_id: str) -> str | None:
+        """The tenant of a job, if it is known."""
+        tenant = await self._connection.call("HGET", self.lane.job(job_id), "tenant")
+        return tenant.decode() if isinstance(tenant, bytes) else None
+
+    async def result(self, tenant: str, job_id: str) -> Result | None:
+        """The whole answer; none while the job runs. Raises JobNotFound and JobGone.
+
+        Of a job that no worker ended, choices without a token are left out.
+        """
+        reply = await self._run("result", tenant, job_id)
+        _known(reply, job_id)
+        if reply[1] == b"running":
+            return None
+        if reply[1] == b"result":
+            return await _apart(read_result, reply[2])
+        *deltas, end = await _events(reply[2:])
+        assert not isinstance(end, Delta)
+        made = [event for event in deltas if isinstance(event, Delta)]
+        num_choices = max((delta.index + 1 for delta in made), default=0)
+        kept = fold(job_id, self.lane.model, num_choices, made, end)
+        return await _apart(read_result, kept.dump().encode())
+
+    # Private.
+
+    async def _run(self, script: str, *args: Word) -> list[bytes]:
+        reach(f"{script}.asked")
+        reply = await self._connection.run(script, self.lane.prefix, *args)
+        reach(f"{script}.answered")
+        return reply
+
+
+async def _apart(read: Callable[[bytes], T], text: bytes) -> T:
+    """What is large is read in a thread: by small calls, so that the event loop goes on."""
+    if len(text) <= INLINE_BYTES:
+        return read(text)
+    return await asyncio.to_thread(read, text)
+
+
+async def _events(texts: list[bytes]) -> list[Event]:
+    """So many at once that the event loop goes on."""
+    events, num_bytes = list[Event](), 0
+    for text in texts:
+        events.append(EVENT.validate_json(text))
+        num_bytes += len(text)
+        if num_bytes > INLINE_BYTES:
+            await asyncio.sleep(0)
+            num_bytes = 0
+    return events
+
+
+def _events_of_result(text: bytes) -> list[Event]:
+    return list(read_result(text).events())
+
+
+def _int(text: bytes | str) -> int | None:
+    return int(text) if text else None
+
+
+def _known(reply: list[bytes], job_id: str) -> State:
+    """The state that a reply begins with."""
+    if reply[0] == b"missing":
+        raise JobNotFound(job_id)
+    if reply[0] == b"gone":
+        raise JobGone(job_id)
+    return STATE.validate_python(reply[0].decode())

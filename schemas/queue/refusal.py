@@ -1,0 +1,67 @@
+"""What a caller is told of a submission that the queue did not take."""
+
+import time
+
+from penstock.schemas.account import Limits
+from penstock.schemas.delivery import Outcome, Submission
+from penstock.schemas.errors import (
+    BudgetExceeded,
+    DeadlineUnmeetable,
+    IdempotencyMismatch,
+    NoWorker,
+    PenstockError,
+    QueueFull,
+    RateLimited,
+)
+from penstock.schemas.job import Job
+
+DAY_S = 86_400
+WHY = {
+    "max_queued": "{most}jobs wait, as many as may; let some end first",
+    "requests_per_minute": "the {most}requests of this minute are used up",
+    "tokens_per_minute": "of the {most}tokens of this minute too few are left for this job",
+    "tokens_per_day": "the {most}tokens of this day of UTC are used up",
+    "tokens_per_month": "the {most}tokens of this month of UTC are used up",
+}
+BUDGETS = ("tokens_per_day", "tokens_per_month")
+
+
+def refusal(answer: Submission, job: Job, limits: Limits | None = None) -> PenstockError | None:
+    """The error that an answer stands for; none where the job is in the queue.
+
+    `limits`    the account's own, of which a lane has its share
+    """
+    retry_ms, model = answer.retry_after_ms, job.model
+    when = f"try again in {max(1, round(retry_ms / 1000))} s"
+    match answer.outcome:
+        case Outcome.ACCEPTED | Outcome.DUPLICATE:
+            return None
+        case Outcome.MISMATCH:
+            return IdempotencyMismatch()
+        case Outcome.NO_WORKER:
+            sentence = f"model: no worker serves {model!r} at present"
+            return NoWorker(sentence, "model", retry_after_ms=retry_ms)
+        case Outcome.FULL:
+            sentence = f"the queue is full: {answer.num_queued} jobs wait"
+            if answer.reason == "tokens":
+                sentence += ", and their prompts have as many tokens as may wait"
+            return QueueFull(f"{sentence}; {when}", retry_after_ms=retry_ms)
+        case Outcome.UNMEETABLE:
+            late = f"{answer.num_queued} jobs wait, and its time would be up before its turn"
+            return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)
+        case Outcome.LIMITED:
+            known = (limits or Limits()).model_dump()[answer.reason]
+            why = WHY[answer.reason].format(most=f"{known} " if known else "")
+            sentence = f"{answer.reason}: {why}"
+            wait = "" if answer.reason == "max_queued" else ', or submit with over_limit="wait"'
+            if answer.reason in BUDGETS:
+                reset_at = _next_day(time.time() + retry_ms / 1000)
+                renews = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(reset_at))
+                sentence = f"{sentence}; they renew at {renews}{wait}"
+                return BudgetExceeded(sentence, retry_after_ms=retry_ms, reset_at=reset_at)
+            return RateLimited(f"{sentence}; {when}{wait}", retry_after_ms=retry_ms)
+
+
+def _next_day(about_s: float) -> int:
+    """The begin of the day of UTC that lies nearest: budgets renew then, whatever a clock says."""
+    return round(about_s / DAY_S) * DAY_S

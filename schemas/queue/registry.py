@@ -1,0 +1,24 @@
+"""The models that are served, by name. Configuration: it outlives every worker."""
+
+from penstock.schemas.keys import MODELS
+from penstock.schemas.model import ModelCard
+from penstock.schemas.redis.connection import Connection, texts_of
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.wire import read_or_none
+
+
+class Registry:
+    def __init__(self, redis: Redis) -> None:
+        self._connection = Connection(redis)
+
+    async def register(self, card: ModelCard) -> None:
+        await self._connection.call("HSET", MODELS, card.name, card.dump())
+
+    async def forget(self, name: str) -> None:
+        await self._connection.call("HDEL", MODELS, name)
+
+    async def cards(self) -> dict[str, ModelCard]:
+        """Those that can be read: one that cannot takes none of the others down."""
+        texts = texts_of(await self._connection.call("HVALS", MODELS))
+        cards = [card for text in texts if (card := read_or_none(ModelCard, text))]
+        return {card.name: card for card in cards}

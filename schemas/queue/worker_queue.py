@@ -1,0 +1,255 @@
+"""A lane's queue as its workers have it: jobs are claimed, taken up, logged, ended and handed back.
+
+Each transition is one script, as in `queue`, and each call may be repeated.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+
+from pydantic import JsonValue, ValidationError
+
+from penstock.schemas.delivery import Commit, Ending, Entry, Letter, OutOfBudget, Started
+from penstock.schemas.errors import AnswerTooLarge, InvalidJob
+from penstock.schemas.event import EVENT, Delta, Done, Failed
+from penstock.schemas.job import Job, PriorityClass
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.queue import CLASS, MAX_JOBS_A_CALL, Queue
+from penstock.schemas.redis.link import Word
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.result import MAX_RESULT_BYTES, fold
+
+MAX_BLOCK_MS = 2000  # below the socket's time-out
+LETTERS = {letter.value.encode(): letter for letter in Letter}
+
+
+class WorkerQueue(Queue):
+    """Workers register, read, start, commit, beat, finish, release.
+
+    `worker` is an incarnation: a name that is never used again once its lease was lost.
+    """
+
+    def __init__(
+        self, redis: Redis, lane: Lane, lease_ms: int = 5000, orphan_grace_ms: int = 10_000
+    ) -> None:
+        super().__init__(redis, lane, orphan_grace_ms)
+        self.lease_ms = lease_ms
+        self._ticket = secrets.token_hex(8)
+        self._idle: tuple[bytes, int] | None = None  # the last read's: newest news, what is due
+        self.must_be_empty = False  # as the latest read said: hand back what you hold, read alone
+
+    async def register(self, worker: str, card: WorkerCard) -> None:
+        """Begin a lease, or change the card of a running one."""
+        await self._run("register", worker, self.lease_ms, card.dump())
+
+    async def unregister(self, worker: str, crashed: bool = False) -> None:
+        """End a lease at once; what the worker still held goes to others.
+
+        `crashed`: it died of something that it had in work; see `reap.lua` for who is blamed.
+        """
+        await self._run("unregister", worker, "crashed" if crashed else "left")
+        while await self.reap():
+            pass
+
+    async def read(
+        self,
+        worker: str,
+        count: int,
+        alone: bool = False,
+        down_to: PriorityClass | None = None,
+        step_us: int | None = None,
+    ) -> list[Entry] | None:
+        """Claim at most `count` jobs: handed-back ones first, then high, normal, batch.
+
+        None: the lease was lost, come back under a new incarnation. Every entry must be started, or
+        released, by this worker. One call at a time; after an empty one, `news`.
+        `alone`: the worker holds nothing, and will take nothing beside a suspect if it gets one.
+        `down_to`: nothing but what waits in this class and the higher ones.
+        `step_us`: what a step of the worker takes, 0 if it does not know; it then leaves others
+        that have room their share. None: it leaves them nothing.
+        """
+        cost = "" if step_us is None else step_us
+        reply = await self._run(
+            "read", worker, self._ticket, count, int(alone), down_to or "", cost
+        )
+        self._idle = (reply[1], int(reply[2])) if reply[0] == b"idle" else None
+        self.must_be_empty = reply[0] == b"empty"
+        # A repeat under the old one would have had the same answer.
+        self._ticket = secrets.token_hex(8)
+        if reply[0] == b"lost":
+            return None
+        texts = [text.decode() for text in reply[1:]] if reply[0] == b"entries" else []
+        return [Entry(*texts[at : at + 3]) for at in range(0, len(texts), 3)]
+
+    async def news(self, most_ms: int) -> None:
+        """Return once there may be what the last read did not find, or after so long.
+
+        It claims nothing: others wait too.
+        """
+        if self._idle is None:
+            return
+        newest, due_ms = self._idle
+        most_ms = min(most_ms, MAX_BLOCK_MS)
+        if 0 <= due_ms < most_ms:
+            most_ms = due_ms + 1
+        await self._connection.call(
+            "XREAD", "COUNT", 1, "BLOCK", most_ms, "STREAMS", self.lane.news, newest
+        )
+
+    async def start(self, worker: str, entry: Entry) -> Started | None:
+        """Take a claimed job up under a new epoch. None: nothing is left to do for it.
+
+        Jobs that ended, were cancelled or are out of time end inside; so do those whose payload
+        cannot be read, as Failed. The job is the worker's until it finishes or releases it.
+        """
+        reply = await self._run("start", worker, entry.ready, entry.entry_id, entry.job_id)
+        if reply[0] != b"started":
+            return None
+        epoch, left_ms, waited_ms = int(reply[1]), int(reply[2]), int(reply[3])
+        priority_class = CLASS.validate_python(reply[4].decode())
+        turn, budget_left, reset_at, trial = map(int, reply[5:9])
+        request, *lines = reply[9:]
+        events = [EVENT.validate_json(text) for text in lines]
+        log = [event for event in events if isinstance(event, Delta)]
+        try:
+            job = Job.model_validate_json(request)
+        except ValidationError as error:
+            await self._refuse(worker, entry.job_id, epoch, log, _complaint(error))
+            return None
+        if (job.job_id, job.model) != (entry.job_id, self.lane.model):
+            sentence = (
+                f"job: {job.job_id!r} for {job.model!r} lies in the place of {entry.job_id!r}"
+            )
+            await self._refuse(worker, entry.job_id, epoch, log, sentence)
+            return None
+        return Started(
+            job=job,
+            epoch=epoch,
+            log=log,
+            left_ms=left_ms if left_ms >= 0 else None,
+            waited_ms=waited_ms,
+            priority_class=priority_class,
+            turn=turn,
+            budget_left=budget_left if budget_left >= 0 else None,
+            budget_reset_at=reset_at or None,
+            trial=trial if trial >= 0 else None,
+        )
+
+    async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
+        """Log and publish the deltas of a step; renew the lease; one letter for each job."""
+        letters: dict[str, Letter] = {}
+        calls = [
+            self._commit(worker, commits[at : at + MAX_JOBS_A_CALL])
+            for at in range(0, len(commits), MAX_JOBS_A_CALL)
+        ]
+        for some in await asyncio.gather(*calls):
+            letters |= some
+        return letters
+
+    async def beat(
+        self, worker: str, stats: dict[str, JsonValue] | None = None
+    ) -> dict[str, Letter] | None:
+        """Renew the lease; letters of held jobs that must stop. None: the lease was lost."""
+        reply = await self._run("beat", worker, self.lease_ms, json.dumps(stats) if stats else "")
+        if reply[0] == b"lost":
+            return None
+        texts = [text.decode() for text in reply[1:]]
+        return {
+            job_id: Letter(letter) for job_id, letter in zip(texts[::2], texts[1::2], strict=True)
+        }
+
+    async def finish(self, worker: str, ending: Ending) -> bool:
+        """End a job: its last deltas, its end event, its result. False: it was not the worker's.
+
+        Repeated, it is true again. The log goes a minute later, the result after its time.
+        Raises OutOfBudget where it must end earlier; the deltas up to there are logged or may be.
+        Raises AnswerTooLarge where a job would succeed with more than a result may hold; of one
+        that fails so no choices are kept.
+        """
+        job = ending.job
+        tail, usage = ending.deltas[ending.num_committed :], ending.end.usage
+        reply = await self._run(
+            "finish",
+            worker,
+            self.lease_ms,
+            job.job_id,
+            ending.epoch,
+            ending.end.state,
+            ending.end.dump(),
+            ending.end.position,
+            _result(ending),
+            _prompt(usage.prompt_tokens or None, usage.cached_tokens),
+            len(tail),
+            *_event_args(tail),
+        )
+        if reply[0] == Letter.BUDGET.encode():
+            raise OutOfBudget(int(reply[1]))
+        return Letter(reply[0].decode()) is not Letter.FENCED
+
+    async def release(self, worker: str, job_ids: Iterable[str]) -> int:
+        """Hand claimed or started jobs back, to be continued by another first of all."""
+        ids, count = list(job_ids), 0
+        for at in range(0, len(ids), MAX_JOBS_A_CALL):
+            some = ids[at : at + MAX_JOBS_A_CALL]
+            count += int((await self._run("release", worker, *some))[0])
+        return count
+
+    async def held(self, worker: str, idle_ms: int) -> set[str]:
+        """Jobs that the worker claimed at least `idle_ms` ago, whether or not it knows of them."""
+        return {job_id.decode() for job_id in await self._run("held", worker, idle_ms)}
+
+    async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
+        args: list[Word] = []
+        for commit in commits:
+            args += _commit_args(commit)
+        reply = await self._run("commit", worker, self.lease_ms, len(commits), *args)
+        ids = [commit.job_id for commit in commits]
+        return dict(zip(ids, [LETTERS[letter] for letter in reply], strict=True))
+
+    async def _refuse(
+        self, worker: str, job_id: str, epoch: int, log: list[Delta], sentence: str
+    ) -> None:
+        """End a job whose payload no worker could run."""
+        position = log[-1].end if log else 0
+        end = Failed(position=position, state="failed", error=InvalidJob(sentence).body())
+        empty = Job.model_construct(job_id=job_id, model=self.lane.model, prompts=[])
+        await self.finish(worker, Ending(empty, epoch, log, len(log), end))
+
+
+def _result(ending: Ending) -> bytes:
+    job, end = ending.job, ending.end
+    kept = fold(job.job_id, job.model, job.num_choices, ending.deltas, end)
+    text = kept.dump().encode()
+    if len(text) <= MAX_RESULT_BYTES:
+        return text
+    if isinstance(end, Done):
+        raise AnswerTooLarge(
+            f"the answer takes {len(text)} bytes, at most {MAX_RESULT_BYTES} are kept; ask for"
+            " fewer tokens, choices or logprobs"
+        )
+    return kept.without_choices(end).dump().encode()
+
+
+def _event_args(deltas: Sequence[Delta]) -> list[Word]:
+    args: list[Word] = []
+    for delta in deltas:
+        args += (delta.position, len(delta.token_ids), delta.dump())
+    return args
+
+
+def _commit_args(commit: Commit) -> list[Word]:
+    prompt = _prompt(commit.num_prompt, commit.num_cached)
+    return [commit.job_id, commit.epoch, prompt, len(commit.deltas), *_event_args(commit.deltas)]
+
+
+def _prompt(num_prompt: int | None, num_cached: int) -> str:
+    return "" if num_prompt is None else f"{num_prompt}:{num_cached}"
+
+
+def _complaint(error: ValidationError) -> str:
+    """The first thing wrong with a payload: field and limit, and nothing of what it held."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "job"
+    return f"{place}: {first['msg']}"

@@ -1,0 +1,56 @@
+"""Redis, asked so that it fails rather than hangs, and the Lua scripts that run there.
+
+Every script is idempotent, so a call may be repeated after an ambiguous failure, and is.
+"""
+
+from penstock.schemas.errors import BodyTooLarge, QueueFull, QueueUnreachable
+from penstock.schemas.redis.link import LinkLost, Refused, Reply, Word
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.redis.url import parse
+from penstock.schemas.script import script_text
+
+
+def connect(url: str) -> Redis:
+    """Whatever the URL names; nothing is connected before it is asked for. Raises BadUrl."""
+    return Redis(parse(url))
+
+
+class Connection:
+    """Runs commands and scripts, and speaks of failures as this project does."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+
+    async def call(self, *command: Word) -> Reply:
+        """One command, repeated after a failure that left open whether it was carried out."""
+        try:
+            return await self.redis.call(*command)
+        except Refused as error:
+            if error.code == "TOOLARGE":
+                raise BodyTooLarge(f"Redis takes no more in one piece: {error}") from error
+            if error.code == "OOM":
+                raise QueueFull("the queue's memory is full", retry_after_ms=5000) from error
+            raise QueueUnreachable(f"Redis refused {command[0]!r}: {error}") from error
+        except LinkLost as error:
+            raise QueueUnreachable(f"Redis could not be reached: {error}") from error
+
+    async def run(self, script: str, prefix: str, *args: Word) -> list[bytes]:
+        """Run a script of `schemas/scripts`. Each returns a flat list of strings."""
+        text, digest = script_text(script)
+        try:
+            reply = await self.call("EVALSHA", digest, 1, prefix, *args)
+        except QueueUnreachable as error:
+            if not is_unknown(error):
+                raise
+            reply = await self.call("EVAL", text, 1, prefix, *args)
+        return texts_of(reply)
+
+
+def is_unknown(error: QueueUnreachable) -> bool:
+    """Whether the server lacks the script: it is new, was restarted, or its cache was flushed."""
+    return isinstance(error.__cause__, Refused) and error.__cause__.code == "NOSCRIPT"
+
+
+def texts_of(reply: Reply) -> list[bytes]:
+    assert isinstance(reply, list)
+    return [item if isinstance(item, bytes) else str(item).encode() for item in reply]

@@ -1,0 +1,219 @@
+"""One connection to one server: commands go out, replies come in, both in one order.
+
+Many callers share a link. One that is cancelled keeps its place: its reply is read and dropped, so
+that no reply ever goes to another command.
+"""
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import Union
+
+import hiredis
+
+from penstock.schemas.redis.url import Address, Login, Place
+
+Word = str | bytes | int | float
+Reply = Union[bytes, int, None, list["Reply"], "Refused"]
+
+MAX_WAITING = 4096  # callers of one link; the next wait for room
+LOOKS = 5  # of the watch in one time-out: so many without a reply, and the peer is dead
+IDLE_LOOKS = 15  # without anything to do; then the peer is asked whether it lives
+NESTED = re.compile(r"-([A-Z]+) ")  # servers before 7.0 put a command's error into the script's
+
+
+class Refused(Exception):
+    """An error that the server answered with. `code` is its first word, as in OOM or MOVED."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = message.split(" ", 1)[0]
+        if self.code == "ERR" and (nested := NESTED.search(message)):
+            self.code = nested[1]
+
+
+class LinkLost(Exception):
+    """The connection ended, or was never made. What was asked may have been done."""
+
+
+class Link(asyncio.Protocol):
+    """Open until `lost` is done. `open_link` makes one."""
+
+    def __init__(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._look_s = timeout_s / LOOKS
+        self._reader = hiredis.Reader(protocolError=LinkLost, replyError=Refused)
+        self._transport: asyncio.Transport | None = None
+        self._waiting: deque[asyncio.Future[Reply]] = deque()
+        self._unsent: list[bytes] = []
+        self._outside: deque[asyncio.Future[None]] = deque()
+        self._hear: Callable[[Reply], None] | None = None
+        self._is_heard = False
+        self._silent_looks = 0
+
+    # For callers.
+
+    async def ask(self, packed: bytes) -> Reply:
+        """Send one command, or raise what came in place of a reply: Refused or LinkLost."""
+        while len(self._waiting) >= MAX_WAITING and not self.lost.done():
+            room = self._loop.create_future()
+            self._outside.append(room)
+            await room
+        reply = await self.send(packed)
+        if isinstance(reply, Refused):
+            raise reply
+        return reply
+
+    def send(self, packed: bytes) -> asyncio.Future[Reply]:
+        """Send one command; what is sent in one turn of the loop goes out together."""
+        answer: asyncio.Future[Reply] = self._loop.create_future()
+        if self.lost.done():
+            answer.set_exception(LinkLost("the connection is closed"))
+            return answer
+        if not self._waiting:
+            self._silent_looks = 0
+        self._waiting.append(answer)
+        self._write(packed)
+        return answer
+
+    def listen(self, hear: Callable[[Reply], None]) -> None:
+        """From now on this is a subscriber's link: everything that arrives goes to `hear`.
+
+        A silent peer is asked whether it lives, and lost where it does not say so in time.
+        """
+        self._hear = hear
+
+    def tell(self, packed: bytes) -> None:
+        """Send what a subscriber sends; `hear` gets the answer."""
+        if not self.lost.done():
+            self._write(packed)
+
+    def close(self, why: str = "closed") -> None:
+        """Everybody who waits hears LinkLost."""
+        self._lose(LinkLost(why))
+
+    # For the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's is of its own kind
+        self._loop.call_later(self._look_s, self._watch)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lose(LinkLost(f"the server closed the connection{f': {error}' if error else ''}"))
+
+    def data_received(self, data: bytes) -> None:
+        self._is_heard = True
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                self._take(reply)
+        except LinkLost as error:
+            self._lose(LinkLost(f"what the server sent is no protocol of Redis: {error}"))
+
+    def _take(self, reply: Reply) -> None:
+        if self._hear is not None:
+            self._hear(reply)
+            return
+        if not self._waiting:
+            self._lose(LinkLost(f"the server sent what nobody asked for: {reply!r:.100}"))
+            return
+        answer = self._waiting.popleft()
+        if not answer.done():
+            answer.set_result(reply)
+        if self._outside and len(self._waiting) in (MAX_WAITING // 2, 0):
+            self._let_in()
+
+    def _let_in(self) -> None:
+        """As many as there is room for; who was cancelled takes none."""
+        room = MAX_WAITING - len(self._waiting)
+        while self._outside and room:
+            waiter = self._outside.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                room -= 1
+
+    def _write(self, packed: bytes) -> None:
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(packed)
+
+    def _flush(self) -> None:
+        if self._transport is not None and self._unsent and not self.lost.done():
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
+
+    def _watch(self) -> None:
+        """Counts looks, not seconds: after a pause of this very process what arrived counts."""
+        if self.lost.done():
+            return
+        self._loop.call_later(self._look_s, self._watch)
+        if not self._waiting:
+            self._let_in()  # where all who were let in were cancelled before they came
+        self._silent_looks = 0 if self._is_heard else self._silent_looks + 1
+        self._is_heard = False
+        if self._hear is not None:
+            if self._silent_looks == LOOKS // 2:
+                self.tell(PING)
+        elif not self._waiting:
+            if self._silent_looks >= IDLE_LOOKS:
+                self.send(PING).cancel()  # what matters is that something comes
+            return
+        if self._silent_looks > LOOKS:
+            self._lose(LinkLost(f"no reply in {self._look_s * LOOKS:g} s"))
+
+    def _lose(self, why: LinkLost) -> None:
+        if self.lost.done():
+            return
+        self.lost.set_result(None)
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_exception(LinkLost(*why.args))
+        self._waiting.clear()
+        self._let_in()
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def pack(*words: Word) -> bytes:
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]
+    return packed
+
+
+PING = pack("PING")
+
+
+async def open_link(
+    address: Address, place: Place, login: Login, database: int, timeout_s: float = 0
+) -> Link:
+    """Connected, logged in, on its database. Raises LinkLost, or Refused by the server.
+
+    timeout_s   without a reply: dead; 0: the place's own
+    """
+    loop, link = asyncio.get_running_loop(), Link(timeout_s or place.timeout_s)
+    try:
+        async with asyncio.timeout(place.timeout_s):
+            if address.port:
+                await loop.create_connection(
+                    lambda: link, address.host, address.port, ssl=place.tls
+                )
+            else:
+                await loop.create_unix_connection(lambda: link, address.host)
+            if login.password is not None:
+                user = [login.username] if login.username else []
+                await link.ask(pack("AUTH", *user, login.password))
+            if database:
+                await link.ask(pack("SELECT", database))
+            await link.ask(PING)
+    except TimeoutError:
+        link.close()
+        raise LinkLost(f"{address} did not answer in {place.timeout_s:g} s") from None
+    except OSError as error:
+        link.close()
+        raise LinkLost(f"{address}: {error.strerror or error}") from error
+    except BaseException:
+        link.close()
+        raise
+    return link

@@ -1,0 +1,131 @@
+"""Whether a server can hold the queue's promises: asked once at the start, said in one sentence."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Literal
+
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.redis.link import Link, LinkLost, Refused, pack
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.redis.url import Address, Kind
+
+Durability = Literal["server", "fsync"]
+log = logging.getLogger(__name__)
+OLDEST = (6, 2)
+RETRY_S = 1.0
+LOGIN = {"NOAUTH", "WRONGPASS"}
+Facts = dict[str, str]
+
+
+class UnfitServer(Exception):
+    """The message says what is wrong with which server, and what to do."""
+
+
+async def check_servers(redis: Redis, durability: Durability = "server") -> list[str]:
+    """What to warn of. Raises UnfitServer, or QueueUnreachable where no server answers."""
+    warnings, unreachable = [], []
+    addresses = await _addresses(redis)
+    for address in addresses:
+        try:
+            link = await redis.open(address)
+        except LinkLost as error:
+            unreachable.append(str(error))
+            continue
+        except Refused as error:
+            if error.code in LOGIN:
+                raise UnfitServer(f"{address} refuses the URL's login: {error}") from error
+            unreachable.append(f"{address}: {error}")
+            continue
+        try:
+            warnings += await _check(link, address, redis.place.kind, durability)
+        except LinkLost as error:
+            unreachable.append(str(error))
+        finally:
+            link.close()
+    if len(unreachable) == len(addresses):
+        raise QueueUnreachable(f"Redis could not be reached: {'; '.join(unreachable)}")
+    return warnings
+
+
+async def check_when_reached(redis: Redis, durability: Durability = "server") -> list[str]:
+    """The same, for whoever can wait until a server answers, and says so. Raises UnfitServer."""
+    is_told = False
+    while True:
+        try:
+            warnings = await check_servers(redis, durability)
+        except QueueUnreachable as error:
+            if not is_told:
+                log.warning("%s; trying again until it can", error.message)
+            is_told = True
+            await asyncio.sleep(RETRY_S)
+        else:
+            if is_told:
+                log.info("Redis is reached")
+            return warnings
+
+
+async def _addresses(redis: Redis) -> tuple[Address, ...]:
+    if redis.place.kind is not Kind.SENTINELS:
+        return redis.place.addresses
+    try:
+        return (await redis.find(""),)
+    except (LinkLost, Refused) as error:
+        raise QueueUnreachable(f"Redis could not be reached: {error}") from error
+
+
+async def _check(link: Link, address: Address, kind: Kind, durability: Durability) -> list[str]:
+    warnings = []
+    try:
+        facts = _parse(await link.ask(pack("INFO")))
+    except Refused as error:
+        facts = {}
+        warnings.append(f"{address} does not let INFO be asked, so it was not checked: {error}")
+    if facts:
+        for sentence in _faults(facts, kind):
+            raise UnfitServer(f"{address}: {sentence}")
+        if facts.get("aof_enabled") == "0":
+            warnings.append(f"{address}: appendonly is no: jobs are lost when the server ends")
+    if durability == "fsync":
+        await _check_fsync(link, address, facts)
+    return warnings
+
+
+def _faults(facts: Facts, kind: Kind) -> Iterator[str]:
+    version = facts.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < OLDEST:
+        yield f"version {version} is too old; the queue needs 6.2 or newer"
+    policy = facts.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield f"maxmemory-policy is {policy} and drops accepted jobs; set it to noeviction"
+    is_cluster = facts.get("cluster_enabled") == "1"
+    if is_cluster and kind is not Kind.CLUSTER:
+        yield "it is one of a cluster; the URL of a cluster begins with redis+cluster://"
+    if not is_cluster and kind is Kind.CLUSTER:
+        yield "it is no cluster; the URL of a single server begins with redis://"
+
+
+async def _check_fsync(link: Link, address: Address, facts: Facts) -> None:
+    """WAITAOF, or an append-only file that is written through before every reply."""
+    if facts.get("aof_enabled") == "0":
+        raise UnfitServer(f"{address}: durability fsync needs appendonly yes")
+    try:
+        await link.ask(pack("WAITAOF", 0, 0, 0))
+        return
+    except Refused as refusal:
+        lacking = str(refusal)
+    try:
+        reply = await link.ask(pack("CONFIG", "GET", "appendfsync"))
+    except Refused as error:
+        reply = [str(error).encode()]
+    if reply != [b"appendfsync", b"always"]:
+        raise UnfitServer(
+            f"{address}: durability fsync needs WAITAOF, of Redis 7.2 or newer or Valkey, "
+            f"or appendfsync always; {lacking}"
+        )
+
+
+def _parse(reply: object) -> Facts:
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else ""
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value.strip() for name, _, value in pairs}

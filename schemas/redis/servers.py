@@ -1,0 +1,220 @@
+"""Redis, wherever it is: which server has a key, the links to it, and what to do when it is gone.
+
+Whatever is called may be repeated after an ambiguous failure, and is, within a bound.
+"""
+
+import asyncio
+import random
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from penstock.schemas.redis.cluster import Cluster
+from penstock.schemas.redis.link import Link, LinkLost, Refused, Reply, Word, open_link, pack
+from penstock.schemas.redis.primary import Hosts, Sentinels
+from penstock.schemas.redis.url import Address, Kind, Place
+
+PAUSES_S = (0.02, 0.1, 0.3)  # between attempts of one call
+BACK_OFF_S = (0.0, 0.02, 0.05, 0.1, 0.2)  # after so many failures to connect in a row
+MAX_REDIRECTIONS = 5
+BLOCKING = {"XREAD", "XREADGROUP", "BLPOP", "BLMOVE", "WAIT"}  # each on a link of its own
+# A server hangs up on more in one piece, and on all who share the link: no other shall hear of it.
+MAX_COMMAND_BYTES = 2**29
+MAX_BLOCK_S = 10.0  # longer than any of them waits
+# It may be otherwise in a moment, or on another server. ASK too is waited out, never followed:
+# while a slot moves key by key its new server has but a part of the lane, and a script needs all
+# of it. The old one refuses scripts meanwhile: the key that they name, the prefix, is never there.
+TRANSIENT = {
+    "ASK", "LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED",
+}  # fmt: skip
+
+
+class Finder(Protocol):
+    """Knows which server is to be asked."""
+
+    async def find(self, key: bytes) -> Address:
+        """The server that has a key. Raises LinkLost, or Refused by whoever was asked."""
+
+    def doubt(self) -> None:
+        """A server did not do as it should: look again before the next answer."""
+
+    def moved(self, slot: int, address: Address) -> None:
+        """A server said that another has this slot."""
+
+
+class Links:
+    """At most one shared link to each server, made when it is asked for."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._links: dict[Address, Link] = {}
+        self._opening: dict[Address, asyncio.Task[Link]] = {}
+        self._num_failures: dict[Address, int] = {}
+        self._is_closed = False
+
+    async def get(self, address: Address) -> Link:
+        if self._is_closed:
+            raise LinkLost("closed")
+        link = self._links.get(address)
+        if link is not None and not link.lost.done():
+            return link
+        opening = self._opening.get(address)
+        if opening is None:
+            opening = asyncio.create_task(self._open(address))
+            self._opening[address] = opening
+            opening.add_done_callback(lambda task: self._opened(address, task))
+        return await asyncio.shield(opening)  # others wait for it too
+
+    async def open(self, address: Address, timeout_s: float = 0) -> Link:
+        """One more link, for whoever asked alone."""
+        return await open_link(
+            address, self.place, self.place.login, self.place.database, timeout_s
+        )
+
+    def close(self) -> None:
+        self._is_closed = True
+        for link in self._links.values():
+            link.close()
+
+    async def _open(self, address: Address) -> Link:
+        try:
+            self._links[address] = link = await self.open(address)
+        except (LinkLost, Refused):
+            failures = self._num_failures.get(address, 0)
+            self._num_failures[address] = failures + 1
+            await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
+            raise
+        self._num_failures.pop(address, None)
+        if self._is_closed:
+            link.close()
+        return link
+
+    def _opened(self, address: Address, task: asyncio.Task[Link]) -> None:
+        del self._opening[address]
+        if not task.cancelled():
+            task.exception()  # whoever waited has it
+
+
+class Redis:
+    """Calls, and links for subscribers. Any number of tasks of one event loop."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._links = Links(place)
+        self._finder = self._make_finder()
+        self._idle: dict[Address, list[Link]] = {}
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self._links.close()
+        for links in self._idle.values():
+            for link in links:
+                link.close()
+        self._idle.clear()
+        await asyncio.sleep(0)  # for the transports to end
+
+    async def call(self, *words: Word) -> Reply:
+        """Raises Refused by the server, or LinkLost where a few attempts reached none."""
+        key, packed = key_of(words), pack(*words)
+        if len(packed) > MAX_COMMAND_BYTES:
+            raise Refused(f"TOOLARGE a command of {len(packed)} bytes; at most {MAX_COMMAND_BYTES}")
+        give_up_s = time.monotonic() + 2 * self.place.timeout_s
+        for pause_s in (*PAUSES_S, None):
+            try:
+                return await self._attempt(key, packed, words[0] in BLOCKING)
+            except (LinkLost, Refused) as failure:
+                if isinstance(failure, Refused) and failure.code not in TRANSIENT:
+                    raise
+                if pause_s is None or time.monotonic() > give_up_s or self._is_closed:
+                    raise
+                self._finder.doubt()
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+        raise AssertionError("the last attempt returns or raises")
+
+    async def find(self, key: str) -> Address:
+        """The server where this key or channel lives, as far as is known."""
+        return await self._finder.find(key.encode())
+
+    def doubt(self) -> None:
+        self._finder.doubt()
+
+    async def open(self, address: Address) -> Link:
+        """A link that nobody shares."""
+        return await self._links.open(address)
+
+    async def _attempt(self, key: bytes, packed: bytes, blocks: bool) -> Reply:
+        address = await self._finder.find(key)
+        for _ in range(MAX_REDIRECTIONS):
+            try:
+                if blocks:
+                    return await self._ask_alone(address, packed)
+                return await (await self._links.get(address)).ask(packed)
+            except Refused as error:
+                if error.code != "MOVED":
+                    raise
+                slot, address = redirection(error, address)
+                self._finder.moved(slot, address)
+        raise LinkLost(f"the servers of the cluster do not agree who has {key!r:.100}")
+
+    async def _ask_alone(self, address: Address, packed: bytes) -> Reply:
+        """A command that waits would keep others waiting: it has a link for itself meanwhile."""
+        idle = self._idle.setdefault(address, [])
+        while idle and idle[-1].lost.done():
+            idle.pop()
+        timeout_s = self.place.timeout_s + MAX_BLOCK_S
+        link = idle.pop() if idle else await self._links.open(address, timeout_s)
+        try:
+            reply = await link.ask(packed)
+        except Refused:
+            idle.append(link)
+            raise
+        except BaseException:
+            link.close()  # it may wait on, and with it whoever came next
+            raise
+        if self._is_closed:
+            link.close()
+        else:
+            idle.append(link)
+        return reply
+
+    def _make_finder(self) -> Finder:
+        match self.place.kind:
+            case Kind.HOSTS:
+                return Hosts(self.place, self._links.get)
+            case Kind.SENTINELS:
+                return Sentinels(self.place, self._links.get)
+            case Kind.CLUSTER:
+                return Cluster(self.place, self._links.get)
+
+
+def key_of(words: tuple[Word, ...]) -> bytes:
+    """The key that decides which server of a cluster is asked; empty: any may be."""
+    match words[0]:
+        case "EVAL" | "EVALSHA":
+            key = words[3]
+        case "XREAD" | "XREADGROUP":
+            key = words[words.index("STREAMS") + 1]
+        case "XGROUP" | "XINFO" | "OBJECT" | "MEMORY":
+            key = words[2]
+        case _:
+            key = words[1] if len(words) > 1 else b""
+    return key if isinstance(key, bytes) else str(key).encode()
+
+
+def redirection(error: Refused, asked: Address) -> tuple[int, Address]:
+    """Out of `MOVED 3999 host:port`; without a host it is the one that was asked."""
+    _, slot, place = str(error).split(" ", 2)
+    host, _, port = place.rpartition(":")
+    return int(slot), Address(host or asked.host, int(port))

@@ -1,0 +1,126 @@
+"""Channels that stay subscribed through every loss of a connection, and word of each loss.
+
+On a cluster a channel is subscribed where its hash tag lives: there its readers are counted.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.redis.link import Link, LinkLost, Refused, Reply, pack
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.redis.url import Address
+
+RECONNECT_S = 0.2
+LOOK_S = 1.0  # how often channels are looked for where they should be
+SUBSCRIBE_S = 5.0
+
+
+class Subscriber:
+    """`hear` gets channel and message; `miss` is called when messages may have gone unheard."""
+
+    def __init__(
+        self, redis: Redis, hear: Callable[[bytes, bytes], None], miss: Callable[[], None]
+    ) -> None:
+        self._redis = redis
+        self._hear = hear
+        self._miss = miss
+        self._confirmed: dict[str, asyncio.Event] = {}
+        self._told: dict[str, Address] = {}
+        self._links: dict[Address, Link] = {}
+        self._opening: dict[Address, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+
+    async def aclose(self) -> None:
+        keeping = [] if self._keeping is None else [self._keeping]
+        for task in (tasks := [*keeping, *self._opening.values()]):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        links, self._links = list(self._links.values()), {}
+        for link in links:
+            link.close()
+
+    async def subscribe(self, channel: str) -> None:
+        """Return once Redis sends this channel here. Raises QueueUnreachable."""
+        confirmed = self._confirmed.setdefault(channel, asyncio.Event())
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep())
+        if confirmed.is_set():
+            return
+        self._changed.set()
+        try:
+            async with asyncio.timeout(SUBSCRIBE_S):
+                await confirmed.wait()
+        except TimeoutError:
+            raise QueueUnreachable("Redis could not be reached: no subscription") from None
+
+    async def _keep(self) -> None:
+        while True:
+            self._changed.clear()
+            is_lacking = False
+            for channel in list(self._confirmed):
+                try:
+                    self._place(channel, await self._redis.find(channel))
+                except (LinkLost, Refused):
+                    is_lacking = True
+            if is_lacking:
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+
+    def _place(self, channel: str, address: Address) -> None:
+        told = self._told.get(channel)
+        if told == address:
+            return
+        if told is not None:  # the slot moved to another server
+            self._links[told].tell(pack("UNSUBSCRIBE", channel))
+            del self._told[channel]
+            self._confirmed[channel].clear()
+            self._miss()
+        if address in self._links:
+            self._told[channel] = address
+            self._links[address].tell(pack("SUBSCRIBE", channel))
+        elif address not in self._opening:
+            self._opening[address] = asyncio.create_task(self._open(address))
+
+    async def _open(self, address: Address) -> None:
+        try:
+            link = await self._redis.open(address)
+        except (LinkLost, Refused):
+            self._redis.doubt()
+            await asyncio.sleep(RECONNECT_S)
+        else:
+            link.listen(partial(self._take, address))
+            self._links[address] = link
+            link.lost.add_done_callback(lambda _: self._lose(address, link))
+        finally:
+            del self._opening[address]
+            self._changed.set()
+
+    def _lose(self, address: Address, link: Link) -> None:
+        if self._links.get(address) is not link:
+            return
+        del self._links[address]
+        for channel in [each for each, at in self._told.items() if at == address]:
+            del self._told[channel]
+            self._confirmed[channel].clear()
+        self._redis.doubt()
+        self._miss()
+        self._changed.set()
+
+    def _take(self, address: Address, reply: Reply) -> None:
+        match reply:
+            case [b"message", bytes() as channel, bytes() as message]:
+                self._hear(channel, message)
+            case [b"subscribe", bytes() as channel, _]:
+                name = channel.decode()
+                if self._told.get(name) == address:
+                    self._confirmed[name].set()
+            case Refused():
+                self._links[address].close(str(reply))

@@ -1,0 +1,132 @@
+"""Where grammars are tried before the engine compiles them: a process that may be killed."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from threading import Lock
+
+from penstock.schemas.errors import WorkerFailed
+from penstock.schemas.sampling import ConstraintKind
+from penstock.worker.engine.grammar import sandbox_process
+from penstock.worker.engine.grammar.sandbox_process import (
+    Answer,
+    Question,
+    Start,
+    Verdict,
+    receive,
+    send,
+)
+
+_START_S = 120.0  # to load a large vocabulary on a busy machine
+_GRACE_S = 20.0  # past the limits the process itself hangs
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Of one attempt."""
+
+    cpu_s: int = 2
+    wall_s: float = 10.0  # a machine that is busy is no fault of the grammar
+    memory_bytes: int = 1 << 30  # beside what the tokenizer takes
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A grammar that was compiled once within the limits."""
+
+    grammar: str
+    num_bytes: int  # of memory, about
+
+
+class Sandbox:
+    """Tries grammars, several at once; from any thread. It starts with the first one."""
+
+    def __init__(
+        self,
+        backend: str,
+        vocab_size: int,
+        eos_token_ids: list[int],
+        limits: SandboxLimits = SandboxLimits(),
+    ) -> None:
+        """backend is the tokenizer as JSON."""
+        self._limits = limits
+        self._start = Start(
+            backend=backend,
+            vocab_size=vocab_size,
+            eos_token_ids=eos_token_ids,
+            cpu_s=limits.cpu_s,
+            wall_s=limits.wall_s,
+            memory_bytes=limits.memory_bytes,
+        )
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def attempt(self, kind: ConstraintKind, text: str) -> Tried:
+        """Raises ValueError with the reason why there is no grammar.
+
+        WorkerFailed: none could be tried, which is not the text's fault.
+        """
+        try:
+            return self._ask(kind, text)
+        except (OSError, EOFError):
+            self.close()  # somebody killed the process: start it again
+        try:
+            return self._ask(kind, text)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise WorkerFailed("grammars cannot be tried: the sandbox ended") from error
+
+    def close(self) -> None:
+        """End the process; what it had in work ends by its own limits."""
+        with self._lock:
+            if self._process is not None and self._control is not None:
+                self._control.close()
+                self._process.kill()
+                self._process.wait()
+            self._process = self._control = None
+
+    def _ask(self, kind: ConstraintKind, text: str) -> Tried:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                socket.send_fds(self._started(), [b"g"], [theirs.fileno()])
+            ours.settimeout(self._limits.wall_s + _GRACE_S)
+            send(ours, Question(kind=kind, text=text))
+            told = json.loads(receive(ours))
+            answer: Answer | None = told if "grammar" in told else None
+            verdict: Verdict = told if answer is None else json.loads(receive(ours))
+        if answer is None:
+            raise ValueError(_why(verdict["status"], self._limits))
+        if answer["reason"]:
+            raise ValueError(answer["reason"])
+        return Tried(answer["grammar"], verdict["num_bytes"])
+
+    def _started(self) -> socket.socket:
+        with self._lock:
+            if self._control is None:
+                ours, theirs = socket.socketpair()
+                with theirs:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", sandbox_process.__name__, str(theirs.fileno())],
+                        pass_fds=[theirs.fileno()],
+                        stdin=subprocess.DEVNULL,
+                    )
+                self._control = ours
+                ours.settimeout(_START_S)
+                send(ours, self._start)
+                receive(ours)
+            return self._control
+
+
+def _why(status: int, limits: SandboxLimits) -> str:
+    """What the limit was at which the process ended."""
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"compiling it takes more than {limits.cpu_s} s; make it simpler"
+    if status == -signal.SIGALRM:
+        return f"compiling it took more than {limits.wall_s:g} s; make it simpler, or try again"
+    mebibytes = limits.memory_bytes >> 20
+    return f"compiling it takes more than {mebibytes} MiB, or breaks the compiler; make it simpler"

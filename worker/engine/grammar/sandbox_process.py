@@ -1,0 +1,170 @@
+"""The process that tries grammars: for each one it forks a child that is killed at the limits.
+
+It is the template of its children, so it stays small (no torch, no transformers) and starts no
+thread. A child gets one grammar, from a socket that comes with the request, and answers there.
+"""
+
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TypedDict
+
+from llguidance import LLMatcher, LLTokenizer
+
+from penstock.schemas.sampling import ConstraintKind
+from penstock.worker.engine.grammar.structured import LIMITS, grammar_of, place_in, reason_of
+
+MASK_S = 0.05  # of CPU: a step of the model waits for its masks
+NUM_STEPS = 24  # of a completion at random, whose masks are timed
+
+_LENGTH = struct.Struct("!I")
+
+
+class Start(TypedDict):
+    """What all have in common: the tokenizer as JSON, and the limits of each."""
+
+    backend: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    cpu_s: int
+    wall_s: float
+    memory_bytes: int
+
+
+class Question(TypedDict):
+    kind: ConstraintKind
+    text: str
+
+
+class Answer(TypedDict):
+    """Of two, one is empty: the grammar that compiled, or the reason why none did."""
+
+    grammar: str
+    reason: str
+
+
+class Verdict(TypedDict):
+    """How the child ended: its exit status (of a signal: minus its number) and what it took."""
+
+    status: int
+    num_bytes: int
+
+
+def send(wire: socket.socket, value: object) -> None:
+    raw = json.dumps(value).encode()
+    wire.sendall(_LENGTH.pack(len(raw)) + raw)
+
+
+def receive(wire: socket.socket) -> bytes:
+    """One value as JSON; raises EOFError when there is none, TimeoutError as the socket does."""
+    return _exactly(wire, _LENGTH.unpack(_exactly(wire, _LENGTH.size))[0])
+
+
+def main() -> None:
+    """Started with one socket: the tokenizer comes first, then a socket for each grammar."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    start: Start = json.loads(receive(control))
+    tokenizer = LLTokenizer(
+        start["backend"], n_vocab=start["vocab_size"], eos_token=start["eos_token_ids"]
+    )
+    send(control, "ready")
+    while True:
+        _, files, _, _ = socket.recv_fds(control, 1, 1)
+        if not files:
+            return
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that nobody waits for wardens
+        if os.fork() == 0:
+            control.close()
+            _watch(socket.socket(fileno=files[0]), tokenizer, start)
+        os.close(files[0])
+
+
+def _watch(wire: socket.socket, tokenizer: LLTokenizer, start: Start) -> None:
+    """Fork once more, and say how that one ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _limit(start)
+            question: Question = json.loads(receive(wire))
+            grammar, reason = _tried(tokenizer, question)
+            send(wire, Answer(grammar=grammar, reason=reason))
+        finally:
+            os._exit(0)
+    _, status, used = os.wait4(pid, 0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    grown = max(0, used.ru_maxrss * 1024 - pages * resource.getpagesize())
+    send(wire, Verdict(status=os.waitstatus_to_exitcode(status), num_bytes=grown))
+    os._exit(0)
+
+
+def _limit(start: Start) -> None:
+    """Each limit ends the process; nothing of it is dumped or printed."""
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(quiet, number)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (used + start["memory_bytes"],) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (start["cpu_s"], start["cpu_s"] + 1))
+    signal.setitimer(signal.ITIMER_REAL, start["wall_s"])
+
+
+def _tried(tokenizer: LLTokenizer, question: Question) -> tuple[str, str]:
+    """The grammar that compiled, and no reason; or the reason why there is none."""
+    try:
+        grammar = grammar_of(question["kind"], question["text"])
+    except ValueError as error:
+        return "", str(error)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    matcher.compute_bitmask()  # finds forms that nothing matches
+    if matcher.is_error():
+        why = partial(_why, tokenizer)
+        return "", place_in(question["kind"], question["text"], reason_of(matcher), why)
+    draw = random.Random(0)
+    for _ in range(NUM_STEPS):
+        began_s = time.thread_time()
+        mask = matcher.compute_bitmask()
+        if time.thread_time() - began_s > MASK_S:
+            return "", f"its masks take more than {MASK_S * 1000:g} ms of a step"
+        if not _advance(matcher, mask, draw):
+            break
+    return grammar, ""
+
+
+def _why(tokenizer: LLTokenizer, grammar: str) -> str:
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    matcher.compute_bitmask()
+    return reason_of(matcher)
+
+
+def _advance(matcher: LLMatcher, mask: bytes, draw: random.Random) -> bool:
+    """Take any token that the mask allows; false at the end."""
+    some = [place for place, byte in enumerate(mask) if byte]
+    if not some or matcher.is_stopped():
+        return False
+    place = draw.choice(some)
+    bits = [bit for bit in range(8) if mask[place] >> bit & 1]
+    return bool(matcher.consume_token(8 * place + draw.choice(bits)))
+
+
+def _exactly(wire: socket.socket, count: int) -> bytes:
+    received = b""
+    while len(received) < count:
+        piece = wire.recv(count - len(received))
+        if not piece:
+            raise EOFError
+        received += piece
+    return received
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""From what a caller asks of a completion's form to a grammar, or to why there is none."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+
+from llguidance import LLMatcher, LLParserLimits, grammar_from, regex_to_lark
+from pydantic import JsonValue
+
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
+from penstock.worker.engine.grammar.json_schema import Schema, place_of, respelled
+
+MAX_DEPTH = 32  # brackets inside brackets of a schema
+MAX_REPETITION = 1000  # of a part of a pattern; of a part inside a part, the product
+MAX_OPTIONAL = 256  # properties of one object that may be absent: masks slow down with their number
+MAX_REASON = 300  # characters
+MAX_SHOWN = 60  # characters of a name in a schema
+_LOOK_S = 0.3  # of CPU, for the place of what is refused
+_UNKNOWN = re.compile(r'Unimplemented keys: \["(.*)"\]$')
+# Of a pattern or a grammar, what counts for repetitions; escapes and sets hide what is in them.
+_SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|.", re.DOTALL)
+# Masks are computed while a step of the model runs: at 14,000 units of fuel a millisecond, the
+# worst pattern ends after some 15 ms with an error. Errors carry nothing of the parser's state.
+LIMITS = LLParserLimits(
+    step_lexer_fuel=200_000, max_lexer_states=50_000, max_grammar_size=200_000, verbose_errors=False
+)
+
+
+def grammar_of(kind: ConstraintKind, text: str) -> str:
+    """The grammar in llguidance's form; raises ValueError where the text itself is broken.
+
+    What is worse than broken can take minutes, gigabytes or the process: call it in the sandbox.
+    """
+    try:
+        if kind == "json":
+            return _json_grammar(json.dumps(_schema(text), ensure_ascii=False))
+        if kind == "grammar":
+            check_repetitions(text)
+            return grammar_from("grammar", text)
+        return _regex_grammar(text)
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a surrogate pair, which no text matches") from None
+
+
+def place_in(kind: ConstraintKind, text: str, reason: str, why: Callable[[str], str]) -> str:
+    """The reason with its place in the schema; `why` tells what is wrong with a grammar."""
+    if kind != "json":
+        return reason
+
+    give_up_s = time.thread_time() + _LOOK_S
+
+    def why_not(part: Schema) -> str | None:
+        if time.thread_time() > give_up_s:
+            return None
+        try:
+            return why(_json_grammar(json.dumps(part, ensure_ascii=False)))
+        except ValueError as error:
+            return str(error)
+
+    schema = _schema(text)
+    place = place_of(schema, reason, why_not)
+    return reason if place == "#" else f"{place}: {reason}"
+
+
+def alternatives(choices: list[str]) -> str:
+    """A pattern that each choice matches, and nothing else."""
+    # Loading outlines takes a second, and most jobs ask for no choice.
+    from outlines.types import Choice
+    from outlines.types.dsl import to_regex
+
+    return to_regex(Choice(choices))
+
+
+def refusal(outputs: StructuredOutputs, reason: str) -> InvalidJob:
+    """The error that names the field and says why."""
+    kind, _ = outputs.constraint
+    alias = " (response_format)" if kind == "json" else ""
+    told = " ".join(reason.split())
+    if len(told) > MAX_REASON:  # a long pattern, quoted twice around one line that says it all
+        lines = [line for line in reason.splitlines() if line.startswith("error: ")]
+        told = (lines or [told])[0][:MAX_REASON]
+    return InvalidJob(f"structured_outputs.{kind}{alias}: {told}", "structured_outputs")
+
+
+def reason_of(matcher: LLMatcher) -> str:
+    """What went wrong, without the compiler's advice on options that no caller has."""
+    error = matcher.get_error().partition("<non-verbose/>")[0].strip()
+    if error.startswith("oneOf "):
+        return "oneOf: its alternatives may overlap; tell them apart by a const, or use anyOf"
+    if unknown := _UNKNOWN.match(error):
+        return f"{unknown[1]}: not supported; leave it out, or say it in other words"
+    return "no text matches it" if error == "NoExtensionBias" else error
+
+
+def _json_grammar(schema: str) -> str:
+    """White space without bounds lets a weak model stay in it for ever. One space after a comma or
+    a colon may be: both spellings are common, and no model should be forced off its own.
+    """
+    return LLMatcher.grammar_from_json_schema(
+        schema,
+        overrides={
+            "whitespace_flexible": False,
+            "item_separator": ", ?",
+            "key_separator": ": ?",
+            "lenient": False,
+            "coerce_one_of": False,
+        },
+    )
+
+
+def _schema(text: str) -> Schema:
+    """A schema in words that llguidance knows. What they mean, and whether they can be kept, it
+    says itself.
+
+    (outlines' own check would hand the caller's patterns to `re`, and refuses what `re` lacks.)
+    """
+    schema = _parsed(text)
+    if isinstance(schema, dict):
+        schema = respelled(schema)
+    _check_parts(schema, "#")
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise ValueError("a schema is an object, true or false")
+    schema.pop("x-guidance", None)  # would change how the grammar is made, not what it means
+    json.dumps(schema, ensure_ascii=False).encode()
+    return schema
+
+
+def _parsed(text: str) -> JsonValue:
+    too_deep = ValueError(f"brackets inside brackets more than {MAX_DEPTH} deep")
+    try:
+        value: JsonValue = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise too_deep from None
+    if _depth(value) > MAX_DEPTH:
+        raise too_deep
+    return value
+
+
+def _check_parts(value: JsonValue, path: str) -> None:
+    """Patterns and objects anywhere inside; what only looks like one, in a const, is treated so."""
+    if isinstance(value, dict):
+        pattern, patterns = value.get("pattern"), value.get("patternProperties")
+        try:
+            for each in [pattern, *(patterns if isinstance(patterns, dict) else ())]:
+                if isinstance(each, str):
+                    check_repetitions(each)
+            _check_optional(value)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}" if path != "#" else str(error)) from None
+    named = value.items() if isinstance(value, dict) else enumerate(_inside(value))
+    for name, inner in named:
+        _check_parts(inner, f"{path}/{str(name)[:MAX_SHOWN]}")
+
+
+def _check_optional(schema: Schema) -> None:
+    names, required = schema.get("properties"), schema.get("required")
+    if isinstance(names, dict):
+        needed = (
+            [each for each in required if isinstance(each, str)]
+            if isinstance(required, list)
+            else []
+        )
+        count = len(names.keys() - needed)
+        if count > MAX_OPTIONAL:
+            raise ValueError(f"properties: {count} that are not required; at most {MAX_OPTIONAL}")
+
+
+def _inside(value: JsonValue) -> list[JsonValue]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"not JSON: {name[:20]} is not a finite number")
+
+
+def _finite(digits: str) -> float:
+    return number if math.isfinite(number := float(digits)) else _refuse(digits)
+
+
+def _depth(value: JsonValue) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_depth, _inside(value)), default=0)
+
+
+def check_repetitions(pattern: str) -> None:
+    """Raise ValueError if a part may be asked for more than `MAX_REPETITION` times."""
+    last, most, opened = 1, 1, list[int]()  # of the part before, of the group, of those around
+    for sign, count in ((each[0], each[2] or each[1]) for each in _SIGNS.finditer(pattern)):
+        if sign == "(":
+            opened.append(most)
+            last = most = 1
+        elif sign == ")":
+            last, most = most, max(opened.pop() if opened else 1, most)
+        elif count:
+            last *= max(1, int(count[:9]))
+            most = max(most, last)
+            if last > MAX_REPETITION:
+                raise ValueError(f"a part is repeated {last} times; at most {MAX_REPETITION}")
+        else:
+            last = 1
+
+
+def _regex_grammar(pattern: str) -> str:
+    r"""Matched whole. `\d` and `\w` are ASCII, as in JSON Schema: dialects differ on the rest."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise ValueError("it ends in a backslash that escapes nothing")
+    check_repetitions(pattern)
+    return grammar_from("lark", f"start: /{regex_to_lark(pattern, 'dw')}/")

@@ -1,0 +1,82 @@
+"""Which engine a worker runs, built from its settings."""
+
+import os
+from collections.abc import Callable
+from typing import Protocol
+
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.fake import fake_engine
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition, Load, Output, PlanRow, Stats
+from penstock.worker.process.loading import loading
+from penstock.worker.process.settings import WorkerSettings, model_folder
+
+
+class AnyEngine(Protocol):
+    """What `penstock.worker.engine.engine.Engine` and the fake one have in common."""
+
+    note_plan: Callable[[list[PlanRow]], None] | None
+    """Told of each step's plan before it is computed."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    @property
+    def num_steps(self) -> int:
+        """That computed something."""
+
+    def add(self, addition: Addition) -> None: ...
+
+    def cancel(self, seq_id: str) -> None: ...
+
+    def step(self) -> list[Output]: ...
+
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+
+    def load(self) -> Load: ...
+
+    def stats(self) -> Stats: ...
+
+
+def load_engine(settings: WorkerSettings) -> AnyEngine:
+    if settings.load_format == "fake":
+        return fake_engine(
+            settings.max_model_len,
+            settings.max_num_seqs,
+            settings.block_size,
+            settings.fake_step_ms / 1000,
+            settings.fake_poison,
+            settings.fake_stamps,
+            settings.max_num_batched_tokens or 2048,
+        )
+    # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    with loading(settings.model):
+        from penstock.worker.engine.build import build_engine
+
+        return build_engine(_config(settings))
+
+
+def _config(settings: WorkerSettings) -> EngineConfig:
+    assert settings.load_format != "fake"
+    return EngineConfig(
+        model=model_folder(settings.model),
+        dtype=settings.dtype,
+        device=settings.device,
+        load_format=settings.load_format,
+        hf_overrides=settings.hf_overrides,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_gpu_blocks_override=settings.num_gpu_blocks_override,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        deterministic=settings.deterministic,
+        quantization=settings.quantization,
+        priority_preemption_threshold=settings.priority_preemption_threshold,
+    )

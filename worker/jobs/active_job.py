@@ -1,0 +1,204 @@
+"""A job in work: its sequences in the engine, its completions, and how much of them is logged."""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.schemas.checksum import NOTHING, roll
+from penstock.schemas.cursor import Cursor
+from penstock.schemas.delivery import Commit, Ending, Started
+from penstock.schemas.errors import Cancelled, DeadlineExceeded
+from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Usage
+from penstock.schemas.job import Job
+from penstock.worker.engine.messages import Addition, Output
+from penstock.worker.text.completion import Completion, Piece
+
+Failure = Literal["failed", "cancelled", "expired"]
+_PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
+
+
+@dataclass(slots=True, eq=False)
+class ActiveJob:
+    """Pieces wait in `_pending`, one a choice; sealed as deltas they never change, so that they can
+    be sent again; `num_committed` of those are known to be in the log. Raises StreamDiverged for a
+    log that does not hang together.
+    """
+
+    started: Started
+    prompts: list[list[int]]
+    completions: list[Completion]
+    deltas: list[Delta] = field(default_factory=list)
+    num_committed: int = 0
+    failure: tuple[Failure, ErrorBody] | None = None
+    is_spent: bool = False  # the account's budget is: what runs on ends here, and well
+    behind_since_s: float | None = None  # monotonic; none when all is committed
+    num_behind: int = 0  # tokens that are not known to be logged
+    _num_open: int = 0  # choices that are not finished
+    _pending: dict[int, Piece] = field(default_factory=dict)
+    _num_cached: dict[int, int] = field(default_factory=dict)
+    _checksum: int = NOTHING
+
+    def __post_init__(self) -> None:
+        self.deltas = list(self.started.log)
+        self.num_committed = len(self.deltas)
+        logged = Cursor(self.job.job_id, 0)
+        for delta in self.deltas:
+            logged.take(delta)
+            self.completions[delta.index].replay(delta)
+        self._checksum = logged.checksum or NOTHING
+        self._num_open = len(self.open_choices())
+
+    @property
+    def job(self) -> Job:
+        return self.started.job
+
+    @property
+    def position(self) -> int:
+        """Of the next delta."""
+        return self.deltas[-1].end if self.deltas else 0
+
+    @property
+    def has_passed_trial(self) -> bool:
+        """Whether enough is logged that nobody suspects the job any more, or never did."""
+        trial = self.started.trial
+        if trial is None:
+            return True
+        return self.num_committed > 0 and self.deltas[self.num_committed - 1].end >= trial
+
+    @property
+    def is_over(self) -> bool:
+        return not self._num_open or self.failure is not None or self.is_spent
+
+    def seq_id(self, index: int) -> str:
+        """Unique over attempts: what an earlier one still sends is not taken for this one's."""
+        return f"{self.job.job_id}:{self.started.epoch}:{index}"
+
+    def open_choices(self) -> list[int]:
+        return [index for index, each in enumerate(self.completions) if not each.is_finished]
+
+    def additions(self, cache_salt: bytes) -> list[Addition]:
+        """A sequence for each choice that is not finished, with the ids drawn so far."""
+        params, seed = self.job.params, job_seed(self.job)
+        return [
+            Addition(
+                seq_id=self.seq_id(index),
+                prompt=self.prompts[index // params.n],
+                params=params,
+                seed=seed,
+                choice=index,
+                completion=list(self.completions[index].token_ids),
+                cache_salt=cache_salt,
+                priority=_PRIORITIES[self.started.priority_class],
+                turn=self.started.turn,
+            )
+            for index in self.open_choices()
+        ]
+
+    def take(self, index: int, output: Output) -> bool:
+        """Add a step's output to a choice; true if a stop string ended it before the engine did."""
+        completion = self.completions[index]
+        if completion.is_finished or self.failure is not None or self.is_spent:
+            return False
+        piece = completion.take(
+            output.token_ids, output.logprobs, output.finish_reason, output.stop_reason
+        )
+        waiting = self._pending.get(index)
+        self._pending[index] = waiting.joined(piece) if waiting else piece
+        self._num_cached.setdefault(index, output.num_cached)
+        self.num_behind += len(piece.token_ids)
+        if self.behind_since_s is None:
+            self.behind_since_s = time.monotonic()
+        if piece.finish_reason is None:
+            return False
+        self._num_open -= 1
+        return output.finish_reason is None
+
+    def fail(self, state: Failure, error: ErrorBody) -> None:
+        """The first reason wins."""
+        self.failure = self.failure or (state, error)
+
+    def cancel(self) -> None:
+        self.fail("cancelled", Cancelled("the job was cancelled").body())
+
+    def expire(self) -> None:
+        error = DeadlineExceeded("timeout_ms: the job's time was up while it ran", "timeout_ms")
+        self.fail("expired", error.body())
+
+    def spend(self) -> None:
+        self.is_spent = True
+
+    def cut(self, position: int) -> None:
+        """Drop all tokens from a position on: the budget ends there. None of them is logged."""
+        self.is_spent = True
+        self._seal()
+        kept = [delta for delta in self.deltas if delta.end <= position]
+        beyond = self.deltas[len(kept) :]
+        self.deltas, self._checksum = kept, NOTHING
+        self.num_committed = min(self.num_committed, len(kept))
+        self.completions = [completion.anew() for completion in self.completions]
+        for delta in kept:
+            self.completions[delta.index].replay(delta)
+            self._checksum = roll(self._checksum, delta.index, delta.token_ids)
+        if beyond and beyond[0].position < position:
+            last, count = beyond[0], position - beyond[0].position
+            piece = self.completions[last.index].cut(last.token_ids[:count], last.logprobs)
+            self._pending[last.index] = piece
+            self._seal()
+        self._num_open = len(self.open_choices())
+        committed = self.deltas[self.num_committed - 1].end if self.num_committed else 0
+        self.num_behind = self.position - committed
+
+    def commit(self) -> Commit:
+        """What is not logged yet. While that is under way new pieces wait, and merge."""
+        if self.num_committed == len(self.deltas):
+            self._seal()
+        new = self.deltas[self.num_committed :]
+        if self.num_committed > len(self.started.log):
+            return Commit(self.job.job_id, self.started.epoch, new)
+        usage = self.usage()
+        return Commit(
+            self.job.job_id, self.started.epoch, new, usage.prompt_tokens, usage.cached_tokens
+        )
+
+    def note_committed(self, commit: Commit) -> None:
+        self.num_committed += len(commit.deltas)
+        self.num_behind -= sum([len(delta.token_ids) for delta in commit.deltas])
+        self.behind_since_s = time.monotonic() if self._pending else None
+
+    def ending(self) -> Ending:
+        """What ends the job, with the deltas that are not logged yet."""
+        self._seal()
+        position, usage, checksum = self.position, self.usage(), self._checksum
+        reason: FinishReason | None = "budget" if self.open_choices() else None
+        end: Done | Failed = Done(position, usage, checksum=checksum, finish_reason=reason)
+        if self.failure is not None:
+            state, error = self.failure
+            end = Failed(
+                position=position, state=state, error=error, usage=usage, checksum=checksum
+            )
+        return Ending(self.job, self.started.epoch, self.deltas, self.num_committed, end)
+
+    def usage(self) -> Usage:
+        """A prompt counts once, however many choices answer it."""
+        firsts = range(0, len(self.completions), self.job.params.n)
+        return Usage(
+            prompt_tokens=sum(len(prompt) for prompt in self.prompts),
+            completion_tokens=sum(len(each.token_ids) for each in self.completions),
+            cached_tokens=sum(self._num_cached.get(first, 0) for first in firsts),
+        )
+
+    def _seal(self) -> None:
+        position = self.position
+        for index, piece in self._pending.items():
+            self._checksum = roll(self._checksum, index, piece.token_ids)
+            self.deltas.append(piece.delta(position, index, self._checksum))
+            position += len(piece.token_ids)
+        self._pending.clear()
+
+
+def job_seed(job: Job) -> int:
+    """The given one, or one that every attempt at the job shares."""
+    if job.params.seed is not None:
+        return job.params.seed
+    return int.from_bytes(hashlib.blake2b(job.job_id.encode(), digest_size=7).digest(), "big")

@@ -1,0 +1,189 @@
+"""How many more jobs the engine can take now: nothing is read that would only wait here."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from penstock.schemas.job import COMPLETION_TOKENS, PriorityClass
+from penstock.schemas.queue.queue import CLASSES
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition, Load
+from penstock.worker.process.ipc import Step
+
+_WEIGHT = 0.1  # of the newest sequence in the average
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """How many jobs to read. With `down_to` there is no room: one of this class or a higher one,
+    for which others give way.
+    """
+
+    count: int
+    down_to: PriorityClass | None = None
+
+
+class Room:
+    """Free sequences and KV blocks, as last reported, less what is on its way.
+
+    Readers, one a lane, have their turns in the order in which they came for room, and each asks
+    for its lane's share at most, so none of them is left out for another.
+
+    threshold   the engine's: classes that a sequence must be below another to give way to it
+    is_settled  whether the engine has carried out all that it was told
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        num_lanes: int,
+        threshold: int | None = None,
+        is_settled: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._limits = limits
+        self._num_lanes = num_lanes
+        self._threshold = threshold
+        self._is_settled = is_settled
+        self._sequences: dict[str, int] = {}  # to its priority
+        self._unseen: dict[str, float] = {}  # blocks of sequences that gave no token yet
+        self._num_asked = 0  # jobs that reads under way may yet bring
+        self._num_preparing = 0  # jobs read whose sequences have not entered
+        self._average_blocks = self._blocks(COMPLETION_TOKENS)
+        self._load = Load()
+        self._step_s = 0.0
+        self._line: deque[object] = deque()  # readers that wait for room
+        self._trial: str | None = None  # the suspect that runs alone
+        self._reader: object | None = None  # the only one that may read
+        self._changed = asyncio.Event()
+
+    async def wait(self, reader: object) -> Ask:
+        """What to read, at least one job; room is kept for as many until `note_read`."""
+        self._line.append(reader)
+        try:
+            while not (self._is_next(reader) and (ask := self._ask())):
+                self._changed.clear()
+                await self._changed.wait()
+        finally:
+            self._line.remove(reader)
+            self._changed.set()  # for the next in line
+        self._num_asked += ask.count
+        return ask
+
+    async def until_free(self, most_s: float) -> None:
+        """Return once there is room, or after so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                while not self.free():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def until_settled(self) -> None:
+        """Return once the engine has carried out all that it was told; it may hang for ever."""
+        while not self._is_settled():
+            self._changed.clear()
+            await self._changed.wait()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is prepared or in work, or what was may still be in the engine."""
+        return bool(self._sequences or self._num_preparing) or not self._is_settled()
+
+    @property
+    def step_us(self) -> int:
+        """What a step takes of late; 0: none was taken."""
+        return round(self._step_s * 1e6)
+
+    def admits(self, job_id: str, is_suspect: bool) -> bool:
+        """Whether a job just read may be taken up: a suspect alone, and nothing beside it."""
+        is_alone = not self._sequences and self._num_preparing == 1 and self._is_settled()
+        if is_suspect and is_alone:
+            self._trial = job_id
+            return True
+        return not is_suspect and self._trial is None
+
+    def end_trial(self, job_id: str) -> None:
+        """A suspect passed its trial, or is gone; nothing for any other job."""
+        if self._trial == job_id:
+            self._trial = None
+            self._changed.set()
+
+    async def until_empty(self, reader: object) -> None:
+        """Wait for it; nobody but `reader` reads until it has read once."""
+        self._reader = reader
+        while self.is_used:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def note_read(self, reader: object, num_asked: int, num_read: int) -> None:
+        self._reader = None if self._reader is reader else self._reader
+        self._num_asked -= num_asked
+        self._num_preparing += num_read
+        self._changed.set()
+
+    def note_prepared(self) -> None:
+        """A job that was read has its sequences in, or has none."""
+        self._num_preparing -= 1
+        self._changed.set()
+
+    def enter(self, additions: Iterable[Addition]) -> None:
+        for addition in additions:
+            given = len(addition.prompt) + len(addition.completion)
+            left = addition.params.max_tokens or COMPLETION_TOKENS
+            self._sequences[addition.seq_id] = addition.priority
+            self._unseen[addition.seq_id] = self._blocks(given)
+            blocks = self._blocks(given + min(left, COMPLETION_TOKENS))
+            self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
+
+    def leave(self, seq_id: str) -> None:
+        self._sequences.pop(seq_id, None)
+        self._unseen.pop(seq_id, None)
+        self._changed.set()
+
+    def note(self, step: Step) -> None:
+        self._load, self._step_s = step.load, step.seconds
+        for output in step.outputs:
+            self._unseen.pop(output.seq_id, None)
+        self._changed.set()
+
+    def free(self) -> int:
+        """With nothing in work there is room for one at least: what never fits is refused later."""
+        if self._trial is not None:
+            return 0
+        coming = self._num_asked + self._num_preparing
+        seqs = self._limits.max_num_seqs - len(self._sequences) - coming
+        if not self._sequences and not coming:
+            return max(1, min(seqs, int(self._limits.num_blocks / self._average_blocks)))
+        if self._load.num_waiting:
+            return 0
+        blocks = self._limits.num_blocks - self._load.num_held_blocks - sum(self._unseen.values())
+        return max(0, min(seqs, int(blocks / self._average_blocks) - coming))
+
+    def _ask(self) -> Ask | None:
+        if count := self.free():
+            share = (count + self._num_asked) // self._num_lanes
+            return Ask(min(count, max(1, share)))
+        down_to = self._preempts_for()
+        return Ask(1, down_to) if down_to else None
+
+    def _is_next(self, reader: object) -> bool:
+        return reader is (self._line[0] if self._reader is None else self._reader)
+
+    def _preempts_for(self) -> PriorityClass | None:
+        """The lowest class for a job of which sequences that run would give way.
+
+        One job at a time: that the last one found room is seen by its first token.
+        """
+        if self._threshold is None or self._trial is not None or self._num_preparing:
+            return None
+        for priority in (1, 0):
+            least = priority + self._threshold
+            num_below = sum(each >= least for each in self._sequences.values())
+            is_coming = any(self._sequences[seq_id] <= priority for seq_id in self._unseen)
+            if num_below > self._load.num_waiting and not is_coming:
+                return CLASSES[priority]
+        return None
+
+    def _blocks(self, num_tokens: int) -> float:
+        return -(-num_tokens // self._limits.block_size)

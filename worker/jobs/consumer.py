@@ -1,0 +1,283 @@
+"""From the queue to the engine: reads only what there is room for, checks it, takes it up."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from penstock.schemas.delivery import Ending, Entry, Letter, Started
+from penstock.schemas.errors import (
+    BudgetExceeded,
+    PenstockError,
+    PromptTooLong,
+    Unavailable,
+    WorkerFailed,
+)
+from penstock.schemas.event import Failed
+from penstock.schemas.job import Job
+from penstock.schemas.keys import Lane
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.messages import Addition
+from penstock.worker.jobs.active_job import ActiveJob
+from penstock.worker.jobs.capacity import Ask, Room
+from penstock.worker.jobs.streamer import Streamer
+from penstock.worker.process.log import log
+from penstock.worker.process.sampling_defaults import Generation
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.completion import Completion
+from penstock.worker.text.text import Text
+
+READ_BLOCK_MS = 1000
+_RETRY_S = 0.5
+_EMPTY_S = 1.0
+_PEEK_S = 0.05  # how often a full worker looks for a job that others would give way to
+_INLINE_CHARS = 2000  # shorter texts are tokenised faster than a thread is woken
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What it takes to turn a job into sequences."""
+
+    settings: WorkerSettings
+    text: Text
+    limits: Limits
+    generation: Generation
+
+    async def prepare(self, started: Started) -> ActiveJob:
+        """The job with its prompts as ids; raises InvalidJob if it can never run."""
+        params = self.generation.applied(started.job.params)
+        job = started.job.model_copy(update={"params": params})
+        job.refuse_large_answer(self.limits.max_model_len)
+        started = replace(started, job=job)
+        is_short = sum(len(prompt) for prompt in job.prompts) < _INLINE_CHARS and job.chat is None
+        prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
+        self._check_budget(started, sum(map(len, prompts)))
+        enders = self.limits.eos_token_ids
+        completions = [
+            Completion(self.text, job.params, enders, prompt)
+            for prompt in prompts
+            for _ in range(job.params.n)
+        ]
+        return ActiveJob(started, prompts, completions)
+
+    def additions(self, active: ActiveJob) -> list[Addition]:
+        job = active.job
+        return active.additions(self.settings.cache_salt(job.tenant, job.cache_salt))
+
+    def _check_budget(self, started: Started, num_prompt: int) -> None:
+        left = started.budget_left
+        if left is not None and not started.log and num_prompt >= left:
+            sentence = f"prompt: {num_prompt} tokens; the account's budget has {left} left"
+            raise BudgetExceeded(sentence, "prompt", reset_at=started.budget_reset_at)
+
+    def _read(self, job: Job) -> list[list[int]]:
+        if job.chat is not None:
+            param, prompts = "messages", [self.text.render(job.chat)]
+        else:
+            param, prompts = "prompt", [self.text.prompt_ids(prompt) for prompt in job.prompts]
+        for prompt in prompts:
+            self._check(job, prompt, param)
+        return prompts
+
+    def _check(self, job: Job, prompt: list[int], param: str) -> None:
+        if len(prompt) >= self.limits.max_model_len:
+            raise PromptTooLong(len(prompt), self.limits.max_model_len, param)
+        error = self.limits.check(Addition("", prompt, job.params))
+        if error is not None:
+            raise error
+
+
+class Consumer:
+    """Takes jobs of one lane into one streamer."""
+
+    def __init__(
+        self,
+        streamer: Streamer,
+        intake: Intake,
+        room: Room,
+        make_empty: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._streamer = streamer
+        self._intake = intake
+        self._room = room
+        self._make_empty = make_empty
+        self._is_closed = False
+        self._looked_s = time.monotonic()
+        self._taking_up: dict[str, Letter] = {}
+
+    def close(self) -> None:
+        """Take up nothing that is not read already."""
+        self._is_closed = True
+
+    def obey(self, letters: Mapping[str, Letter]) -> None:
+        """A job that is to stop while it is read and checked does so before its first step."""
+        for job_id, letter in letters.items():
+            if job_id in self._taking_up and letter in (Letter.CANCEL, Letter.DEADLINE):
+                self._taking_up[job_id] = letter
+
+    async def is_stuck(self, after_s: float) -> bool:
+        """Whether it has not looked for jobs for so long, although some wait."""
+        if self._is_closed or time.monotonic() - self._looked_s < after_s:
+            return False
+        try:
+            counts = await self._queue.counts()
+        except Unavailable:
+            return False
+        return counts.num_queued > counts.num_delayed + sum(counts.by_reason.values())
+
+    @property
+    def lane(self) -> Lane:
+        return self._queue.lane
+
+    @property
+    def _queue(self) -> WorkerQueue:
+        return self._streamer.queue
+
+    async def run(self) -> None:
+        """Read and take up jobs until the lease is found lost."""
+        async with asyncio.TaskGroup() as admissions:
+            while not self._is_closed:
+                ask = await self._room.wait(self)
+                entries = await self._read(ask)
+                if entries is None:
+                    return
+                if self._queue.must_be_empty:
+                    await self._run_empty()
+                for entry in entries:
+                    # Decided here and now: what is read next depends on it.
+                    is_admitted = self._room.admits(entry.job_id, entry.is_suspect)
+                    admissions.create_task(self._take_up(entry, is_admitted))
+                if not entries:
+                    await (self._room.until_free(_PEEK_S) if ask.down_to else self._news())
+
+    async def _run_empty(self) -> None:
+        """Hand back all that the worker has, so that a suspect can run alone."""
+        log.info("jobs are handed back: a job that may crash workers is to run alone")
+        await self._make_empty()
+        try:
+            async with asyncio.timeout(_EMPTY_S):
+                await self._room.until_empty(self)
+        except TimeoutError:
+            return  # what was just being taken up is in work now: asked again, it is handed back
+
+    async def _read(self, ask: Ask) -> list[Entry] | None:
+        entries: list[Entry] = []
+        await self._streamer.lease.holds()
+        incarnation, is_alone = self._streamer.incarnation, not self._room.is_used
+        try:
+            given = await self._queue.read(
+                incarnation, ask.count, is_alone, ask.down_to, self._room.step_us
+            )
+            entries = given or []
+            return given
+        except Unavailable as error:
+            log.warning("queue could not be read, trying again: %s", error.message)
+            await asyncio.sleep(_RETRY_S)
+            return []
+        finally:
+            self._looked_s = time.monotonic()
+            self._room.note_read(self, ask.count, len(entries))
+
+    async def _news(self) -> None:
+        """Wait for jobs that the last read did not find; no room is kept meanwhile."""
+        try:
+            await self._queue.news(READ_BLOCK_MS)
+        except Unavailable as error:
+            log.warning("queue could not be listened to, trying again: %s", error.message)
+            await asyncio.sleep(_RETRY_S)
+
+    async def reap(self, lease_ms: int) -> None:
+        """As a lease lapses, hand on what its worker held; twice a lease what else nobody holds."""
+        while True:
+            left_ms = None
+            try:
+                while count := await self._queue.reap():
+                    log.info("handed on %d jobs of workers whose lease lapsed", count)
+                left_ms = await self._queue.next_lapse_ms()
+            except Unavailable as error:
+                log.warning("lapsed leases could not be looked for: %s", error.message)
+            wait_ms = lease_ms / 2 if left_ms is None else min(left_ms, lease_ms / 2)
+            await asyncio.sleep((wait_ms + lease_ms * random.uniform(0.01, 0.05)) / 1000)
+
+    async def keep_house(self, lease_ms: int) -> None:
+        """Twice a lease: hand on what nobody knows, and end what nobody waits for."""
+        while True:
+            await asyncio.sleep(lease_ms / 2000 * random.uniform(0.8, 1.2))  # not all at once
+            try:
+                await self._release_unknown(2 * lease_ms)
+                await self._queue.sweep()
+            except Unavailable as error:
+                log.warning("queue could not be swept: %s", error.message)
+
+    async def _release_unknown(self, idle_ms: int) -> None:
+        """Hand on what Redis takes for this worker's and it does not have.
+
+        A server that lost its newest writes (a failover, a power loss) may have lost a job's end.
+        """
+        incarnation = self._streamer.incarnation
+        held = await self._queue.held(incarnation, idle_ms)
+        unknown = held - self._streamer.jobs.keys() - self._taking_up.keys()
+        if unknown and (count := await self._queue.release(incarnation, unknown)):
+            log.warning("handed on %d jobs that this worker held and did not know", count)
+
+    async def _take_up(self, entry: Entry, is_admitted: bool) -> None:
+        self._taking_up[entry.job_id] = Letter.KEPT
+        try:
+            if is_admitted and not self._is_closed:
+                await self._take_up_now(entry)
+            else:
+                await self._give_up(entry.job_id)
+        except Unavailable as error:
+            # It stays claimed; the next lease's reaper, or a release, hands it on.
+            log.warning("job %s could not be started: %s", entry.job_id, error.message)
+            await self._give_up(entry.job_id)
+        finally:
+            self._taking_up.pop(entry.job_id, None)
+            self._room.note_prepared()
+            if entry.job_id not in self._streamer.jobs:
+                self._room.end_trial(entry.job_id)
+
+    async def _take_up_now(self, entry: Entry) -> None:
+        started = await self._queue.start(self._streamer.incarnation, entry)
+        if started is None:
+            return
+        try:
+            active = await self._intake.prepare(started)
+        except PenstockError as error:
+            await self._refuse(started, error)
+        except Exception as error:
+            # One job that our code cannot read must not end the others.
+            log.exception("job %s could not be prepared", entry.job_id)
+            kind = type(error).__name__
+            await self._refuse(started, WorkerFailed(f"the worker failed to read the job ({kind})"))
+        else:
+            self._begin(active)
+
+    def _begin(self, active: ActiveJob) -> None:
+        log.debug(
+            "job %s began: %d prompts, %d tokens, %d choices, %d tokens made before",
+            active.job.job_id,
+            len(active.prompts),
+            sum(map(len, active.prompts)),
+            len(active.completions),
+            active.position,
+        )
+        self._streamer.admit(active, self._intake.additions(active))
+        told = self._taking_up.get(active.job.job_id, Letter.KEPT)
+        self._streamer.obey({active.job.job_id: told})
+
+    async def _refuse(self, started: Started, error: PenstockError) -> None:
+        log.info("job %s was refused: %s", started.job.job_id, error.code)
+        end = Failed(position=started.position, state="failed", error=error.body())
+        ending = Ending(started.job, started.epoch, started.log, len(started.log), end)
+        await self._queue.finish(self._streamer.incarnation, ending)
+
+    async def _give_up(self, job_id: str) -> None:
+        while True:
+            try:
+                await self._queue.release(self._streamer.incarnation, [job_id])
+                return
+            except Unavailable:
+                await asyncio.sleep(_RETRY_S)

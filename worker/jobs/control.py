@@ -1,0 +1,36 @@
+"""The control channel: that a job is cancelled, which its next commit or beat would say too.
+
+A job in prefill commits nothing, and the next beat may be a second away. What goes unheard here
+comes with the beat, so a lost channel costs time and nothing else. Deadlines are not told: a worker
+has a clock of its own for them.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from penstock.schemas.delivery import Letter
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.redis.subscriber import Subscriber
+
+_MESSAGE = re.compile(rb"C (job_[a-z2-7]{6}[0-9]+_[a-z2-7]{26})")
+
+
+async def follow_control(
+    redis: Redis, channels: Sequence[str], obey: Callable[[Mapping[str, Letter]], None]
+) -> None:
+    """Until cancelled: `obey` gets each letter that comes by one of `channels`."""
+
+    def hear(_: bytes, message: bytes) -> None:
+        if told := _MESSAGE.fullmatch(message):
+            obey({told[1].decode(): Letter.CANCEL})
+
+    subscriber = Subscriber(redis, hear, miss=lambda: None)
+    try:
+        with suppress(QueueUnreachable):  # it goes on trying
+            await asyncio.gather(*map(subscriber.subscribe, channels))
+        await asyncio.Event().wait()  # for the cancellation
+    finally:
+        await subscriber.aclose()

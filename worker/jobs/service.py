@@ -1,0 +1,238 @@
+"""The I/O process of a worker: jobs in, sequences to the engine, deltas out."""
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import uvloop
+
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.process.parent import end_with_parent
+from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.servers import Redis
+from penstock.worker.jobs.consumer import Intake
+from penstock.worker.jobs.lease import Lease
+from penstock.worker.jobs.orders import Orders
+from penstock.worker.jobs.session import Shift
+from penstock.worker.process.black_box import leave_stacks
+from penstock.worker.process.ipc import (
+    Alive,
+    BeginShift,
+    Closed,
+    Drain,
+    Drained,
+    EndShift,
+    Happening,
+    Instruction,
+    Letters,
+    Notice,
+    Order,
+    Pause,
+    Prepared,
+    Ready,
+    Renewed,
+    Resume,
+    Step,
+    Wire,
+    receive_text,
+)
+from penstock.worker.process.log import log
+from penstock.worker.process.sampling_defaults import Generation, load_generation
+from penstock.worker.process.settings import WorkerSettings, pulse_every_s
+from penstock.worker.text.text import Text, load_text
+
+_LOOK_S = 0.01
+
+
+class EngineGone(Exception):
+    """The engine ended. What it had in work is handed on by the supervisor, with the blame."""
+
+
+class Service:
+    """Works one shift after another with one engine, as the supervisor tells it."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        text: Text,
+        generation: Generation,
+        redis: Redis,
+        engine: Wire[Happening, list[Order]],
+        supervisor: Wire[Instruction, Notice],
+    ) -> None:
+        self._settings = settings
+        self._text = text
+        self._generation = generation
+        self._redis = redis
+        self._engine = engine
+        self._orders = Orders(engine)
+        self._supervisor = supervisor
+        self._shift: Shift | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._drain_ends_s: float | None = None
+        self._is_paused = False
+
+    async def run(self) -> None:
+        """Until the supervisor closes; what is in work then is handed back.
+
+        Raises EngineGone when the engine ends.
+        """
+        happenings = self._engine.received()
+        ready = await anext(happenings, None)
+        if not isinstance(ready, Ready):
+            raise EngineGone
+        self._supervisor.send(Prepared(ready.limits, self._text.has_chat_template))
+        intake = Intake(self._settings, self._text, ready.limits, self._generation)
+        is_gone = False
+        try:
+            async with asyncio.TaskGroup() as parts:
+                follow = parts.create_task(self._follow_engine(happenings, parts))
+                await self._follow_supervisor(intake, parts)
+                await self._hand_back()
+                follow.cancel()
+        except* EngineGone:
+            is_gone = True
+        if is_gone:
+            await self._end_shift()
+            raise EngineGone
+
+    async def _follow_engine(
+        self, happenings: AsyncIterator[Happening], parts: asyncio.TaskGroup
+    ) -> None:
+        async for step in happenings:
+            if isinstance(step, Step):
+                self._orders.note(step)
+            if isinstance(step, Step) and self._shift:
+                self._shift.take(step)
+                if self._shift.is_behind() and not self._is_paused:
+                    self._is_paused = True
+                    self._orders.send([Pause()])
+                    parts.create_task(self._resume_when_caught_up())
+        raise EngineGone
+
+    async def _resume_when_caught_up(self) -> None:
+        log.warning("engine was paused: the queue is behind")
+        await _until(lambda: not (self._shift and self._shift.is_behind()))
+        self._is_paused = False
+        self._orders.send([Resume()])
+
+    async def _follow_supervisor(self, intake: Intake, parts: asyncio.TaskGroup) -> None:
+        async for instruction in self._supervisor.received():
+            match instruction:
+                case BeginShift(incarnation):
+                    await self._end_shift()
+                    self._work = parts.create_task(self._work_as(incarnation, intake))
+                case Renewed(began_s) if self._shift:
+                    self._shift.lease.renew(began_s)
+                case EndShift():
+                    await self._end_shift()
+                case Letters(letters) if self._shift:
+                    self._shift.obey(letters)
+                case Drain(seconds):
+                    is_first = self._drain_ends_s is None
+                    self._drain_ends_s = time.monotonic() + seconds
+                    if is_first:
+                        parts.create_task(self._drain())
+
+    async def _work_as(self, incarnation: str, intake: Intake) -> None:
+        """One shift after another, until cancelled; the next one begins where one is stuck."""
+        lease: Lease | None = None
+        while True:
+            self._shift = Shift(incarnation, intake, self._redis, self._orders, lease)
+            lease = self._shift.lease
+            await self._shift.work()
+            await self._shift.leave()
+
+    async def _drain(self) -> None:
+        """Decode on until all is done, or for as long as the latest instruction allows."""
+        if self._shift:
+            self._shift.stop_reading()
+        await _until(lambda: not self._shift or self._shift.is_empty or self._is_time_up())
+        await self._hand_back()
+        self._supervisor.send(Drained())
+
+    def _is_time_up(self) -> bool:
+        return self._drain_ends_s is not None and time.monotonic() >= self._drain_ends_s
+
+    async def _hand_back(self) -> None:
+        """Jobs go to other workers, with what is logged of them."""
+        shift = self._shift
+        await self._stop_work()
+        if shift:
+            await shift.leave()
+            self._shift = None
+
+    async def _end_shift(self) -> None:
+        """The lease is lost, and with it the right to write: all is dropped."""
+        await self._stop_work()
+        if self._shift:
+            self._shift.drop()
+            self._shift = None
+
+    async def _stop_work(self) -> None:
+        if self._work:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+            self._work = None
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    """Look again and again: what the conditions here depend on changes in many places."""
+    while not is_so():
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _beat(supervisor: Wire[Instruction, Notice], every_s: float) -> None:
+    with suppress(Closed):
+        while True:
+            supervisor.send(Alive())
+            await asyncio.sleep(every_s)
+
+
+async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: socket.socket) -> None:
+    """The whole of the I/O side, over the sockets to the two others."""
+    text = await asyncio.to_thread(load_text, settings)
+    generation = await asyncio.to_thread(load_generation, settings)
+    engine_wire: Wire[Happening, list[Order]] = await Wire.open(engine)
+    supervisor_wire: Wire[Instruction, Notice] = await Wire.open(supervisor)
+    pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings)))
+    async with connect(settings.redis_url) as redis:
+        try:
+            keep_what_is_loaded()
+            service = Service(settings, text, generation, redis, engine_wire, supervisor_wire)
+            await service.run()
+        finally:
+            pulse.cancel()
+            engine_wire.close()
+            supervisor_wire.close()
+
+
+def main() -> None:
+    """Started by the supervisor with two sockets, the engine's and its own, and perhaps a file for
+    its stacks."""
+    end_with_parent(signal.SIGKILL)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
+    engine, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    settings = WorkerSettings.model_validate_json(receive_text(supervisor))
+    write_log_to_stderr("io", settings.log_level, log)
+    for stacks in sys.argv[3:]:
+        leave_stacks(int(stacks))
+    try:
+        uvloop.run(serve(settings, engine, supervisor))
+    except PenstockError as error:
+        log.error("worker cannot start: %s", error.message)
+        sys.exit(NEVER_STARTS)
+    except (EngineGone, Closed):
+        log.warning("engine or supervisor was gone; this process ended")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""One shift: a worker's work on all its lanes under one incarnation."""
+
+import asyncio
+from collections.abc import Mapping
+
+from penstock.schemas.delivery import Letter
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.servers import Redis
+from penstock.worker.engine.messages import Load
+from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.consumer import Consumer, Intake
+from penstock.worker.jobs.control import follow_control
+from penstock.worker.jobs.lease import Lease
+from penstock.worker.jobs.orders import Orders
+from penstock.worker.jobs.streamer import Streamer
+from penstock.worker.process.ipc import Step
+from penstock.worker.process.log import log
+
+_LEAVE_S = 2.0
+
+
+class Stuck(Exception):
+    """A lane is not read although it should be."""
+
+
+class Shift:
+    """Ends when it is cancelled: its lease was lost, or the worker drains.
+
+    Or by itself, when it is stuck: a lane's jobs wait, the engine has room, and nobody reads them.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        intake: Intake,
+        redis: Redis,
+        orders: Orders,
+        lease: Lease | None = None,
+    ) -> None:
+        settings = intake.settings
+        self._redis = redis
+        self._lease_ms = settings.lease_ttl_ms
+        self._stuck_after_s = settings.step_timeout_s
+        self._limits = intake.limits
+        self._orders = orders
+        self._load = Load()
+        self.lease = lease or Lease(settings.lease_ttl_ms / 1000)
+        self._room = Room(
+            intake.limits,
+            len(settings.lanes()),
+            settings.priority_preemption_threshold,
+            orders.are_done,
+        )
+        self._streamers = [
+            Streamer(
+                WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),
+                incarnation,
+                self.lease,
+                self._room,
+                orders.send,
+            )
+            for lane in settings.lanes()
+        ]
+        self._consumers = [
+            Consumer(each, intake, self._room, self.make_empty) for each in self._streamers
+        ]
+
+    async def work(self) -> None:
+        """Return if it is stuck; else it is cancelled."""
+        try:
+            async with asyncio.TaskGroup() as parts:
+                self._begin(parts)
+        except* Stuck as stuck:
+            log.error("%s; the worker hands back what it has and begins anew", stuck.exceptions[0])
+
+    def _begin(self, parts: asyncio.TaskGroup) -> None:
+        channels = [each.queue.lane.control(each.incarnation) for each in self._streamers]
+        parts.create_task(follow_control(self._redis, channels, self.obey))
+        for streamer in self._streamers:
+            parts.create_task(streamer.run())
+        for consumer in self._consumers:
+            parts.create_task(consumer.run())
+            parts.create_task(consumer.reap(self._lease_ms))
+            parts.create_task(consumer.keep_house(self._lease_ms))
+            parts.create_task(self._watch(consumer))
+
+    async def _watch(self, consumer: Consumer) -> None:
+        """Raise Stuck when a lane is not read, for no reason that can be seen from outside."""
+        while True:
+            await asyncio.sleep(self._stuck_after_s / 10)
+            if self._could_read() and await consumer.is_stuck(self._stuck_after_s):
+                raise Stuck(
+                    f"jobs of {consumer.lane.model} wait, the engine has room, and nothing was"
+                    f" read for {self._stuck_after_s:g} s"
+                )
+
+    def _could_read(self) -> bool:
+        """Whether there is room by the plainest facts: half of the engine, and no trial under way.
+
+        While the engine has not done what it was told it may hang, which is its supervisor's to
+        find out.
+        """
+        jobs = [job for streamer in self._streamers for job in streamer.jobs.values()]
+        num_seqs = sum(len(job.completions) for job in jobs)
+        has_room = (
+            num_seqs <= self._limits.max_num_seqs // 2
+            and self._load.num_held_blocks <= self._limits.num_blocks // 2
+        )
+        is_tried = any(not job.has_passed_trial for job in jobs)
+        return has_room and not is_tried and self._orders.are_done() and self.lease.runs
+
+    def take(self, step: Step) -> None:
+        self._load = step.load
+        self._room.note(step)
+        for streamer in self._streamers:
+            streamer.take(step.outputs)
+
+    def obey(self, letters: Mapping[str, Letter]) -> None:
+        for consumer in self._consumers:
+            consumer.obey(letters)
+        for streamer in self._streamers:
+            streamer.obey(letters)
+
+    def is_behind(self) -> bool:
+        return any(streamer.is_behind() for streamer in self._streamers)
+
+    def stop_reading(self) -> None:
+        for consumer in self._consumers:
+            consumer.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is read, prepared or in work any more."""
+        return not self._room.is_used and not any(each.jobs for each in self._streamers)
+
+    async def hand_back(self) -> None:
+        """All that is in work goes to other workers."""
+        for streamer in self._streamers:
+            await streamer.hand_back(streamer.stop_all())
+
+    async def make_empty(self) -> None:
+        """Hand back all jobs once the engine has let go of them, so that nothing of theirs is left.
+
+        While it hangs in a step of one, they stay this worker's, and answer for its end.
+        """
+        stopped = [(streamer, streamer.stop_all()) for streamer in self._streamers]
+        await self._room.until_settled()
+        for streamer, held in stopped:
+            await streamer.hand_back(held)
+
+    async def leave(self) -> None:
+        """Hand back as far as the queue answers now; reapers find what is left."""
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self.hand_back()
+        except TimeoutError:
+            log.warning("the queue did not answer: jobs are left to the reapers")
+
+    def drop(self) -> None:
+        for streamer in self._streamers:
+            streamer.drop()

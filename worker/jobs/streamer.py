@@ -1,0 +1,231 @@
+"""From the engine's steps to the readers: deltas logged and shown, letters obeyed, jobs ended.
+
+One commit at a time. While it runs, steps go on and merge, so a slow Redis makes larger deltas and
+not a longer queue.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from penstock.schemas.delivery import Letter, OutOfBudget
+from penstock.schemas.errors import AnswerTooLarge, Unavailable
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.worker.engine.messages import Addition, Output
+from penstock.worker.jobs.active_job import ActiveJob
+from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.lease import Lease
+from penstock.worker.process.ipc import Cancellation, Order
+from penstock.worker.process.log import log
+
+MAX_BEHIND_TOKENS = 64  # of a choice; then the engine pauses
+MAX_BEHIND_S = 2.0
+RETRY_S = 0.1  # Redis away; the connection has tried several times before it says so
+_END_TOGETHER = 32  # finish calls at a time
+
+
+class Streamer:
+    """The jobs of one lane that are in work under one incarnation."""
+
+    def __init__(
+        self,
+        queue: WorkerQueue,
+        incarnation: str,
+        lease: Lease,
+        room: Room,
+        order: Callable[[list[Order]], None],
+    ) -> None:
+        self.queue = queue
+        self.incarnation = incarnation
+        self.lease = lease
+        self.jobs: dict[str, ActiveJob] = {}
+        self._room = room
+        self._order = order
+        self._seqs: dict[str, tuple[ActiveJob, int]] = {}
+        self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
+        self._dirty: set[ActiveJob] = set()
+        self._work = asyncio.Event()
+        self._settling = asyncio.Lock()
+
+    def admit(self, active: ActiveJob, additions: list[Addition]) -> None:
+        """Put a job's sequences into the engine; a job that has none left to run ends at once."""
+        self.jobs[active.job.job_id] = active
+        for index in active.open_choices():
+            self._seqs[active.seq_id(index)] = active, index
+        self._room.enter(additions)
+        self._order([*additions])
+        if active.started.left_ms is not None:
+            later = asyncio.get_running_loop().call_later
+            self._expiries[active] = later(
+                active.started.left_ms / 1000, self._end_early, active, active.expire
+            )
+        if active.is_over:
+            self._touch(active)
+
+    def take(self, outputs: Iterable[Output]) -> None:
+        """What a step gave. Outputs of sequences that are not ours any more are dropped."""
+        for output in outputs:
+            known = self._seqs.get(output.seq_id)
+            if known is None:
+                continue
+            active, index = known
+            if output.error is not None:
+                active.fail("failed", output.error)
+                self._stop(active)
+            elif active.take(index, output):
+                self._order([Cancellation(output.seq_id)])
+            if active.completions[index].is_finished:
+                self._leave(output.seq_id)
+            self._touch(active)
+
+    def obey(self, letters: Mapping[str, Letter]) -> None:
+        """What the queue said of jobs; those that it does not name go on."""
+        for job_id, letter in letters.items():
+            active = self.jobs.get(job_id)
+            if active is None:
+                continue
+            if letter is Letter.FENCED:
+                log.info("job %s was taken away", job_id)
+                self._forget(active)
+            elif letter is Letter.CANCEL:
+                self._end_early(active, active.cancel)
+            elif letter is Letter.DEADLINE:
+                self._end_early(active, active.expire)
+            elif letter is Letter.BUDGET:
+                self._end_early(active, active.spend)
+
+    def is_behind(self) -> bool:
+        """Whether a job has more that is not logged than may be lost or held."""
+        now = time.monotonic()
+        return any(
+            active.num_behind > MAX_BEHIND_TOKENS * len(active.completions)
+            or (active.behind_since_s is not None and now - active.behind_since_s > MAX_BEHIND_S)
+            for active in self._dirty
+        )
+
+    async def run(self) -> None:
+        """Commit and finish for as long as the incarnation works."""
+        is_away = False
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                while self._dirty:
+                    await self._settle(self._dirty)
+                is_away = False
+            except Unavailable as error:
+                if not is_away:
+                    log.warning("queue could not be written, trying again: %s", error.message)
+                is_away = True
+                await asyncio.sleep(RETRY_S)
+                self._work.set()
+
+    def stop_all(self) -> list[ActiveJob]:
+        """Cancel the sequences of all jobs, which stay this worker's."""
+        held = list(self.jobs.values())
+        for active in held:
+            self._stop(active)
+        return held
+
+    async def hand_back(self, held: list[ActiveJob]) -> None:
+        """Give stopped jobs to other workers, with all that was made, once the queue answers."""
+        while held:
+            try:
+                while not self._dirty.isdisjoint(held):
+                    await self._settle(held)
+                left = [active.job.job_id for active in held if active.job.job_id in self.jobs]
+                count = await self.queue.release(self.incarnation, left)
+                log.info("handed back %d jobs", count)
+                break
+            except Unavailable:
+                await asyncio.sleep(RETRY_S)
+        for active in held:
+            self._forget(active)
+
+    def drop(self) -> None:
+        """Forget all jobs; whoever holds them now goes on from the log."""
+        for active in list(self.jobs.values()):
+            self._forget(active)
+
+    async def _settle(self, among: Collection[ActiveJob]) -> None:
+        async with self._settling:
+            await self.lease.holds()
+            dirty = [active for active in among if active in self._dirty]
+            await self._settle_now(dirty)
+
+    async def _settle_now(self, dirty: list[ActiveJob]) -> None:
+        ending = [active for active in dirty if active.is_over]
+        going = [active for active in dirty if not active.is_over]
+        if going:
+            await self._commit(going)
+        for at in range(0, len(ending), _END_TOGETHER):
+            some = ending[at : at + _END_TOGETHER]
+            for failure in await asyncio.gather(*map(self._finish, some), return_exceptions=True):
+                if failure is not None:
+                    raise failure
+
+    async def _commit(self, going: list[ActiveJob]) -> None:
+        commits = [active.commit() for active in going]
+        began_s = time.monotonic()
+        letters = await self.queue.commit(self.incarnation, commits)
+        if any(letter is not Letter.FENCED for letter in letters.values()):
+            self.lease.renew(began_s)
+        for active, commit in zip(going, commits, strict=True):
+            if letters[commit.job_id] is Letter.BUDGET:  # and `finish` says how far it is logged
+                continue
+            active.note_committed(commit)
+            if active.has_passed_trial:
+                self._room.end_trial(active.job.job_id)
+            if active.behind_since_s is None and not active.is_over:
+                self._dirty.discard(active)
+        self.obey(letters)
+
+    async def _finish(self, active: ActiveJob) -> None:
+        try:
+            is_ours = await self.queue.finish(self.incarnation, active.ending())
+        except OutOfBudget as budget:
+            active.cut(budget.position)
+            self._touch(active)
+            return
+        except AnswerTooLarge as error:
+            active.fail("failed", error.body())
+            self._touch(active)
+            return
+        log.info(
+            "job %s ended: %s, %d tokens",
+            active.job.job_id,
+            (active.failure[0] if active.failure else "succeeded")
+            if is_ours
+            else "it was not ours",
+            active.position,
+        )
+        self._forget(active)
+
+    def _touch(self, active: ActiveJob) -> None:
+        self._dirty.add(active)
+        self._work.set()
+
+    def _end_early(self, active: ActiveJob, end: Callable[[], None]) -> None:
+        if not active.is_over:
+            end()
+            self._stop(active)
+            self._touch(active)
+
+    def _stop(self, active: ActiveJob) -> None:
+        """Free the job's sequences in the engine; what they still send is dropped."""
+        seq_ids = [active.seq_id(index) for index in range(len(active.completions))]
+        self._order([Cancellation(seq_id) for seq_id in seq_ids if self._leave(seq_id)])
+
+    def _leave(self, seq_id: str) -> bool:
+        """Whether the sequence was in the engine until now."""
+        self._room.leave(seq_id)
+        return self._seqs.pop(seq_id, None) is not None
+
+    def _forget(self, active: ActiveJob) -> None:
+        self._stop(active)
+        self._dirty.discard(active)
+        self._room.end_trial(active.job.job_id)
+        if self.jobs.get(active.job.job_id) is active:
+            del self.jobs[active.job.job_id]
+        if expiry := self._expiries.pop(active, None):
+            expiry.cancel()

@@ -1,0 +1,172 @@
+"""What a worker's processes leave behind when they die, in files that their supervisor holds too.
+
+A process that is killed says nothing any more. So the engine notes what it is about to compute
+before it does, in memory that outlives it, and the interpreter writes where each thread is when it
+dies of a fault, or is asked. Ids, counts and places in the code: no text, no token, no key.
+"""
+
+import asyncio
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from threading import Lock
+from types import TracebackType
+
+import msgspec
+from pydantic import JsonValue, TypeAdapter
+
+from penstock.schemas.process.start import places
+from penstock.worker.engine.messages import PlanRow
+
+_STEPS = 0, 16, 65536  # offset, slots, bytes of a slot
+_EVENTS = 16 * 65536, 256, 256
+_RECORDS_BYTES = _EVENTS[0] + 256 * 256
+_STACK_BYTES = 65536
+_MOST_ROWS = 800  # of a step's plan: what a slot holds
+_ASK = signal.SIGUSR1
+_ASK_S, _LOOK_S = 1.0, 0.02
+_RECORD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+
+
+class Ring:
+    """The latest records, in a part of a file that several processes have mapped.
+
+    A slot is empty while it is written: what a death left half written is no record.
+    """
+
+    _HEADER = struct.Struct("<QI")  # number, from 1; bytes
+
+    def __init__(self, fd: int, offset: int, num_slots: int, slot_bytes: int) -> None:
+        self._memory = mmap.mmap(fd, num_slots * slot_bytes, offset=offset)
+        self._num_slots, self._slot_bytes = num_slots, slot_bytes
+        self._number = 0
+        self._lock = Lock()
+
+    def write(self, record: bytes) -> bool:
+        """False if it is too long for a slot."""
+        if len(record) > self._slot_bytes - self._HEADER.size:
+            return False
+        with self._lock:
+            at = self._number % self._num_slots * self._slot_bytes
+            self._number += 1
+            body = at + self._HEADER.size
+            self._HEADER.pack_into(self._memory, at, 0, 0)
+            self._memory[body : body + len(record)] = record
+            self._HEADER.pack_into(self._memory, at, self._number, len(record))
+        return True
+
+    def records(self) -> list[bytes]:
+        """Oldest first."""
+        found = {}
+        for at in range(0, self._num_slots * self._slot_bytes, self._slot_bytes):
+            number, size = self._HEADER.unpack_from(self._memory, at)
+            body = at + self._HEADER.size
+            if number:
+                found[number] = self._memory[body : body + size]
+        return [found[number] for number in sorted(found)]
+
+
+class Recorder:
+    """The engine's side: what it computes, and what it is told."""
+
+    def __init__(self, fd: int) -> None:
+        self._steps, self._events = Ring(fd, *_STEPS), Ring(fd, *_EVENTS)
+
+    def note_plan(self, plan: Sequence[PlanRow]) -> None:
+        """Before the step is computed. 256 sequences cost about 20 us."""
+        told = {
+            "time_s": time.time(),
+            "num_seqs": len(plan),
+            "num_tokens": sum(row[1] for row in plan),
+        }
+        record = msgspec.json.encode(told | {"seqs": plan[:_MOST_ROWS]})
+        if not self._steps.write(record):
+            self._steps.write(msgspec.json.encode(told))
+
+    def note(self, event: str, seq_id: str, *counts: int | str) -> None:
+        self._events.write(msgspec.json.encode([time.time(), event, seq_id, *counts]))
+
+
+def leave_stacks(fd: int) -> None:
+    """Where all threads are, when this process dies of a fault and when its supervisor asks; of an
+    exception that ends it, type and places."""
+    faulthandler.enable(fd)
+    faulthandler.register(_ASK, fd)
+    say = sys.excepthook
+
+    def leave(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        os.write(fd, "\n".join(places(error)).encode())
+        say(kind, error, trace)
+
+    sys.excepthook = leave
+
+
+class BlackBox:
+    """The supervisor's side, of one engine process and one I/O process."""
+
+    def __init__(self, records_fd: int, stack_fds: dict[str, int]) -> None:
+        self._records_fd = records_fd
+        self._stack_fds = stack_fds
+        self._steps, self._events = Ring(records_fd, *_STEPS), Ring(records_fd, *_EVENTS)
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    def fds(self, part: str) -> list[int]:
+        """For the command line of the process."""
+        records = [self._records_fd] if part == "engine" else []
+        return [self._stack_fds[part], *records]
+
+    def watch(self, part: str, process: asyncio.subprocess.Process) -> None:
+        self._processes[part] = process
+
+    def records(self) -> dict[str, JsonValue]:
+        """The last steps and events as of now."""
+        return {
+            "steps": [_RECORD.validate_json(record) for record in self._steps.records()],
+            "events": [_RECORD.validate_json(record) for record in self._events.records()],
+        }
+
+    async def remains(self) -> dict[str, JsonValue]:
+        """How each process ended, or that it still runs, and where its threads are."""
+        await asyncio.gather(*map(self._ask, self._processes))
+        return {
+            part: {
+                "pid": process.pid,
+                "exit": _exit(process.returncode),
+                "stack": [*self._stack(part).decode(errors="replace").splitlines()],
+            }
+            for part, process in self._processes.items()
+        }
+
+    async def _ask(self, part: str) -> None:
+        """Wait for the stacks of a process that lives; one that is stopped does not answer."""
+        if self._processes[part].returncode is not None:
+            return
+        self._processes[part].send_signal(_ASK)
+        give_up_s, before = time.monotonic() + _ASK_S, b""
+        while time.monotonic() < give_up_s:
+            await asyncio.sleep(_LOOK_S)
+            if before and before == self._stack(part):
+                return
+            before = self._stack(part)
+
+    def _stack(self, part: str) -> bytes:
+        return os.pread(self._stack_fds[part], _STACK_BYTES, 0)
+
+
+@contextmanager
+def black_box() -> Iterator[BlackBox]:
+    with TemporaryFile() as records, TemporaryFile() as engine, TemporaryFile() as io:
+        records.truncate(_RECORDS_BYTES)
+        yield BlackBox(records.fileno(), {"engine": engine.fileno(), "io": io.fileno()})
+
+
+def _exit(status: int | None) -> int | str | None:
+    """None: it runs."""
+    return signal.Signals(-status).name if status is not None and status < 0 else status

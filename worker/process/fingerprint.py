@@ -1,0 +1,88 @@
+"""Which model a worker runs: a digest that is equal where the same tokens are drawn."""
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.worker.process.loading import loading
+from penstock.worker.process.sampling_defaults import load_generation
+from penstock.worker.process.settings import WorkerSettings, model_folder
+
+_SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
+_BLOCK_SIZE = 16  # the usual
+_NUM_PLACES = 64  # evenly spread over a file
+_PLACE_BYTES = 64 * 1024
+_TENSOR_BYTES = 4096  # from the middle of each tensor
+_MAX_HEADER_BYTES = 100_000_000  # as the format has it
+
+
+def fingerprint(settings: WorkerSettings) -> str:
+    """Of the checkpoint's files, and of how it is computed.
+
+    A file of up to 4 MiB counts whole. Of a larger one count its size, 64 KiB at each of 64 places,
+    and of safetensors the header and 4 KiB of each tensor: some MiB to read, where all of a large
+    checkpoint would take minutes. So a tensor that was trained on is noticed wherever it lies. What
+    is missed are changes that leave all sampled places as they were, as of single rows of a large
+    embedding: such weights want a served name of their own.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    digest.update(repr(_computed(settings)).encode())
+    if not settings.is_fake:
+        with loading(settings.model):
+            for path in sorted(model_folder(settings.model).glob("*")):
+                if path.suffix in _SUFFIXES and path.is_file():
+                    for piece in _pieces(path):
+                        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _computed(settings: WorkerSettings) -> tuple[object, ...]:
+    """How it is computed and drawn. What is as usual leaves the digest as it was without it."""
+    usual = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
+    others = {
+        "hf_overrides": settings.hf_overrides,
+        "generation": dict(load_generation(settings).defaults),
+        # It groups the sums of attention, which counts where bits are promised.
+        "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
+    }
+    known = {"hf_overrides": {}, "generation": {}, "block_size": _BLOCK_SIZE}
+    told = {name: json.dumps(each, sort_keys=True) for name, each in others.items()}
+    return (*usual, *(item for item in told.items() if others[item[0]] != known[item[0]]))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    yield f"{path.name}:{path.stat().st_size}:".encode()
+    with path.open("rb") as file:
+        for start, count in _places(file.fileno(), path):
+            yield os.pread(file.fileno(), count, start)
+
+
+def _places(file: int, path: Path) -> Iterator[tuple[int, int]]:
+    """(start, bytes) of what is looked at, in a file of any kind."""
+    size = path.stat().st_size
+    if size <= _NUM_PLACES * _PLACE_BYTES:
+        yield 0, size
+        return
+    for number in range(_NUM_PLACES):
+        yield number * (size - _PLACE_BYTES) // (_NUM_PLACES - 1), _PLACE_BYTES
+    if path.suffix == ".safetensors":
+        yield from _tensors(file)
+
+
+def _tensors(file: int) -> Iterator[tuple[int, int]]:
+    """The header, and the middle of each tensor that it names."""
+    (length,) = struct.unpack("<Q", os.pread(file, 8, 0))
+    if length > _MAX_HEADER_BYTES:
+        return  # no safetensors; whoever loads it says so
+    yield 8, length
+    try:
+        header = json.loads(os.pread(file, length, 8))
+        ends = [each["data_offsets"] for name, each in header.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return
+    for start, end in ends:
+        count = min(_TENSOR_BYTES, end - start)
+        yield 8 + length + (start + end - count) // 2, count

@@ -1,0 +1,37 @@
+"""Whatever goes wrong while a model is loaded becomes one line that says where, and what to do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.schemas.errors import InvalidJob, PenstockError
+from penstock.worker.models.errors import ModelError, is_failure, reason
+
+_NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Raises InvalidJob for any failure, since another try would end in the same way."""
+    try:
+        yield
+    except PenstockError:
+        raise
+    except ModelError as error:
+        said = " ".join(str(error).split())
+        raise InvalidJob(f"{error.setting}: {said}", error.setting) from error
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise InvalidJob(f"model: {what} cannot be loaded: {_told(error)}", "model") from error
+
+
+def _told(error: BaseException) -> str:
+    said = reason(error)
+    if isinstance(error, MemoryError) or any(each in said for each in _NO_MEMORY):
+        return (
+            f"memory does not suffice ({said}); take a smaller model or fewer bits (quantization), "
+            "or give less to kv_cache_memory_bytes or gpu_memory_utilization"
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; make it readable for this user"
+    return f"{type(error).__name__}: {said}"

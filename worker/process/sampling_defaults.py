@@ -1,0 +1,66 @@
+"""The defaults that a model has for sampling: for jobs that do not say otherwise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import JsonValue, ValidationError
+
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.sampling import MODEL_DEFAULTS, SamplingParams
+from penstock.worker.models.files import read_object
+from penstock.worker.process.loading import loading
+from penstock.worker.process.settings import WorkerSettings, model_folder
+
+_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """Values of `MODEL_DEFAULTS`; of a field that is not there the usual one counts."""
+
+    defaults: Mapping[str, JsonValue]
+
+    def applied(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with the model's defaults for what they do not give."""
+        missing = self.defaults.keys() - params.given()
+        if not missing:
+            return params
+        return params.model_copy(update={name: self.defaults[name] for name in missing})
+
+
+def load_generation(settings: WorkerSettings) -> Generation:
+    """As the settings say, from the model's folder, another one or nowhere, and over all of it what
+    the settings override. Raises InvalidJob that names what is wrong.
+    """
+    found = _from_folder(settings) | settings.override_generation_config
+    defaults = {
+        name: value for name, value in found.items() if name in MODEL_DEFAULTS and value is not None
+    }
+    if unknown := settings.override_generation_config.keys() - MODEL_DEFAULTS:
+        raise InvalidJob(
+            f"override_generation_config: {', '.join(sorted(unknown))} cannot be given; known are "
+            f"{', '.join(sorted(MODEL_DEFAULTS))}",
+            "override_generation_config",
+        )
+    try:
+        valid = SamplingParams.model_validate(defaults)
+    except ValidationError as refusal:
+        first = refusal.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        raise InvalidJob(
+            f"generation_config: {field}: {first['msg']}, got {first['input']!r:.60}; mend "
+            f"{_FILE}, or leave it out by --generation-config vllm",
+            "generation_config",
+        ) from None
+    return Generation({name: getattr(valid, name) for name in defaults})
+
+
+def _from_folder(settings: WorkerSettings) -> dict[str, JsonValue]:
+    source = settings.generation_config
+    if settings.is_fake or source == "vllm":
+        return {}
+    path = model_folder(settings.model if source == "auto" else source) / _FILE
+    if source == "auto" and not path.exists():
+        return {}
+    with loading(str(path)):
+        return read_object(path)

@@ -1,0 +1,159 @@
+"""The worker's settings, and what follows from them alone."""
+
+import hashlib
+import secrets
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, JsonValue
+from pydantic_settings import NoDecode
+
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.keys import Lane
+from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.start import Settings, object_of, words_of
+from penstock.schemas.redis.url import RedisUrl
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+
+FAKE = "fake"
+JsonObject = Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)]
+
+
+class WorkerSettings(Settings):
+    """Names and defaults are vLLM's where vLLM has them."""
+
+    model: str = Field(
+        description="a checkpoint's folder, a name on the Hugging Face hub, or penstock-5m"
+    )
+    served_model_name: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
+        default_factory=list, description="names under which jobs ask for it; first: the folder's"
+    )
+    redis_url: RedisUrl = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
+    lane: int | None = Field(None, ge=0, description="the one lane to serve; none: all")
+    num_lanes: int = Field(1, ge=1, le=64)
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
+        None, description="bits of the weights' numbers; of 4 bits, 64 or 128 share a scale"
+    )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
+        "auto", description="fake: no model; tokens are a digest of the prompt"
+    )
+    hf_overrides: JsonObject = Field(
+        default_factory=dict, description="JSON: fields of config.json that are to be others"
+    )
+    generation_config: str = Field(
+        "auto",
+        description="where defaults of sampling are from: auto, the model's "
+        "generation_config.json; vllm, nowhere; or a folder",
+    )
+    override_generation_config: JsonObject = Field(
+        default_factory=dict, description="JSON: defaults of sampling that are to be others"
+    )
+    max_model_len: int | None = Field(
+        None, ge=1, description="of prompt and completion; none: what the model is made for"
+    )
+    block_size: int = Field(16, ge=1)
+    num_gpu_blocks_override: int | None = Field(None, ge=2)
+    gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
+    kv_cache_memory_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="taken at the start; none: on a CPU at most 1 GiB, taken as it is written",
+    )
+    max_num_seqs: int = Field(256, ge=1)
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="of a step, and at most as many run at once; none: 2048, on a CPU 512, or "
+        "max_num_seqs if that is more, but no more than it computes in 0.2 s (64 at least)",
+    )
+    enable_prefix_caching: bool = True
+    priority_preemption_threshold: int | None = Field(
+        None,
+        ge=1,
+        le=2,
+        description="a job that has no room takes that of running ones so many classes lower",
+    )
+    deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
+    fake_step_ms: float = Field(2.0, ge=0, description="how long a step of the fake engine takes")
+    fake_poison: str = Field(
+        "",
+        description="the fake engine fails at prompts that begin "
+        "<word>:crash|hang|raise|idle:<token>",
+    )
+    fake_stamps: Path | None = Field(
+        None, description="a file where the fake engine notes when it made each token"
+    )
+
+    lease_ttl_ms: int = Field(5000, ge=100, description="a worker unheard for this long is dead")
+    orphan_grace_ms: int = Field(
+        10_000, ge=100, description="a foreground job that nobody hears for this long is cancelled"
+    )
+    drain_s: float = Field(30.0, ge=0, description="decode on for this long after SIGTERM")
+    step_timeout_s: float = Field(30.0, gt=0, description="a step that takes longer is wedged")
+    crash_dump_folder: Path | None = Field(
+        None, description="where a file tells of each crash, the latest 16; not with --in-process"
+    )
+    cache_salt_secret: str = Field(
+        default_factory=lambda: secrets.token_hex(32),
+        min_length=16,
+        repr=False,
+        description="tenants' prefix caches are apart by a digest of this and their name; "
+        "none: drawn at the start, since no cache outlives its worker",
+    )
+    in_process: bool = Field(False, description="everything in one process, to debug it")
+
+    @property
+    def is_fake(self) -> bool:
+        return self.load_format == FAKE
+
+    @property
+    def names(self) -> list[str]:
+        return self.served_model_name or [Path(self.model).name]
+
+    def lanes(self) -> list[Lane]:
+        numbers = range(self.num_lanes) if self.lane is None else [self.lane]
+        return [Lane(name, number) for name in self.names for number in numbers]
+
+    def cache_salt(self, tenant: str, asked: str | None) -> bytes:
+        """Keeps tenants' blocks apart; a salt that a job asks for is mixed in, never alone."""
+        secret = f"{len(tenant)}:{tenant}{asked or ''}".encode()
+        return hashlib.blake2b(
+            secret, key=self.cache_salt_secret.encode()[:64], digest_size=16
+        ).digest()
+
+
+def model_folder(model: str) -> Path:
+    """The checkpoint's folder; a name that is no folder is fetched from the hub, or its cache."""
+    try:
+        folder = Path(model).expanduser()
+        if folder.is_dir():
+            return folder
+    except (OSError, RuntimeError, ValueError) as error:  # not to be looked at, or nobody's home
+        raise InvalidJob(f"model: {model!r} cannot be read: {error}", "model") from error
+    if model == BUNDLED_MODEL.name:
+        return BUNDLED_MODEL
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        known = f"neither a folder nor a name like org/model; {BUNDLED_MODEL.name} is bundled"
+        raise InvalidJob(f"model: {model!r} is {known}", "model")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(
+            snapshot_download(
+                model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
+            )
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise InvalidJob(f"model: {model!r} could not be fetched: {said}", "model") from error
+
+
+def pulse_every_s(settings: WorkerSettings) -> float:
+    """Five times a lease, so that a late one costs nothing."""
+    return min(1.0, settings.lease_ttl_ms / 5000)

@@ -1,0 +1,52 @@
+"""The file that says why a worker's processes ended: one a crash, named as the worker was."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from penstock.worker.process.log import log
+from penstock.worker.process.settings import WorkerSettings
+
+MOST_FILES = 16  # in one folder; the oldest go. One has at most 1.3 MiB
+SUFFIX = ".crash.json"
+_SECRETS = {"cache_salt_secret", "redis_url"}
+
+
+async def keep_dump(settings: WorkerSettings, worker: str, told: dict[str, JsonValue]) -> None:
+    """As far as the disk takes it: a crash has worse to care for."""
+    assert settings.crash_dump_folder is not None
+    told = {**told, "settings": shown(settings)}
+    try:
+        path = await asyncio.to_thread(write_dump, settings.crash_dump_folder, worker, told)
+        log.error("what the crash left is in %s", path)
+    except OSError as error:
+        log.warning("crash dump could not be written: %s", error)
+
+
+def shown(settings: WorkerSettings) -> dict[str, JsonValue]:
+    """What may be seen of them by whoever sees the file."""
+    return settings.model_dump(mode="json", exclude=_SECRETS)
+
+
+def write_dump(folder: Path, worker: str, told: dict[str, JsonValue]) -> Path:
+    """For nobody but its owner. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{worker}{SUFFIX}"
+    part = path.with_suffix(".part")
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    part.touch(0o600)
+    part.write_text(json.dumps({"time": now, "worker": worker} | told, indent=1))
+    part.replace(path)
+    for old in sorted(folder.glob(f"*{SUFFIX}"), key=_age)[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # another worker of this machine was faster
+        return 0.0

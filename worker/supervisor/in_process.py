@@ -1,0 +1,56 @@
+"""The supervisor's two charges in its own process, for tests and debugging."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from penstock.schemas.errors import PenstockError
+from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.worker.engine_loader import load_engine
+from penstock.worker.engine_process import EngineLoop
+from penstock.worker.jobs.service import EngineGone, serve
+from penstock.worker.process.ipc import BlockingWire, Instruction, Notice, Pulse, Wire
+from penstock.worker.process.log import log
+from penstock.worker.process.settings import WorkerSettings, pulse_every_s
+from penstock.worker.supervisor.processes import END_S, Crew
+
+
+@asynccontextmanager
+async def threads(settings: WorkerSettings) -> AsyncIterator[Crew]:
+    """The I/O side as a task, the engine as a thread."""
+    io_engine, engine_io = socket.socketpair()
+    io_ours, io_theirs = socket.socketpair()
+    engine_ours, engine_theirs = socket.socketpair()
+    loaded = await asyncio.to_thread(load_engine, settings)
+    loop = EngineLoop(
+        loaded, BlockingWire(engine_io), BlockingWire(engine_theirs), pulse_every_s(settings)
+    )
+    thread = threading.Thread(target=loop.run, name="engine", daemon=True)
+    thread.start()
+    io: Wire[Notice, Instruction] = await Wire.open(io_ours)
+    engine: Wire[Pulse, None] = await Wire.open(engine_ours)
+    work = asyncio.create_task(serve(settings, io_engine, io_theirs))
+    try:
+        yield Crew(io, engine, asyncio.create_task(_status(work)))
+    finally:
+        io.close()
+        await asyncio.wait([work], timeout=END_S)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        engine.close()
+        await asyncio.to_thread(thread.join, END_S)
+        for end in (engine_io, engine_theirs):
+            end.close()
+
+
+async def _status(work: asyncio.Task[None]) -> int:
+    try:
+        await asyncio.shield(work)
+    except EngineGone:
+        return 1
+    except PenstockError as error:
+        log.error("worker cannot start: %s", error.message)
+        return NEVER_STARTS
+    return 0

@@ -1,0 +1,26 @@
+"""What a worker offers: its models' cards, put up where callers look."""
+
+import time
+
+from penstock.schemas.model import ModelCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.redis.servers import Redis
+from penstock.worker.process.ipc import Prepared
+from penstock.worker.process.settings import WorkerSettings
+
+
+async def offer(
+    redis: Redis, settings: WorkerSettings, prepared: Prepared, fingerprint: str
+) -> None:
+    """Under each served name. Raises Unavailable."""
+    registry = Registry(redis)
+    for name in settings.names:
+        card = ModelCard(
+            name=name,
+            lanes=settings.num_lanes,
+            max_model_len=prepared.limits.max_model_len,
+            created_s=int(time.time()),
+            fingerprint=fingerprint,
+            features={"chat": prepared.has_chat_template},
+        )
+        await registry.register(card)

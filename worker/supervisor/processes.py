@@ -1,0 +1,75 @@
+"""The supervisor's two charges, the I/O side and the engine, as processes."""
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+
+from penstock.worker.process.black_box import BlackBox, black_box
+from penstock.worker.process.ipc import Instruction, Notice, Pulse, Wire
+from penstock.worker.process.settings import WorkerSettings
+
+END_S = 2.0  # to end by itself, once its sockets are closed
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """`ended` is done when either of the two is; its result is the exit status.
+
+    `box` holds what they leave behind; none where nobody asks for it.
+    """
+
+    io: Wire[Notice, Instruction]
+    engine: Wire[Pulse, None]
+    ended: asyncio.Future[int]
+    box: BlackBox | None = None
+
+
+@asynccontextmanager
+async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
+    """Two processes, that end when this one does, in whatever way."""
+    io_engine, engine_io = socket.socketpair()
+    io_ours, io_theirs = socket.socketpair()
+    engine_ours, engine_theirs = socket.socketpair()
+    with black_box() if settings.crash_dump_folder else nullcontext() as box:
+        with io_engine, engine_io, io_theirs, engine_theirs:
+            io_process = await _start(
+                "io", "penstock.worker.jobs.service", [io_engine, io_theirs], box
+            )
+            engine_process = await _start(
+                "engine", "penstock.worker.engine_process", [engine_io, engine_theirs], box
+            )
+        io: Wire[Notice, Instruction] = await Wire.open(io_ours)
+        engine: Wire[Pulse, None] = await Wire.open(engine_ours)
+        io.send_text(settings.model_dump_json())
+        engine.send_text(settings.model_dump_json())
+        waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
+        try:
+            yield Crew(io, engine, asyncio.create_task(_first(waits)), box)
+        finally:
+            io.close()
+            engine.close()
+            await asyncio.wait(waits, timeout=END_S)
+            for process in (io_process, engine_process):
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.wait(waits)
+
+
+async def _start(
+    part: str, module: str, ends: Sequence[socket.socket], box: BlackBox | None
+) -> asyncio.subprocess.Process:
+    numbers = [*(end.fileno() for end in ends), *(box.fds(part) if box else [])]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, *map(str, numbers), pass_fds=numbers
+    )
+    if box is not None:
+        box.watch(part, process)
+    return process
+
+
+async def _first(waits: list[asyncio.Task[int]]) -> int:
+    done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    return done.pop().result()

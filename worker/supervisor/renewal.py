@@ -1,0 +1,80 @@
+"""The lease of one incarnation on all its lanes, each renewed by itself.
+
+No lane waits for another's server: one that answers late is late for its own lanes alone.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from pydantic import JsonValue
+
+from penstock.schemas.errors import Unavailable
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.worker.process.ipc import Letters, Renewed
+
+
+class Renewal:
+    """Ends when the lease of any lane was lost, or could not be renewed for its whole length.
+
+    is_alive   whether the crew moves: while it does not, nothing is renewed
+    stats      what is told with each renewal
+    tell       takes letters of jobs in work, and how far the lease of the slowest lane is renewed
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[WorkerQueue],
+        lease_s: float,
+        every_s: float,
+        is_alive: Callable[[], bool],
+        stats: Callable[[], dict[str, JsonValue] | None],
+        tell: Callable[[Letters | Renewed], None],
+    ) -> None:
+        self._queues = queues
+        self._lease_s = lease_s
+        self._every_s = every_s
+        self._is_alive = is_alive
+        self._stats = stats
+        self._tell = tell
+        self._renewed_s = [time.monotonic()] * len(queues)  # when the calls began that did it
+        self._is_wanted = False
+
+    async def run(self, incarnation: str) -> None:
+        lanes = [
+            asyncio.create_task(self._keep(at, incarnation)) for at in range(len(self._queues))
+        ]
+        try:
+            while (left_s := min(self._renewed_s) + self._lease_s - time.monotonic()) > 0:
+                self._tell(Renewed(min(self._renewed_s)))
+                self._is_wanted = self._is_alive()
+                wait_s = min(self._every_s, left_s)
+                lost, _ = await asyncio.wait(
+                    lanes, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if lost:
+                    lost.pop().result()
+                    return
+        finally:
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+
+    async def _keep(self, at: int, incarnation: str) -> None:
+        """Returns when the lane's lease was lost."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            began_s = time.monotonic()
+            if began_s >= self._renewed_s[at] + self._lease_s:  # this process was frozen
+                return
+            if not self._is_wanted:
+                continue
+            try:
+                letters = await self._queues[at].beat(incarnation, self._stats())
+            except Unavailable:
+                continue
+            if letters is None:
+                return
+            self._renewed_s[at] = began_s
+            if letters:
+                self._tell(Letters(letters))

@@ -1,0 +1,338 @@
+"""Keeps a worker alive and its lease true: starts it, renews, restarts what died, drains."""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import asdict
+from importlib.metadata import version
+
+from pydantic import JsonValue
+
+from penstock.schemas.errors import Unavailable
+from penstock.schemas.model import WorkerCard
+from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.server_check import UnfitServer, check_servers
+from penstock.schemas.redis.servers import Redis
+from penstock.worker.process.fingerprint import fingerprint
+from penstock.worker.process.ipc import (
+    Alive,
+    BeginShift,
+    Closed,
+    Drain,
+    Drained,
+    EndShift,
+    Instruction,
+    Prepared,
+    Pulse,
+)
+from penstock.worker.process.log import log
+from penstock.worker.process.settings import WorkerSettings, pulse_every_s
+from penstock.worker.supervisor.crash_dump import keep_dump
+from penstock.worker.supervisor.offer import offer
+from penstock.worker.supervisor.processes import Crew, processes
+from penstock.worker.supervisor.renewal import Renewal
+
+_RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
+_REDIS_RETRY_S = 0.5
+_DRAIN_GRACE_S = 5.0  # past the time to drain, for handing back
+_UNREGISTER_S = 2.0
+
+
+class Supervisor:
+    """One worker, from start to end."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._drains = asyncio.Event()
+        self._hurries = asyncio.Event()
+
+    def drain(self) -> None:
+        """Asked once: end in order. Asked again: hand back at once."""
+        (self._hurries if self._drains.is_set() else self._drains).set()
+
+    async def run(self) -> int:
+        """Until drained, or found to be unable ever to start; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.drain)
+        start = _starter(self._settings.in_process)
+        pause_s = _RESTART_FIRST_S
+        async with connect(self._settings.redis_url) as redis:
+            while not self._drains.is_set():
+                async with start(self._settings) as crew:
+                    watch = Watch(self._settings, crew, redis, self._drains, self._hurries)
+                    status = await watch.run()
+                    await watch.unregister(crashed=status is None)
+                    if status is None:
+                        await watch.leave_dump()
+                if status is not None:
+                    return status
+                pause_s = _RESTART_FIRST_S if watch.was_prepared else pause_s
+                log.error("worker's processes ended; starting them again in %.1f s", pause_s)
+                await asyncio.wait([asyncio.ensure_future(self._drains.wait())], timeout=pause_s)
+                pause_s = min(pause_s * 2, _RESTART_MOST_S)
+        return 0
+
+
+def _starter(in_process: bool) -> Callable[[WorkerSettings], AbstractAsyncContextManager[Crew]]:
+    if not in_process:
+        return processes
+    from penstock.worker.supervisor.in_process import (
+        threads,  # loads what the processes load for themselves
+    )
+
+    return threads
+
+
+class Watch:
+    """One crew's life: its lease is renewed while its engine moves."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        crew: Crew,
+        redis: Redis,
+        drains: asyncio.Event,
+        hurries: asyncio.Event,
+    ) -> None:
+        self._settings = settings
+        self._lease_s = settings.lease_ttl_ms / 1000
+        self._renew_every_s = pulse_every_s(settings)
+        self._crew = crew
+        self._drains = drains
+        self._hurries = hurries
+        self._redis = redis
+        self._is_checked = False
+        self._queues = [
+            WorkerQueue(redis, lane, settings.lease_ttl_ms) for lane in settings.lanes()
+        ]
+        self._incarnation: str | None = None
+        self._why = "a process ended"
+        self._records: dict[str, JsonValue] = {}
+        self._pulse: Pulse | None = None
+        self._heard_s = 0.0
+        self._io_heard_s = 0.0
+        loop = asyncio.get_running_loop()
+        self._prepared: asyncio.Future[Prepared] = loop.create_future()
+        self._over: asyncio.Future[int | None] = loop.create_future()
+        self._card = WorkerCard(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            max_num_seqs=settings.max_num_seqs,
+            version=version("penstock"),
+        )
+
+    @property
+    def was_prepared(self) -> bool:
+        return self._prepared.done()
+
+    async def run(self) -> int | None:
+        """The exit status; none if the crew died and is to be started again."""
+        async with asyncio.TaskGroup() as parts:
+            tasks = [
+                parts.create_task(each)
+                for each in (
+                    self._follow_io(),
+                    self._follow_engine(),
+                    self._follow_end(),
+                    self._keep_lease(),
+                    self._keep_drain(),
+                )
+            ]
+            status = await self._over
+            if status is None:
+                self._records = self._crew.box.records() if self._crew.box else {}
+                self._forsake()
+            for task in tasks:
+                task.cancel()
+        return status
+
+    async def unregister(self, crashed: bool) -> None:
+        """What the worker still held goes to others now, not when its lease lapses."""
+        if self._incarnation is None:
+            return
+        leaving = (queue.unregister(self._incarnation, crashed) for queue in self._queues)
+        try:
+            async with asyncio.timeout(_UNREGISTER_S):
+                await _all(leaving)
+        except (Unavailable, TimeoutError):
+            log.warning("worker %s was left to the reapers", self._incarnation)
+
+    async def leave_dump(self) -> None:
+        """Of a crash, before what is left of the crew is killed."""
+        box = self._crew.box
+        if box is None:
+            return
+        told: dict[str, JsonValue] = {
+            "why": self._why,
+            "card": self._card.model_dump(mode="json"),
+            "stats": asdict(self._pulse.stats) if self._pulse else None,
+            **await box.remains(),
+            **self._records,
+        }
+        name = self._incarnation or f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
+        await keep_dump(self._settings, name, told)
+
+    def _forsake(self) -> None:
+        """A crash is told to the queue by the supervisor alone: the I/O side hands nothing back."""
+        self._tell(EndShift())
+
+    def _tell(self, instruction: Instruction) -> None:
+        with suppress(Closed):  # `_follow_end` sees it too, and ends all
+            self._crew.io.send(instruction)
+
+    def _end(self, status: int | None) -> None:
+        if not self._over.done():
+            self._over.set_result(status)
+
+    async def _follow_io(self) -> None:
+        async for notice in self._crew.io.received():
+            self._io_heard_s = time.monotonic()
+            match notice:
+                case Alive():
+                    pass
+                case Prepared() as prepared:
+                    self._prepared.set_result(prepared)
+                case Drained():
+                    log.info("worker was drained")
+                    self._end(0)
+
+    async def _follow_engine(self) -> None:
+        async for pulse in self._crew.engine.received():
+            self._pulse, self._heard_s = pulse, time.monotonic()
+
+    async def _follow_end(self) -> None:
+        status = await self._crew.ended
+        self._end(status if status == NEVER_STARTS else None)
+
+    async def _keep_drain(self) -> None:
+        await self._drains.wait()
+        if not self._prepared.done():
+            self._end(0)
+            return
+        drain_s = self._settings.drain_s
+        log.info("worker began to drain, for at most %g s", drain_s)
+        self._tell(Drain(drain_s))
+        self._card = self._card.model_copy(update={"draining": True})
+        async with asyncio.TaskGroup() as parts:
+            if self._incarnation is not None:
+                parts.create_task(self._show_draining(self._incarnation))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(drain_s):
+                    await self._hurries.wait()
+            self._tell(Drain(0))
+            await asyncio.sleep(_DRAIN_GRACE_S)  # for Drained
+            self._end(0)
+
+    async def _show_draining(self, incarnation: str) -> None:
+        """For as long as its lease can run: where it does not any more, nobody counts it."""
+        try:
+            async with asyncio.timeout(self._lease_s):
+                while True:
+                    with suppress(Unavailable):
+                        return await self._register(incarnation)
+                    await asyncio.sleep(_REDIS_RETRY_S)
+        except TimeoutError:
+            log.warning("Redis could not be told that worker %s drains", incarnation)
+
+    async def _keep_lease(self) -> None:
+        """One incarnation after another: a name whose lease was lost is never used again.
+
+        None begins while the worker drains: it would take up jobs.
+        """
+        prepared = await asyncio.shield(self._prepared)  # a cancelled wait leaves it as it is
+        card_digest = await asyncio.to_thread(fingerprint, self._settings)
+        self._card = self._card.model_copy(update={"fingerprint": card_digest})
+        while not self._drains.is_set():
+            incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
+            await self._register_when_possible(incarnation, prepared)
+            self._incarnation = incarnation
+            self._tell(BeginShift(incarnation))
+            log.info("worker %s took up work on %s", incarnation, ", ".join(self._settings.names))
+            renewal = Renewal(
+                self._queues,
+                self._lease_s,
+                self._renew_every_s,
+                self._is_alive,
+                self._stats,
+                self._tell,
+            )
+            await renewal.run(incarnation)
+            self._tell(EndShift())
+            log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
+
+    async def _register_when_possible(self, incarnation: str, prepared: Prepared) -> None:
+        """The lease first: who finds a model may ask for it at once. The cards again with each
+        lease: Redis may have come back with nothing.
+        """
+        is_told = False
+        while True:
+            try:
+                if self._is_alive():
+                    await self._check_server()
+                    await self._register(incarnation)
+                    await offer(self._redis, self._settings, prepared, self._card.fingerprint)
+                    return
+            except (Unavailable, TimeoutError) as error:
+                if not is_told:
+                    log.warning("Redis could not be reached, trying again: %s", error)
+                is_told = True
+            await asyncio.sleep(min(_REDIS_RETRY_S, self._renew_every_s))
+
+    async def _check_server(self) -> None:
+        """Once; a server that cannot hold the promises is a reason never to start."""
+        if self._is_checked:
+            return
+        try:
+            for warning in await check_servers(self._redis):
+                log.warning("%s", warning)
+        except UnfitServer as error:
+            log.error("%s", error)
+            self._end(NEVER_STARTS)
+            await asyncio.Event().wait()  # for the cancellation that comes with the end
+        self._is_checked = True
+
+    async def _register(self, incarnation: str) -> None:
+        async with asyncio.timeout(self._lease_s):
+            await _all(queue.register(incarnation, self._card) for queue in self._queues)
+
+    def _stats(self) -> dict[str, JsonValue] | None:
+        if self._pulse is None:
+            return None
+        unmoved_s = max(0.0, self._engine_unmoved_s(self._pulse))
+        return asdict(self._pulse.stats) | {"unmoved_s": unmoved_s}
+
+    def _engine_unmoved_s(self, pulse: Pulse) -> float:
+        now = time.monotonic()
+        return max(now - self._heard_s, now - (pulse.unmoved_since_s or now))
+
+    def _is_alive(self) -> bool:
+        """Whether both sides move; a crew that does not is ended, and its jobs are handed on.
+
+        A step may be long, but an event loop turns: one that is silent for half a lease renews it
+        no more, so its jobs are handed on when it lapses, and soon if it goes on turning.
+        """
+        if self._pulse is None:
+            return False
+        engine_s = self._engine_unmoved_s(self._pulse)
+        io_s = time.monotonic() - self._io_heard_s
+        for name, seconds in (("engine", engine_s), ("I/O process", io_s)):
+            if seconds > self._settings.step_timeout_s:
+                self._why = f"{name} did not move for {seconds:.1f} s"
+                log.error("%s; it is ended", self._why)
+                self._end(None)
+        return engine_s <= self._settings.step_timeout_s and io_s <= self._lease_s / 2
+
+
+async def _all(calls: Iterable[Awaitable[None]]) -> None:
+    """Side by side, each to its end; then the first failure is raised."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if outcome is not None:
+            raise outcome

@@ -1,0 +1,174 @@
+"""A model's own chat template, written by transformers. Loading this file takes half a second."""
+
+import inspect
+from importlib.metadata import version
+from importlib.util import find_spec
+from operator import methodcaller
+from pathlib import Path
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.job import Chat
+from penstock.worker.models.errors import BrokenModel, is_failure, reason
+from penstock.worker.models.files import read_object
+from penstock.worker.text.messages import plain_messages
+
+_TOKENIZER = "tokenizer.json"
+_TEMPLATE = "chat_template.json"
+_BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_OTHER_FORMS = ("*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
+
+# What a job may not set through `template_kwargs`: the template itself above all.
+_RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
+    "documents",
+    "kwargs",
+}
+
+
+class ChatTemplate:
+    """The template and the tokenizer of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = _load(folder)
+        source = folder / "chat_template.jinja"
+        if not source.is_file():
+            source = folder / "tokenizer_config.json"
+        if not self.is_there and (folder / _TEMPLATE).is_file():
+            source = folder / _TEMPLATE
+            self._tokenizer.chat_template = _separate(source)
+        _check_template(source, self._tokenizer.chat_template)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._tokenizer.backend_tokenizer
+
+    @property
+    def is_there(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def write(self, chat: Chat) -> str:
+        if not self.is_there:
+            raise InvalidJob("messages: this model has no chat template; send a prompt", "messages")
+        if taken := _RESERVED & chat.template_kwargs.keys():
+            raise InvalidJob(
+                f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be given by a job",
+                "chat_template_kwargs",
+            )
+        # By name, because transformers' annotation knows messages of plain strings only.
+        render = methodcaller(
+            "apply_chat_template",
+            plain_messages(chat.messages),
+            tools=chat.tools or None,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            tokenize=False,
+            **chat.template_kwargs,
+        )
+        try:
+            return str(render(self._tokenizer))
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            message = f"messages: the model's chat template refused them: {error}"
+            raise InvalidJob(message, "messages") from error
+
+
+def _load(folder: Path) -> PreTrainedTokenizerFast:
+    """tokenizer.json as it stands; older files go through the class that knows how to read them."""
+    if not folder.is_dir():
+        raise InvalidJob(f"model: {folder} is no folder", "model")
+    has_json = (folder / _TOKENIZER).is_file()
+    if not has_json:
+        _refuse_without_json(folder)
+    try:
+        if has_json:
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        else:
+            from transformers import AutoTokenizer  # loads torch: a second, for old files only
+
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.encode("")  # some files are only found broken when they are used
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise InvalidJob(f"model: {_cause(folder, error)}", "model") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        kind = type(tokenizer).__name__
+        raise InvalidJob(f"model: {folder}: a {kind} is not served; {_convert(folder)}", "model")
+    return tokenizer
+
+
+def _refuse_without_json(folder: Path) -> None:
+    """Raise InvalidJob where no other file holds the tokenizer, or none that can be read here."""
+    found = [each for name in _OTHER_FORMS for each in sorted(folder.glob(name))]
+    if not found:
+        raise InvalidJob(
+            f"model: {folder}: its tokenizer is missing; put the model's {_TOKENIZER} there",
+            "model",
+        )
+    if found[0].suffix == ".model" and find_spec("sentencepiece") is None:
+        raise InvalidJob(
+            f"model: {found[0]} is no form that is read here; {_convert(folder)}", "model"
+        )
+
+
+def _convert(folder: Path) -> str:
+    code = "from transformers import AutoTokenizer as A; A.from_pretrained(p).save_pretrained(p)"
+    return (
+        f"make a {_TOKENIZER} of it: pip install sentencepiece protobuf, then "
+        f"python -c \"p = '{folder}'; {code}\""
+    )
+
+
+def _cause(folder: Path, error: BaseException) -> str:
+    """Which file is to blame for it, and what can be done."""
+    for name in (_TOKENIZER, *_BESIDE):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            read_object(path)
+            if name == _TOKENIZER:
+                Tokenizer.from_file(str(path)).encode("")
+        except BrokenModel as broken:
+            return str(broken)
+        except BaseException as broken:
+            if not is_failure(broken):
+                raise
+            return (
+                f"{path}: tokenizers {version('tokenizers')} cannot read it: {reason(broken)}; "
+                "fetch it again, or install a newer version of tokenizers"
+            )
+    return f"{folder}: its tokenizer cannot be read: {reason(error)}; fetch its files again"
+
+
+def _separate(path: Path) -> str:
+    """The template of a file that older versions of transformers wrote beside a processor."""
+    try:
+        found = read_object(path).get("chat_template")
+    except BrokenModel as error:
+        raise InvalidJob(f"model: {error}", "model") from error
+    if not isinstance(found, str):
+        raise InvalidJob(f"model: {path}: chat_template is missing, or no text", "model")
+    return found
+
+
+def _check_template(source: Path, template: object) -> None:
+    """Raise InvalidJob if a template is none that can be run."""
+    several = template.values() if isinstance(template, dict) else [template]
+    for each in several:
+        if each is not None and not isinstance(each, str):
+            raise InvalidJob(
+                f"model: {source}: chat_template is a {type(each).__name__}; it must be a text",
+                "model",
+            )
+        try:
+            render_jinja_template(conversations=[], chat_template=each or "")  # compiles it
+        except TemplateError as error:
+            raise InvalidJob(
+                f"model: {source}: its chat template is broken: {reason(error)}; mend it, or fetch "
+                "it again",
+                "model",
+            ) from error

@@ -1,0 +1,176 @@
+"""One choice as it is written: drawn ids in, certain text out, ended by the first stop string."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.schemas.event import Choice, Delta, FinishReason, TokenLogprob
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.messages import Logprob
+from penstock.worker.text.stop_strings import Match, StopStrings
+from penstock.worker.text.text import Text
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """What some ids added to a completion. Those after the one that completed a stop are gone."""
+
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+
+    def joined(self, later: "Piece") -> "Piece":
+        both = self.logprobs is not None and later.logprobs is not None
+        return Piece(
+            token_ids=self.token_ids + later.token_ids,
+            text=self.text + later.text,
+            logprobs=[*(self.logprobs or []), *(later.logprobs or [])] if both else None,
+            finish_reason=later.finish_reason,
+            stop_reason=later.stop_reason,
+        )
+
+    def delta(self, position: int, index: int, checksum: int) -> Delta:
+        return Delta(
+            position=position,
+            index=index,
+            token_ids=self.token_ids,
+            text=self.text,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            checksum=checksum,
+        )
+
+
+class Completion:
+    """Ids, text and log probabilities of what follows a prompt, from nothing or as a log tells."""
+
+    def __init__(
+        self,
+        text: Text,
+        params: SamplingParams,
+        eos_token_ids: frozenset[int],
+        prompt: Sequence[int] = (),
+    ) -> None:
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self._text = text
+        self._params = params
+        self._prompt = prompt
+        self._enders = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            self._enders |= eos_token_ids
+        self._detokenizer = text.detokenizer(params.skip_special_tokens, prompt)
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def take(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[Logprob] | None = None,
+        finish_reason: FinishReason | None = None,
+        stop_reason: int | None = None,
+    ) -> Piece:
+        """Append what a step drew; `finish_reason` says that the last id ended the sequence.
+
+        A piece that is finished although no `finish_reason` came was ended by a stop string: the
+        engine's sequence is then to be cancelled.
+        """
+        text, num_kept, match = self._read(token_ids, finish_reason)
+        piece = Piece(
+            list(token_ids[:num_kept]),
+            text,
+            self._spelled(logprobs, num_kept),
+            "stop" if match else finish_reason,
+            match.stop if match else stop_reason,
+        )
+        self._append(piece)
+        return piece
+
+    def anew(self) -> "Completion":
+        """The same, before its first token."""
+        return Completion(self._text, self._params, self._enders, self._prompt)
+
+    def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Piece:
+        """Append its last ids, with all text that was held back. What ended it the job says."""
+        text, _, _ = self._read(token_ids, "budget")
+        shown = list(logprobs[: len(token_ids)]) if logprobs is not None else None
+        piece = Piece(list(token_ids), text, shown, None, None)
+        self._append(piece)
+        return piece
+
+    def replay(self, delta: Delta) -> None:
+        """Append what the log holds: the text readers got, and the states that the ids give."""
+        self._read(delta.token_ids, None)
+        self._append(
+            Piece(
+                delta.token_ids, delta.text, delta.logprobs, delta.finish_reason, delta.stop_reason
+            )
+        )
+
+    def choice(self, index: int) -> Choice:
+        return Choice(
+            index=index,
+            text="".join(self._texts),
+            token_ids=self.token_ids,
+            logprobs=self._logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _append(self, piece: Piece) -> None:
+        self.token_ids += piece.token_ids
+        self._texts.append(piece.text)
+        if self._logprobs is not None and piece.logprobs is not None:
+            self._logprobs += piece.logprobs
+        self.finish_reason = piece.finish_reason
+        self.stop_reason = piece.stop_reason
+
+    def _spelled(
+        self, logprobs: Sequence[Logprob] | None, num_kept: int
+    ) -> list[TokenLogprob] | None:
+        if self._logprobs is None or logprobs is None:
+            return None
+        return [self._text.token_logprob(drawn) for drawn in logprobs[:num_kept]]
+
+    def _read(
+        self, token_ids: Sequence[int], finish_reason: FinishReason | None
+    ) -> tuple[str, int, Match | None]:
+        """The text released, the number of ids up to the match if there was one, and the match."""
+        shown = self._shown(token_ids, finish_reason)
+        if not self._params.stop:
+            text = self._detokenizer.push(shown)
+            if finish_reason is not None:
+                text += self._detokenizer.finish()
+            return text, len(token_ids), None
+        texts: list[str] = []
+        for number, token_id in enumerate(shown, 1):
+            # Which texts may stop depends on the count alone, not on how the ids were grouped.
+            may_stop = len(self.token_ids) + number > self._params.min_tokens
+            released, match = self._stops.push(self._detokenizer.push((token_id,)), may_stop)
+            texts.append(released)
+            if match:
+                return "".join(texts), number, match
+        if finish_reason is not None:
+            released, match = self._stops.push(self._detokenizer.finish())
+            texts.append(released)
+            if not match:
+                texts.append(self._stops.finish())
+            return "".join(texts), len(token_ids), match
+        return "".join(texts), len(token_ids), None
+
+    def _shown(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:
+        """Without the id that ended the sequence, unless the job wants to see what stopped it."""
+        hides = finish_reason == "stop" and not self._params.include_stop_str_in_output
+        return (
+            token_ids[:-1]
+            if hides and token_ids[-1:] and token_ids[-1] in self._enders
+            else token_ids
+        )

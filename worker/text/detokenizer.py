@@ -1,0 +1,400 @@
+"""Turns token ids into text piece by piece, byte for byte what decoding all at once would give.
+
+A tokenizer's decoder is a chain of stages over pieces (the tokens' strings). Each stage here takes
+pieces as they come and gives on what no later piece can change, so a token costs the same however
+long the text before it is. Sources: the decoders of the `tokenizers` library, whose results the
+tests compare with.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from os.path import commonprefix
+from typing import Protocol
+
+from pydantic import JsonValue
+from tokenizers import Regex, Tokenizer, decoders
+
+from penstock.schemas.errors import InvalidJob
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_TAIL_PIECES = 4
+_WORDPIECE_CLEANUP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+class Stage(Protocol):
+    """One step of a decoder, with the state of one text."""
+
+    def push(self, pieces: list[str]) -> list[str]: ...
+
+    def finish(self) -> list[str]:
+        """What was held back; the text ends here."""
+        ...
+
+
+class Vocabulary:
+    """The strings of token ids, and which of them are special. Ids without a string are silent."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+        self._pieces: dict[int, str | None] = {}
+        self._plain: dict[int, str | None] = {}
+
+    def piece(self, token_id: int) -> str | None:
+        if token_id not in self._pieces:
+            self._pieces[token_id] = self._tokenizer.id_to_token(token_id)
+        return self._pieces[token_id]
+
+    def plain_piece(self, token_id: int) -> str | None:
+        """None for a special token too."""
+        if token_id not in self._plain:
+            piece = self.piece(token_id)
+            self._plain[token_id] = None if piece in self._special else piece
+        return self._plain[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        return self.piece(token_id) in self._special
+
+
+class Decoder:
+    """What a tokenizer's decoder does, ready to be done incrementally for any number of texts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.vocabulary = Vocabulary(tokenizer)
+        self._bytes = _ByteTable()
+        given = tokenizer.decoder
+        specification = (
+            json.loads(given.__getstate__()) if given is not None else {"type": "Spaced"}
+        )
+        self._new_stages = _chain(specification, self._bytes)
+        self._is_byte_level = "ByteLevel" in _kinds(specification)
+
+    def stages(self) -> list[Stage]:
+        return [new() for new in self._new_stages]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that the token stands for in the middle of a text, special or not."""
+        piece = self.vocabulary.piece(token_id)
+        if piece is None:
+            return b""
+        if self._is_byte_level:
+            return self._bytes[piece]
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+
+class Detokenizer:
+    """The text of one sequence of ids. Incomplete characters are held back until they are whole.
+
+    After a prompt it gives what decoding prompt and completion together adds to the prompt's text:
+    a space that begins a completion begins no text, and stays.
+    """
+
+    def __init__(
+        self, decoder: Decoder, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+    ) -> None:
+        vocabulary = decoder.vocabulary
+        self._piece = vocabulary.plain_piece if skip_special_tokens else vocabulary.piece
+        self._stages = decoder.stages()
+        self._known = ""  # of the prompt's text, what its last ids still hold back
+        if prompt:
+            self._read(prompt)
+            known = self._rest()
+            self._stages = decoder.stages()
+            self._read(prompt)
+            self._known = known
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that became certain with these ids; it may be empty."""
+        pieces = [piece for token_id in token_ids if (piece := self._piece(token_id)) is not None]
+        text = self._through(pieces, 0)
+        return self._added(text) if self._known else text
+
+    def finish(self) -> str:
+        """The rest of the text, when no more ids come."""
+        return self._added(self._rest())
+
+    def _read(self, prompt: Sequence[int]) -> None:
+        """Go where the prompt ends. Between the ids that begin its text and the last ones lies
+        nothing that the stages would remember."""
+        begun = 0
+        while begun < len(prompt):
+            begun += 1
+            if self.push(prompt[begun - 1 : begun]):
+                break
+        self.push(prompt[self._tail(prompt, begun) :])
+
+    def _tail(self, prompt: Sequence[int], begun: int) -> int:
+        """From where on to read: no character and no run of bytes reaches over so many pieces."""
+        count = 0
+        for place in range(len(prompt) - 1, begun - 1, -1):
+            piece = self._piece(prompt[place])
+            if piece and not _BYTE.fullmatch(piece):
+                count += 1
+                if count == _TAIL_PIECES:
+                    return place
+        return begun
+
+    def _added(self, text: str) -> str:
+        """Without what the prompt's text has already."""
+        shared = commonprefix((self._known, text))  # noqa: RUF071 - of texts, not of paths
+        self._known = self._known[len(shared) :] if len(shared) == len(text) else ""
+        return text[len(shared) :]
+
+    def _rest(self) -> str:
+        text = ""
+        for number, stage in enumerate(self._stages):
+            text += self._through(stage.finish(), number + 1)
+        return text
+
+    def _through(self, pieces: list[str], first: int) -> str:
+        for stage in self._stages[first:]:
+            pieces = stage.push(pieces)
+        return "".join(pieces)
+
+
+def _kinds(specification: dict[str, JsonValue]) -> list[str]:
+    if specification["type"] == "Sequence":
+        return [str(each["type"]) for each in _members(specification)]
+    return [str(specification["type"])]
+
+
+def _members(specification: dict[str, JsonValue]) -> list[dict[str, JsonValue]]:
+    members = specification["decoders"]
+    assert isinstance(members, list)
+    return [each for each in members if isinstance(each, dict)]
+
+
+def _chain(specification: dict[str, JsonValue], table: "_ByteTable") -> list[Callable[[], Stage]]:
+    """Constructors of the stages, in order. From Fuse or ByteLevel on, all pieces are one token."""
+    members = _members(specification) if specification["type"] == "Sequence" else [specification]
+    chain: list[Callable[[], Stage]] = []
+    is_fused = False
+    for member in members:
+        if member["type"] != "Fuse":
+            chain.append(_stage(member, table, is_fused))
+        is_fused = is_fused or member["type"] in ("Fuse", "ByteLevel")
+    return chain
+
+
+def _stage(
+    member: dict[str, JsonValue], table: "_ByteTable", is_fused: bool
+) -> Callable[[], Stage]:
+    kind = member["type"]
+    if kind == "ByteLevel" and not is_fused:
+        return lambda: _Utf8(table)
+    if kind == "ByteFallback" and not is_fused:
+        return _ByteRuns
+    if kind == "Strip" and not member["stop"]:
+        content, start = str(member["content"]), _number(member["start"])
+        if is_fused:
+            return lambda: _StripWhole(content, start)
+        return lambda: _Each(lambda piece: _stripped(piece, content, start))
+    if kind == "Replace":
+        return _replace(member, is_fused)
+    if kind == "Metaspace" and not is_fused:
+        return _metaspace(str(member["replacement"]), member["prepend_scheme"] != "never")
+    if kind == "WordPiece" and not is_fused:
+        return _wordpiece(str(member["prefix"]), bool(member["cleanup"]))
+    if kind == "BPEDecoder" and not is_fused:
+        suffix = str(member["suffix"])
+        return lambda: _Suffixed(suffix)
+    if kind == "Spaced":
+        return lambda: _FirstAndRest(str, lambda piece: f" {piece}")
+    raise InvalidJob(
+        f"model: its tokenizer's decoder has a stage {kind!r} that is not supported", "model"
+    )
+
+
+def _number(value: JsonValue) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _replace(member: dict[str, JsonValue], is_fused: bool) -> Callable[[], Stage]:
+    pattern, content = member["pattern"], str(member["content"])
+    assert isinstance(pattern, dict)
+    kind, old = next(iter(pattern.items()))
+    assert isinstance(old, str)
+    if kind == "String" and (len(old) == 1 or not is_fused):
+        return lambda: _Each(lambda piece: piece.replace(old, content))
+    if kind == "Regex" and not is_fused:
+        native = decoders.Replace(
+            Regex(old), content
+        )  # its own engine: patterns differ from Python's
+        return lambda: _Each(lambda piece: native.decode([piece]))
+    raise InvalidJob(
+        "model: its tokenizer's decoder replaces a pattern over token borders", "model"
+    )
+
+
+def _metaspace(replacement: str, drops_first: bool) -> Callable[[], Stage]:
+    first = "" if drops_first else " "
+    return lambda: _FirstAndRest(
+        lambda piece: piece.replace(replacement, first),
+        lambda piece: piece.replace(replacement, " "),
+    )
+
+
+def _wordpiece(prefix: str, cleans_up: bool) -> Callable[[], Stage]:
+    def clean(piece: str) -> str:
+        if cleans_up:
+            for old, new in _WORDPIECE_CLEANUP:
+                piece = piece.replace(old, new)
+        return piece
+
+    def rest(piece: str) -> str:
+        return clean(piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}")
+
+    return lambda: _FirstAndRest(clean, rest)
+
+
+def _stripped(piece: str, content: str, start: int) -> str:
+    cut = 0
+    while cut < start and piece[cut : cut + 1] == content:
+        cut += 1
+    return piece[cut:]
+
+
+class _ByteTable(dict[str, bytes]):
+    """piece -> the bytes that its characters spell in GPT-2's printable alphabet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in set(printable)]
+        self._byte = {chr(byte): byte for byte in printable}
+        self._byte |= {chr(256 + place): byte for place, byte in enumerate(others)}
+
+    def __missing__(self, piece: str) -> bytes:
+        known = all(letter in self._byte for letter in piece)
+        spelled = bytes(self._byte[letter] for letter in piece) if known else piece.encode()
+        self[piece] = spelled
+        return spelled
+
+
+class _Utf8:
+    """Pieces spell bytes; the bytes are UTF-8, and what is not becomes U+FFFD."""
+
+    def __init__(self, table: _ByteTable) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, pieces: list[str]) -> list[str]:
+        return [self._decoder.decode(b"".join([self._table[piece] for piece in pieces]))]
+
+    def finish(self) -> list[str]:
+        return [self._decoder.decode(b"", True)]
+
+
+class _ByteRuns:
+    """A run of pieces `<0xNN>` is UTF-8 or, as a whole, one U+FFFD a byte: its end decides."""
+
+    def __init__(self) -> None:
+        self._run = bytearray()
+
+    def push(self, pieces: list[str]) -> list[str]:
+        given: list[str] = []
+        for piece in pieces:
+            if byte := _BYTE.fullmatch(piece):
+                self._run.append(int(byte[1], 16))
+                continue
+            if self._run:
+                given += self.finish()
+            given.append(piece)
+        return given
+
+    def finish(self) -> list[str]:
+        run, self._run = bytes(self._run), bytearray()
+        if not run:
+            return []
+        try:
+            return [run.decode()]
+        except UnicodeDecodeError:
+            return ["\N{REPLACEMENT CHARACTER}"] * len(run)
+
+
+class _Each:
+    """Changes every piece alike."""
+
+    def __init__(self, change: Callable[[str], str]) -> None:
+        self._change = change
+
+    def push(self, pieces: list[str]) -> list[str]:
+        return [self._change(piece) for piece in pieces]
+
+    def finish(self) -> list[str]:
+        return []
+
+
+class _FirstAndRest:
+    """Changes the first piece of a text in one way and all others in another."""
+
+    def __init__(self, first: Callable[[str], str], rest: Callable[[str], str]) -> None:
+        self._change = first
+        self._rest = rest
+
+    def push(self, pieces: list[str]) -> list[str]:
+        given: list[str] = []
+        for piece in pieces:
+            given.append(self._change(piece))
+            self._change = self._rest
+        return given
+
+    def finish(self) -> list[str]:
+        return []
+
+
+class _StripWhole:
+    """Takes at most `start` letters off the text's front."""
+
+    def __init__(self, content: str, start: int) -> None:
+        self._content = content
+        self._left = start
+
+    def push(self, pieces: list[str]) -> list[str]:
+        text = "".join(pieces)
+        if not self._left or not text:
+            return [text]
+        rest = _stripped(text, self._content, self._left)
+        self._left = 0 if rest else self._left - len(text)
+        return [rest]
+
+    def finish(self) -> list[str]:
+        return []
+
+
+class _Suffixed:
+    """A suffix ends a word: it becomes a space, but nothing at the end of the text."""
+
+    def __init__(self, suffix: str) -> None:
+        self._suffix = suffix
+        self._last: str | None = None
+
+    def push(self, pieces: list[str]) -> list[str]:
+        given: list[str] = []
+        for piece in pieces:
+            if self._last is not None:
+                given.append(self._last.replace(self._suffix, " "))
+            self._last = piece
+        return given
+
+    def finish(self) -> list[str]:
+        last, self._last = self._last, None
+        return [] if last is None else [last.replace(self._suffix, "")]

@@ -1,0 +1,66 @@
+"""Messages as OpenAI's clients send them, made into what chat templates read."""
+
+import json
+
+from pydantic import JsonValue
+
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.job import Message
+
+
+def plain_messages(messages: list[Message]) -> list[Message]:
+    """Content is one string or absent, and the arguments of calls are objects.
+
+    Raises InvalidJob naming the message and the field that is not of that kind.
+    """
+    return [_plain(message, place) for place, message in enumerate(messages)]
+
+
+def _plain(message: Message, place: int) -> Message:
+    """The message as templates expect it: content is one string, tool arguments are objects."""
+    if not isinstance(message.get("role"), str):
+        raise InvalidJob(f"messages[{place}].role: give a string", "messages")
+    plain = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        plain["content"] = "\n".join(_part_text(part, place) for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise InvalidJob(f"messages[{place}].content: give a string or a list of parts", "messages")
+    calls = message.get("tool_calls")
+    if calls is not None:
+        plain["tool_calls"] = _calls(calls, place)
+    return plain
+
+
+def _part_text(part: JsonValue, place: int) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise InvalidJob(
+        f"messages[{place}].content: a part of type {kind!r}; this model reads text parts",
+        "messages",
+    )
+
+
+def _calls(calls: JsonValue, place: int) -> JsonValue:
+    """OpenAI carries arguments as a string of JSON; templates write them from the object."""
+    if not isinstance(calls, list):
+        raise InvalidJob(f"messages[{place}].tool_calls: give a list", "messages")
+    return [
+        _call(call, f"messages[{place}].tool_calls[{number}]") for number, call in enumerate(calls)
+    ]
+
+
+def _call(call: JsonValue, where: str) -> JsonValue:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        raise InvalidJob(f"{where}.function: give an object with name and arguments", "messages")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
+    except ValueError as error:
+        raise InvalidJob(f"{where}.function.arguments: not JSON: {error}", "messages") from error

@@ -1,0 +1,126 @@
+"""Text in, token ids out, and the way back: the tokenizer and the chat template of one model.
+
+Nothing past this file knows a string. It loads without torch, so the process that tokenises stays
+small and starts at once.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.event import TokenLogprob, TopLogprob
+from penstock.schemas.job import Chat, Prompt
+from penstock.worker.engine.messages import Logprob
+from penstock.worker.models.errors import is_failure, reason
+from penstock.worker.process.loading import loading
+from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.text.byte_tokenizer import ByteTokenizer
+from penstock.worker.text.detokenizer import Decoder, Detokenizer
+
+LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
+
+
+class Template(Protocol):
+    """A tokenizer, and how conversations are written for its model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def is_there(self) -> bool: ...
+
+    def write(self, chat: Chat) -> str: ...
+
+
+class Text:
+    """One model's tokenizer, from its folder. Its methods may be called by several threads."""
+
+    def __init__(self, source: Path | Template) -> None:
+        if isinstance(source, Path):
+            from penstock.worker.text.chat_template import (
+                ChatTemplate,  # half a second, and not always needed
+            )
+
+            source = ChatTemplate(source)
+        self._template: Template = source
+        self._backend = source.tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._decoder = Decoder(self._backend)
+        self._token_texts: dict[int, tuple[str, tuple[int, ...]]] = {}
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template.is_there
+
+    def encode(self, text: str) -> list[int]:
+        """As the tokenizer encodes by default: with the special tokens that begin or end a text."""
+        return self._encode(text, "prompt", add_special_tokens=True)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        return self.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def render(self, chat: Chat) -> list[int]:
+        """The ids of a conversation as the model's own template writes it."""
+        return self._encode(self._template.write(chat), "messages", add_special_tokens=False)
+
+    def detokenizer(
+        self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+    ) -> Detokenizer:
+        """For what follows the prompt's ids."""
+        return Detokenizer(self._decoder, skip_special_tokens, prompt)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_logprob(self, drawn: Logprob) -> TokenLogprob:
+        text, spelled = self._token_text(drawn.token_id)
+        return TokenLogprob(
+            token_id=drawn.token_id,
+            token=text,
+            bytes=spelled,
+            logprob=_finite(drawn.logprob),
+            top=tuple(
+                self._top_logprob(token_id, logprob)
+                for token_id, logprob in zip(drawn.top_ids, drawn.top_logprobs, strict=True)
+            ),
+        )
+
+    def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
+        text, spelled = self._token_text(token_id)
+        return TopLogprob(token_id=token_id, token=text, bytes=spelled, logprob=_finite(logprob))
+
+    def _token_text(self, token_id: int) -> tuple[str, tuple[int, ...]]:
+        if token_id not in self._token_texts:
+            spelled = self._decoder.token_bytes(token_id)
+            self._token_texts[token_id] = spelled.decode(errors="replace"), tuple(spelled)
+        return self._token_texts[token_id]
+
+    def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"{param}: character {error.start} is half of a surrogate pair"
+            raise InvalidJob(message, param) from error
+        try:
+            # The batch form lets other threads run meanwhile, and skips the offsets.
+            encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            message = f"{param}: the model's tokenizer cannot encode it: {reason(error)}"
+            raise InvalidJob(message, param) from error
+        return list(encoded[0].ids)
+
+
+def load_text(settings: WorkerSettings) -> Text:
+    """The tokenizer that belongs to the engine of these settings."""
+    with loading(f"the tokenizer of {settings.model}"):
+        return Text(ByteTokenizer() if settings.is_fake else model_folder(settings.model))
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
