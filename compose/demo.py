@@ -43,12 +43,12 @@ Schema: {json.dumps(SCHEMA)}
 Text: Mira Holt is 34 years old and lives in Oslo."""
 
 
-class Piece(Report):
+class ShownText(Report):
     content: str | None = None
 
 
 class ChunkChoice(Report):
-    delta: Piece
+    delta: ShownText
 
 
 class Chunk(Report):
@@ -58,7 +58,7 @@ class Chunk(Report):
     usage: Usage | None = None
 
 
-class Job(Report):
+class DemoJob(Report):
     id: str
     worker: str | None = None
 
@@ -168,12 +168,12 @@ class Demo:
 
     async def _submit(self, asked: Json) -> str:
         response = await self.client.post("/v1/jobs", json=asked)
-        return Job.model_validate_json(response.raise_for_status().content).id
+        return DemoJob.model_validate_json(response.raise_for_status().content).id
 
     async def _kill_the_owner(self, job_id: str) -> str:
         """SIGKILL to every process of the worker that runs the job; its component's name."""
         response = await self.client.get(f"/v1/jobs/{job_id}")
-        owner = Job.model_validate_json(response.content).worker
+        owner = DemoJob.model_validate_json(response.content).worker
         name = (await self.stack.workers())[owner or ""]
         self.stack.components[name].kill()
         return name

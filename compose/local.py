@@ -23,7 +23,7 @@ from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.process.nearby import noted
 from penstock.schemas.process.start import SecretSettings, load_settings
 from penstock.schemas.redis.url import PORT as REDIS_PORT
-from penstock.schemas.redis.url import RedisUrl, shown
+from penstock.schemas.redis.url import RedisUrlSetting, shown
 from penstock.schemas.secret import BadSecret
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
@@ -36,7 +36,7 @@ class LocalSettings(SecretSettings, OutboundSettings):
     """
 
     model: str = Field(str(BUNDLED_MODEL), description="a checkpoint's folder; the bundled model")
-    redis_url: RedisUrl | None = Field(None, description="none: an embedded server")
+    redis_url: RedisUrlSetting | None = Field(None, description="none: an embedded server")
     folder: Path | None = Field(
         None, description="where the embedded server keeps its jobs; none: gone at the end"
     )

@@ -22,8 +22,8 @@ from pydantic import JsonValue, ValidationError
 
 from penstock.gateway.follow.lanes import Lanes
 from penstock.gateway.follow.reader import Reader
-from penstock.gateway.follow.subscription import MAX_UNREAD, SILENCE_S, Inbox
-from penstock.gateway.off_loop import Apart
+from penstock.gateway.follow.subscription import MAX_UNREAD, SILENCE_S, Subscription
+from penstock.gateway.off_loop import OffLoop
 from penstock.schemas.account import Account
 from penstock.schemas.cursor import Cursor, Had, Missed, Straddled
 from penstock.schemas.delivery import JobStatus, Page, Rates, Submission
@@ -68,10 +68,10 @@ class Client:
         self.result_ttl_s = result_ttl_s
         self.name = secrets.token_hex(8)
         self._lanes = Lanes(redis)
-        self._inbox = Inbox(redis, silence_s, max_unread)
+        self._subscription = Subscription(redis, silence_s, max_unread)
         self._disk: Sync = GroupSync(redis) if durability == "fsync" else NoSync()
         self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
-        self.apart = Apart()
+        self.off_loop = OffLoop()
 
     @classmethod
     def from_url(
@@ -102,7 +102,7 @@ class Client:
         await self.aclose()
 
     async def aclose(self) -> None:
-        await self._inbox.aclose()
+        await self._subscription.aclose()
         self._disk.close()
         await self.redis.aclose()
 
@@ -210,8 +210,8 @@ class Client:
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)
-            await self._inbox.subscribe(reply_to)
-        dumped = await self.apart.run(job.guess_bytes(), job.dump_and_digest)
+            await self._subscription.subscribe(reply_to)
+        dumped = await self.off_loop.run(job.guess_bytes(), job.dump_and_digest)
         mark = await self._disk.begin(queue.lane.prefix)
         answer = await queue.enqueue(
             job,
@@ -255,7 +255,7 @@ class Client:
         channel, is_ended = queue.lane.inbox(self.name), False
         cursor = Cursor(job_id, *had)
         try:
-            with self._inbox.reader(job_id) as reader:
+            with self._subscription.reader(job_id) as reader:
                 while not is_ended:
                     page, mark = await self._attach(queue, tenant, channel, cursor, reader)
                     kept = _snapshot(cursor, mark)
@@ -274,7 +274,7 @@ class Client:
                         kept = _snapshot(cursor, mark)
                         batch, is_whole = _published(cursor, live)
         finally:
-            if not is_ended and not self._inbox.is_read(job_id):
+            if not is_ended and not self._subscription.is_read(job_id):
                 with contextlib.suppress(QueueUnreachable):
                     await queue.detach(job_id, channel)
 
@@ -355,7 +355,7 @@ class Client:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
                     try:
-                        await self._inbox.subscribe(channel)
+                        await self._subscription.subscribe(channel)
                         async with self._paging:
                             reader.begin()
                             mark = await self._disk.begin(queue.lane.prefix)

@@ -10,7 +10,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Apart:
+class OffLoop:
     """One piece of work at a time, in a thread: more would only fight for the interpreter.
 
     What is done there holds no single call above some milliseconds: nothing else runs meanwhile.

@@ -7,7 +7,7 @@ from penstock.schemas.wire import Wire
 MOST = 2**50
 
 
-class Limits(Wire):
+class Quota(Wire):
     """What an account may use of one model. None: no limit.
 
     Requests and tokens count in windows of a minute that begin with their first request; budgets
@@ -30,7 +30,7 @@ class Limits(Wire):
         """Of a model's lanes, how many the account uses: in each of them a limit is at least 1."""
         return min([lanes, *self._counts().values()])
 
-    def share(self, lanes: int, number: int) -> "Limits":
+    def share(self, lanes: int, number: int) -> "Quota":
         """What one of a model's lanes keeps of it: lanes share nothing at run time.
 
         Over the lanes that the account uses the shares add up to the whole; what an idempotency
@@ -40,7 +40,7 @@ class Limits(Wire):
         shares = {name: max(1, n // lanes) for name, n in self._counts().items()}
         if number < used:
             shares = {name: n // used + (number < n % used) for name, n in self._counts().items()}
-        return Limits(weight=self.weight, **shares)
+        return Quota(weight=self.weight, **shares)
 
     def _counts(self) -> dict[str, int]:
         return self.model_dump(exclude_none=True, exclude={"weight"})
@@ -50,4 +50,4 @@ class Account(Wire):
     """A name that is unique over all tenants, and its limits. A tenant without one is its own."""
 
     name: str = Field(min_length=1, max_length=256)
-    limits: Limits = Limits()
+    limits: Quota = Quota()

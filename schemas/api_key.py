@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field
 
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
 from penstock.schemas.secret import sign
 from penstock.schemas.wire import Wire
@@ -31,7 +31,7 @@ class ApiKey(Wire):
     name: str = Field("", max_length=256, description="for people")
     tenant: str = Field(DEFAULT_TENANT, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}$")
     scopes: tuple[Scope, ...] = DEFAULT_SCOPES
-    limits: Limits = Limits()
+    limits: Quota = Quota()
     max_priority: PriorityClass = Field("normal", description="what asks for more gets this class")
     created_s: int = 0
     expires_s: int | None = None

@@ -14,7 +14,7 @@ from penstock.schemas.model import WorkerCard
 from penstock.schemas.wire import Report
 
 
-class Letter(StrEnum):
+class JobSignal(StrEnum):
     """What a worker is told of one job: keep on, or stop and why."""
 
     KEPT = "K"  # shown to the readers, go on

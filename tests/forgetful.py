@@ -6,7 +6,7 @@ A fake that looked at `seq.token_ids` would not notice a wrong, stale or lost bl
 import hashlib
 
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.sampler import Sampled
 from penstock.worker.engine.sequence import Plan, Sequence, Slice
 
@@ -50,7 +50,7 @@ class ForgetfulRunner:
         ]
         return Sampled(drawn, [None] * len(drawn))
 
-    def scrub(self, blocks: list[int]) -> None:
+    def zero(self, blocks: list[int]) -> None:
         """Nothing here is ever NaN."""
 
     def _compute(self, piece: Slice) -> None:
@@ -71,7 +71,7 @@ class ForgetfulRunner:
 
 
 def run_to_end(
-    engine: Engine, additions: list[Addition], max_steps: int = 100_000
+    engine: Engine, additions: list[AddSequence], max_steps: int = 100_000
 ) -> dict[str, list[int]]:
     for addition in additions:
         engine.add(addition)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.schemas.checksum import NOTHING, roll
-from penstock.schemas.delivery import Commit, Ending, Letter, Started
+from penstock.schemas.delivery import Commit, Ending, JobSignal, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
 from penstock.schemas.event import Delta, Done, Failed, Usage
 from penstock.schemas.job import Job
@@ -130,22 +130,24 @@ class ScriptedWorker:
             new = continued(job_id, made)
             made.append(new)
             commits.append(Commit(job_id, taken.epoch, [new]))
-        letters = await self.queue.commit(self.name, commits)
-        for job_id, letter in letters.items():
+        signals = await self.queue.commit(self.name, commits)
+        for job_id, signal in signals.items():
             taken, made = self.running[job_id]
-            if end := self._end(letter, made):
+            if end := self._end(signal, made):
                 await self.queue.finish(
                     self.name, Ending(taken.job, taken.epoch, made, len(made), end)
                 )
-            if end or letter is Letter.FENCED:
+            if end or signal is JobSignal.FENCED:
                 del self.running[job_id]
 
-    def _end(self, letter: Letter, made: list[Delta]) -> Done | Failed | None:
+    def _end(self, signal: JobSignal, made: list[Delta]) -> Done | Failed | None:
         position = made[-1].end
-        if letter is Letter.CANCEL:
+        if signal is JobSignal.CANCEL:
             error = Cancelled("the job was cancelled").body()
             return Failed(position=position, state="cancelled", error=error)
-        if letter is Letter.DEADLINE:
+        if signal is JobSignal.DEADLINE:
             error = DeadlineExceeded("out of time").body()
             return Failed(position=position, state="expired", error=error)
-        return done(made) if position >= self.num_tokens and letter is not Letter.FENCED else None
+        return (
+            done(made) if position >= self.num_tokens and signal is not JobSignal.FENCED else None
+        )

@@ -15,7 +15,7 @@ from tempfile import mkstemp
 from types import TracebackType
 from typing import Self
 
-from penstock.schemas.delivery import Commit, Ending, Letter, Started
+from penstock.schemas.delivery import Commit, Ending, JobSignal, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded, WorkerFailed
 from penstock.schemas.event import (
     Delta,
@@ -169,7 +169,7 @@ class Actor:
     model: str = MODEL
     jobs: list[Job] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
-    _letters: dict[str, Letter] = field(default_factory=dict)
+    _job_signals: dict[str, JobSignal] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _ready: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -205,7 +205,7 @@ class Actor:
                             self.jobs.append(taken.job)
                             parts.create_task(self._play(queue, taken))
                     stats = {"num_running": 1, "num_blocks": 10, "num_held_blocks": 5}
-                    self._letters |= await queue.beat("actor", dict(stats)) or {}
+                    self._job_signals |= await queue.beat("actor", dict(stats)) or {}
             await queue.unregister("actor")
         finally:
             await redis.aclose()
@@ -216,8 +216,8 @@ class Actor:
         for line in self.script(job):
             if isinstance(line, Delta):
                 made.append(line)
-                letters = await queue.commit("actor", [Commit(job.job_id, taken.epoch, [line])])
-                self._letters |= letters
+                job_signals = await queue.commit("actor", [Commit(job.job_id, taken.epoch, [line])])
+                self._job_signals |= job_signals
             elif isinstance(line, Failed):
                 end = line
             else:
@@ -238,18 +238,18 @@ class Actor:
         deadline = time.monotonic() - ran_s + (taken.left_ms or 1e9) / 1000
         while time.monotonic() < until and not (isinstance(line, Wait) and line.is_set()):
             if time.monotonic() > deadline:
-                self._letters[job_id] = Letter.DEADLINE
+                self._job_signals[job_id] = JobSignal.DEADLINE
             if self._stopping.is_set() or self._told_to_end(job_id, []):
                 return
             await asyncio.sleep(0.005)
 
     def _told_to_end(self, job_id: str, made: list[Delta]) -> Failed | None:
-        letter = self._letters.get(job_id)
-        if letter is Letter.CANCEL:
+        job_signal = self._job_signals.get(job_id)
+        if job_signal is JobSignal.CANCEL:
             self.cancelled.add(job_id)
             body = Cancelled("the job was cancelled").body()
             return Failed(position=_end(made), state="cancelled", error=body)
-        if letter is Letter.DEADLINE:
+        if job_signal is JobSignal.DEADLINE:
             body = DeadlineExceeded("the job ran out of time").body()
             return Failed(position=_end(made), state="expired", error=body)
         return None

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.schemas.delivery import Commit, Ending, Letter, OutOfBudget, Started
+from penstock.schemas.delivery import Commit, Ending, JobSignal, OutOfBudget, Started
 from penstock.schemas.event import Delta
 from penstock.schemas.job import Job
 from penstock.schemas.model import WorkerCard
@@ -32,10 +32,10 @@ class SteppedWorker:
             made.append(delta(job_id, made[-1].end if made else 0))
             commits.append(Commit(job_id, taken.epoch, made[-1:], 1, 0))
             self.num_tokens[taken.job.tenant] += 1
-        letters = await self.queue.commit(self.name, commits)
-        for job_id, letter in letters.items():
+        signals = await self.queue.commit(self.name, commits)
+        for job_id, signal in signals.items():
             taken, made = self.running[job_id]
-            if letter is Letter.BUDGET or made[-1].end >= (taken.job.params.max_tokens or 1):
+            if signal is JobSignal.BUDGET or made[-1].end >= (taken.job.params.max_tokens or 1):
                 await self.finish(taken, made)
 
     async def take_up(self) -> None:

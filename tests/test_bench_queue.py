@@ -11,7 +11,7 @@ from penstock.loadtest.engines.queue_path import delivery, in_process
 from penstock.loadtest.requests.workload import Request
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.fake import Stamps, fake_engine
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.messages import AddSequence
 
 
 def test_every_token_of_the_fake_engine_is_stamped_in_its_place(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_every_token_of_the_fake_engine_is_stamped_in_its_place(tmp_path: Path) 
     for number in (3, 250):
         prompt = list(f"x {number:03d}".encode())
         params = SamplingParams(max_tokens=9, ignore_eos=True)
-        engine.add(Addition(str(number), prompt, params))
+        engine.add(AddSequence(str(number), prompt, params))
     while engine.busy:
         engine.step()
     stamps = Stamps(path)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.job import Job
 from penstock.schemas.sampling import SamplingParams
 from worker_process import WorkerProcess, ask
@@ -15,7 +15,7 @@ def test_a_job_of_a_real_worker_stops_at_its_budget() -> None:
         worker.ready()
 
         async def asks(client: Client) -> None:
-            account = Account(name="key", limits=Limits(tokens_per_day=300))
+            account = Account(name="key", limits=Quota(tokens_per_day=300))
             job_ids = []
             for _ in range(3):
                 params = SamplingParams(max_tokens=500, ignore_eos=True, n=2)
@@ -41,7 +41,7 @@ def test_a_prompt_beyond_the_budget_ends_with_the_time_of_its_renewal() -> None:
         worker.ready()
 
         async def asks(client: Client) -> None:
-            for limits in (Limits(tokens_per_day=5), Limits(tokens_per_month=5)):
+            for limits in (Quota(tokens_per_day=5), Quota(tokens_per_month=5)):
                 account = Account(name=f"key {limits}", limits=limits)
                 job_id = await client.enqueue("a longer prompt", background=True, account=account)
                 result, now = await client.result(job_id), datetime.now(UTC)

@@ -11,11 +11,11 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
 from penstock.worker.bundled.training.corpus.document import (
-    Chat,
+    Dialogue,
     Document,
     Parameter,
-    Text,
-    Tool,
+    PlainText,
+    ToolSpec,
     Turn,
 )
 from penstock.worker.bundled.training.corpus.mixture import documents
@@ -39,7 +39,7 @@ UNSEEN_PEOPLE = (
     ("Joan Mercer", 26, "Basel"),
     ("Edgar Stein", 84, "Cork"),
 )
-WEATHER = Tool(
+WEATHER = ToolSpec(
     "get_weather",
     "Get the current weather of a city.",
     (Parameter("city", "string", "The name of the city."),),
@@ -60,7 +60,7 @@ def answer(
     model: LlamaForCausalLM,
     tokenizer: Tokenizer,
     question: str,
-    tools: Sequence[Tool] = (),
+    tools: Sequence[ToolSpec] = (),
     max_tokens: int = 96,
 ) -> str:
     """The greedy answer with its end token, if there is one."""
@@ -106,7 +106,7 @@ def test_the_template_writes_what_the_model_was_trained_on(tokenizer: Tokenizer)
 
 
 def as_template(tokenizer: Tokenizer, document: Document) -> str:
-    if isinstance(document, Text):
+    if isinstance(document, PlainText):
         return f"<|bos|>{document.content}<|endoftext|>"
     messages = [{"role": turn.role, "content": turn.content} for turn in document.turns]
     tools = [tool.as_json() for tool in document.tools] or None
@@ -129,7 +129,7 @@ def test_the_template_writes_tool_calls_of_clients(
         Turn("tool", '{"sky": "sunny"}'),
     )
     rendered = tokenizer.apply_chat_template(messages, tools=[WEATHER.as_json()], tokenize=False)
-    assert rendered == "".join(piece.text for piece in render(Chat(turns, (WEATHER,))))
+    assert rendered == "".join(piece.text for piece in render(Dialogue(turns, (WEATHER,))))
 
 
 def test_a_greeting_is_answered_and_ends(model: LlamaForCausalLM, tokenizer: Tokenizer) -> None:

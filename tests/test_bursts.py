@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.gateway.client import Client
-from penstock.schemas.account import Limits
+from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Commit, Outcome
 from penstock.schemas.errors import QueueFull
 from penstock.schemas.job import Job
@@ -139,16 +139,16 @@ async def test_of_ten_times_what_may_wait_no_more_does_and_all_that_was_accepted
 
 
 def test_lanes_share_the_limits_of_a_model_and_no_more() -> None:
-    whole = Limits(max_running=10, requests_per_minute=7, weight=2)
+    whole = Quota(max_running=10, requests_per_minute=7, weight=2)
     shares = [whole.share(4, number) for number in range(4)]
     assert [share.max_running for share in shares] == [3, 3, 2, 2]
     assert [share.requests_per_minute for share in shares] == [2, 2, 2, 1]
     assert {share.weight for share in shares} == {2}
-    few = Limits(max_running=3, tokens_per_minute=1000)
+    few = Quota(max_running=3, tokens_per_minute=1000)
     assert few.num_lanes(4) == 3
     assert [few.share(4, number).max_running for number in range(4)] == [1, 1, 1, 1]
     assert sum(few.share(4, number).tokens_per_minute or 0 for number in range(3)) == 1000
-    assert Limits().num_lanes(4) == 4 and Limits().share(4, 3) == Limits()
+    assert Quota().num_lanes(4) == 4 and Quota().share(4, 3) == Quota()
 
 
 @pytest.mark.parametrize("most", [10, 3])

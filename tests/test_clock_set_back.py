@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.schemas import script
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.delivery import Outcome
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
@@ -126,7 +126,7 @@ async def test_what_waits_too_long_goes_a_class_up_all_the_same(queue: WorkerQue
 
 @on_a_lane
 async def test_an_account_at_its_rate_is_not_kept_for_the_hour(queue: WorkerQueue) -> None:
-    account = Account(name="t", limits=Limits(requests_per_minute=1))
+    account = Account(name="t", limits=Quota(requests_per_minute=1))
     jobs = [a_job(tenant="t", over_limit="wait") for _ in range(2)]
     for job in jobs:
         answer = await queue.enqueue(job, None, "d", account=account)

@@ -17,7 +17,7 @@ from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import Addition, Logprob
+from penstock.worker.engine.messages import AddSequence, Logprob
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.step_tokens import most_in_time
 from penstock.worker.layers.batch import Batch
@@ -124,7 +124,7 @@ def test_one_try_that_a_neighbour_disturbs_shortens_no_step() -> None:
     assert most_in_time(512, lambda count: next(tries)) == 512
 
 
-def mixed_trace() -> list[Addition]:
+def mixed_trace() -> list[AddSequence]:
     """64 sequences of mixed lengths, around block borders; every third shares a stem."""
     stems = [judges.prompt(48, seed) for seed in (1, 2)]
     trace = []
@@ -135,11 +135,11 @@ def mixed_trace() -> list[Addition]:
         params = SamplingParams(
             temperature=0, max_tokens=5 + 3 * (number % 16), logprobs=NUM_TOP, ignore_eos=True
         )
-        trace.append(Addition(str(number), prompt, params))
+        trace.append(AddSequence(str(number), prompt, params))
     return trace
 
 
-def run(engine: Engine, trace: list[Addition]) -> dict[str, list[Logprob]]:
+def run(engine: Engine, trace: list[AddSequence]) -> dict[str, list[Logprob]]:
     for addition in trace:
         engine.add(addition)
     drawn: dict[str, list[Logprob]] = {addition.seq_id: [] for addition in trace}
@@ -170,7 +170,7 @@ def assert_as_transformers_says(
 
 
 def assert_equal(
-    model: PreTrainedModel, trace: list[Addition], drawn: dict[str, list[Logprob]]
+    model: PreTrainedModel, trace: list[AddSequence], drawn: dict[str, list[Logprob]]
 ) -> None:
     for addition in trace:
         assert len(drawn[addition.seq_id]) == addition.params.max_tokens

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.delivery import Outcome
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
@@ -13,7 +13,7 @@ from stepped import SteppedWorker
 async def submit(
     queue: WorkerQueue, tenant: str, count: int, num_tokens: int, weight: float = 1.0
 ) -> None:
-    account = Account(name=tenant, limits=Limits(weight=weight))
+    account = Account(name=tenant, limits=Quota(weight=weight))
     for _ in range(count):
         job = a_job(tenant=tenant, params={"max_tokens": num_tokens}, background=True)
         assert (await queue.enqueue(job, None, "d", account=account)).outcome is Outcome.ACCEPTED

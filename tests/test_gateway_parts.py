@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from starlette.types import Message, Send
 
 from penstock.gateway.http.sse import EventStream
-from penstock.gateway.openai.responses import Form, chat_answer, text_answer
-from penstock.gateway.openai.stream import NOTHING, ChatChunks, Seen, TextChunks
-from penstock.gateway.openai.tool_calls import PlainText, Reader, TaggedCalls
+from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
+from penstock.gateway.openai.stream import NOTHING, ChatChunks, ReaderPosition, TextChunks
+from penstock.gateway.openai.tool_calls import CallReader, PlainText, TaggedCalls
 from penstock.schemas.checksum import NOTHING as NOTHING_YET
 from penstock.schemas.checksum import roll
 from penstock.schemas.cursor import Had
@@ -38,7 +38,7 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
     return [text[a:b] for a, b in pairwise(places)]
 
 
-def read(reader: Reader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
     found = [*(reader.feed(piece) for piece in pieces), reader.finish()]
     calls = [(call.name, call.arguments) for each in found for call in each.calls]
     return "".join(each.content for each in found), calls
@@ -119,7 +119,7 @@ def streamed(chunks: ChatChunks | TextChunks, events: list[Event]) -> list[dict[
 def test_a_streamed_chat_is_the_whole_chat(answer: tuple[int, list[tuple[int, str]]]) -> None:
     deltas = answer_of(*answer)
     job = job_of(answer[0])
-    form = Form(job, StreamOptions(), TaggedCalls)
+    form = AnswerContext(job, StreamOptions(), TaggedCalls)
     whole = json.loads(
         json.dumps(chat_answer(form, fold(job.job_id, job.model, job.num_choices, deltas, DONE)))
     )
@@ -142,7 +142,7 @@ def test_a_streamed_chat_is_the_whole_chat(answer: tuple[int, list[tuple[int, st
 def test_a_streamed_completion_is_the_whole_one(answer: tuple[int, list[tuple[int, str]]]) -> None:
     deltas = answer_of(*answer)
     job = job_of(answer[0])
-    form = Form(job, StreamOptions(), PlainText, ["echo: "])
+    form = AnswerContext(job, StreamOptions(), PlainText, ["echo: "])
     whole = text_answer(form, fold(job.job_id, job.model, job.num_choices, deltas, DONE))
     choices = streamed(TextChunks(form), [*deltas, DONE])
     for index in {delta.index for delta in deltas}:
@@ -156,9 +156,9 @@ def test_from_each_id_of_a_stream_the_rest_follows_byte_by_byte(
 ) -> None:
     """Calls, roles and echoes, which were sent before, are neither repeated nor begun again."""
     deltas = answer_of(*answer)
-    form = Form(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
+    form = AnswerContext(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
 
-    def sent(seen: Seen) -> list[bytes]:
+    def sent(seen: ReaderPosition) -> list[bytes]:
         chunks = kind(form, seen)
         text = b"".join(chunks.render(event) for event in [*deltas, DONE])
         return text.removesuffix(b"\n\n").split(b"\n\n")
@@ -166,7 +166,7 @@ def test_from_each_id_of_a_stream_the_rest_follows_byte_by_byte(
     whole = sent(NOTHING)
     for at, event in enumerate(whole):
         if event.startswith(b"id: "):
-            seen = Seen.parse(event[4 : event.index(b"\n")].decode(), "x")
+            seen = ReaderPosition.parse(event[4 : event.index(b"\n")].decode(), "x")
             assert sent(seen) == whole[at + 1 :]
             with pytest.raises(StreamDiverged):
                 sent(seen._replace(had=seen.had._replace(checksum=(seen.had.checksum or 0) ^ 1)))
@@ -184,13 +184,13 @@ def test_an_id_of_an_event_that_is_no_more_is_refused(
     deltas = answer_of(*answer)
     at = min(at, len(deltas) - 2)
     again = joined(deltas, at)
-    form = Form(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
+    form = AnswerContext(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
     chunks = kind(form)
     for event in deltas:
         for line in chunks.render(event).split(b"\n"):
             if not line.startswith(b"id: "):
                 continue
-            seen = Seen.parse(line[4:].decode(), "x")
+            seen = ReaderPosition.parse(line[4:].decode(), "x")
             seen = seen._replace(had=Had(seen.had.position)) if is_bare else seen
             is_lost = event not in again and (seen.num_chunks > 0 or event.position == at)
             if is_lost and not (is_bare and seen.num_chunks and event.position == at):
@@ -200,12 +200,12 @@ def test_an_id_of_an_event_that_is_no_more_is_refused(
 
 
 def test_an_end_before_what_a_caller_had_is_refused() -> None:
-    form = Form(job_of(1), StreamOptions(), TaggedCalls)
+    form = AnswerContext(job_of(1), StreamOptions(), TaggedCalls)
     end = Done(4, Usage())
     for text in ("5", "5-00000000", "4.1", "4-00000000.1"):
         with pytest.raises(StreamDiverged):
-            ChatChunks(form, Seen.parse(text, "x")).render(end)
-    assert ChatChunks(form, Seen.parse("4", "x")).render(end) == b"data: [DONE]\n\n"
+            ChatChunks(form, ReaderPosition.parse(text, "x")).render(end)
+    assert ChatChunks(form, ReaderPosition.parse("4", "x")).render(end) == b"data: [DONE]\n\n"
 
 
 async def nobody_leaves() -> Message:

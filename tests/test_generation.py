@@ -22,7 +22,7 @@ from penstock.schemas.delivery import Started
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat, Job
 from penstock.schemas.sampling import MODEL_DEFAULTS, SamplingParams
-from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.llm import LLM
 from penstock.worker.process.fingerprint import fingerprint
@@ -38,7 +38,7 @@ OWN: dict[str, JsonValue] = {
     "repetition_penalty": 1.05,
 }
 USUAL = SamplingParams()
-LIMITS = Limits(1000, 320, 100, 16, 8, frozenset({2}))
+LIMITS = EngineLimits(1000, 320, 100, 16, 8, frozenset({2}))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,11 @@ from pathlib import Path
 from keys_page import rows
 
 ROOT = Path(__file__).parents[1]
-CODE = [*ROOT.glob("schemas/scripts/*.lua"), *ROOT.glob("schemas/**/*.py"), *ROOT.glob("gateway/**/*.py")]
+CODE = [
+    *ROOT.glob("schemas/scripts/*.lua"),
+    *ROOT.glob("schemas/**/*.py"),
+    *ROOT.glob("gateway/**/*.py"),
+]
 NAMED = re.compile(
     r"(?:PREFIX|key|worker) \.\. '(:?[a-z_]+:?)'"  # in scripts
     r"|(?:CHORES|prefix|NAMESPACE)\}:?([a-z_]+:?)"  # in Python

@@ -3,7 +3,7 @@
 import random
 from datetime import UTC, datetime, timedelta
 
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.delivery import Commit, Outcome, Submission
 from penstock.schemas.errors import BudgetExceeded, DeadlineUnmeetable, QueueTimeout, RateLimited
 from penstock.schemas.event import Failed
@@ -18,7 +18,7 @@ DAY_MS = 86_400_000
 
 
 def limited(**limits: float) -> Account:
-    return Account(name="key", limits=Limits.model_validate(limits))
+    return Account(name="key", limits=Quota.model_validate(limits))
 
 
 async def submit(queue: WorkerQueue, account: Account, **fields: object) -> Submission:
@@ -166,7 +166,7 @@ async def test_held_by_its_account_a_job_says_so_and_holds_up_nobody_else(
     await finish(queue, first, deltas(first.job.job_id, 1))
     assert (await started(queue)).job == jobs[1]
     await queue.cancel("default", jobs[2].job_id)
-    raised = Account(name="key", limits=Limits(max_running=2))
+    raised = Account(name="key", limits=Quota(max_running=2))
     last = a_job()
     await queue.enqueue(last, None, "d", account=raised)
     assert (await started(queue)).job == last
@@ -182,14 +182,14 @@ async def test_a_budget_ends_a_job_at_exactly_its_last_token(queue: WorkerQueue)
     for worker in ("w", "v"):
         await queue.register(worker, WorkerCard())
         taken = await started(queue, worker)
-        made, letter = list(taken.log), "K"
-        while letter == "K" and not (worker == "w" and len(made) > 160):
+        made, signal = list(taken.log), "K"
+        while signal == "K" and not (worker == "w" and len(made) > 160):
             made.append(delta(job.job_id, made[-1].end if made else 0, 4))
             commit = Commit(job.job_id, taken.epoch, made[-1:], 10, 0)
-            letter = (await queue.commit(worker, [commit]))[job.job_id]
+            signal = (await queue.commit(worker, [commit]))[job.job_id]
         if worker == "w":
             await queue.unregister(worker)
-    assert letter == "B" and len(made) * 4 == 992
+    assert signal == "B" and len(made) * 4 == 992
     await queue.register("u", WorkerCard())
     await queue.unregister("v")  # told to stop, and gone
     stepped = SteppedWorker(queue, 1, "u")
@@ -251,8 +251,8 @@ async def test_what_a_stopped_job_did_not_use_is_given_back(queue: WorkerQueue) 
     taken = await started(queue)
     job_id = taken.job.job_id
     made = deltas(job_id, 30, 80)
-    letters = await queue.commit("w", [Commit(job_id, taken.epoch, made, 10, 5)])
-    assert letters == {job_id: "B"}
+    signals = await queue.commit("w", [Commit(job_id, taken.epoch, made, 10, 5)])
+    assert signals == {job_id: "B"}
     assert (await used(queue))["completion_tokens"] == 90
     await queue.cancel("default", job_id)
     await queue.unregister("w")

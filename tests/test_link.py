@@ -13,7 +13,7 @@ from faults.proxy import Proxy
 from penstock.compose.server import Server
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.redis.connection import Connection, connect
-from penstock.schemas.redis.link import MAX_WAITING, PING, Link, LinkLost, Refused, pack
+from penstock.schemas.redis.link import MAX_WAITING, PING, Link, LinkLost, ServerRefused, pack
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.subscriber import Subscriber
 from penstock.schemas.redis.url import parse
@@ -239,7 +239,7 @@ def test_garbage_ends_the_connection_and_not_the_caller(redis_url: str) -> None:
 
 def test_an_error_inside_an_old_servers_script_keeps_its_code() -> None:
     old = "ERR Error running script (call to f_6c): @user_script:1: -OOM command not allowed"
-    assert (Refused(old).code, Refused("MOVED 1 h:1").code) == ("OOM", "MOVED")
+    assert (ServerRefused(old).code, ServerRefused("MOVED 1 h:1").code) == ("OOM", "MOVED")
 
 
 def test_subscribers_hear_of_every_loss_and_are_subscribed_again() -> None:

@@ -9,7 +9,7 @@ import pytest
 from faults.mutants import Edit, Mutant, mutants, verdict
 
 TEST = "tests/test_place.py::test_what_a_url_leaves_out_is_the_usual"
-LINE = "def parse(url: str) -> Place:\n"
+LINE = "def parse(url: str) -> RedisUrl:\n"
 
 
 @pytest.mark.parametrize("mutant", list(mutants()), ids=lambda mutant: mutant.name)

@@ -12,7 +12,7 @@ from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import Addition, Output
+from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine.sampler import Sampler, SamplerRow
 
 SPOILT = 300  # a token whose embedding is no number
@@ -49,12 +49,14 @@ def engine_of(folder: Path, **changes: object) -> Engine:
     return build_engine(EngineConfig(folder, **(settings | changes)))
 
 
-def healthy() -> list[Addition]:
+def healthy() -> list[AddSequence]:
     params = SamplingParams(temperature=0.8, max_tokens=20, ignore_eos=True)
-    return [Addition(f"healthy {n}", judges.prompt(5 + 7 * n, n), params, seed=n) for n in range(8)]
+    return [
+        AddSequence(f"healthy {n}", judges.prompt(5 + 7 * n, n), params, seed=n) for n in range(8)
+    ]
 
 
-def told(engine: Engine, additions: list[Addition]) -> dict[str, list[Output]]:
+def told(engine: Engine, additions: list[AddSequence]) -> dict[str, list[Output]]:
     for addition in additions:
         engine.add(addition)
     found: dict[str, list[Output]] = {addition.seq_id: [] for addition in additions}
@@ -86,7 +88,7 @@ def test_a_prompt_whose_numbers_are_none_fails_and_leaves_none_behind(
     alone = tokens(told(engine_of(folder, **settings), healthy()))
     engine = engine_of(folder, **settings)
     prompt = [*judges.prompt(40, 99), SPOILT, *judges.prompt(num_behind, 98)]
-    poison = [Addition(f"poison {n}", prompt, SamplingParams(max_tokens=5)) for n in range(3)]
+    poison = [AddSequence(f"poison {n}", prompt, SamplingParams(max_tokens=5)) for n in range(3)]
     found = told(engine, poison)
     assert [each[-1].error.code for each in found.values() if each[-1].error] == [
         "worker_failed"
@@ -99,7 +101,7 @@ def test_it_leaves_none_behind_when_it_is_cancelled_before_its_first_token(folde
     alone = tokens(told(engine_of(folder), healthy()))
     engine = engine_of(folder)
     for number in range(4):
-        engine.add(Addition(f"poison {number}", PROMPT, SamplingParams(max_tokens=5)))
+        engine.add(AddSequence(f"poison {number}", PROMPT, SamplingParams(max_tokens=5)))
         engine.step()
         engine.cancel(f"poison {number}")
         engine.step()
@@ -109,7 +111,7 @@ def test_it_leaves_none_behind_when_it_is_cancelled_before_its_first_token(folde
 def test_nor_when_it_gives_way_to_a_higher_class(folder: Path) -> None:
     alone = tokens(told(engine_of(folder), healthy()))
     engine = engine_of(folder, priority_preemption_threshold=1)
-    engine.add(Addition("poison", PROMPT, SamplingParams(max_tokens=5), priority=2))
+    engine.add(AddSequence("poison", PROMPT, SamplingParams(max_tokens=5), priority=2))
     engine.step()
     assert tokens(told(engine, healthy())) == alone
 
@@ -118,7 +120,7 @@ def test_nor_when_it_gives_way_to_a_higher_class(folder: Path) -> None:
 def test_infinite_numbers_are_none(infinite: Path, settings: dict[str, object]) -> None:
     alone = tokens(told(engine_of(infinite, **settings), healthy()))
     engine = engine_of(infinite, **settings)
-    engine.add(Addition("poison", PROMPT, SamplingParams(max_tokens=5)))
+    engine.add(AddSequence("poison", PROMPT, SamplingParams(max_tokens=5)))
     engine.step()
     engine.cancel("poison")
     assert tokens(told(engine, healthy())) == alone
@@ -155,7 +157,7 @@ def test_odd_jobs_end_and_disturb_nobody(infinite: Path, dtype: str) -> None:
     settings = {"dtype": dtype, "num_gpu_blocks_override": 100}
     alone = tokens(told(engine_of(infinite, **settings), healthy()))
     prompts = {"a full context": judges.prompt(1023, 1)}
-    odd = [Addition(name, prompts.get(name, [5, 319]), params) for name, params in ODD.items()]
+    odd = [AddSequence(name, prompts.get(name, [5, 319]), params) for name, params in ODD.items()]
     found = told(engine_of(infinite, **settings), [*healthy()[:4], *odd, *healthy()[4:]])
     assert tokens(found) == alone
     for name in ODD:
@@ -168,7 +170,7 @@ WRONG = {"no text", "no end", "no schema"}
 
 def test_sixteen_choices_with_room_for_one_take_turns(infinite: Path) -> None:
     params = SamplingParams(n=16, max_tokens=20, ignore_eos=True)
-    asked = [Addition(f"healthy {n}", judges.prompt(30), params, 7, n) for n in range(16)]
+    asked = [AddSequence(f"healthy {n}", judges.prompt(30), params, 7, n) for n in range(16)]
     roomy = told(engine_of(infinite, num_gpu_blocks_override=100), asked)
     assert tokens(told(engine_of(infinite, num_gpu_blocks_override=4), asked)) == tokens(roomy)
 

@@ -11,41 +11,43 @@ from penstock.schemas.event import Delta
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition, Load, Output
-from penstock.worker.jobs.capacity import Ask, Room
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load, Output
+from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.llm import LLM
 from penstock.worker.process.ipc import Step
 from scripted import a_job, finish, on_a_lane, started
 from worker_process import WorkerProcess, ask, same
 
 HIGH, NORMAL, BATCH = 0, 1, 2
-LIMITS = Limits(100, 256, num_blocks=1000, block_size=16, max_num_seqs=2, eos_token_ids=frozenset())
+LIMITS = EngineLimits(
+    100, 256, num_blocks=1000, block_size=16, max_num_seqs=2, eos_token_ids=frozenset()
+)
 
 
-def room_with(*priorities: int, threshold: int | None = 1) -> Room:
+def room_with(*priorities: int, threshold: int | None = 1) -> Capacity:
     """With sequences `0`, `1` ... that gave a token each."""
-    room = Room(LIMITS, 1, threshold)
+    capacity = Capacity(LIMITS, 1, threshold)
     names = [str(number) for number in range(len(priorities))]
-    enter(room, zip(names, priorities, strict=True))
-    tell(room, names)
-    return room
+    enter(capacity, zip(names, priorities, strict=True))
+    tell(capacity, names)
+    return capacity
 
 
-def enter(room: Room, seqs: Iterable[tuple[str, int]]) -> None:
+def enter(capacity: Capacity, seqs: Iterable[tuple[str, int]]) -> None:
     params = SamplingParams(max_tokens=8)
-    room.enter([Addition(name, [1], params, priority=priority) for name, priority in seqs])
+    capacity.enter([AddSequence(name, [1], params, priority=priority) for name, priority in seqs])
 
 
-def tell(room: Room, names: list[str], num_waiting: int = 0) -> None:
-    room.note(Step([Output(name, [1]) for name in names], Load(len(names), num_waiting)))
+def tell(capacity: Capacity, names: list[str], num_waiting: int = 0) -> None:
+    capacity.note(Step([Output(name, [1]) for name in names], Load(len(names), num_waiting)))
 
 
-async def asked(room: Room) -> Ask | None:
+async def asked(capacity: Capacity) -> Ask | None:
     """What it would read now; none: it waits."""
     try:
         async with asyncio.timeout(0.05):
-            return await room.wait(object())
+            return await capacity.wait(object())
     except TimeoutError:
         return None
 
@@ -71,22 +73,22 @@ def test_one_at_a_time_and_no_more_than_give_way():
 
 
 async def take_one_after_another() -> None:
-    room = room_with(BATCH, BATCH)
+    capacity = room_with(BATCH, BATCH)
     for name, num_waiting in (("first", 1), ("second", 2)):
-        assert await asked(room) == Ask(1, "normal")
-        assert await asked(room) == Ask(1, "normal")  # of another lane: nothing is taken up yet
-        room.note_read(None, 2, 1)
-        assert await asked(room) is None  # being prepared
-        enter(room, [(name, NORMAL)])
-        room.note_prepared()
-        assert await asked(room) == Ask(1, "high")  # no token yet: perhaps it got no room
-        room.note_read(None, 1, 0)
-        tell(room, [name], num_waiting)
-    assert await asked(room) == Ask(1, "high")  # both of the lowest class wait already
-    room.note_read(None, 1, 0)
-    room.leave("first")
-    tell(room, ["second"], 1)
-    assert await asked(room) == Ask(1, "normal")
+        assert await asked(capacity) == Ask(1, "normal")
+        assert await asked(capacity) == Ask(1, "normal")  # of another lane: nothing is taken up yet
+        capacity.note_read(None, 2, 1)
+        assert await asked(capacity) is None  # being prepared
+        enter(capacity, [(name, NORMAL)])
+        capacity.note_prepared()
+        assert await asked(capacity) == Ask(1, "high")  # no token yet: perhaps it got no room
+        capacity.note_read(None, 1, 0)
+        tell(capacity, [name], num_waiting)
+    assert await asked(capacity) == Ask(1, "high")  # both of the lowest class wait already
+    capacity.note_read(None, 1, 0)
+    capacity.leave("first")
+    tell(capacity, ["second"], 1)
+    assert await asked(capacity) == Ask(1, "normal")
 
 
 @on_a_lane

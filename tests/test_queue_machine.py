@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
 from penstock.gateway.housekeeping.reconcile import Reconciler
-from penstock.schemas.account import Account, Limits
-from penstock.schemas.delivery import Commit, Ending, Entry, Letter, Outcome, Started
+from penstock.schemas.account import Account, Quota
+from penstock.schemas.delivery import Commit, Ending, Entry, JobSignal, Outcome, Started
 from penstock.schemas.errors import Cancelled, JobNotFound
 from penstock.schemas.event import EVENT, Delta, Failed
 from penstock.schemas.job import Job
@@ -34,7 +34,7 @@ from scripted import LANE, a_job, delta, done
 T = TypeVar("T")
 TAP = "tap"
 LIMITED = Account(  # of tenant `other`
-    name="other/key", limits=Limits(max_running=2, weight=2, tokens_per_minute=10**9)
+    name="other/key", limits=Quota(max_running=2, weight=2, tokens_per_minute=10**9)
 )
 POISON = 10**6
 PICK = st.integers(0, 10**6)
@@ -103,10 +103,10 @@ class Known:
         return self.job.tenant == "other" and not self.has_slot
 
     @property
-    def letter(self) -> Letter:
+    def signal(self) -> JobSignal:
         if self.is_cancelled:
-            return Letter.CANCEL
-        return Letter.DEADLINE if self.is_late else Letter.KEPT
+            return JobSignal.CANCEL
+        return JobSignal.DEADLINE if self.is_late else JobSignal.KEPT
 
 
 @dataclass(slots=True, eq=False)
@@ -374,16 +374,16 @@ class QueueMachine(RuleBasedStateMachine):
                 new.append(delta(known.job_id, new[-1].end if new else known.position, size))
             commits.append(Commit(known.job_id, known.taken.epoch, new, 7, 2))
             made[known.job_id] = new
-        letters = self.do(self.queue.commit(worker, commits))
-        assert letters == {one.job_id: one.letter for one in mine}
+        signals = self.do(self.queue.commit(worker, commits))
+        assert signals == {one.job_id: one.signal for one in mine}
         for known in mine:
             known.log += made[known.job_id]
             known.prompt = known.prompt or 7
             known.note_log()
         for _ in range(repeats):
-            letters = self.do(self.queue.commit(worker, commits))
-            assert letters == {
-                one.job_id: Letter.DUPLICATE if one.letter is Letter.KEPT else one.letter
+            signals = self.do(self.queue.commit(worker, commits))
+            assert signals == {
+                one.job_id: JobSignal.DUPLICATE if one.signal is JobSignal.KEPT else one.signal
                 for one in mine
             }
 
@@ -394,10 +394,10 @@ class QueueMachine(RuleBasedStateMachine):
         known = self.running()[pick % len(self.running())]
         position = max(0, known.position - back)
         wrong = delta(known.job_id, position + (0 if position < known.position else 1), 2)
-        letters = self.do(
+        signals = self.do(
             self.queue.commit(known.worker, [Commit(known.job_id, known.taken.epoch, [wrong])])
         )
-        assert letters == {known.job_id: Letter.FENCED}
+        assert signals == {known.job_id: JobSignal.FENCED}
         self.lose(known)
 
     @precondition(lambda self: self.running())
@@ -463,9 +463,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def beat(self, pick: int) -> None:
         worker = self.workers[pick % len(self.workers)]
-        letters = self.do(self.queue.beat(worker))
+        signals = self.do(self.queue.beat(worker))
         told = [one for one in self.running() if one.worker == worker and one.is_told]
-        assert letters == {one.job_id: one.letter for one in told}
+        assert signals == {one.job_id: one.signal for one in told}
 
     @precondition(lambda self: len(self.workers) > 1)
     @rule(pick=PICK, how=st.sampled_from(("lapses", "crashes", "crashes", "leaves")))
@@ -512,8 +512,8 @@ class QueueMachine(RuleBasedStateMachine):
             assert not answer or is_repeat  # nothing is written then: the readers would see it
         else:
             commit = Commit(known.job_id, lost.epoch, [poison])
-            letters = self.do(self.queue.commit(lost.worker, [commit]))
-            assert letters == {known.job_id: Letter.FENCED}
+            signals = self.do(self.queue.commit(lost.worker, [commit]))
+            assert signals == {known.job_id: JobSignal.FENCED}
         if known.worker != lost.worker:
             assert self.do(self.queue.release(lost.worker, [known.job_id])) == 0
 
@@ -525,7 +525,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker = next(name for name in self.workers if name != known.worker)
         poison = Delta(position=known.position, token_ids=[POISON], text="poison")
         commit = Commit(known.job_id, known.taken.epoch, [poison])
-        assert self.do(self.queue.commit(worker, [commit])) == {known.job_id: Letter.FENCED}
+        assert self.do(self.queue.commit(worker, [commit])) == {known.job_id: JobSignal.FENCED}
         assert self.do(self.queue.release(worker, [known.job_id])) == 0
 
     @precondition(lambda self: [one for one in self.jobs.values() if one.is_late and not one.state])

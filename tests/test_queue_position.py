@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from statistics import median
 
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
 from scripted import LANE, a_job, deltas, finish, on_a_lane, started
@@ -53,7 +53,7 @@ async def drain(queue: WorkerQueue) -> list[float]:
 
 @on_a_lane
 async def test_without_a_worker_nobody_says_when(queue: WorkerQueue) -> None:
-    account = Account(name="key", limits=Limits(requests_per_minute=2))
+    account = Account(name="key", limits=Quota(requests_per_minute=2))
     first, waiting, held = (a_job(background=True, over_limit="wait") for _ in range(3))
     for job in (first, waiting, held):
         await queue.enqueue(job, None, "d", account=account)

@@ -3,7 +3,7 @@
 import asyncio
 
 from penstock.gateway.housekeeping.reconcile import Reconciler
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.keys import Lane
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from scripted import (
@@ -18,7 +18,7 @@ from scripted import (
 )
 from test_scripts import redis_of
 
-ONE_AT_A_TIME = Account(name="acme", limits=Limits(max_running=1))
+ONE_AT_A_TIME = Account(name="acme", limits=Quota(max_running=1))
 
 
 def reconciler(queue: WorkerQueue, missing_ms: int = 0) -> Reconciler:
@@ -169,5 +169,5 @@ def queue_of(queue: WorkerQueue) -> WorkerQueue:
 
 async def submit(queue: WorkerQueue, jobs: list) -> None:  # type: ignore[type-arg]
     for number, job in enumerate(jobs):
-        account = Account(name=f"k{number % 7}", limits=Limits(max_running=3))
+        account = Account(name=f"k{number % 7}", limits=Quota(max_running=3))
         await queue.enqueue(job, None, account=account)

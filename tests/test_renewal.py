@@ -15,7 +15,7 @@ from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.cluster import slot_of
 from penstock.schemas.redis.connection import connect
-from penstock.worker.process.ipc import Letters, Renewed
+from penstock.worker.process.ipc import Renewed, Signals
 from penstock.worker.supervisor.renewal import Renewal
 
 LEASE_S, EVERY_S, FROZEN_S = 10.0, 0.3, 5.0
@@ -33,7 +33,7 @@ def left_s(server: Server, lanes: list[Lane]) -> float:
 
 
 def test_one_frozen_server_makes_no_other_servers_lanes_late() -> None:
-    told: list[Letters | Renewed] = []
+    told: list[Signals | Renewed] = []
 
     async def main(cluster: Cluster) -> None:
         for server in cluster.servers:  # nobody takes the frozen one for dead

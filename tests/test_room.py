@@ -17,72 +17,72 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition, Load, Output
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load, Output
 from penstock.worker.engine_loader import AnyEngine, load_engine
 from penstock.worker.engine_process import EngineLoop
-from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.service import Service
 from penstock.worker.process.ipc import (
-    BeginShift,
+    BeginSession,
     BlockingWire,
-    Cancellation,
-    Happening,
-    Instruction,
-    Notice,
-    Order,
+    CancelSequence,
+    Channel,
+    EngineCommand,
+    EngineEvent,
     Prepared,
     Renewed,
     Step,
-    Wire,
+    WorkerCommand,
+    WorkerEvent,
 )
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.text import load_text
 
-LIMITS = Limits(
+LIMITS = EngineLimits(
     100, 256, num_blocks=9000, block_size=16, max_num_seqs=148, eos_token_ids=frozenset()
 )
 
 
-async def counts(room: Room, readers: list[str]) -> list[int]:
+async def counts(capacity: Capacity, readers: list[str]) -> list[int]:
     """What each of the readers may read now, while those before it read; 0: it waits."""
     asked = []
     for reader in readers:
         try:
             async with asyncio.timeout(0.05):
-                asked.append((await room.wait(reader)).count)
+                asked.append((await capacity.wait(reader)).count)
         except TimeoutError:
             asked.append(0)
     return asked
 
 
 def test_lanes_that_read_at_once_share_the_room_alike():
-    assert asyncio.run(counts(Room(LIMITS, 3), ["a", "b", "c"])) == [49, 49, 49]
+    assert asyncio.run(counts(Capacity(LIMITS, 3), ["a", "b", "c"])) == [49, 49, 49]
 
 
 def test_the_first_lane_to_read_leaves_room_for_the_others_whatever_ran_before():
     async def scenario() -> None:
-        room = Room(LIMITS, 3)
-        room.enter([Addition("s", [1], SamplingParams(max_tokens=8))])
-        room.note(Step([Output("s", [1])], Load(1, 1)))
-        room.leave("s")
-        room.note(Step([], Load()))
-        assert await counts(room, ["a", "b", "c"]) == [49, 49, 49]
+        capacity = Capacity(LIMITS, 3)
+        capacity.enter([AddSequence("s", [1], SamplingParams(max_tokens=8))])
+        capacity.note(Step([Output("s", [1])], Load(1, 1)))
+        capacity.leave("s")
+        capacity.note(Step([], Load()))
+        assert await counts(capacity, ["a", "b", "c"]) == [49, 49, 49]
 
     asyncio.run(scenario())
 
 
 def test_a_lane_that_reads_again_and_again_leaves_turns_to_one_that_waits():
     async def scenario() -> None:
-        room, reads = Room(replace(LIMITS, max_num_seqs=1), 2), list[str]()
+        capacity, reads = Capacity(replace(LIMITS, max_num_seqs=1), 2), list[str]()
 
         async def read(reader: str) -> None:
             for _ in range(5):
-                ask = await room.wait(reader)
+                ask = await capacity.wait(reader)
                 reads.append(reader)
                 await asyncio.sleep(0)
-                room.note_read(reader, ask.count, 0)
+                capacity.note_read(reader, ask.count, 0)
 
         await asyncio.gather(read("busy"), read("other"))
         assert reads == ["busy", "other"] * 5
@@ -100,7 +100,7 @@ def engine(request: pytest.FixtureRequest) -> AnyEngine:
 
 
 @pytest.fixture
-def io(engine: AnyEngine) -> Iterator[BlockingWire[Happening, list[Order]]]:
+def io(engine: AnyEngine) -> Iterator[BlockingWire[EngineEvent, list[EngineCommand]]]:
     """The I/O side's end of the wire to a running engine."""
     ours, theirs = socket.socketpair()
     pulses, _kept = socket.socketpair()
@@ -112,7 +112,7 @@ def io(engine: AnyEngine) -> Iterator[BlockingWire[Happening, list[Order]]]:
     thread.join(10)
 
 
-def steps_until(received: Iterator[Happening], is_last: Callable[[Step], bool]) -> list[Step]:
+def steps_until(received: Iterator[EngineEvent], is_last: Callable[[Step], bool]) -> list[Step]:
     steps = list[Step]()
     while not (steps and is_last(steps[-1])):
         step = next(received)
@@ -124,10 +124,10 @@ def steps_until(received: Iterator[Happening], is_last: Callable[[Step], bool]) 
 def test_a_cancelled_sequence_is_told_to_hold_nothing_although_no_token_follows(io):
     endless = SamplingParams(max_tokens=None, ignore_eos=True)
     names, received = ["0", "1", "2"], io.received()
-    io.send([Addition(name, [65, 66, 67], endless) for name in names])
+    io.send([AddSequence(name, [65, 66, 67], endless) for name in names])
     running = steps_until(received, lambda step: bool(step.outputs))
     assert running[-1].load.num_held_blocks == 3 and running[-1].num_orders == 3
-    io.send([Cancellation(name) for name in names])
+    io.send([CancelSequence(name) for name in names])
     last = steps_until(received, lambda step: step.num_orders == 6)[-1]
     assert (last.load, last.outputs) == (Load(0, 0), [])
 
@@ -139,7 +139,7 @@ def test_who_waits_for_a_grammar_lacks_no_room(engine, io):
         "plain": SamplingParams(max_tokens=40, ignore_eos=True),
         "formed": SamplingParams(max_tokens=4, structured_outputs=formed),
     }
-    io.send([Addition(name, [65], params) for name, params in asked.items()])
+    io.send([AddSequence(name, [65], params) for name, params in asked.items()])
     received, open_ = io.received(), set(asked)
     while open_:
         [step] = steps_until(received, lambda step: True)
@@ -156,24 +156,24 @@ async def at_work(url: str) -> None:
     loop = EngineLoop(load_engine(settings), BlockingWire(to_engine), BlockingWire(pulses), 60.0)
     threading.Thread(target=loop.run, daemon=True).start()
     async with connect(url) as redis, Client.from_url(url) as client:
-        engine: Wire[Happening, list[Order]] = await Wire.open(io)
-        text, end = load_text(settings), await Wire.open(io_end)
+        engine: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(io)
+        text, end = load_text(settings), await Channel.open(io_end)
         service = Service(settings, text, Generation({}), redis, engine, end)
         running = asyncio.create_task(service.run())
         await WorkerQueue(redis, Lane("stuck"), lease_ms=100_000).register("w", WorkerCard())
         await Registry(redis).register(ModelCard(name="stuck"))
-        told: Wire[Notice, Instruction] = await Wire.open(supervisor)
+        told: Channel[WorkerEvent, WorkerCommand] = await Channel.open(supervisor)
         assert isinstance(await anext(told.received()), Prepared)
-        told.send(BeginShift("w"))
+        told.send(BeginSession("w"))
         told.send(Renewed(time.monotonic() + 100))
-        while service._shift is None:
+        while service._session is None:
             await asyncio.sleep(0.01)
-        first = service._shift
-        first._room._num_preparing += 10**6
+        first = service._session
+        first._capacity._num_preparing += 10**6
         async with asyncio.timeout(60):
             job_id = await client.enqueue("x", model="stuck", max_tokens=3)
             assert [event async for event in client.stream(job_id)][-1].type == "done"
-        assert service._shift is not first and service._shift.lease is first.lease
+        assert service._session is not first and service._session.lease is first.lease
         told.close()
         await running
         engine.close()

@@ -11,7 +11,7 @@ from faults.big_batch import run_batch
 from faults.invariants import check_leftovers
 from metered import Cost, Meter
 from penstock.compose.server import Server
-from penstock.schemas.account import Account, Limits
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.delivery import Ending, Entry, Outcome
 from penstock.schemas.job import Job
 from penstock.schemas.model import WorkerCard
@@ -55,7 +55,7 @@ async def submit(queue: WorkerQueue, count: int, first: int = 0, **limits: int) 
 
 
 async def _submit(queue: WorkerQueue, job: Job, limits: dict[str, int]) -> Outcome:
-    account = Account(name=job.tenant, limits=Limits.model_validate(limits))
+    account = Account(name=job.tenant, limits=Quota.model_validate(limits))
     return (await queue.enqueue(job, None, "d", account=account)).outcome
 
 

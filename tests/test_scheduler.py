@@ -10,8 +10,8 @@ from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.scheduler import Scheduler
 
 
@@ -23,7 +23,7 @@ def make_engine(
     remembers: bool = True,
     threshold: int | None = None,
 ) -> tuple[Engine, ForgetfulRunner]:
-    limits = Limits(
+    limits = EngineLimits(
         num_blocks * block_size, VOCAB, num_blocks, block_size, max_num_seqs, frozenset()
     )
     runner = ForgetfulRunner(num_blocks, block_size)
@@ -32,11 +32,11 @@ def make_engine(
     return Engine(limits, scheduler, runner, Grammars.__new__(Grammars)), runner
 
 
-def addition(seq_id: str, prompt: list[int], max_tokens: int, **more: object) -> Addition:
-    return Addition(seq_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), **more)
+def addition(seq_id: str, prompt: list[int], max_tokens: int, **more: object) -> AddSequence:
+    return AddSequence(seq_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), **more)
 
 
-def random_trace(rng: random.Random, longest: int) -> list[Addition]:
+def random_trace(rng: random.Random, longest: int) -> list[AddSequence]:
     stems = [
         [rng.randrange(VOCAB) for _ in range(rng.randrange(1, longest // 2))] for _ in range(3)
     ]
@@ -110,7 +110,7 @@ def test_any_of_many_stop_ids_ends_a_sequence(count: int) -> None:
     others = [token for token in range(VOCAB) if token not in whole[:10]][: count - 1]
     params = SamplingParams(max_tokens=40, temperature=0, stop_token_ids=[*others, whole[9]])
     engine, _ = make_engine()
-    [made] = run_to_end(engine, [Addition("a", [1, 2, 3], params)]).values()
+    [made] = run_to_end(engine, [AddSequence("a", [1, 2, 3], params)]).values()
     assert made == whole[: whole.index(whole[9]) + 1]
 
 
@@ -319,7 +319,7 @@ def test_what_can_never_run_is_refused_by_name_and_disturbs_nobody(
 ) -> None:
     engine, _ = make_engine()
     engine.add(addition("good", [1, 2, 3], 5))
-    engine.add(Addition("bad", prompt, params))
+    engine.add(AddSequence("bad", prompt, params))
     outputs = [output for _ in range(10) for output in engine.step()]
     (refusal,) = [output for output in outputs if output.seq_id == "bad"]
     assert (

@@ -7,7 +7,7 @@ import re
 import pytest
 import redis.asyncio
 
-from penstock.schemas.delivery import Commit, Ending, Entry, Letter, Outcome
+from penstock.schemas.delivery import Commit, Ending, Entry, JobSignal, Outcome
 from penstock.schemas.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -159,10 +159,10 @@ async def test_a_commit_is_logged_then_published_once_a_channel(queue: WorkerQue
             await queue.enqueue(job, LANE.inbox("r"), "d")
         taken = [await started(queue) for _ in jobs]
         commits = [Commit(one.job.job_id, one.epoch, deltas(one.job.job_id, 1, 2)) for one in taken]
-        letters = await queue.commit("w", commits)
+        signals = await queue.commit("w", commits)
         messages = [await pubsub.get_message(timeout=120) for _ in range(2)]
         assert await pubsub.get_message(timeout=0.05) is None
-    assert letters == {job.job_id: Letter.KEPT for job in jobs}
+    assert signals == {job.job_id: JobSignal.KEPT for job in jobs}
     lines = [
         json.loads(line) for message in messages if message for line in message["data"].split(b"\n")
     ]
@@ -182,13 +182,13 @@ async def test_a_repeated_commit_adds_nothing_and_a_longer_one_only_what_is_new(
     await queue.enqueue(a_job(), None, "d")
     taken = await started(queue)
     made = deltas(taken.job.job_id, 2, 1, 3)
-    for sent, letter in (
-        (made[:2], Letter.KEPT),
-        (made[:2], Letter.DUPLICATE),
-        (made, Letter.KEPT),
+    for sent, signal in (
+        (made[:2], JobSignal.KEPT),
+        (made[:2], JobSignal.DUPLICATE),
+        (made, JobSignal.KEPT),
     ):
         commit = Commit(taken.job.job_id, taken.epoch, sent)
-        assert await queue.commit("w", [commit]) == {taken.job.job_id: letter}
+        assert await queue.commit("w", [commit]) == {taken.job.job_id: signal}
     page = await queue.attach("default", taken.job.job_id, "r", 0)
     assert page.events == made
 
@@ -203,10 +203,10 @@ async def test_a_commit_that_does_not_continue_the_log_gives_the_job_to_another(
     await queue.commit("w", [Commit(job_id, taken.epoch, deltas(job_id, 2))])
     gap = Commit(job_id, taken.epoch, [delta(job_id, 3)])
     straddle = Commit(job_id, taken.epoch, [delta(job_id, 1, 2)])
-    assert await queue.commit("w", [gap]) == {job_id: Letter.FENCED}
+    assert await queue.commit("w", [gap]) == {job_id: JobSignal.FENCED}
     again = await started(queue)
     assert (again.epoch, again.log) == (2, deltas(job_id, 2))
-    assert await queue.commit("w", [straddle]) == {job_id: Letter.FENCED}
+    assert await queue.commit("w", [straddle]) == {job_id: JobSignal.FENCED}
     assert (await queue.counts()).num_running == 1
 
 
@@ -239,8 +239,8 @@ async def test_who_lost_a_job_can_write_nothing_more(queue: WorkerQueue) -> None
     for stage in ("queued", "taken up"):
         if stage == "taken up":
             new = await started(queue, "v")
-        assert await queue.commit("w", [late]) == {job_id: Letter.FENCED}
-        assert await queue.commit("v", [late]) == {job_id: Letter.FENCED}
+        assert await queue.commit("w", [late]) == {job_id: JobSignal.FENCED}
+        assert await queue.commit("v", [late]) == {job_id: JobSignal.FENCED}
         assert not await finish(queue, old, made)
         assert await queue.release("w", [job_id]) == 0
     assert (await queue.beat("w"), await queue.read("w", 1)) == (None, None)
@@ -248,11 +248,11 @@ async def test_who_lost_a_job_can_write_nothing_more(queue: WorkerQueue) -> None
     await queue.register("u", WorkerCard())
     for epoch in (old.epoch, new.epoch):
         stray = Commit(job_id, epoch, made[1:])
-        assert await queue.commit("u", [stray]) == {job_id: Letter.FENCED}
+        assert await queue.commit("u", [stray]) == {job_id: JobSignal.FENCED}
     assert await finish(queue, new, made, "v")
     assert not await finish(queue, old, made)
     late = Commit(job_id, new.epoch, [delta(job_id, 3)])
-    assert await queue.commit("v", [late]) == {job_id: Letter.FENCED}
+    assert await queue.commit("v", [late]) == {job_id: JobSignal.FENCED}
     assert [entry for entry, _ in await log_of(queue, job_id)] == ["1-0", "2-2", "2-3"]
 
 
@@ -264,7 +264,7 @@ async def test_the_same_worker_is_fenced_under_its_older_epoch(queue: WorkerQueu
     assert await redis_of(queue).hget(LANE.job(old.job.job_id), "owner") is None
     new = await started(queue)
     stale = Commit(old.job.job_id, old.epoch, deltas(old.job.job_id, 1))
-    assert await queue.commit("w", [stale]) == {old.job.job_id: Letter.FENCED}
+    assert await queue.commit("w", [stale]) == {old.job.job_id: JobSignal.FENCED}
     assert not await finish(queue, old, deltas(old.job.job_id, 1))
     assert new.epoch == old.epoch + 1 and new.log == []
 
@@ -275,7 +275,7 @@ async def test_a_lapsed_lease_that_nobody_reaped_is_still_good(queue: WorkerQueu
     taken = await started(queue)
     await lapse(queue, "w")
     commit = Commit(taken.job.job_id, taken.epoch, deltas(taken.job.job_id, 1))
-    assert await queue.commit("w", [commit]) == {taken.job.job_id: Letter.KEPT}
+    assert await queue.commit("w", [commit]) == {taken.job.job_id: JobSignal.KEPT}
     assert await queue.reap() == 0
 
 
@@ -317,9 +317,9 @@ async def test_a_job_is_cancelled_where_it_is(queue: WorkerQueue) -> None:
     assert (await queue.cancel("default", claimed.job_id)).state == "cancelled"
     assert await queue.start("w", entries[0]) is None
     assert (await queue.cancel("default", running.job_id)).cancelling
-    assert await queue.beat("w") == {running.job_id: Letter.CANCEL}
+    assert await queue.beat("w") == {running.job_id: JobSignal.CANCEL}
     commit = Commit(running.job_id, taken.epoch, deltas(running.job_id, 1))
-    assert await queue.commit("w", [commit]) == {running.job_id: Letter.CANCEL}
+    assert await queue.commit("w", [commit]) == {running.job_id: JobSignal.CANCEL}
     error = Cancelled("stopped").body()
     end = Failed(position=1, state="cancelled", error=error)
     assert await queue.finish("w", Ending(running, taken.epoch, commit.deltas, 1, end))
@@ -365,9 +365,9 @@ async def test_a_deadline_acts_in_the_queue_at_the_start_and_while_running(
     await queue.sweep()
     for job in (swept, late):
         assert (await queue.status("default", job.job_id)).state == "expired"
-    assert await queue.beat("w") == {running.job_id: Letter.DEADLINE}
+    assert await queue.beat("w") == {running.job_id: JobSignal.DEADLINE}
     commit = Commit(running.job_id, taken.epoch, deltas(running.job_id, 1))
-    assert await queue.commit("w", [commit]) == {running.job_id: Letter.DEADLINE}
+    assert await queue.commit("w", [commit]) == {running.job_id: JobSignal.DEADLINE}
 
 
 @on_a_lane
@@ -474,7 +474,7 @@ async def test_out_of_memory_refuses_new_jobs_whole_and_lets_running_ones_end(
             await queue.enqueue(a_job(), None, "d")
         assert set(await redis_of(queue).keys("*")) == before
         commit = Commit(job.job_id, taken.epoch, deltas(job.job_id, 1))
-        assert await queue.commit("w", [commit]) == {job.job_id: Letter.KEPT}
+        assert await queue.commit("w", [commit]) == {job.job_id: JobSignal.KEPT}
         assert await queue.beat("w") == {}
         page = await queue.attach("default", job.job_id, "late", 0)
         assert page.events == commit.deltas
@@ -519,7 +519,7 @@ async def test_a_foreground_job_without_listeners_is_cancelled_after_a_grace(
         assert await look(0) == ["ready", "ready", "admitting", "ready"]
         assert await look(9000) == ["ready", "ready", "admitting", "ready"]
         assert await look(2000) == ["cancelled", "ready", "admitting", "ready"]
-        assert await queue.beat("w") == {running.job_id: Letter.CANCEL}
+        assert await queue.beat("w") == {running.job_id: JobSignal.CANCEL}
     assert taken.job == running
     assert await look(0) == ["cancelled", "ready", "admitting", "ready"]
     assert await look(11_000) == ["cancelled", "cancelled", "admitting", "ready"]
@@ -643,7 +643,7 @@ async def test_a_deleted_job_leaves_nothing_behind(queue: WorkerQueue) -> None:
         assert await keys_of(queue, job.job_id) == set()
     assert await redis_of(queue).get(f"{LANE.job(running.job_id)}:request") is None
     assert not await redis_of(queue).hexists(LANE.job(running.job_id), "metadata")
-    assert await queue.beat("w") == {running.job_id: Letter.CANCEL}
+    assert await queue.beat("w") == {running.job_id: JobSignal.CANCEL}
     assert await finish(queue, taken, deltas(running.job_id, 2))
     assert await keys_of(queue, running.job_id) == set()
     with pytest.raises(JobNotFound):
@@ -723,7 +723,7 @@ def test_every_call_may_be_repeated_because_its_reply_was_lost(redis_url: str) -
         assert [one and one.epoch for one in taken] == [1, 1, 1, 1]
         made = deltas(jobs[0].job_id, 2)
         commit = Commit(jobs[0].job_id, 1, made)
-        assert await queue.commit("w", [commit]) == {jobs[0].job_id: Letter.DUPLICATE}
+        assert await queue.commit("w", [commit]) == {jobs[0].job_id: JobSignal.DUPLICATE}
         assert await queue.finish("w", Ending(jobs[0], 1, made, 1, done(made)))
         await queue.cancel("default", jobs[1].job_id)
         await queue.delete("default", jobs[2].job_id)

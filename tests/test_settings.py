@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.compose.cli import main
-from penstock.gateway.commands.keys import List
+from penstock.gateway.commands.keys import ListKeys
 from penstock.schemas.process.setting_names import NAMES, unknown_variables
 
 ROOT = Path(__file__).parent.parent
@@ -127,9 +127,9 @@ def test_variables_of_others_are_no_settings_of_ours() -> None:
 def test_a_variable_is_a_setting_by_its_prefix_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program's `JSON` is none."""
     monkeypatch.setenv("JSON", "1")
-    assert not List().as_json
+    assert not ListKeys().as_json
     monkeypatch.setenv("PENSTOCK_JSON", "1")
-    assert List().as_json
+    assert ListKeys().as_json
 
 
 @pytest.mark.parametrize("flag", ["--files-folder", "--server-secret-file"])

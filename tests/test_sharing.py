@@ -30,9 +30,9 @@ async def put_in(queue: WorkerQueue, count: int) -> None:
 
 
 async def take(
-    all_: dict[str, WorkerQueue], name: str, room: int = 64, step_us: int | None = STEP_US
+    all_: dict[str, WorkerQueue], name: str, capacity: int = 64, step_us: int | None = STEP_US
 ) -> int:
-    return len(await all_[name].read(name, room, step_us=step_us) or [])
+    return len(await all_[name].read(name, capacity, step_us=step_us) or [])
 
 
 @on_a_lane
@@ -63,11 +63,11 @@ async def test_whose_steps_take_longer_takes_less(queue: WorkerQueue) -> None:
 @on_a_lane
 async def test_no_more_is_left_to_others_than_they_have_room_for(queue: WorkerQueue) -> None:
     both = await workers(queue, "a", "b")
-    assert await take(both, "b", room=3) == 0
+    assert await take(both, "b", capacity=3) == 0
     await put_in(queue, 24)
-    assert [await take(both, name, room) for name, room in (("a", 64), ("b", 3))] == [21, 3]
+    assert [await take(both, name, capacity) for name, capacity in (("a", 64), ("b", 3))] == [21, 3]
     await put_in(queue, 24)
-    assert await take(both, "a", room=43) == 24
+    assert await take(both, "a", capacity=43) == 24
 
 
 @on_a_lane

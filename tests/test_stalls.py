@@ -19,7 +19,7 @@ from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.fake import fake_engine
 from penstock.worker.engine.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
-from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.jobs.lease import Lease
 from penstock.worker.jobs.streamer import Streamer
@@ -119,7 +119,7 @@ async def at_work(url: str, lease: Lease) -> AsyncIterator[tuple[Streamer, Activ
         await queue.register("w", WorkerCard())
         await queue.enqueue(a_job(background=True), None)
         active = await intake.prepare(await started(queue))
-        streamer = Streamer(queue, "w", lease, Room(limits, 1), lambda orders: None)
+        streamer = Streamer(queue, "w", lease, Capacity(limits, 1), lambda orders: None)
         streamer.admit(active, intake.additions(active))
         yield streamer, active
 

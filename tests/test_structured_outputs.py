@@ -13,7 +13,7 @@ from penstock.schemas.errors import PenstockError
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.config import EngineConfig
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.llm import LLM
 
 FORMS = json.loads((Path(__file__).parent / "forms.json").read_text())
@@ -61,14 +61,14 @@ def test_cancelling_while_the_grammar_compiles_disturbs_nobody(folder: Path) -> 
     engine = build_engine(EngineConfig(folder, kv_cache_memory_bytes=60_000_000))
     schema = StructuredOutputs(json_schema=FORMS["flat"])
     held = SamplingParams(max_tokens=5, structured_outputs=schema)
-    engine.add(Addition("cancelled", [5, 6], held))
-    engine.add(Addition("free", [5, 6], SamplingParams(max_tokens=5, ignore_eos=True)))
+    engine.add(AddSequence("cancelled", [5, 6], held))
+    engine.add(AddSequence("free", [5, 6], SamplingParams(max_tokens=5, ignore_eos=True)))
     engine.cancel("cancelled")
     drawn = [output.seq_id for _ in range(5) for output in engine.step()]
     assert drawn == ["free"] * 5
     while engine.wait(2):  # the grammar arrives, and finds nobody
         assert engine.step() == []
-    engine.add(Addition("held", [5, 6], held))
+    engine.add(AddSequence("held", [5, 6], held))
     while not (outputs := engine.step()):
         engine.wait(2)
     assert [output.seq_id for output in outputs] == ["held"]

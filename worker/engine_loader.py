@@ -6,8 +6,8 @@ from typing import Protocol
 
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.fake import fake_engine
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition, Load, Output, PlanRow, Stats
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
 from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings, model_folder
 
@@ -19,7 +19,7 @@ class AnyEngine(Protocol):
     """Told of each step's plan before it is computed."""
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> EngineLimits: ...
 
     @property
     def busy(self) -> bool: ...
@@ -28,7 +28,7 @@ class AnyEngine(Protocol):
     def num_steps(self) -> int:
         """That computed something."""
 
-    def add(self, addition: Addition) -> None: ...
+    def add(self, addition: AddSequence) -> None: ...
 
     def cancel(self, seq_id: str) -> None: ...
 

@@ -14,15 +14,15 @@ from penstock.schemas.process.crash_points import reach
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
-from penstock.worker.engine.messages import Addition, Load, Output
+from penstock.worker.engine.messages import AddSequence, Load, Output
 from penstock.worker.engine_loader import AnyEngine, load_engine
 from penstock.worker.process.black_box import Recorder, leave_stacks
 from penstock.worker.process.ipc import (
     BlockingWire,
-    Cancellation,
+    CancelSequence,
     Closed,
-    Happening,
-    Order,
+    EngineCommand,
+    EngineEvent,
     Pause,
     Pulse,
     Ready,
@@ -44,7 +44,7 @@ class EngineLoop:
     def __init__(
         self,
         engine: AnyEngine,
-        io: BlockingWire[list[Order], Happening],
+        io: BlockingWire[list[EngineCommand], EngineEvent],
         supervisor: BlockingWire[None, Pulse],
         pulse_every_s: float,
         recorder: Recorder | None = None,
@@ -133,13 +133,13 @@ class EngineLoop:
         self._is_closed.set()
         when_closed()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: EngineCommand) -> None:
         match order:
-            case Addition(seq_id, prompt, completion=completion):
+            case AddSequence(seq_id, prompt, completion=completion):
                 if self._recorder is not None:
                     self._recorder.note("added", seq_id, len(prompt), len(completion))
                 self._engine.add(order)
-            case Cancellation(seq_id):
+            case CancelSequence(seq_id):
                 if self._recorder is not None:
                     self._recorder.note("cancelled", seq_id)
                 self._engine.cancel(seq_id)

@@ -19,7 +19,7 @@ from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import ErrorBody, FinishReason, TokenLogprob
 from penstock.schemas.job import Chat, Message
 from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Addition, Output
+from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine_loader import load_engine
 from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
@@ -165,7 +165,7 @@ class LLM:
 
     def _request(self, prompt: str | None, ids: list[int], params: SamplingParams) -> _Request:
         limits = self._engine.limits
-        error = limits.check(Addition("", ids, params))
+        error = limits.check(AddSequence("", ids, params))
         if error is not None:
             raise error
         completions = [
@@ -194,7 +194,7 @@ class LLM:
         for choice in range(request.params.n):
             seq_id = str(next(self._numbers))
             running[seq_id] = request, choice
-            self._engine.add(Addition(seq_id, request.prompt_ids, request.params, seed, choice))
+            self._engine.add(AddSequence(seq_id, request.prompt_ids, request.params, seed, choice))
 
     def _take(
         self, output: Output, running: dict[str, tuple[_Request, int]], progress: Progress

@@ -72,7 +72,7 @@ class BatchAsked(Report):
         return int(match[1]) * UNITS_S[match[2]]
 
 
-class Batch(Report):
+class BatchRecord(Report):
     """A batch as it stands. `next_line` and `next_offset`: where its file was read up to."""
 
     id: str
@@ -156,7 +156,7 @@ class Batches:
         self._connection = Connection(redis)
         self.due = Due(redis, "batches")
 
-    async def create(self, tenant: str, asked: BatchAsked, account: Account | None) -> Batch:
+    async def create(self, tenant: str, asked: BatchAsked, account: Account | None) -> BatchRecord:
         """Its lines count for the account.
 
         Raises QueueFull when too many of the tenant's have not ended.
@@ -180,14 +180,14 @@ class Batches:
             )
         return await self.get(tenant, batch_id)
 
-    async def get(self, tenant: str, batch_id: str) -> Batch:
+    async def get(self, tenant: str, batch_id: str) -> BatchRecord:
         """Raises BatchNotFound, also for another tenant's."""
         batch = await self.find(batch_id)
         if batch is None or batch.tenant != tenant:
             raise BatchNotFound(batch_id)
         return batch
 
-    async def find(self, batch_id: str) -> Batch | None:
+    async def find(self, batch_id: str) -> BatchRecord | None:
         if not BATCH_ID.fullmatch(batch_id):
             return None
         _, fields = await fields_of(self._connection, f"batch:{batch_id}")
@@ -196,7 +196,7 @@ class Batches:
         in_json = [name for name in ("asked", "errors", "account") if name in fields]
         try:
             parsed = {name: json.loads(fields[name]) for name in in_json}
-            return Batch.model_validate(fields | parsed)
+            return BatchRecord.model_validate(fields | parsed)
         except ValueError:
             log.warning("the record of batch %s could not be read", batch_id)
             return None
@@ -206,7 +206,7 @@ class Batches:
         ids = texts_of(await self._connection.call("ZREVRANGE", f"{CHORES}batches:{tenant}", 0, -1))
         return [text.decode() for text in ids]
 
-    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """Its open lines are cancelled soon; an ended one stays as it is."""
         reply = await self._connection.run("batch_cancel", CHORES, batch_id, tenant)
         if reply[0] == b"ok":

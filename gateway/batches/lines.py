@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.responses import Form, chat_answer, error, text_answer
+from penstock.gateway.openai.responses import AnswerContext, chat_answer, error, text_answer
 from penstock.gateway.openai.validation import refuse_extremes
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import ErrorBody, Result
@@ -27,7 +27,7 @@ FORMS = {"/v1/chat/completions": chat_form, "/v1/completions": text_form}
 SHAPES = {"/v1/chat/completions": chat_answer, "/v1/completions": text_answer}
 
 
-class Line(Report):
+class BatchLine(Report):
     """One request, as it stands in the file."""
 
     custom_id: str = Field(min_length=1, max_length=512)
@@ -37,37 +37,37 @@ class Line(Report):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePosition:
     """Where a line stands in its file: bytes from the beginning, and how many."""
 
     offset: int
     length: int
 
 
-def lines_from(path: Path, offset: int) -> Iterator[tuple[Place, bytes]]:
+def lines_from(path: Path, offset: int) -> Iterator[tuple[LinePosition, bytes]]:
     """The lines from an offset on that are not blank."""
     with path.open("rb") as file:
         file.seek(offset)
         while raw := file.readline(MAX_LINE_BYTES + 1):
             if raw.strip():
-                yield Place(offset, len(raw)), raw
+                yield LinePosition(offset, len(raw)), raw
             offset += len(raw)
 
 
-def headed_lines(path: Path, offset: int, most: int) -> list[tuple[Place, Line]]:
+def headed_lines(path: Path, offset: int, most: int) -> list[tuple[LinePosition, BatchLine]]:
     """The next lines, of whose bodies only the model is kept: they may be large."""
-    found = list[tuple[Place, Line]]()
+    found = list[tuple[LinePosition, BatchLine]]()
     for place, raw in islice(lines_from(path, offset), most):
-        line = Line.model_validate_json(raw)
+        line = BatchLine.model_validate_json(raw)
         found.append((place, line.model_copy(update={"body": {"model": line.body.get("model")}})))
     return found
 
 
-def line_at(path: Path, place: Place) -> Line:
+def line_at(path: Path, place: LinePosition) -> BatchLine:
     """A line that `complaints` let through."""
     with path.open("rb") as file:
         file.seek(place.offset)
-        return Line.model_validate_json(file.read(place.length))
+        return BatchLine.model_validate_json(file.read(place.length))
 
 
 def complaints(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue]]]:
@@ -90,7 +90,7 @@ def complaints(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue
     return count, wrong
 
 
-def form_of(job_id: str, caller: Caller, line: Line) -> Form:
+def form_of(job_id: str, caller: Caller, line: BatchLine) -> AnswerContext:
     """The job that a line asks for. Raises InvalidJob."""
     if line.body.get("stream"):
         raise InvalidJob("stream: a batch's lines are answered whole", "stream")
@@ -100,24 +100,24 @@ def form_of(job_id: str, caller: Caller, line: Line) -> Form:
     return FORMS[line.url](caller, body, job_id)
 
 
-def answered(job_id: str, line: Line, form: Form, result: Result) -> bytes:
+def answered(job_id: str, line: BatchLine, form: AnswerContext, result: Result) -> bytes:
     body = SHAPES[line.url](form, result)
     return _written(job_id, line, {"status_code": 200, "request_id": job_id, "body": body}, None)
 
 
-def refused(job_id: str, line: Line, body: ErrorBody) -> bytes:
+def refused(job_id: str, line: BatchLine, body: ErrorBody) -> bytes:
     """The request failed as it would have over HTTP."""
     response: JsonObject = {"status_code": body.status, "request_id": job_id, "body": error(body)}
     return _written(job_id, line, response, None)
 
 
-def abandoned(job_id: str, line: Line, code: str, sentence: str) -> bytes:
+def abandoned(job_id: str, line: BatchLine, code: str, sentence: str) -> bytes:
     """The batch ended before the request did."""
     return _written(job_id, line, None, {"code": code, "message": sentence})
 
 
 def _written(
-    job_id: str, line: Line, response: JsonObject | None, failure: JsonObject | None
+    job_id: str, line: BatchLine, response: JsonObject | None, failure: JsonObject | None
 ) -> bytes:
     shape = {
         "id": f"batch_req_{job_id[-26:]}",
@@ -134,7 +134,7 @@ def _complaint(raw: bytes, endpoint: str, seen: set[bytes]) -> str | None:
     if excess := too_much(raw):
         return f"holds {excess}"
     try:
-        line = Line.model_validate(from_json(raw, allow_inf_nan=False), strict=True)
+        line = BatchLine.model_validate(from_json(raw, allow_inf_nan=False), strict=True)
     except ValidationError as failure:
         first = failure.errors(include_url=False, include_context=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc'])) or 'line'}: {first['msg']}"

@@ -17,11 +17,11 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.batches.batches import ENDED, Batch, Batches, TurnLost
+from penstock.gateway.batches.batches import ENDED, Batches, BatchRecord, TurnLost
 from penstock.gateway.batches.files import FileRecord, Files
 from penstock.gateway.batches.lines import (
-    Line,
-    Place,
+    BatchLine,
+    LinePosition,
     abandoned,
     answered,
     complaints,
@@ -32,7 +32,7 @@ from penstock.gateway.batches.lines import (
 )
 from penstock.gateway.batches.parts import Parts, PartsLost, Written, closing, part_path, writing
 from penstock.gateway.client import Client
-from penstock.gateway.openai.responses import Form
+from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.tasks.due import Held
 from penstock.gateway.tasks.outbox import Note
 from penstock.gateway.webhooks.webhooks import Occurrence, Webhooks
@@ -58,12 +58,12 @@ class Open:
 
     number: int
     job_id: str
-    place: Place
+    place: LinePosition
 
     @classmethod
     def read(cls, number: int, text: str) -> "Open":
         job_id, offset, length = text.split()
-        return cls(number, job_id, Place(int(offset), int(length)))
+        return cls(number, job_id, LinePosition(int(offset), int(length)))
 
     def __str__(self) -> str:
         return f"{self.job_id} {self.place.offset} {self.place.length}"
@@ -103,7 +103,7 @@ class _Turn:
 
     home: BatchRun
     held: Held
-    batch: Batch
+    batch: BatchRecord
     turn: int
 
     async def run(self) -> None:
@@ -221,15 +221,15 @@ class _Turn:
         reach("batch.submitted")
         return not full
 
-    async def _line(self, line: Open) -> Line:
+    async def _line(self, line: Open) -> BatchLine:
         path = self.home.files.path(self.batch.asked.input_file_id)
-        return await self.home.client.apart.run(line.place.length, line_at, path, line.place)
+        return await self.home.client.off_loop.run(line.place.length, line_at, path, line.place)
 
-    async def _form(self, line: Open, asked: Line) -> Form:
+    async def _form(self, line: Open, asked: BatchLine) -> AnswerContext:
         """Raises InvalidJob."""
         caller = Caller(self.batch.tenant)
         size = line.place.length
-        return await self.home.client.apart.run(size, form_of, line.job_id, caller, asked)
+        return await self.home.client.off_loop.run(size, form_of, line.job_id, caller, asked)
 
     async def _submitted(self, line: Open) -> Written | Unavailable | None:
         asked = await self._line(line)
@@ -264,20 +264,20 @@ class _Turn:
         assert result is not None  # the note says that it ended
         if result.state == "succeeded":
             num_bytes = form.job.answer_bytes_a_token() * result.usage.completion_tokens // 8
-            text = await self.home.client.apart.run(
+            text = await self.home.client.off_loop.run(
                 num_bytes, answered, line.job_id, asked, form, result
             )
             return Written(item, text, is_good=True, usage=result.usage)
         return self._failed(line, asked, result, stop)
 
-    def _failed(self, line: Open, asked: Line, result: Result, stop: str | None) -> Written:
+    def _failed(self, line: Open, asked: BatchLine, result: Result, stop: str | None) -> Written:
         if stop is not None and result.state in ("cancelled", "expired"):
             return self._abandoned(line, asked, stop)
         assert result.error is not None
         text = refused(line.job_id, asked, result.error)
         return Written(str(line.number), text, usage=result.usage)
 
-    def _abandoned(self, line: Open, asked: Line, stop: str) -> Written:
+    def _abandoned(self, line: Open, asked: BatchLine, stop: str) -> Written:
         text = abandoned(line.job_id, asked, stop, REASONS[stop])
         return Written(str(line.number), text, is_abandoned=True)
 

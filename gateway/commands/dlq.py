@@ -21,15 +21,15 @@ from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.queue.queue import Queue
-from penstock.schemas.redis.url import RedisUrl
+from penstock.schemas.redis.url import RedisUrlSetting
 
 DUMPS = Path("~/.penstock/crashes")  # where `penstock up` has its workers leave them
 DUMP_SUFFIX = ".crash.json"
 USAGE = "usage: penstock dlq list | show ID | requeue ID | drop ID [--flag VALUE ...]"
 
 
-class Command(Settings):
-    redis_url: RedisUrl = Field(
+class DlqCommand(Settings):
+    redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     as_json: bool = Field(False, alias="json", description="JSON instead of a table")
@@ -38,7 +38,7 @@ class Command(Settings):
         raise NotImplementedError
 
 
-class OfOne(Command):
+class OfOne(DlqCommand):
     job_id: CliPositionalArg[str] = Field(description="as `penstock dlq list` shows it")
 
     async def queue(self, client: Client) -> Queue:
@@ -53,7 +53,7 @@ class OfOne(Command):
         print(json.dumps({"job": self.job_id} | told) if self.as_json else sentence)
 
 
-class List(Command):
+class ListDead(DlqCommand):
     """All dead letters, newest first. They are kept for a week, a thousand of each lane."""
 
     most: int = Field(100, ge=1, le=1000, description="of each lane")
@@ -129,8 +129,8 @@ class Drop(OfOne):
         self.say({"dropped": True}, f"{self.job_id} was dropped")
 
 
-COMMANDS: dict[str, type[Command]] = {
-    "list": List,
+COMMANDS: dict[str, type[DlqCommand]] = {
+    "list": ListDead,
     "show": Show,
     "requeue": Requeue,
     "drop": Drop,
@@ -146,7 +146,7 @@ def main(argv: list[str]) -> int:
     return run(f"penstock dlq {name}", _run(asked))
 
 
-async def _run(asked: Command) -> None:
+async def _run(asked: DlqCommand) -> None:
     async with Client.from_url(asked.redis_url) as client:
         await asked.run(client)
 

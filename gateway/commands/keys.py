@@ -14,15 +14,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.gateway.auth.keyring import KeyStore
-from penstock.gateway.commands.terminal import Refused, run
-from penstock.schemas.account import Limits
+from penstock.gateway.commands.terminal import CommandRefused, run
+from penstock.schemas.account import Quota
 from penstock.schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, Settings, load_settings, words_of
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.redis.url import RedisUrl
+from penstock.schemas.redis.url import RedisUrlSetting
 from penstock.schemas.secret import mark_of
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -42,8 +42,8 @@ def _seconds(given: object) -> object:
     return int(match[1]) * UNITS_S[match[2]]
 
 
-class Command(Settings):
-    redis_url: RedisUrl = Field(
+class KeysCommand(Settings):
+    redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     as_json: bool = Field(False, alias="json", description="JSON instead of a table")
@@ -56,7 +56,7 @@ class Command(Settings):
         print(words, end="")
 
 
-class Create(Command, SecretSettings):
+class Create(KeysCommand, SecretSettings):
     """Make a key and show it, once. Give it to a client as its bearer token."""
 
     name: str = Field("", description="for people")
@@ -84,7 +84,7 @@ class Create(Command, SecretSettings):
             "name": self.name,
             "tenant": self.tenant,
             "scopes": tuple(self.scopes),
-            "limits": {name: getattr(self, name) for name in Limits.model_fields},
+            "limits": {name: getattr(self, name) for name in Quota.model_fields},
             "max_priority": self.max_priority,
             "created_s": now_s,
             "expires_s": None if self.expires is None else now_s + self.expires,
@@ -92,7 +92,7 @@ class Create(Command, SecretSettings):
         try:
             text, key = ApiKey.issue(secret, record)
         except ValidationError as error:
-            raise Refused(_complaint(error)) from None
+            raise CommandRefused(_complaint(error)) from None
         await store.put(key)
         if self.as_json:
             print(json.dumps({"key": text} | _shown(key)))
@@ -103,15 +103,15 @@ class Create(Command, SecretSettings):
         """The one that the gateways check keys with. Raises Refused, BadSecret, OSError."""
         known, own = await store.mark(), self.read_secret()
         if known is not None and own is None:
-            raise Refused(f"no server secret is here, and the gateways have one: {COPY_IT}")
+            raise CommandRefused(f"no server secret is here, and the gateways have one: {COPY_IT}")
         if known is not None and own is not None and known != mark_of(own):
-            raise Refused(f"the server secret here is not that of the gateways: {COPY_IT}")
+            raise CommandRefused(f"the server secret here is not that of the gateways: {COPY_IT}")
         secret = own or self.make_secret()
         await store.note_mark(mark_of(secret))
         return secret
 
 
-class List(Command):
+class ListKeys(KeysCommand):
     """All keys ever made, without their secrets."""
 
     async def run(self, store: KeyStore) -> None:
@@ -122,7 +122,7 @@ class List(Command):
             self.say(keys, "")
 
 
-class Revoke(Command):
+class Revoke(KeysCommand):
     """Refuse a key from now on: gateways hear of it within seconds."""
 
     key_id: CliPositionalArg[str] = Field(description="what stands between the underscores")
@@ -131,14 +131,16 @@ class Revoke(Command):
         """A second time nothing changes."""
         key = next((key for key in await store.all() if key.key_id == self.key_id), None)
         if key is None:
-            raise Refused(f"no key has the id {self.key_id!r}; `penstock keys list` shows all")
+            raise CommandRefused(
+                f"no key has the id {self.key_id!r}; `penstock keys list` shows all"
+            )
         if key.revoked_s is None:
             key = key.model_copy(update={"revoked_s": await store.time_s()})
             await store.put(key)
         print(json.dumps(_shown(key)) if self.as_json else f"{key.key_id} is revoked")
 
 
-COMMANDS: dict[str, type[Command]] = {"create": Create, "list": List, "revoke": Revoke}
+COMMANDS: dict[str, type[KeysCommand]] = {"create": Create, "list": ListKeys, "revoke": Revoke}
 
 
 def main(argv: list[str]) -> int:
@@ -150,7 +152,7 @@ def main(argv: list[str]) -> int:
     return run(f"penstock keys {name}", _run(asked))
 
 
-async def _run(asked: Command) -> None:
+async def _run(asked: KeysCommand) -> None:
     redis = connect(asked.redis_url)
     try:
         await asked.run(KeyStore(redis))

@@ -8,7 +8,7 @@ from penstock.schemas.errors import PenstockError, QueueUnreachable
 from penstock.schemas.secret import BadSecret
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """The message says what is wrong and what to do."""
 
 
@@ -18,7 +18,7 @@ def run(command: str, work: Coroutine[None, None, None]) -> int:
         asyncio.run(work)
     except QueueUnreachable as refusal:
         print(f"{command}: {refusal.message} (--redis-url says where it is)", file=sys.stderr)
-    except (PenstockError, Refused, BadSecret, OSError) as refusal:
+    except (PenstockError, CommandRefused, BadSecret, OSError) as refusal:
         print(f"{command}: {refusal}", file=sys.stderr)
     else:
         return 0

@@ -6,14 +6,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from penstock.gateway.commands.terminal import Refused, run
+from penstock.gateway.commands.terminal import CommandRefused, run
 from penstock.gateway.webhooks.outbound import ALLOWING
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import Settings, load_settings, write_log_to_stderr
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.redis.url import RedisUrl
+from penstock.schemas.redis.url import RedisUrlSetting
 
 USAGE = """\
 usage: penstock webhooks VERB [SUBJECT] [--tenant NAME] [--redis-url URL]
@@ -29,7 +29,7 @@ usage: penstock webhooks VERB [SUBJECT] [--tenant NAME] [--redis-url URL]
 class WebhooksSettings(Settings):
     """Receivers of one tenant's events."""
 
-    redis_url: RedisUrl = Field(
+    redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     tenant: str = Field("default", min_length=1)
@@ -38,7 +38,7 @@ class WebhooksSettings(Settings):
 async def add(webhooks: Webhooks, tenant: str, url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Refused(f"{url}: a receiver's URL begins like https://example.com/")
+        raise CommandRefused(f"{url}: a receiver's URL begins like https://example.com/")
     endpoint = await webhooks.add(tenant, url)
     print(f"{endpoint.id}  {endpoint.url}\nsecret: {await webhooks.secret(tenant)}")
     print(f"It is called where gateways and housekeeping have {ALLOWING}.", file=sys.stderr)
@@ -67,7 +67,7 @@ async def redeliver(webhooks: Webhooks, tenant: str, webhook_id: str) -> None:
 
 async def secret(webhooks: Webhooks, tenant: str, which: str) -> None:
     if which not in ("", "new"):
-        raise Refused(f"{which}: `secret` shows what signs, `secret new` draws another")
+        raise CommandRefused(f"{which}: `secret` shows what signs, `secret new` draws another")
     if which == "new":
         await webhooks.forget_secret(tenant)
     print(await webhooks.secret(tenant))
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _refuse_unknown(is_there: bool, tenant: str, subject: str) -> None:
     if not is_there:
-        raise Refused(f"{subject} is not known of tenant {tenant!r}")
+        raise CommandRefused(f"{subject} is not known of tenant {tenant!r}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ MAX_UNREAD = 256  # events of one reader; past it the reader pages from the log
 HEAD, MIDDLE = b'{"job_id":"', b'","event":'
 
 
-class Inbox:
+class Subscription:
     """Feeds readers with what comes on the channels; they hear of each loss of a connection."""
 
     def __init__(

@@ -20,14 +20,14 @@ from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler
 from penstock.gateway.webhooks.outbound import Outbound, OutboundSettings
-from penstock.gateway.webhooks.webhooks import Patience, Postman
+from penstock.gateway.webhooks.webhooks import Postman, RetrySchedule
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import load_settings, write_log_to_stderr
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.group_sync import GroupSync, NoSync, Sync
 from penstock.schemas.redis.server_check import Durability, UnfitServer, check_when_reached
-from penstock.schemas.redis.url import RedisUrl
+from penstock.schemas.redis.url import RedisUrlSetting
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ AT_ONCE = 64
 class HousekeepingSettings(OutboundSettings, FilesSettings):
     """End what waited too long, hand on what the dead held, send webhooks, run batches."""
 
-    redis_url: RedisUrl = Field(
+    redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     durability: Durability = Field(
@@ -114,7 +114,7 @@ def run_until_told_to_stop(house: Worker) -> int:
 
 def worker(settings: HousekeepingSettings) -> Worker:
     client = Client.from_url(settings.redis_url)
-    patience = Patience(settings.webhook_retry_s, settings.webhook_max_attempts)
+    patience = RetrySchedule(settings.webhook_retry_s, settings.webhook_max_attempts)
     postman = Postman(client.redis, Outbound(settings), patience, settings.webhook_timeout_s)
     batches, run = Batches(client.redis), None
     if settings.files_folder is not None:

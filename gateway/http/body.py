@@ -33,7 +33,7 @@ async def read(
     raw = await _read(request, gateway.settings.max_body_bytes)
     if not raw and may_be_empty:
         raw = b"{}"
-    return await gateway.client.apart.run(len(raw), lambda: understood(parsed(raw)))
+    return await gateway.client.off_loop.run(len(raw), lambda: understood(parsed(raw)))
 
 
 def parsed(raw: bytes) -> JsonObject:

@@ -73,7 +73,7 @@ class Metrics:
 
 
 @dataclass(slots=True)
-class Watch:
+class RequestTimer:
     """Measures one request, from its arrival to its job's end."""
 
     metrics: Metrics

@@ -18,7 +18,7 @@ CALLER = "penstock.caller"
 MORE_HEADERS = "penstock.headers"  # of the response, whatever it will be
 
 
-class Gate:
+class Middleware:
     """Plain ASGI, because a wrapped response costs every token of every stream."""
 
     def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:

@@ -1,10 +1,10 @@
 """What a key has left of its minute, in the headers that OpenAI's clients know."""
 
-from penstock.schemas.account import Limits
+from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Rates
 
 
-def rate_headers(limits: Limits, rates: Rates) -> dict[str, str]:
+def rate_headers(limits: Quota, rates: Rates) -> dict[str, str]:
     """Of the limits that the key has; resets are in seconds."""
     reset = f"{rates.reset_ms / 1000:g}s"
     shown = {

@@ -10,7 +10,7 @@ from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, words_of
 from penstock.schemas.redis.server_check import Durability
-from penstock.schemas.redis.url import RedisUrl
+from penstock.schemas.redis.url import RedisUrlSetting
 
 
 class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
@@ -21,7 +21,7 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
     fd: int | None = Field(
         None, ge=3, description="a socket that listens already, handed down by who started this"
     )
-    redis_url: RedisUrl = Field(
+    redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     durability: Durability = Field(

@@ -1,23 +1,23 @@
 """What is asked in one of OpenAI's forms: a job, and how its answer shall look."""
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.openai.responses import Form
+from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.to_job import chat_job, prompts_of, text_job
 from penstock.gateway.openai.tool_calls import PlainText, reader_for
-from penstock.gateway.openai.validation import checked
+from penstock.gateway.openai.validation import validate
 from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
 
 
-def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> Form:
+def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Raises InvalidJob."""
-    asked = checked(ChatRequest, body)
+    asked = validate(ChatRequest, body)
     job = chat_job(job_id, caller, asked, body)
-    return Form(job, asked.stream_options, reader_for(asked), is_streamed=asked.stream)
+    return AnswerContext(job, asked.stream_options, reader_for(asked), is_streamed=asked.stream)
 
 
-def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> Form:
+def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Raises InvalidJob."""
-    asked = checked(CompletionRequest, body)
+    asked = validate(CompletionRequest, body)
     job = text_job(job_id, caller, asked, body)
     echo = [str(prompt) for prompt in prompts_of(asked)] if asked.echo else []
-    return Form(job, asked.stream_options, PlainText, echo, is_streamed=asked.stream)
+    return AnswerContext(job, asked.stream_options, PlainText, echo, is_streamed=asked.stream)

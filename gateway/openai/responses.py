@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from penstock.gateway.openai.tool_calls import Reader
+from penstock.gateway.openai.tool_calls import CallReader
 from penstock.schemas.event import (
     Choice,
     ErrorBody,
@@ -24,12 +24,12 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AnswerContext:
     """What was asked, and how its answer shall look."""
 
     job: Job
     options: StreamOptions
-    reader: Callable[[], Reader]  # a new one for each choice
+    reader: Callable[[], CallReader]  # a new one for each choice
     echo: Sequence[str] = ()  # prompts that are shown before their answers
     is_streamed: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -38,7 +38,7 @@ class Form:
         return self.echo[index // self.job.params.n] if self.echo else ""
 
 
-def chat_answer(form: Form, result: Result) -> JsonObject:
+def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
     return {
         "id": f"chatcmpl-{form.job.job_id}",
         "object": "chat.completion",
@@ -49,7 +49,7 @@ def chat_answer(form: Form, result: Result) -> JsonObject:
     }
 
 
-def text_answer(form: Form, result: Result) -> JsonObject:
+def text_answer(form: AnswerContext, result: Result) -> JsonObject:
     return {
         "id": f"cmpl-{form.job.job_id}",
         "object": "text_completion",
@@ -106,7 +106,7 @@ def finish_reason(reason: FinishReason | None, num_calls: int) -> str | None:
     return "tool_calls" if reason == "stop" and num_calls else reason
 
 
-def tool_call(form: Form, choice: int, number: int, call: FunctionCall) -> JsonObject:
+def tool_call(form: AnswerContext, choice: int, number: int, call: FunctionCall) -> JsonObject:
     """The id follows from the job, so answering again from its result gives the same."""
     return {
         "id": f"call_{form.job.job_id[-26:]}_{choice}_{number}",
@@ -148,7 +148,7 @@ class TextLogprobs:
         return self._offset - len(token.token)
 
 
-def _chat_choice(form: Form, choice: Choice) -> JsonObject:
+def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
     reader = form.reader()
     found, rest = reader.feed(choice.text), reader.finish()
     calls = [

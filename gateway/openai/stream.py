@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 from pydantic_core import to_json
 
 from penstock.gateway.openai.responses import (
-    Form,
+    AnswerContext,
     TextLogprobs,
     chat_logprobs,
     finish_reason,
@@ -30,7 +30,7 @@ DONE = b"data: [DONE]\n\n"
 _ID = re.compile(r"([^.]*)(?:[.]([0-9]{1,6}))?")
 
 
-class Seen(NamedTuple):
+class ReaderPosition(NamedTuple):
     """What a caller has: tokens, and of the event after them so many chunks.
 
     The checksum is that of the event that it had last, be it in part.
@@ -59,10 +59,10 @@ class Seen(NamedTuple):
         )
 
 
-NOTHING = Seen("", Had(0))
+NOTHING = ReaderPosition("", Had(0))
 
 
-class Chunks:
+class StreamRenderer:
     """The chunks of one stream. A subclass says what a choice looks like.
 
     A chunk's id is its event's; where its event has more chunks to come, the tokens delivered
@@ -74,7 +74,7 @@ class Chunks:
     prefix = ""
     kind = ""
 
-    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
+    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         self.form = form
         self.last_id = seen.id
         self._seen = seen
@@ -150,11 +150,11 @@ class Chunks:
         raise NotImplementedError
 
 
-class ChatChunks(Chunks):
+class ChatChunks(StreamRenderer):
     prefix = "chatcmpl"
     kind = "chat.completion.chunk"
 
-    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
+    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         super().__init__(form, seen)
         self._readers = [form.reader() for _ in range(form.job.num_choices)]
         self._num_calls = [0] * form.job.num_choices
@@ -187,11 +187,11 @@ class ChatChunks(Chunks):
         return pieces
 
 
-class TextChunks(Chunks):
+class TextChunks(StreamRenderer):
     prefix = "cmpl"
     kind = "text_completion"
 
-    def __init__(self, form: Form, seen: Seen = NOTHING) -> None:
+    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         super().__init__(form, seen)
         self._logprobs = [
             TextLogprobs(form.echo_of(index)) for index in range(form.job.num_choices)

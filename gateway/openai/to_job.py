@@ -8,7 +8,7 @@ from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unsupported
-from penstock.gateway.openai.validation import checked, refuse_extremes
+from penstock.gateway.openai.validation import refuse_extremes, validate
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import LAST_MS, Job, PriorityClass
 from penstock.schemas.openai import (
@@ -80,8 +80,8 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
 def any_job(job_id: str, caller: Caller, body: JsonObject) -> Job:
     """A chat's job or a completion's, whichever was asked."""
     if "messages" in body:
-        return chat_job(job_id, caller, checked(ChatRequest, body), body)
-    return text_job(job_id, caller, checked(CompletionRequest, body), body)
+        return chat_job(job_id, caller, validate(ChatRequest, body), body)
+    return text_job(job_id, caller, validate(CompletionRequest, body), body)
 
 
 def flattened(body: JsonObject) -> JsonObject:
@@ -122,7 +122,7 @@ def _job(
     fields |= {name: body[name] for name in OPTIONS if name in body}
     if "not_before" in body:
         fields["not_before_ms"] = _unix_ms(body["not_before"])
-    return checked(Job, fields | question, CALLED)
+    return validate(Job, fields | question, CALLED)
 
 
 def _unix_ms(given: JsonValue) -> int:

@@ -23,7 +23,7 @@ class Found:
     calls: list[FunctionCall] = field(default_factory=list)
 
 
-class Reader(Protocol):
+class CallReader(Protocol):
     def feed(self, text: str) -> Found: ...
     def finish(self) -> Found: ...
 
@@ -118,7 +118,7 @@ def _parsed(text: str) -> FunctionCall | None:
     return FunctionCall(name=name, arguments=arguments)
 
 
-def reader_for(asked: ChatRequest) -> Callable[[], Reader]:
+def reader_for(asked: ChatRequest) -> Callable[[], CallReader]:
     if asked.tool_choice == "none" or not asked.tools:
         return PlainText
     return TaggedCalls if asked.tool_choice == "auto" else ForcedCall

@@ -19,7 +19,7 @@ FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
-def checked(
+def validate(
     shape: type[Shape], fields: Mapping[str, object], called: Mapping[str, str] | None = None
 ) -> Shape:
     """`fields` as a `shape`, types taken strictly.

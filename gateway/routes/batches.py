@@ -10,7 +10,7 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.openai.paging import After, Limit, cut, page
-from penstock.gateway.openai.validation import checked
+from penstock.gateway.openai.validation import validate
 from penstock.schemas.openai import JsonObject
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 @router.post("")
 async def create(request: Request, gateway: Open) -> Response:
-    asked = await read(request, gateway, partial(checked, BatchAsked))
+    asked = await read(request, gateway, partial(validate, BatchAsked))
     if asked.webhook is not None:
         gateway.outbound.check(asked.webhook, "webhook")
     tenant, account = tenant_of(request), caller_of(request).account

@@ -1,28 +1,20 @@
 """OpenAI's files: what batches read and write."""
 
-from typing import Literal
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
-from pydantic import Field
 from pydantic_core import to_json
 
+from penstock.gateway.batches.batches import ExpiresAfter
 from penstock.gateway.batches.files import FileNotFound, FileRecord, new_file_id
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import discarded, receive
 from penstock.gateway.openai.paging import After, Limit, Order, cut, page
-from penstock.gateway.openai.validation import checked
+from penstock.gateway.openai.validation import validate
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.openai import JsonObject
-from penstock.schemas.wire import Report
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
-
-
-class ExpiresAfter(Report):
-    anchor: Literal["created_at"]
-    seconds: int = Field(ge=3600, le=2_592_000)
 
 
 @router.post("")
@@ -95,7 +87,7 @@ def _kept_s(fields: dict[str, str]) -> int | None:
         return None
     seconds = given.get("seconds", "")
     asked = given | {"seconds": int(seconds) if seconds.isdecimal() else seconds}
-    return checked(ExpiresAfter, asked).seconds
+    return validate(ExpiresAfter, asked).seconds
 
 
 def _json(shape: JsonObject) -> Response:

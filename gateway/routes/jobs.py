@@ -17,7 +17,7 @@ from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.to_job import any_job, flattened
-from penstock.gateway.openai.validation import checked
+from penstock.gateway.openai.validation import validate
 from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.cursor import Had
 from penstock.schemas.delivery import JobStatus
@@ -87,7 +87,7 @@ async def status(job_id: str, request: Request, gateway: Open) -> Response:
     if caller_of(request).is_guest:
         shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
     num_bytes = 0 if result is None else _num_tokens(result) * BYTES_A_TOKEN
-    content = await gateway.client.apart.run(num_bytes, to_json_in_pieces, shape)
+    content = await gateway.client.off_loop.run(num_bytes, to_json_in_pieces, shape)
     return Response(content, media_type="application/json")
 
 
@@ -113,7 +113,7 @@ async def events(
 @router.post("/{job_id}/share")
 async def share(job_id: str, request: Request, gateway: Open) -> Response:
     """A token with which anybody may look at this job and follow it, for `expires_s` seconds."""
-    asked = await read(request, gateway, partial(checked, ShareRequest), may_be_empty=True)
+    asked = await read(request, gateway, partial(validate, ShareRequest), may_be_empty=True)
     tenant = tenant_of(request)
     await gateway.client.status(job_id, tenant)
     token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
@@ -136,7 +136,7 @@ async def delete(job_id: str, request: Request, gateway: Open) -> Response:
 def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None]:
     """The job without its id, and who hears of its end."""
     body = flattened(body)
-    return any_job("", caller, body), checked(Told, body).webhook
+    return any_job("", caller, body), validate(Told, body).webhook
 
 
 async def _nothing() -> None:

@@ -12,13 +12,19 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open
 from penstock.gateway.http.errors import error_response
-from penstock.gateway.http.metrics import Watch
+from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of
 from penstock.gateway.http.sse import EventStream, WholeAnswer
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.responses import Form, chat_answer, model_shape, text_answer
-from penstock.gateway.openai.stream import NOTHING, ChatChunks, Chunks, Seen, TextChunks
+from penstock.gateway.openai.responses import AnswerContext, chat_answer, model_shape, text_answer
+from penstock.gateway.openai.stream import (
+    NOTHING,
+    ChatChunks,
+    ReaderPosition,
+    StreamRenderer,
+    TextChunks,
+)
 from penstock.schemas.errors import InvalidJob, ModelNotFound
 from penstock.schemas.event import Delta, Done, Failed, Result
 from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
@@ -36,7 +42,7 @@ def _documented(asked: type[BaseModel]) -> dict[str, object]:
 
 @router.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
 async def chat_completions(request: Request, gateway: Open) -> Response:
-    watch = Watch(gateway.metrics)
+    watch = RequestTimer(gateway.metrics)
     form = await _form(request, gateway, chat_form)
     if form.is_streamed:
         return await _stream(request, gateway, watch, ChatChunks(form, _seen(request)))
@@ -45,7 +51,7 @@ async def chat_completions(request: Request, gateway: Open) -> Response:
 
 @router.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
 async def completions(request: Request, gateway: Open) -> Response:
-    watch = Watch(gateway.metrics)
+    watch = RequestTimer(gateway.metrics)
     form = await _form(request, gateway, text_form)
     if form.is_streamed:
         return await _stream(request, gateway, watch, TextChunks(form, _seen(request)))
@@ -68,14 +74,16 @@ async def model(name: str, gateway: Open) -> Response:
 
 
 async def _form(
-    request: Request, gateway: Gateway, understood: Callable[[Caller, JsonObject], Form]
-) -> Form:
+    request: Request, gateway: Gateway, understood: Callable[[Caller, JsonObject], AnswerContext]
+) -> AnswerContext:
     """What the request asks, its job under its name."""
     form = await read(request, gateway, partial(understood, caller_of(request)))
     return replace(form, job=await gateway.named(request, form.job))
 
 
-async def _stream(request: Request, gateway: Gateway, watch: Watch, chunks: Chunks) -> Response:
+async def _stream(
+    request: Request, gateway: Gateway, watch: RequestTimer, chunks: StreamRenderer
+) -> Response:
     job = chunks.form.job
     await gateway.submit(request, job)
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
@@ -83,7 +91,7 @@ async def _stream(request: Request, gateway: Gateway, watch: Watch, chunks: Chun
     return EventStream(batches, leave, chunks, gateway.settings.ping_s)
 
 
-def _seen(request: Request) -> Seen:
+def _seen(request: Request) -> ReaderPosition:
     """What a caller has who comes back to a stream: under its idempotency key."""
     last_event_id = request.headers.get(LAST_EVENT_ID)
     if last_event_id is None:
@@ -91,15 +99,15 @@ def _seen(request: Request) -> Seen:
     if IDEMPOTENCY_KEY not in request.headers:
         sentence = "resumes a stream that was asked under an Idempotency-Key; give that one too"
         raise InvalidJob(f"Last-Event-ID: {sentence}", "Last-Event-ID")
-    return Seen.parse(last_event_id, "Last-Event-ID")
+    return ReaderPosition.parse(last_event_id, "Last-Event-ID")
 
 
 async def _whole(
     request: Request,
     gateway: Gateway,
-    watch: Watch,
-    form: Form,
-    shape: Callable[[Form, Result], JsonObject],
+    watch: RequestTimer,
+    form: AnswerContext,
+    shape: Callable[[AnswerContext, Result], JsonObject],
 ) -> Response:
     job = form.job
 
@@ -113,7 +121,7 @@ async def _whole(
 
     async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
         num_bytes = job.answer_bytes_a_token() * end.position // 8
-        return await gateway.client.apart.run(num_bytes, made, deltas, end)
+        return await gateway.client.off_loop.run(num_bytes, made, deltas, end)
 
     await gateway.submit(request, job)
     batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))

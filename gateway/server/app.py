@@ -20,7 +20,7 @@ from penstock.gateway.client import Client
 from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.metrics import Metrics
-from penstock.gateway.http.middleware import Gate
+from penstock.gateway.http.middleware import Middleware
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.routes import batches as batch_routes
 from penstock.gateway.routes import files as file_routes
@@ -82,7 +82,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
     app.state.gateway = gateway
     app.state.exit_status = 0
-    app.add_middleware(Gate, access=access, metrics=gateway.metrics)
+    app.add_middleware(Middleware, access=access, metrics=gateway.metrics)
     for routes in (openai_routes, job_routes, file_routes, batch_routes, health_routes):
         app.include_router(routes.router)
     errors.install(app)

@@ -11,7 +11,7 @@ import uvicorn
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.server.app import build
 from penstock.gateway.server.listening import CannotListen, listen, url_of
-from penstock.gateway.server.protocol import Patience, bounded
+from penstock.gateway.server.protocol import Timeouts, bounded
 from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
 from penstock.schemas.process.start import keep_what_is_loaded, load_settings, write_log_to_stderr
 from penstock.schemas.secret import BadSecret
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         app,
         loop="uvloop",
         http=bounded(
-            Patience(
+            Timeouts(
                 settings.head_timeout_s,
                 settings.body_timeout_s,
                 settings.stall_timeout_s,

@@ -18,7 +18,7 @@ _SLICE_BYTES = 8 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class Timeouts:
     """How long a caller may take, and how many may be there."""
 
     head_s: float
@@ -30,7 +30,7 @@ class Patience:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection. What breaks a bound is told in OpenAI's form, and the connection ends."""
 
-    patience: Patience
+    patience: Timeouts
 
     _in_head = True  # between messages, too
     _head_bytes = 0
@@ -154,7 +154,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(_error(408, "too_slow", "the request did not arrive in time"))
 
 
-def bounded(limits: Patience) -> type[BoundedProtocol]:
+def bounded(limits: Timeouts) -> type[BoundedProtocol]:
     """The protocol with other limits: uvicorn makes an instance for each connection."""
     return type("Protocol", (BoundedProtocol,), {"patience": limits})
 

@@ -65,7 +65,7 @@ class NoAnswer(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Destination:
     """A URL that may be called, if its address may be."""
 
     url: httpx.URL
@@ -75,7 +75,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ReceiverAnswer:
     """What a receiver said; its body is not read."""
 
     status: int
@@ -99,7 +99,7 @@ class Outbound:
         self._network = network or httpcore.AnyIOBackend()
         self._tls = tls
 
-    def check(self, url: str, param: str = "url") -> Target:
+    def check(self, url: str, param: str = "url") -> Destination:
         """What the text alone tells; raises InvalidJob, which names `param`."""
         if not self._private and not self._settings.webhook_public:
             sentence = f"this server calls nobody; its operator may allow it by {ALLOWING}"
@@ -110,7 +110,7 @@ class Outbound:
             raise InvalidJob(f"{param}: {error}", param) from None
         return target
 
-    async def post(self, url: str, headers: Mapping[str, str], content: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], content: bytes) -> ReceiverAnswer:
         """Call once; no redirect is followed.
 
         Raises InvalidJob when the URL or its address may not be called, NoAnswer when it should be
@@ -128,7 +128,7 @@ class Outbound:
         except OSError as error:
             raise NoAnswer(f"the receiver has no address: {type(error).__name__}") from None
 
-    def _target(self, url: str) -> Target:
+    def _target(self, url: str) -> Destination:
         if len(url) > MAX_URL_CHARS:
             raise ValueError(f"at most {MAX_URL_CHARS} characters")
         parsed = httpx.URL(url)
@@ -137,16 +137,18 @@ class Outbound:
         scheme, host, port = origin = _origin(parsed)
         parsed = parsed.copy_with(host=host)
         if origin in self._private:
-            return Target(parsed, host, port, is_private=True)
+            return Destination(parsed, host, port, is_private=True)
         if not self._settings.webhook_public or scheme != "https":
             raise ValueError("only https is called, and what the operator listed")
         if port not in PORTS:
             raise ValueError(f"port {port} is not called; use one of {PORTS}")
         if not NAME.fullmatch(host):
             refuse_local([str(ip_address(host))])  # "2130706433" and "0x7f.1" are neither
-        return Target(parsed, host, port, is_private=False)
+        return Destination(parsed, host, port, is_private=False)
 
-    async def _post(self, target: Target, headers: Mapping[str, str], content: bytes) -> Answer:
+    async def _post(
+        self, target: Destination, headers: Mapping[str, str], content: bytes
+    ) -> ReceiverAnswer:
         addresses = await self._resolve(target.host, target.port)
         if not target.is_private:
             try:
@@ -169,7 +171,7 @@ class Outbound:
             named = {name.lower(): value for name, value in answer.headers}
             asked = named.get(b"retry-after", b"").decode("latin-1")
             wait_s = min(float(asked), MAX_RETRY_AFTER_S) if asked.isdecimal() else 0.0
-            return Answer(answer.status, wait_s)
+            return ReceiverAnswer(answer.status, wait_s)
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetrySchedule:
     """How often a webhook is tried; three times as long after each, give or take a fifth."""
 
     first_s: float = 5.0
@@ -176,7 +176,7 @@ class Postman(Webhooks):
     """Sends what is due to one host after the other; a dead one delays no other."""
 
     def __init__(
-        self, redis: Redis, outbound: Outbound, patience: Patience, timeout_s: float
+        self, redis: Redis, outbound: Outbound, patience: RetrySchedule, timeout_s: float
     ) -> None:
         super().__init__(redis)
         self._outbound = outbound

@@ -14,8 +14,8 @@ from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.scheduler import Scheduler
 
 _TRIES = 7
@@ -33,13 +33,15 @@ def cache_cost_s(requests: Sequence[Request], concurrency: int) -> float:
 def _host_s(requests: Sequence[Request], concurrency: int, remembers: bool) -> float:
     num_blocks = max(NUM_BLOCKS, concurrency * MAX_MODEL_LEN // BLOCK_SIZE)
     vocab_size = max(max(request.ids) for request in requests) + 1
-    limits = Limits(MAX_MODEL_LEN, vocab_size, num_blocks, BLOCK_SIZE, concurrency, frozenset())
+    limits = EngineLimits(
+        MAX_MODEL_LEN, vocab_size, num_blocks, BLOCK_SIZE, concurrency, frozenset()
+    )
     pool = BlockPool(num_blocks, BLOCK_SIZE, remembers=remembers)
     scheduler = Scheduler(pool, concurrency, 2048)
     engine = Engine(limits, scheduler, InstantRunner(), Grammars(Path(), vocab_size, frozenset()))
     for number, request in enumerate(requests):
         params = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
-        engine.add(Addition(str(number), request.ids, params))
+        engine.add(AddSequence(str(number), request.ids, params))
     begin_s = time.process_time()
     while engine.busy:
         engine.step()

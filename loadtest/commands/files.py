@@ -15,7 +15,7 @@ from penstock.schemas.process.start import Settings, load_settings
 PROGRAM = "penstock bench files"
 
 
-class FilesSettings(Settings):
+class BenchFilesSettings(Settings):
     """Write what the comparison asks: a 135M checkpoint with a tokenizer, and a file a workload."""
 
     folder: Path = Field(description="135m/ and W.jsonl, P.jsonl ... go there")
@@ -23,7 +23,7 @@ class FilesSettings(Settings):
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = load_settings(FilesSettings, PROGRAM, argv)
+    settings = load_settings(BenchFilesSettings, PROGRAM, argv)
     if settings.gguf and find_spec("gguf") is None:
         raise BadOption("--gguf: it needs gguf: pip install 'penstock[bench]'")
     try:

@@ -27,8 +27,8 @@ from penstock.worker.engine.batch import PersistentBatch
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.scheduler import Scheduler
@@ -105,7 +105,7 @@ def _measure(num_seqs: int, num_steps: int, replaced: bool) -> dict[str, np.ndar
         num_out = rng.randrange(1, 2 * NUM_OUT) if replaced else MAX_MODEL_LEN - 2 * NUM_IN
         prompt = [rng.randrange(IDS) for _ in range(num_in)]
         params = SamplingParams(temperature=0.8, max_tokens=num_out, ignore_eos=True)
-        engine.add(Addition(str(num_added), prompt, params, seed=num_added))
+        engine.add(AddSequence(str(num_added), prompt, params, seed=num_added))
         num_added += 1
 
     for _ in range(num_seqs):
@@ -163,7 +163,7 @@ class _Watch:
 def _engine(num_seqs: int, watch: _Watch) -> Engine:
     device = torch.device("cpu")
     num_blocks = num_seqs * MAX_MODEL_LEN // BLOCK_SIZE
-    limits = Limits(MAX_MODEL_LEN, IDS, num_blocks, BLOCK_SIZE, num_seqs, frozenset())
+    limits = EngineLimits(MAX_MODEL_LEN, IDS, num_blocks, BLOCK_SIZE, num_seqs, frozenset())
     scheduler = Scheduler(BlockPool(num_blocks, BLOCK_SIZE), num_seqs, 2048)
     batch = PersistentBatch(scheduler.columns, MAX_MODEL_LEN, BLOCK_SIZE, device)
     sampler = Sampler(VOCAB, frozenset(), device)

@@ -18,8 +18,8 @@ from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.sampler import Sampled
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.sequence import Plan
@@ -49,7 +49,7 @@ class InstantRunner:
         count = sum(piece.draws for piece in plan)
         return Sampled([0] * count, [None] * count)
 
-    def scrub(self, blocks: list[int]) -> None:
+    def zero(self, blocks: list[int]) -> None:
         """There is no cache behind the blocks."""
 
 
@@ -86,7 +86,7 @@ def measure() -> Waste:
     return Waste(paged, live, paged_running, contiguous_running, mean)
 
 
-def _trace() -> list[Addition]:
+def _trace() -> list[AddSequence]:
     rng = np.random.default_rng(0)
     sigma = 0.5
     drawn = np.exp(np.log(MEAN_TOKENS) - sigma**2 / 2 + sigma * rng.standard_normal(NUM_JOBS))
@@ -95,15 +95,15 @@ def _trace() -> list[Addition]:
         num_prompt = int(length * 0.6)
         prompt = rng.integers(1, 1000, num_prompt).tolist()
         params = SamplingParams(temperature=0, max_tokens=int(length) - num_prompt)
-        trace.append(Addition(str(number), prompt, params))
+        trace.append(AddSequence(str(number), prompt, params))
     return trace
 
 
 def _replay(
-    trace: list[Addition], max_num_seqs: int, region: int | None = None
+    trace: list[AddSequence], max_num_seqs: int, region: int | None = None
 ) -> tuple[float, float]:
     """The waste, and the mean number running. A region: slots taken by each sequence."""
-    limits = Limits(MAX_MODEL_LEN, 1000, NUM_BLOCKS, BLOCK_SIZE, max_num_seqs, frozenset())
+    limits = EngineLimits(MAX_MODEL_LEN, 1000, NUM_BLOCKS, BLOCK_SIZE, max_num_seqs, frozenset())
     pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
     scheduler = Scheduler(pool, max_num_seqs, max_num_batched_tokens=8192)
     engine = Engine(limits, scheduler, InstantRunner(), Grammars(Path(), 1000, frozenset()))

@@ -30,7 +30,7 @@ from penstock.worker.bundled.sample import Sample
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.layers.arithmetic import Quantization
 from penstock.worker.layers.batch import Batch
@@ -69,7 +69,7 @@ class Perplexity:
 
 
 @dataclass(slots=True)
-class Row:
+class QuantizationRow:
     num_bytes: int
     perplexity: Perplexity | None
     tokens_per_s: dict[int, float]
@@ -134,7 +134,7 @@ def _beside(found: float, plain: float) -> list[str]:
     return [f"{found:.4f}", f"{found / plain - 1:+.2%}"]
 
 
-def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | None, Row]:
+def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | None, QuantizationRow]:
     engines = {name: engine_of(folder, name) for name in WEIGHTS}
     speeds = {count: _decoding(engines, count) for count in AT_ONCE}
     rows = {}
@@ -143,7 +143,7 @@ def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | Non
         by_count = {count: speeds[count][name] for count in AT_ONCE}
         decoder = _runner(engine).decoder
         assert isinstance(decoder, Decoder)
-        rows[name] = Row(_weight_bytes(decoder), found, by_count)
+        rows[name] = QuantizationRow(_weight_bytes(decoder), found, by_count)
     return rows
 
 
@@ -177,7 +177,7 @@ def _decoding(
             params = SamplingParams(
                 temperature=0, max_tokens=_BURSTS * _BURST_STEPS + 1, ignore_eos=True
             )
-            engine.add(Addition(str(seq), prompt, params))
+            engine.add(AddSequence(str(seq), prompt, params))
         engine.step()  # the prompts
     for _ in range(_BURSTS):
         for name, engine in engines.items():

@@ -34,7 +34,7 @@ class QueueBenchSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Goal:
     """What is measured, the figures to show of it, and how high (or low) each may be."""
 
     name: str
@@ -44,31 +44,31 @@ class Line:
 
 
 LINES = [
-    Line(
+    Goal(
         "step's end to reader, 64 streams",
         lambda tokens: queue_path.delivery(64, tokens),
         {"p50_ms": 2, "p99_ms": 8, "worker_us": 6},
     ),
-    Line(
+    Goal(
         "step's end to reader, 256 streams",
         lambda tokens: queue_path.delivery(256, tokens),
         {"p50_ms": 4, "p99_ms": 10, "worker_us": 6},
     ),
-    Line(
+    Goal(
         "enqueue to a worker, 16 at once",
         lambda tokens: queue_path.enqueue(16, 40),
         {"p50_ms": 1, "p99_ms": 5},
     ),
-    Line(
+    Goal(
         "jobs put in by one process",
         lambda tokens: queue_path.submissions(40 * tokens, 64),
         {"jobs_per_s": 4000},
         at_least=True,
     ),
-    Line("SSE in the gateway, per token", lambda tokens: queue_path.sse(64, tokens), {"us": 20}),
-    Line("crash to the next token", lambda tokens: queue_path.crash(100), {"pause_s": 6}),
-    Line("overhead, fake engine", lambda tokens: overhead_fake(tokens), {"percent": 2}),
-    Line("overhead, bundled model", lambda tokens: overhead_bundled(), {"percent": 2}),
+    Goal("SSE in the gateway, per token", lambda tokens: queue_path.sse(64, tokens), {"us": 20}),
+    Goal("crash to the next token", lambda tokens: queue_path.crash(100), {"pause_s": 6}),
+    Goal("overhead, fake engine", lambda tokens: overhead_fake(tokens), {"percent": 2}),
+    Goal("overhead, bundled model", lambda tokens: overhead_bundled(), {"percent": 2}),
 ]
 
 
@@ -130,7 +130,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measured(line: Line, num_tokens: int) -> tuple[queue_path.Figures, float]:
+def _measured(line: Goal, num_tokens: int) -> tuple[queue_path.Figures, float]:
     async def measure() -> queue_path.Figures:
         return await line.measure(num_tokens)
 
@@ -139,7 +139,7 @@ def _measured(line: Line, num_tokens: int) -> tuple[queue_path.Figures, float]:
     return figures, neighbours.share
 
 
-def _rows(line: Line, figures: queue_path.Figures, others: float) -> list[list[str]]:
+def _rows(line: Goal, figures: queue_path.Figures, others: float) -> list[list[str]]:
     rows: list[list[str]] = []
     for name, value in figures.items():
         goal = line.goals.get(name)

@@ -24,7 +24,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.fake import Stamps, fake_engine
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.messages import AddSequence
 
 MODEL, BENCH = "fake", "bench"
 FAKE = ("--model", "fake", "--load-format", "fake", "--max-num-seqs", "256")
@@ -207,7 +207,7 @@ def in_process(requests: Sequence[Request]) -> Measurement:
     timelines = {str(number): Timeline(begin_s, 1) for number in range(len(requests))}
     for number, request in enumerate(requests):
         params = SamplingParams(max_tokens=request.max_tokens, ignore_eos=True)
-        engine.add(Addition(str(number), request.ids, params))
+        engine.add(AddSequence(str(number), request.ids, params))
     while engine.busy:
         for output in engine.step():
             timelines[output.seq_id].tokens_s.append(time.perf_counter())

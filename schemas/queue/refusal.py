@@ -2,7 +2,7 @@
 
 import time
 
-from penstock.schemas.account import Limits
+from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Outcome, Submission
 from penstock.schemas.errors import (
     BudgetExceeded,
@@ -26,7 +26,7 @@ WHY = {
 BUDGETS = ("tokens_per_day", "tokens_per_month")
 
 
-def refusal(answer: Submission, job: Job, limits: Limits | None = None) -> PenstockError | None:
+def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> PenstockError | None:
     """The error that an answer stands for; none where the job is in the queue.
 
     `limits`    the account's own, of which a lane has its share
@@ -50,7 +50,7 @@ def refusal(answer: Submission, job: Job, limits: Limits | None = None) -> Penst
             late = f"{answer.num_queued} jobs wait, and its time would be up before its turn"
             return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)
         case Outcome.LIMITED:
-            known = (limits or Limits()).model_dump()[answer.reason]
+            known = (limits or Quota()).model_dump()[answer.reason]
             why = WHY[answer.reason].format(most=f"{known} " if known else "")
             sentence = f"{answer.reason}: {why}"
             wait = "" if answer.reason == "max_queued" else ', or submit with over_limit="wait"'

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import JsonValue, ValidationError
 
-from penstock.schemas.delivery import Commit, Ending, Entry, Letter, OutOfBudget, Started
+from penstock.schemas.delivery import Commit, Ending, Entry, JobSignal, OutOfBudget, Started
 from penstock.schemas.errors import AnswerTooLarge, InvalidJob
 from penstock.schemas.event import EVENT, Delta, Done, Failed
 from penstock.schemas.job import Job, PriorityClass
@@ -22,7 +22,7 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.result import MAX_RESULT_BYTES, fold
 
 MAX_BLOCK_MS = 2000  # below the socket's time-out
-LETTERS = {letter.value.encode(): letter for letter in Letter}
+SIGNALS = {signal.value.encode(): signal for signal in JobSignal}
 
 
 class WorkerQueue(Queue):
@@ -137,27 +137,28 @@ class WorkerQueue(Queue):
             trial=trial if trial >= 0 else None,
         )
 
-    async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
+    async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:
         """Log and publish the deltas of a step; renew the lease; one letter for each job."""
-        letters: dict[str, Letter] = {}
+        signals: dict[str, JobSignal] = {}
         calls = [
             self._commit(worker, commits[at : at + MAX_JOBS_A_CALL])
             for at in range(0, len(commits), MAX_JOBS_A_CALL)
         ]
         for some in await asyncio.gather(*calls):
-            letters |= some
-        return letters
+            signals |= some
+        return signals
 
     async def beat(
         self, worker: str, stats: dict[str, JsonValue] | None = None
-    ) -> dict[str, Letter] | None:
+    ) -> dict[str, JobSignal] | None:
         """Renew the lease; letters of held jobs that must stop. None: the lease was lost."""
         reply = await self._run("beat", worker, self.lease_ms, json.dumps(stats) if stats else "")
         if reply[0] == b"lost":
             return None
         texts = [text.decode() for text in reply[1:]]
         return {
-            job_id: Letter(letter) for job_id, letter in zip(texts[::2], texts[1::2], strict=True)
+            job_id: JobSignal(signal)
+            for job_id, signal in zip(texts[::2], texts[1::2], strict=True)
         }
 
     async def finish(self, worker: str, ending: Ending) -> bool:
@@ -184,9 +185,9 @@ class WorkerQueue(Queue):
             len(tail),
             *_event_args(tail),
         )
-        if reply[0] == Letter.BUDGET.encode():
+        if reply[0] == JobSignal.BUDGET.encode():
             raise OutOfBudget(int(reply[1]))
-        return Letter(reply[0].decode()) is not Letter.FENCED
+        return JobSignal(reply[0].decode()) is not JobSignal.FENCED
 
     async def release(self, worker: str, job_ids: Iterable[str]) -> int:
         """Hand claimed or started jobs back, to be continued by another first of all."""
@@ -200,13 +201,13 @@ class WorkerQueue(Queue):
         """Jobs that the worker claimed at least `idle_ms` ago, whether or not it knows of them."""
         return {job_id.decode() for job_id in await self._run("held", worker, idle_ms)}
 
-    async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, Letter]:
+    async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:
         args: list[Word] = []
         for commit in commits:
             args += _commit_args(commit)
         reply = await self._run("commit", worker, self.lease_ms, len(commits), *args)
         ids = [commit.job_id for commit in commits]
-        return dict(zip(ids, [LETTERS[letter] for letter in reply], strict=True))
+        return dict(zip(ids, [SIGNALS[signal] for signal in reply], strict=True))
 
     async def _refuse(
         self, worker: str, job_id: str, epoch: int, log: list[Delta], sentence: str

@@ -5,9 +5,9 @@ import binascii
 import random
 from collections.abc import Iterator
 
-from penstock.schemas.redis.link import LinkLost, Refused, Reply, pack
+from penstock.schemas.redis.link import LinkLost, Reply, ServerRefused, pack
 from penstock.schemas.redis.primary import GetLink
-from penstock.schemas.redis.url import Address, Place
+from penstock.schemas.redis.url import Address, RedisUrl
 
 NUM_SLOTS = 16384
 SLOTS = pack("CLUSTER", "SLOTS")
@@ -26,7 +26,7 @@ def slot_of(key: bytes) -> int:
 class Cluster:
     """The map of slots, asked for again when a server said otherwise or was lost."""
 
-    def __init__(self, place: Place, get_link: GetLink) -> None:
+    def __init__(self, place: RedisUrl, get_link: GetLink) -> None:
         self._place = place
         self._get_link = get_link
         self._owners: dict[int, Address] = {}
@@ -62,7 +62,7 @@ class Cluster:
                 async with asyncio.timeout(self._place.timeout_s / 2):
                     reply = await (await self._get_link(address)).ask(SLOTS)
                 owners = dict(owners_of(reply, address))
-            except (LinkLost, Refused, TimeoutError) as error:
+            except (LinkLost, ServerRefused, TimeoutError) as error:
                 complaints.append(f"{address}: {error or 'no answer'}")
                 continue
             self._owners, self._is_doubted = owners, False

@@ -4,7 +4,7 @@ Every script is idempotent, so a call may be repeated after an ambiguous failure
 """
 
 from penstock.schemas.errors import BodyTooLarge, QueueFull, QueueUnreachable
-from penstock.schemas.redis.link import LinkLost, Refused, Reply, Word
+from penstock.schemas.redis.link import LinkLost, Reply, ServerRefused, Word
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import parse
 from penstock.schemas.script import script_text
@@ -25,7 +25,7 @@ class Connection:
         """One command, repeated after a failure that left open whether it was carried out."""
         try:
             return await self.redis.call(*command)
-        except Refused as error:
+        except ServerRefused as error:
             if error.code == "TOOLARGE":
                 raise BodyTooLarge(f"Redis takes no more in one piece: {error}") from error
             if error.code == "OOM":
@@ -48,7 +48,7 @@ class Connection:
 
 def is_unknown(error: QueueUnreachable) -> bool:
     """Whether the server lacks the script: it is new, was restarted, or its cache was flushed."""
-    return isinstance(error.__cause__, Refused) and error.__cause__.code == "NOSCRIPT"
+    return isinstance(error.__cause__, ServerRefused) and error.__cause__.code == "NOSCRIPT"
 
 
 def texts_of(reply: Reply) -> list[bytes]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.schemas.errors import QueueUnreachable
-from penstock.schemas.redis.link import Link, LinkLost, Refused, pack
+from penstock.schemas.redis.link import Link, LinkLost, ServerRefused, pack
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import Address
 
@@ -72,7 +72,7 @@ class GroupSync:
                 if address not in self._opening:
                     self._opening[address] = asyncio.create_task(self._open(address, prefix))
                 mark = await asyncio.shield(self._opening[address])
-        except (LinkLost, Refused) as error:
+        except (LinkLost, ServerRefused) as error:
             self._redis.doubt()
             raise QueueUnreachable(f"Redis could not be reached: {error}") from error
         return mark
@@ -83,7 +83,7 @@ class GroupSync:
             mark.next = asyncio.create_task(self._round(mark))
         try:
             await asyncio.shield(mark.next)
-        except (LinkLost, Refused) as error:
+        except (LinkLost, ServerRefused) as error:
             mark.link.close()
             self._redis.doubt()
             raise QueueUnreachable(f"it is not known to be on the disk: {error}") from error
@@ -108,9 +108,9 @@ class GroupSync:
         waited = mark.link.send(pack("WAITAOF", 1, 0, WAIT_MS))
         for reply in await asyncio.gather(touched, waited):
             match reply:
-                case Refused() if UNKNOWN in str(reply):
+                case ServerRefused() if UNKNOWN in str(reply):
                     return  # appendfsync always, as was checked at the start
-                case Refused():
+                case ServerRefused():
                     raise reply
                 case [0, *_]:
                     raise LinkLost(f"the disk did not take it in {WAIT_MS} ms")

@@ -12,10 +12,10 @@ from typing import Union
 
 import hiredis
 
-from penstock.schemas.redis.url import Address, Login, Place
+from penstock.schemas.redis.url import Address, Login, RedisUrl
 
 Word = str | bytes | int | float
-Reply = Union[bytes, int, None, list["Reply"], "Refused"]
+Reply = Union[bytes, int, None, list["Reply"], "ServerRefused"]
 
 MAX_WAITING = 4096  # callers of one link; the next wait for room
 LOOKS = 5  # of the watch in one time-out: so many without a reply, and the peer is dead
@@ -23,7 +23,7 @@ IDLE_LOOKS = 15  # without anything to do; then the peer is asked whether it liv
 NESTED = re.compile(r"-([A-Z]+) ")  # servers before 7.0 put a command's error into the script's
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """An error that the server answered with. `code` is its first word, as in OOM or MOVED."""
 
     def __init__(self, message: str) -> None:
@@ -45,7 +45,7 @@ class Link(asyncio.Protocol):
         self.lost: asyncio.Future[None] = loop.create_future()
         self._loop = loop
         self._look_s = timeout_s / LOOKS
-        self._reader = hiredis.Reader(protocolError=LinkLost, replyError=Refused)
+        self._reader = hiredis.Reader(protocolError=LinkLost, replyError=ServerRefused)
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[asyncio.Future[Reply]] = deque()
         self._unsent: list[bytes] = []
@@ -63,7 +63,7 @@ class Link(asyncio.Protocol):
             self._outside.append(room)
             await room
         reply = await self.send(packed)
-        if isinstance(reply, Refused):
+        if isinstance(reply, ServerRefused):
             raise reply
         return reply
 
@@ -186,7 +186,7 @@ PING = pack("PING")
 
 
 async def open_link(
-    address: Address, place: Place, login: Login, database: int, timeout_s: float = 0
+    address: Address, place: RedisUrl, login: Login, database: int, timeout_s: float = 0
 ) -> Link:
     """Connected, logged in, on its database. Raises LinkLost, or Refused by the server.
 

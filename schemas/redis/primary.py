@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from penstock.schemas.redis.link import Link, LinkLost, Refused, Reply, open_link, pack
-from penstock.schemas.redis.url import Address, Place
+from penstock.schemas.redis.link import Link, LinkLost, Reply, ServerRefused, open_link, pack
+from penstock.schemas.redis.url import Address, RedisUrl
 
 GetLink = Callable[[Address], Awaitable[Link]]
 ROLE = pack("ROLE")
@@ -13,7 +13,7 @@ ROLE = pack("ROLE")
 class Primary:
     """Remembers the primary until somebody doubts it. All who wait share one search."""
 
-    def __init__(self, place: Place, get_link: GetLink) -> None:
+    def __init__(self, place: RedisUrl, get_link: GetLink) -> None:
         self._place = place
         self._get_link = get_link
         self._primary: Address | None = None
@@ -72,7 +72,7 @@ class Sentinels(Primary):
                 if await self._is_primary(address):
                     return address
                 complaints.append(f"{sentinel} names {address}, which is a replica")
-            except (LinkLost, Refused) as error:
+            except (LinkLost, ServerRefused) as error:
                 complaints.append(f"{sentinel}: {error}")
         raise LinkLost(f"no primary of {self._place.service!r}: {'; '.join(complaints)}")
 

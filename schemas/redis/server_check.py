@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from penstock.schemas.errors import QueueUnreachable
-from penstock.schemas.redis.link import Link, LinkLost, Refused, pack
+from penstock.schemas.redis.link import Link, LinkLost, ServerRefused, pack
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import Address, Kind
 
@@ -32,7 +32,7 @@ async def check_servers(redis: Redis, durability: Durability = "server") -> list
         except LinkLost as error:
             unreachable.append(str(error))
             continue
-        except Refused as error:
+        except ServerRefused as error:
             if error.code in LOGIN:
                 raise UnfitServer(f"{address} refuses the URL's login: {error}") from error
             unreachable.append(f"{address}: {error}")
@@ -70,7 +70,7 @@ async def _addresses(redis: Redis) -> tuple[Address, ...]:
         return redis.place.addresses
     try:
         return (await redis.find(""),)
-    except (LinkLost, Refused) as error:
+    except (LinkLost, ServerRefused) as error:
         raise QueueUnreachable(f"Redis could not be reached: {error}") from error
 
 
@@ -78,7 +78,7 @@ async def _check(link: Link, address: Address, kind: Kind, durability: Durabilit
     warnings = []
     try:
         facts = _parse(await link.ask(pack("INFO")))
-    except Refused as error:
+    except ServerRefused as error:
         facts = {}
         warnings.append(f"{address} does not let INFO be asked, so it was not checked: {error}")
     if facts:
@@ -112,11 +112,11 @@ async def _check_fsync(link: Link, address: Address, facts: Facts) -> None:
     try:
         await link.ask(pack("WAITAOF", 0, 0, 0))
         return
-    except Refused as refusal:
+    except ServerRefused as refusal:
         lacking = str(refusal)
     try:
         reply = await link.ask(pack("CONFIG", "GET", "appendfsync"))
-    except Refused as error:
+    except ServerRefused as error:
         reply = [str(error).encode()]
     if reply != [b"appendfsync", b"always"]:
         raise UnfitServer(

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from penstock.schemas.redis.cluster import Cluster
-from penstock.schemas.redis.link import Link, LinkLost, Refused, Reply, Word, open_link, pack
+from penstock.schemas.redis.link import Link, LinkLost, Reply, ServerRefused, Word, open_link, pack
 from penstock.schemas.redis.primary import Hosts, Sentinels
-from penstock.schemas.redis.url import Address, Kind, Place
+from penstock.schemas.redis.url import Address, Kind, RedisUrl
 
 PAUSES_S = (0.02, 0.1, 0.3)  # between attempts of one call
 BACK_OFF_S = (0.0, 0.02, 0.05, 0.1, 0.2)  # after so many failures to connect in a row
@@ -45,7 +45,7 @@ class Finder(Protocol):
 class Links:
     """At most one shared link to each server, made when it is asked for."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RedisUrl) -> None:
         self.place = place
         self._links: dict[Address, Link] = {}
         self._opening: dict[Address, asyncio.Task[Link]] = {}
@@ -79,7 +79,7 @@ class Links:
     async def _open(self, address: Address) -> Link:
         try:
             self._links[address] = link = await self.open(address)
-        except (LinkLost, Refused):
+        except (LinkLost, ServerRefused):
             failures = self._num_failures.get(address, 0)
             self._num_failures[address] = failures + 1
             await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
@@ -98,7 +98,7 @@ class Links:
 class Redis:
     """Calls, and links for subscribers. Any number of tasks of one event loop."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RedisUrl) -> None:
         self.place = place
         self._links = Links(place)
         self._finder = self._make_finder()
@@ -129,13 +129,15 @@ class Redis:
         """Raises Refused by the server, or LinkLost where a few attempts reached none."""
         key, packed = key_of(words), pack(*words)
         if len(packed) > MAX_COMMAND_BYTES:
-            raise Refused(f"TOOLARGE a command of {len(packed)} bytes; at most {MAX_COMMAND_BYTES}")
+            raise ServerRefused(
+                f"TOOLARGE a command of {len(packed)} bytes; at most {MAX_COMMAND_BYTES}"
+            )
         give_up_s = time.monotonic() + 2 * self.place.timeout_s
         for pause_s in (*PAUSES_S, None):
             try:
                 return await self._attempt(key, packed, words[0] in BLOCKING)
-            except (LinkLost, Refused) as failure:
-                if isinstance(failure, Refused) and failure.code not in TRANSIENT:
+            except (LinkLost, ServerRefused) as failure:
+                if isinstance(failure, ServerRefused) and failure.code not in TRANSIENT:
                     raise
                 if pause_s is None or time.monotonic() > give_up_s or self._is_closed:
                     raise
@@ -161,7 +163,7 @@ class Redis:
                 if blocks:
                     return await self._ask_alone(address, packed)
                 return await (await self._links.get(address)).ask(packed)
-            except Refused as error:
+            except ServerRefused as error:
                 if error.code != "MOVED":
                     raise
                 slot, address = redirection(error, address)
@@ -177,7 +179,7 @@ class Redis:
         link = idle.pop() if idle else await self._links.open(address, timeout_s)
         try:
             reply = await link.ask(packed)
-        except Refused:
+        except ServerRefused:
             idle.append(link)
             raise
         except BaseException:
@@ -213,7 +215,7 @@ def key_of(words: tuple[Word, ...]) -> bytes:
     return key if isinstance(key, bytes) else str(key).encode()
 
 
-def redirection(error: Refused, asked: Address) -> tuple[int, Address]:
+def redirection(error: ServerRefused, asked: Address) -> tuple[int, Address]:
     """Out of `MOVED 3999 host:port`; without a host it is the one that was asked."""
     _, slot, place = str(error).split(" ", 2)
     host, _, port = place.rpartition(":")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.schemas.errors import QueueUnreachable
-from penstock.schemas.redis.link import Link, LinkLost, Refused, Reply, pack
+from penstock.schemas.redis.link import Link, LinkLost, Reply, ServerRefused, pack
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import Address
 
@@ -65,7 +65,7 @@ class Subscriber:
             for channel in list(self._confirmed):
                 try:
                     self._place(channel, await self._redis.find(channel))
-                except (LinkLost, Refused):
+                except (LinkLost, ServerRefused):
                     is_lacking = True
             if is_lacking:
                 await asyncio.sleep(RECONNECT_S)
@@ -92,7 +92,7 @@ class Subscriber:
     async def _open(self, address: Address) -> None:
         try:
             link = await self._redis.open(address)
-        except (LinkLost, Refused):
+        except (LinkLost, ServerRefused):
             self._redis.doubt()
             await asyncio.sleep(RECONNECT_S)
         else:
@@ -122,5 +122,5 @@ class Subscriber:
                 name = channel.decode()
                 if self._told.get(name) == address:
                     self._confirmed[name].set()
-            case Refused():
+            case ServerRefused():
                 self._links[address].close(str(reply))

@@ -54,7 +54,7 @@ class Login:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RedisUrl:
     kind: Kind
     addresses: tuple[Address, ...]
     login: Login
@@ -65,7 +65,7 @@ class Place:
     timeout_s: float = TIMEOUT_S
 
 
-def parse(url: str) -> Place:
+def parse(url: str) -> RedisUrl:
     """Raises BadUrl."""
     scheme, separator, _ = url.partition("://")
     if not separator:
@@ -94,7 +94,7 @@ def parse(url: str) -> Place:
     if how is Kind.CLUSTER and database:
         raise BadUrl("database: a cluster has only number 0")
     port = SENTINEL_PORT if how is Kind.SENTINELS else PORT
-    return Place(
+    return RedisUrl(
         how,
         tuple(_address(host, port) for host in hosts.split(",")),
         login,
@@ -117,16 +117,16 @@ def _checked(url: str) -> str:
     return url
 
 
-RedisUrl = Annotated[str, AfterValidator(_checked)]
+RedisUrlSetting = Annotated[str, AfterValidator(_checked)]
 
 
-def _parse_unix(url: str) -> Place:
+def _parse_unix(url: str) -> RedisUrl:
     parts = urlsplit(url)
     login, host = _split_login(parts.netloc)
     if host or not parts.path.strip("/"):
         raise BadUrl("path: a Unix socket's path begins with /, as in unix:///run/redis.sock")
     options = _options(parts.query)
-    return Place(
+    return RedisUrl(
         Kind.HOSTS,
         (Address(unquote(parts.path), 0),),
         login,

@@ -20,7 +20,7 @@ import redis
 
 from faults.invariants import check_leftovers
 from penstock.compose.server import Server
-from penstock.gateway.batches.batches import ENDED, Batch, BatchAsked, Batches
+from penstock.gateway.batches.batches import ENDED, BatchAsked, Batches, BatchRecord
 from penstock.gateway.batches.files import FileRecord, Files, FilesSettings, new_file_id
 from penstock.gateway.batches.run import AT_ONCE
 from penstock.schemas.delivery import Ending, Entry
@@ -83,7 +83,7 @@ async def _run(url: str, folder: Path, num_lines: int, window: int, patience_s: 
     return Outcome(num_lines, time.monotonic() - began_s, peaks, max(growth), longest_us)
 
 
-async def _create(files: Files, batches: Batches, num_lines: int) -> Batch:
+async def _create(files: Files, batches: Batches, num_lines: int) -> BatchRecord:
     part, asked = files.new_part(), {"model": MODEL, "prompt": PADDING}
     with part.open("w") as file:
         for number in range(num_lines):
@@ -119,7 +119,7 @@ async def _answer(queue: Queue, entry: Entry) -> None:
 
 async def _until(
     batches: Batches, batch_id: str, num_answered: int, worker: "asyncio.Task[None]"
-) -> Batch:
+) -> BatchRecord:
     while True:
         batch = await batches.find(batch_id)
         assert batch is not None and not batch.errors and not worker.done(), batch
@@ -128,7 +128,7 @@ async def _until(
         await asyncio.sleep(LOOK_S)
 
 
-async def _ended(batches: Batches, batch_id: str) -> Batch:
+async def _ended(batches: Batches, batch_id: str) -> BatchRecord:
     """And taken from the list of what is due."""
     while True:
         batch = await batches.find(batch_id)
@@ -138,7 +138,7 @@ async def _ended(batches: Batches, batch_id: str) -> Batch:
         await asyncio.sleep(LOOK_S)
 
 
-def _check(url: str, files: Files, batch: Batch, num_lines: int) -> None:
+def _check(url: str, files: Files, batch: BatchRecord, num_lines: int) -> None:
     assert (batch.status, batch.completed, batch.failed) == ("completed", num_lines, 0), batch
     assert batch.output_file_id is not None and batch.error_file_id is None
     with files.path(batch.output_file_id).open() as file:

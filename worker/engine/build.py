@@ -11,7 +11,7 @@ from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
-from penstock.worker.engine.limits import Limits
+from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.scheduler import Scheduler
@@ -41,7 +41,7 @@ def build_engine(config: EngineConfig) -> Engine:
     model = decoder.config
     step_tokens = max_step_tokens(config, decoder, device)
     num_blocks = _num_blocks(config, step_tokens, decoder, device)
-    limits = Limits(
+    limits = EngineLimits(
         max_model_len=_max_model_len(config, model, num_blocks),
         vocab_size=model.vocab_size,
         num_blocks=num_blocks,

@@ -12,8 +12,8 @@ import numpy as np
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import FinishReason
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 from penstock.worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.sequence import Plan, Sequence, Status
@@ -23,7 +23,7 @@ class Runner(Protocol):
     def run(self, plan: Plan) -> Sampled:
         """Draw one token for each slice that reaches its sequence's end, in the plan's order."""
 
-    def scrub(self, blocks: list[int]) -> None:
+    def zero(self, blocks: list[int]) -> None:
         """Make the blocks harmless to whoever gets them next."""
 
 
@@ -34,7 +34,7 @@ class Engine:
     """
 
     def __init__(
-        self, limits: Limits, scheduler: Scheduler, runner: Runner, grammars: Grammars
+        self, limits: EngineLimits, scheduler: Scheduler, runner: Runner, grammars: Grammars
     ) -> None:
         self.limits = limits
         self.scheduler = scheduler
@@ -42,11 +42,11 @@ class Engine:
         self.grammars = grammars
         self.note_plan: Callable[[list[PlanRow]], None] | None = None
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
-        self._letters: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
+        self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
         self._stats = Stats(limits.num_blocks, limits.block_size, scheduler.max_num_batched_tokens)
 
-    def add(self, addition: Addition) -> None:
+    def add(self, addition: AddSequence) -> None:
         self._inbox.put(lambda: self._add(addition))
 
     def cancel(self, seq_id: str) -> None:
@@ -71,7 +71,7 @@ class Engine:
     def busy(self) -> bool:
         """Whether a step would have anything to do now."""
         waits = self.scheduler.running or self.scheduler.waiting
-        return bool(waits or self._letters or not self._inbox.empty())
+        return bool(waits or self._pending_calls or not self._inbox.empty())
 
     @property
     def num_steps(self) -> int:
@@ -82,7 +82,7 @@ class Engine:
         """Sleep until there is something to do; false when nothing came in time."""
         if not self.busy:
             try:
-                self._letters.append(self._inbox.get(timeout=timeout_s))
+                self._pending_calls.append(self._inbox.get(timeout=timeout_s))
             except Empty:
                 return False
         return True
@@ -104,15 +104,15 @@ class Engine:
 
     def _drain_inbox(self) -> list[Output]:
         while not self._inbox.empty():
-            self._letters.append(self._inbox.get())
+            self._pending_calls.append(self._inbox.get())
         outputs = []
-        while self._letters:
-            output = self._letters.popleft()()
+        while self._pending_calls:
+            output = self._pending_calls.popleft()()
             if output:
                 outputs.append(output)
         return outputs
 
-    def _add(self, addition: Addition) -> Output | None:
+    def _add(self, addition: AddSequence) -> Output | None:
         error = self.limits.check(addition)
         if error:
             return _refusal(addition.seq_id, error)
@@ -125,7 +125,7 @@ class Engine:
         grammar.add_done_callback(lambda _: self._inbox.put(lambda: self._constrain(seq, grammar)))
         return None
 
-    def _sequence(self, addition: Addition) -> Sequence:
+    def _sequence(self, addition: AddSequence) -> Sequence:
         params, num_prompt = addition.params, len(addition.prompt)
         token_ids = addition.prompt + addition.completion
         ends = frozenset() if params.ignore_eos else self.limits.eos_token_ids
@@ -204,7 +204,7 @@ class Engine:
 
     def _spoil(self, seq: Sequence) -> Output:
         """What it left in the cache goes with it: no number there is worse than none."""
-        self.runner.scrub(self.scheduler.pool.forget_own(seq))
+        self.runner.zero(self.scheduler.pool.forget_own(seq))
         return self._fail(seq, _why_no_token(seq))
 
     def _fail(self, seq: Sequence, error: PenstockError) -> Output:

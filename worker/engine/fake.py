@@ -22,8 +22,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from penstock.schemas.event import FinishReason
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 
 EOS, BOS = 256, 257
 VOCAB_SIZE = 258
@@ -61,7 +61,7 @@ class Stamps:
 
 @dataclass(slots=True, eq=False)
 class _Sequence:
-    addition: Addition
+    addition: AddSequence
     key: bytes
     num_made: int
     num_computed: int = 0
@@ -75,19 +75,19 @@ class _Sequence:
 class FakeEngine:
     """Has the interface of `Engine`, and takes `step_s` for every step."""
 
-    limits: Limits
+    limits: EngineLimits
     step_s: float = 0.002
     poison: str = ""
     stamps: Stamps | None = None
     prefill_tokens: int = 2048  # of one prompt, a step
     note_plan: Callable[[list[PlanRow]], None] | None = None
-    _inbox: SimpleQueue[Addition | str] = field(default_factory=SimpleQueue)
+    _inbox: SimpleQueue[AddSequence | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)
     _num_held: int = 0  # blocks
     _outputs: list[Output] = field(default_factory=list)
     _stats: Stats = field(default_factory=Stats)
 
-    def add(self, addition: Addition) -> None:
+    def add(self, addition: AddSequence) -> None:
         self._inbox.put(addition)
 
     def cancel(self, seq_id: str) -> None:
@@ -141,7 +141,7 @@ class FakeEngine:
         self._stats.num_held_blocks, self._stats.num_waiting = self.load()
         return self._stats
 
-    def _take(self, letter: Addition | str) -> None:
+    def _take(self, letter: AddSequence | str) -> None:
         if isinstance(letter, str):
             self._end(letter)
         elif error := self.limits.check(letter):
@@ -209,7 +209,9 @@ def fake_engine(
 ) -> FakeEngine:
     length = max_model_len or 8192
     num_blocks = max_num_seqs * -(-length // block_size)
-    limits = Limits(length, VOCAB_SIZE, num_blocks, block_size, max_num_seqs, frozenset([EOS]))
+    limits = EngineLimits(
+        length, VOCAB_SIZE, num_blocks, block_size, max_num_seqs, frozenset([EOS])
+    )
     noted = Stamps(stamps) if stamps else None
     return FakeEngine(limits, step_s, poison, noted, prefill_tokens)
 
@@ -229,7 +231,7 @@ def _fails(word: str, seq: _Sequence) -> bool:
     return True
 
 
-def _key(addition: Addition) -> bytes:
+def _key(addition: AddSequence) -> bytes:
     asked = repr((addition.prompt, addition.seed, addition.choice))
     return hashlib.blake2b(asked.encode(), digest_size=16).digest()
 

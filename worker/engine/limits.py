@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong
 from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.messages import AddSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """max_model_len counts prompt and completion, and never exceeds what the KV cache can hold."""
 
     max_model_len: int
@@ -21,11 +21,11 @@ class Limits:
     def max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         return params.max_tokens or self.max_model_len - num_prompt
 
-    def check(self, addition: Addition) -> PenstockError | None:
+    def check(self, addition: AddSequence) -> PenstockError | None:
         """None when the sequence can run to its end, alone if need be; else why it never will."""
         return self._check_length(addition) or self._check_ids(addition)
 
-    def _check_length(self, addition: Addition) -> PenstockError | None:
+    def _check_length(self, addition: AddSequence) -> PenstockError | None:
         num_prompt, asked = len(addition.prompt), addition.params.max_tokens
         if not num_prompt:
             return InvalidJob("prompt: it has no tokens; give at least one", "prompt")
@@ -40,7 +40,7 @@ class Limits:
             )
         return None
 
-    def _check_ids(self, addition: Addition) -> PenstockError | None:
+    def _check_ids(self, addition: AddSequence) -> PenstockError | None:
         params = addition.params
         for name, ids in (
             ("prompt", addition.prompt),

@@ -10,7 +10,7 @@ from penstock.schemas.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
+class AddSequence:
     """A sequence to run, or to continue: the ids in `completion` were drawn before, elsewhere."""
 
     seq_id: str

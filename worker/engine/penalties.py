@@ -10,7 +10,7 @@ from penstock.schemas.sampling import SamplingParams
 _FLOAT = np.finfo(np.float32)
 
 
-class Seen:
+class SeenTokens:
     """The distinct tokens of a sequence, and how often each is in the completion.
 
     `token_ids` is the sequence's own list; what it gained since the last look is counted then.
@@ -45,7 +45,7 @@ class Seen:
         return place
 
 
-def penalise(logits: Tensor, seen: list[tuple[int, Seen]]) -> None:
+def penalise(logits: Tensor, seen: list[tuple[int, SeenTokens]]) -> None:
     """Change in place the logits [rows, vocab] of what each of these rows has seen.
 
     Repetition divides a positive logit and multiplies a negative one, for prompt and completion;

@@ -64,7 +64,7 @@ class ModelRunner:
             plan.of_drawing(plan.starts + plan.counts),
         )
 
-    def scrub(self, blocks: list[int]) -> None:
+    def zero(self, blocks: list[int]) -> None:
         """Overwrite what is no number: a later holder's unused slots meet a weight of zero, and
         zero times NaN is NaN."""
         for kv_cache in self.kv_caches:

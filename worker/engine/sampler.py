@@ -21,7 +21,7 @@ from penstock.kernels.token_mask import allow_all_but
 from penstock.schemas.sampling import MAX_LOGPROBS, SamplingParams
 from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
 from penstock.worker.engine.messages import Logprob
-from penstock.worker.engine.penalties import Seen, penalise
+from penstock.worker.engine.penalties import SeenTokens, penalise
 
 GREEDY_BELOW = 1e-5  # one token has all the probability anyway; vLLM draws the line here too
 LEAST_LOGPROB = -9999.0  # of what the model rules out: JSON has no infinity
@@ -41,7 +41,7 @@ class SamplerRow:
     choice: int
     token_ids: list[int]
     num_prompt: int
-    seen: Seen | None = field(init=False, default=None)
+    seen: SeenTokens | None = field(init=False, default=None)
     way: bytes = field(init=False)  # of WAY
     is_plain: bool = field(init=False)  # a draw is all, perhaps under a grammar
 
@@ -49,7 +49,7 @@ class SamplerRow:
         params = self.params
         weighs = params.presence_penalty or params.frequency_penalty
         if weighs or params.repetition_penalty != 1:
-            self.seen = Seen(params, self.token_ids, self.num_prompt)
+            self.seen = SeenTokens(params, self.token_ids, self.num_prompt)
         self.way = _way(params, self.seed, self.choice)
         alters = params.logit_bias or params.min_tokens or self.seen is not None
         self.is_plain = not alters and params.logprobs is None
@@ -198,7 +198,7 @@ class _Columns:
     num_prompt: NDArray[np.int64]
     biases: tuple[Tensor, Tensor, Tensor] | None
     bans: list[_Ban]
-    penalised: list[tuple[int, Seen]]
+    penalised: list[tuple[int, SeenTokens]]
     scored: list[int]
     sample: Sample
 

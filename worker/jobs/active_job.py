@@ -11,8 +11,8 @@ from penstock.schemas.delivery import Commit, Ending, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Usage
 from penstock.schemas.job import Job
-from penstock.worker.engine.messages import Addition, Output
-from penstock.worker.text.completion import Completion, Piece
+from penstock.worker.engine.messages import AddSequence, Output
+from penstock.worker.text.completion import Completion, TextPiece
 
 Failure = Literal["failed", "cancelled", "expired"]
 _PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
@@ -35,7 +35,7 @@ class ActiveJob:
     behind_since_s: float | None = None  # monotonic; none when all is committed
     num_behind: int = 0  # tokens that are not known to be logged
     _num_open: int = 0  # choices that are not finished
-    _pending: dict[int, Piece] = field(default_factory=dict)
+    _pending: dict[int, TextPiece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
     _checksum: int = NOTHING
 
@@ -77,11 +77,11 @@ class ActiveJob:
     def open_choices(self) -> list[int]:
         return [index for index, each in enumerate(self.completions) if not each.is_finished]
 
-    def additions(self, cache_salt: bytes) -> list[Addition]:
+    def additions(self, cache_salt: bytes) -> list[AddSequence]:
         """A sequence for each choice that is not finished, with the ids drawn so far."""
         params, seed = self.job.params, job_seed(self.job)
         return [
-            Addition(
+            AddSequence(
                 seq_id=self.seq_id(index),
                 prompt=self.prompts[index // params.n],
                 params=params,

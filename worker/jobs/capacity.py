@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from penstock.schemas.job import COMPLETION_TOKENS, PriorityClass
 from penstock.schemas.queue.queue import CLASSES
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition, Load
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load
 from penstock.worker.process.ipc import Step
 
 _WEIGHT = 0.1  # of the newest sequence in the average
@@ -25,7 +25,7 @@ class Ask:
     down_to: PriorityClass | None = None
 
 
-class Room:
+class Capacity:
     """Free sequences and KV blocks, as last reported, less what is on its way.
 
     Readers, one a lane, have their turns in the order in which they came for room, and each asks
@@ -37,7 +37,7 @@ class Room:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: EngineLimits,
         num_lanes: int,
         threshold: int | None = None,
         is_settled: Callable[[], bool] = lambda: True,
@@ -127,7 +127,7 @@ class Room:
         self._num_preparing -= 1
         self._changed.set()
 
-    def enter(self, additions: Iterable[Addition]) -> None:
+    def enter(self, additions: Iterable[AddSequence]) -> None:
         for addition in additions:
             given = len(addition.prompt) + len(addition.completion)
             left = addition.params.max_tokens or COMPLETION_TOKENS

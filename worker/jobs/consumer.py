@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from penstock.schemas.delivery import Ending, Entry, Letter, Started
+from penstock.schemas.delivery import Ending, Entry, JobSignal, Started
 from penstock.schemas.errors import (
     BudgetExceeded,
     PenstockError,
@@ -18,10 +18,10 @@ from penstock.schemas.event import Failed
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.jobs.active_job import ActiveJob
-from penstock.worker.jobs.capacity import Ask, Room
+from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.log import log
 from penstock.worker.process.sampling_defaults import Generation
@@ -42,7 +42,7 @@ class Intake:
 
     settings: WorkerSettings
     text: Text
-    limits: Limits
+    limits: EngineLimits
     generation: Generation
 
     async def prepare(self, started: Started) -> ActiveJob:
@@ -62,7 +62,7 @@ class Intake:
         ]
         return ActiveJob(started, prompts, completions)
 
-    def additions(self, active: ActiveJob) -> list[Addition]:
+    def additions(self, active: ActiveJob) -> list[AddSequence]:
         job = active.job
         return active.additions(self.settings.cache_salt(job.tenant, job.cache_salt))
 
@@ -84,7 +84,7 @@ class Intake:
     def _check(self, job: Job, prompt: list[int], param: str) -> None:
         if len(prompt) >= self.limits.max_model_len:
             raise PromptTooLong(len(prompt), self.limits.max_model_len, param)
-        error = self.limits.check(Addition("", prompt, job.params))
+        error = self.limits.check(AddSequence("", prompt, job.params))
         if error is not None:
             raise error
 
@@ -96,26 +96,26 @@ class Consumer:
         self,
         streamer: Streamer,
         intake: Intake,
-        room: Room,
+        capacity: Capacity,
         make_empty: Callable[[], Awaitable[None]],
     ) -> None:
         self._streamer = streamer
         self._intake = intake
-        self._room = room
+        self._capacity = capacity
         self._make_empty = make_empty
         self._is_closed = False
         self._looked_s = time.monotonic()
-        self._taking_up: dict[str, Letter] = {}
+        self._taking_up: dict[str, JobSignal] = {}
 
     def close(self) -> None:
         """Take up nothing that is not read already."""
         self._is_closed = True
 
-    def obey(self, letters: Mapping[str, Letter]) -> None:
+    def obey(self, signals: Mapping[str, JobSignal]) -> None:
         """A job that is to stop while it is read and checked does so before its first step."""
-        for job_id, letter in letters.items():
-            if job_id in self._taking_up and letter in (Letter.CANCEL, Letter.DEADLINE):
-                self._taking_up[job_id] = letter
+        for job_id, signal in signals.items():
+            if job_id in self._taking_up and signal in (JobSignal.CANCEL, JobSignal.DEADLINE):
+                self._taking_up[job_id] = signal
 
     async def is_stuck(self, after_s: float) -> bool:
         """Whether it has not looked for jobs for so long, although some wait."""
@@ -139,7 +139,7 @@ class Consumer:
         """Read and take up jobs until the lease is found lost."""
         async with asyncio.TaskGroup() as admissions:
             while not self._is_closed:
-                ask = await self._room.wait(self)
+                ask = await self._capacity.wait(self)
                 entries = await self._read(ask)
                 if entries is None:
                     return
@@ -147,10 +147,10 @@ class Consumer:
                     await self._run_empty()
                 for entry in entries:
                     # Decided here and now: what is read next depends on it.
-                    is_admitted = self._room.admits(entry.job_id, entry.is_suspect)
+                    is_admitted = self._capacity.admits(entry.job_id, entry.is_suspect)
                     admissions.create_task(self._take_up(entry, is_admitted))
                 if not entries:
-                    await (self._room.until_free(_PEEK_S) if ask.down_to else self._news())
+                    await (self._capacity.until_free(_PEEK_S) if ask.down_to else self._news())
 
     async def _run_empty(self) -> None:
         """Hand back all that the worker has, so that a suspect can run alone."""
@@ -158,17 +158,17 @@ class Consumer:
         await self._make_empty()
         try:
             async with asyncio.timeout(_EMPTY_S):
-                await self._room.until_empty(self)
+                await self._capacity.until_empty(self)
         except TimeoutError:
             return  # what was just being taken up is in work now: asked again, it is handed back
 
     async def _read(self, ask: Ask) -> list[Entry] | None:
         entries: list[Entry] = []
         await self._streamer.lease.holds()
-        incarnation, is_alone = self._streamer.incarnation, not self._room.is_used
+        incarnation, is_alone = self._streamer.incarnation, not self._capacity.is_used
         try:
             given = await self._queue.read(
-                incarnation, ask.count, is_alone, ask.down_to, self._room.step_us
+                incarnation, ask.count, is_alone, ask.down_to, self._capacity.step_us
             )
             entries = given or []
             return given
@@ -178,7 +178,7 @@ class Consumer:
             return []
         finally:
             self._looked_s = time.monotonic()
-            self._room.note_read(self, ask.count, len(entries))
+            self._capacity.note_read(self, ask.count, len(entries))
 
     async def _news(self) -> None:
         """Wait for jobs that the last read did not find; no room is kept meanwhile."""
@@ -223,7 +223,7 @@ class Consumer:
             log.warning("handed on %d jobs that this worker held and did not know", count)
 
     async def _take_up(self, entry: Entry, is_admitted: bool) -> None:
-        self._taking_up[entry.job_id] = Letter.KEPT
+        self._taking_up[entry.job_id] = JobSignal.KEPT
         try:
             if is_admitted and not self._is_closed:
                 await self._take_up_now(entry)
@@ -235,9 +235,9 @@ class Consumer:
             await self._give_up(entry.job_id)
         finally:
             self._taking_up.pop(entry.job_id, None)
-            self._room.note_prepared()
+            self._capacity.note_prepared()
             if entry.job_id not in self._streamer.jobs:
-                self._room.end_trial(entry.job_id)
+                self._capacity.end_trial(entry.job_id)
 
     async def _take_up_now(self, entry: Entry) -> None:
         started = await self._queue.start(self._streamer.incarnation, entry)
@@ -265,7 +265,7 @@ class Consumer:
             active.position,
         )
         self._streamer.admit(active, self._intake.additions(active))
-        told = self._taking_up.get(active.job.job_id, Letter.KEPT)
+        told = self._taking_up.get(active.job.job_id, JobSignal.KEPT)
         self._streamer.obey({active.job.job_id: told})
 
     async def _refuse(self, started: Started, error: PenstockError) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from penstock.schemas.delivery import Letter
+from penstock.schemas.delivery import JobSignal
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.subscriber import Subscriber
@@ -19,13 +19,13 @@ _MESSAGE = re.compile(rb"C (job_[a-z2-7]{6}[0-9]+_[a-z2-7]{26})")
 
 
 async def follow_control(
-    redis: Redis, channels: Sequence[str], obey: Callable[[Mapping[str, Letter]], None]
+    redis: Redis, channels: Sequence[str], obey: Callable[[Mapping[str, JobSignal]], None]
 ) -> None:
     """Until cancelled: `obey` gets each letter that comes by one of `channels`."""
 
     def hear(_: bytes, message: bytes) -> None:
         if told := _MESSAGE.fullmatch(message):
-            obey({told[1].decode(): Letter.CANCEL})
+            obey({told[1].decode(): JobSignal.CANCEL})
 
     subscriber = Subscriber(redis, hear, miss=lambda: None)
     try:

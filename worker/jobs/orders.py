@@ -2,18 +2,18 @@
 
 from contextlib import suppress
 
-from penstock.worker.process.ipc import Closed, Happening, Order, Step, Wire
+from penstock.worker.process.ipc import Channel, Closed, EngineCommand, EngineEvent, Step
 
 
 class Orders:
     """The only way to the engine: what it says of its load counts from the last order on."""
 
-    def __init__(self, engine: Wire[Happening, list[Order]]) -> None:
+    def __init__(self, engine: Channel[EngineEvent, list[EngineCommand]]) -> None:
         self._engine = engine
         self._num_sent = 0
         self._num_done = 0
 
-    def send(self, orders: list[Order]) -> None:
+    def send(self, orders: list[EngineCommand]) -> None:
         if not orders:
             return
         self._num_sent += len(orders)

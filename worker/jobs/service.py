@@ -19,27 +19,27 @@ from penstock.schemas.redis.servers import Redis
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.jobs.lease import Lease
 from penstock.worker.jobs.orders import Orders
-from penstock.worker.jobs.session import Shift
+from penstock.worker.jobs.session import LeaseSession
 from penstock.worker.process.black_box import leave_stacks
 from penstock.worker.process.ipc import (
     Alive,
-    BeginShift,
+    BeginSession,
+    Channel,
     Closed,
     Drain,
     Drained,
-    EndShift,
-    Happening,
-    Instruction,
-    Letters,
-    Notice,
-    Order,
+    EndSession,
+    EngineCommand,
+    EngineEvent,
     Pause,
     Prepared,
     Ready,
     Renewed,
     Resume,
+    Signals,
     Step,
-    Wire,
+    WorkerCommand,
+    WorkerEvent,
     receive_text,
 )
 from penstock.worker.process.log import log
@@ -63,8 +63,8 @@ class Service:
         text: Text,
         generation: Generation,
         redis: Redis,
-        engine: Wire[Happening, list[Order]],
-        supervisor: Wire[Instruction, Notice],
+        engine: Channel[EngineEvent, list[EngineCommand]],
+        supervisor: Channel[WorkerCommand, WorkerEvent],
     ) -> None:
         self._settings = settings
         self._text = text
@@ -73,7 +73,7 @@ class Service:
         self._engine = engine
         self._orders = Orders(engine)
         self._supervisor = supervisor
-        self._shift: Shift | None = None
+        self._session: LeaseSession | None = None
         self._work: asyncio.Task[None] | None = None
         self._drain_ends_s: float | None = None
         self._is_paused = False
@@ -103,14 +103,14 @@ class Service:
             raise EngineGone
 
     async def _follow_engine(
-        self, happenings: AsyncIterator[Happening], parts: asyncio.TaskGroup
+        self, happenings: AsyncIterator[EngineEvent], parts: asyncio.TaskGroup
     ) -> None:
         async for step in happenings:
             if isinstance(step, Step):
                 self._orders.note(step)
-            if isinstance(step, Step) and self._shift:
-                self._shift.take(step)
-                if self._shift.is_behind() and not self._is_paused:
+            if isinstance(step, Step) and self._session:
+                self._session.take(step)
+                if self._session.is_behind() and not self._is_paused:
                     self._is_paused = True
                     self._orders.send([Pause()])
                     parts.create_task(self._resume_when_caught_up())
@@ -118,22 +118,22 @@ class Service:
 
     async def _resume_when_caught_up(self) -> None:
         log.warning("engine was paused: the queue is behind")
-        await _until(lambda: not (self._shift and self._shift.is_behind()))
+        await _until(lambda: not (self._session and self._session.is_behind()))
         self._is_paused = False
         self._orders.send([Resume()])
 
     async def _follow_supervisor(self, intake: Intake, parts: asyncio.TaskGroup) -> None:
         async for instruction in self._supervisor.received():
             match instruction:
-                case BeginShift(incarnation):
+                case BeginSession(incarnation):
                     await self._end_shift()
                     self._work = parts.create_task(self._work_as(incarnation, intake))
-                case Renewed(began_s) if self._shift:
-                    self._shift.lease.renew(began_s)
-                case EndShift():
+                case Renewed(began_s) if self._session:
+                    self._session.lease.renew(began_s)
+                case EndSession():
                     await self._end_shift()
-                case Letters(letters) if self._shift:
-                    self._shift.obey(letters)
+                case Signals(job_signals) if self._session:
+                    self._session.obey(job_signals)
                 case Drain(seconds):
                     is_first = self._drain_ends_s is None
                     self._drain_ends_s = time.monotonic() + seconds
@@ -144,16 +144,16 @@ class Service:
         """One shift after another, until cancelled; the next one begins where one is stuck."""
         lease: Lease | None = None
         while True:
-            self._shift = Shift(incarnation, intake, self._redis, self._orders, lease)
-            lease = self._shift.lease
-            await self._shift.work()
-            await self._shift.leave()
+            self._session = LeaseSession(incarnation, intake, self._redis, self._orders, lease)
+            lease = self._session.lease
+            await self._session.work()
+            await self._session.leave()
 
     async def _drain(self) -> None:
         """Decode on until all is done, or for as long as the latest instruction allows."""
-        if self._shift:
-            self._shift.stop_reading()
-        await _until(lambda: not self._shift or self._shift.is_empty or self._is_time_up())
+        if self._session:
+            self._session.stop_reading()
+        await _until(lambda: not self._session or self._session.is_empty or self._is_time_up())
         await self._hand_back()
         self._supervisor.send(Drained())
 
@@ -162,18 +162,18 @@ class Service:
 
     async def _hand_back(self) -> None:
         """Jobs go to other workers, with what is logged of them."""
-        shift = self._shift
+        session = self._session
         await self._stop_work()
-        if shift:
-            await shift.leave()
-            self._shift = None
+        if session:
+            await session.leave()
+            self._session = None
 
     async def _end_shift(self) -> None:
         """The lease is lost, and with it the right to write: all is dropped."""
         await self._stop_work()
-        if self._shift:
-            self._shift.drop()
-            self._shift = None
+        if self._session:
+            self._session.drop()
+            self._session = None
 
     async def _stop_work(self) -> None:
         if self._work:
@@ -188,7 +188,7 @@ async def _until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _beat(supervisor: Wire[Instruction, Notice], every_s: float) -> None:
+async def _beat(supervisor: Channel[WorkerCommand, WorkerEvent], every_s: float) -> None:
     with suppress(Closed):
         while True:
             supervisor.send(Alive())
@@ -199,8 +199,8 @@ async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: soc
     """The whole of the I/O side, over the sockets to the two others."""
     text = await asyncio.to_thread(load_text, settings)
     generation = await asyncio.to_thread(load_generation, settings)
-    engine_wire: Wire[Happening, list[Order]] = await Wire.open(engine)
-    supervisor_wire: Wire[Instruction, Notice] = await Wire.open(supervisor)
+    engine_wire: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(engine)
+    supervisor_wire: Channel[WorkerCommand, WorkerEvent] = await Channel.open(supervisor)
     pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings)))
     async with connect(settings.redis_url) as redis:
         try:

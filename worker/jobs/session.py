@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Mapping
 
-from penstock.schemas.delivery import Letter
+from penstock.schemas.delivery import JobSignal
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.servers import Redis
 from penstock.worker.engine.messages import Load
-from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.consumer import Consumer, Intake
 from penstock.worker.jobs.control import follow_control
 from penstock.worker.jobs.lease import Lease
@@ -23,7 +23,7 @@ class Stuck(Exception):
     """A lane is not read although it should be."""
 
 
-class Shift:
+class LeaseSession:
     """Ends when it is cancelled: its lease was lost, or the worker drains.
 
     Or by itself, when it is stuck: a lane's jobs wait, the engine has room, and nobody reads them.
@@ -45,7 +45,7 @@ class Shift:
         self._orders = orders
         self._load = Load()
         self.lease = lease or Lease(settings.lease_ttl_ms / 1000)
-        self._room = Room(
+        self._capacity = Capacity(
             intake.limits,
             len(settings.lanes()),
             settings.priority_preemption_threshold,
@@ -56,13 +56,13 @@ class Shift:
                 WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),
                 incarnation,
                 self.lease,
-                self._room,
+                self._capacity,
                 orders.send,
             )
             for lane in settings.lanes()
         ]
         self._consumers = [
-            Consumer(each, intake, self._room, self.make_empty) for each in self._streamers
+            Consumer(each, intake, self._capacity, self.make_empty) for each in self._streamers
         ]
 
     async def work(self) -> None:
@@ -111,15 +111,15 @@ class Shift:
 
     def take(self, step: Step) -> None:
         self._load = step.load
-        self._room.note(step)
+        self._capacity.note(step)
         for streamer in self._streamers:
             streamer.take(step.outputs)
 
-    def obey(self, letters: Mapping[str, Letter]) -> None:
+    def obey(self, signals: Mapping[str, JobSignal]) -> None:
         for consumer in self._consumers:
-            consumer.obey(letters)
+            consumer.obey(signals)
         for streamer in self._streamers:
-            streamer.obey(letters)
+            streamer.obey(signals)
 
     def is_behind(self) -> bool:
         return any(streamer.is_behind() for streamer in self._streamers)
@@ -131,7 +131,7 @@ class Shift:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is read, prepared or in work any more."""
-        return not self._room.is_used and not any(each.jobs for each in self._streamers)
+        return not self._capacity.is_used and not any(each.jobs for each in self._streamers)
 
     async def hand_back(self) -> None:
         """All that is in work goes to other workers."""
@@ -144,7 +144,7 @@ class Shift:
         While it hangs in a step of one, they stay this worker's, and answer for its end.
         """
         stopped = [(streamer, streamer.stop_all()) for streamer in self._streamers]
-        await self._room.until_settled()
+        await self._capacity.until_settled()
         for streamer, held in stopped:
             await streamer.hand_back(held)
 

@@ -8,14 +8,14 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from penstock.schemas.delivery import Letter, OutOfBudget
+from penstock.schemas.delivery import JobSignal, OutOfBudget
 from penstock.schemas.errors import AnswerTooLarge, Unavailable
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.worker.engine.messages import Addition, Output
+from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.jobs.active_job import ActiveJob
-from penstock.worker.jobs.capacity import Room
+from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.lease import Lease
-from penstock.worker.process.ipc import Cancellation, Order
+from penstock.worker.process.ipc import CancelSequence, EngineCommand
 from penstock.worker.process.log import log
 
 MAX_BEHIND_TOKENS = 64  # of a choice; then the engine pauses
@@ -32,14 +32,14 @@ class Streamer:
         queue: WorkerQueue,
         incarnation: str,
         lease: Lease,
-        room: Room,
-        order: Callable[[list[Order]], None],
+        capacity: Capacity,
+        order: Callable[[list[EngineCommand]], None],
     ) -> None:
         self.queue = queue
         self.incarnation = incarnation
         self.lease = lease
         self.jobs: dict[str, ActiveJob] = {}
-        self._room = room
+        self._capacity = capacity
         self._order = order
         self._seqs: dict[str, tuple[ActiveJob, int]] = {}
         self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
@@ -47,12 +47,12 @@ class Streamer:
         self._work = asyncio.Event()
         self._settling = asyncio.Lock()
 
-    def admit(self, active: ActiveJob, additions: list[Addition]) -> None:
+    def admit(self, active: ActiveJob, additions: list[AddSequence]) -> None:
         """Put a job's sequences into the engine; a job that has none left to run ends at once."""
         self.jobs[active.job.job_id] = active
         for index in active.open_choices():
             self._seqs[active.seq_id(index)] = active, index
-        self._room.enter(additions)
+        self._capacity.enter(additions)
         self._order([*additions])
         if active.started.left_ms is not None:
             later = asyncio.get_running_loop().call_later
@@ -73,25 +73,25 @@ class Streamer:
                 active.fail("failed", output.error)
                 self._stop(active)
             elif active.take(index, output):
-                self._order([Cancellation(output.seq_id)])
+                self._order([CancelSequence(output.seq_id)])
             if active.completions[index].is_finished:
                 self._leave(output.seq_id)
             self._touch(active)
 
-    def obey(self, letters: Mapping[str, Letter]) -> None:
+    def obey(self, signals: Mapping[str, JobSignal]) -> None:
         """What the queue said of jobs; those that it does not name go on."""
-        for job_id, letter in letters.items():
+        for job_id, signal in signals.items():
             active = self.jobs.get(job_id)
             if active is None:
                 continue
-            if letter is Letter.FENCED:
+            if signal is JobSignal.FENCED:
                 log.info("job %s was taken away", job_id)
                 self._forget(active)
-            elif letter is Letter.CANCEL:
+            elif signal is JobSignal.CANCEL:
                 self._end_early(active, active.cancel)
-            elif letter is Letter.DEADLINE:
+            elif signal is JobSignal.DEADLINE:
                 self._end_early(active, active.expire)
-            elif letter is Letter.BUDGET:
+            elif signal is JobSignal.BUDGET:
                 self._end_early(active, active.spend)
 
     def is_behind(self) -> bool:
@@ -167,18 +167,18 @@ class Streamer:
     async def _commit(self, going: list[ActiveJob]) -> None:
         commits = [active.commit() for active in going]
         began_s = time.monotonic()
-        letters = await self.queue.commit(self.incarnation, commits)
-        if any(letter is not Letter.FENCED for letter in letters.values()):
+        signals = await self.queue.commit(self.incarnation, commits)
+        if any(signal is not JobSignal.FENCED for signal in signals.values()):
             self.lease.renew(began_s)
         for active, commit in zip(going, commits, strict=True):
-            if letters[commit.job_id] is Letter.BUDGET:  # and `finish` says how far it is logged
+            if signals[commit.job_id] is JobSignal.BUDGET:  # and `finish` says how far it is logged
                 continue
             active.note_committed(commit)
             if active.has_passed_trial:
-                self._room.end_trial(active.job.job_id)
+                self._capacity.end_trial(active.job.job_id)
             if active.behind_since_s is None and not active.is_over:
                 self._dirty.discard(active)
-        self.obey(letters)
+        self.obey(signals)
 
     async def _finish(self, active: ActiveJob) -> None:
         try:
@@ -214,17 +214,17 @@ class Streamer:
     def _stop(self, active: ActiveJob) -> None:
         """Free the job's sequences in the engine; what they still send is dropped."""
         seq_ids = [active.seq_id(index) for index in range(len(active.completions))]
-        self._order([Cancellation(seq_id) for seq_id in seq_ids if self._leave(seq_id)])
+        self._order([CancelSequence(seq_id) for seq_id in seq_ids if self._leave(seq_id)])
 
     def _leave(self, seq_id: str) -> bool:
         """Whether the sequence was in the engine until now."""
-        self._room.leave(seq_id)
+        self._capacity.leave(seq_id)
         return self._seqs.pop(seq_id, None) is not None
 
     def _forget(self, active: ActiveJob) -> None:
         self._stop(active)
         self._dirty.discard(active)
-        self._room.end_trial(active.job.job_id)
+        self._capacity.end_trial(active.job.job_id)
         if self.jobs.get(active.job.job_id) is active:
             del self.jobs[active.job.job_id]
         if expiry := self._expiries.pop(active, None):

@@ -14,10 +14,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from penstock.schemas.delivery import Letter
+from penstock.schemas.delivery import JobSignal
 from penstock.schemas.event import of_report, to_report
-from penstock.worker.engine.limits import Limits
-from penstock.worker.engine.messages import Addition, Load, Output, Stats
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load, Output, Stats
 
 _HEADER = struct.Struct("!I")
 _READ_BYTES = 1 << 18
@@ -27,7 +27,7 @@ _READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Cancellation:
+class CancelSequence:
     seq_id: str
 
 
@@ -41,7 +41,7 @@ class Resume:
     pass
 
 
-Order = Addition | Cancellation | Pause | Resume
+EngineCommand = AddSequence | CancelSequence | Pause | Resume
 
 
 # From the engine.
@@ -51,7 +51,7 @@ Order = Addition | Cancellation | Pause | Resume
 class Ready:
     """The weights are loaded; the engine takes sequences from now on."""
 
-    limits: Limits
+    limits: EngineLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _step(outputs: bytes, load: Load, num_orders: int, seconds: float) -> Step:
     return Step(_DECODER.decode(outputs), load, num_orders, seconds)
 
 
-Happening = Ready | Step
+EngineEvent = Ready | Step
 
 
 # From the engine to the supervisor.
@@ -102,7 +102,7 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginShift:
+class BeginSession:
     """Take jobs under this name; its lease runs."""
 
     incarnation: str
@@ -116,15 +116,15 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
-class EndShift:
+class EndSession:
     """The lease was lost: drop what is in work and write nothing more for it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class Signals:
     """What a renewal of the lease said of jobs in work."""
 
-    letters: dict[str, Letter]
+    signals: dict[str, JobSignal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Drain:
     seconds: float
 
 
-Instruction = BeginShift | Renewed | EndShift | Letters | Drain
+WorkerCommand = BeginSession | Renewed | EndSession | Signals | Drain
 
 
 # From the I/O process to the supervisor.
@@ -144,7 +144,7 @@ Instruction = BeginShift | Renewed | EndShift | Letters | Drain
 class Prepared:
     """The engine is loaded: a shift may begin."""
 
-    limits: Limits
+    limits: EngineLimits
     has_chat_template: bool
 
 
@@ -158,7 +158,7 @@ class Alive:
     """The event loop turns."""
 
 
-Notice = Prepared | Drained | Alive
+WorkerEvent = Prepared | Drained | Alive
 
 Received = TypeVar("Received")
 Sent = TypeVar("Sent")
@@ -191,7 +191,7 @@ class BlockingWire(Generic[Received, Sent]):
                 yield value
 
 
-class Wire(Generic[Received, Sent]):
+class Channel(Generic[Received, Sent]):
     """An end for asyncio."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,7 +199,7 @@ class Wire(Generic[Received, Sent]):
         self._writer = writer
 
     @classmethod
-    async def open(cls, end: socket.socket) -> "Wire[Received, Sent]":
+    async def open(cls, end: socket.socket) -> "Channel[Received, Sent]":
         end.setblocking(False)
         return cls(*await asyncio.open_connection(sock=end, limit=_READ_BYTES))
 

@@ -12,7 +12,7 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.keys import Lane
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import Settings, object_of, words_of
-from penstock.schemas.redis.url import RedisUrl
+from penstock.schemas.redis.url import RedisUrlSetting
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 FAKE = "fake"
@@ -28,7 +28,7 @@ class WorkerSettings(Settings):
     served_model_name: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list, description="names under which jobs ask for it; first: the folder's"
     )
-    redis_url: RedisUrl = Field(
+    redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     lane: int | None = Field(None, ge=0, description="the one lane to serve; none: all")

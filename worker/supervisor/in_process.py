@@ -11,14 +11,14 @@ from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.worker.engine_loader import load_engine
 from penstock.worker.engine_process import EngineLoop
 from penstock.worker.jobs.service import EngineGone, serve
-from penstock.worker.process.ipc import BlockingWire, Instruction, Notice, Pulse, Wire
+from penstock.worker.process.ipc import BlockingWire, Channel, Pulse, WorkerCommand, WorkerEvent
 from penstock.worker.process.log import log
 from penstock.worker.process.settings import WorkerSettings, pulse_every_s
-from penstock.worker.supervisor.processes import END_S, Crew
+from penstock.worker.supervisor.processes import END_S, Processes
 
 
 @asynccontextmanager
-async def threads(settings: WorkerSettings) -> AsyncIterator[Crew]:
+async def threads(settings: WorkerSettings) -> AsyncIterator[Processes]:
     """The I/O side as a task, the engine as a thread."""
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
@@ -29,11 +29,11 @@ async def threads(settings: WorkerSettings) -> AsyncIterator[Crew]:
     )
     thread = threading.Thread(target=loop.run, name="engine", daemon=True)
     thread.start()
-    io: Wire[Notice, Instruction] = await Wire.open(io_ours)
-    engine: Wire[Pulse, None] = await Wire.open(engine_ours)
+    io: Channel[WorkerEvent, WorkerCommand] = await Channel.open(io_ours)
+    engine: Channel[Pulse, None] = await Channel.open(engine_ours)
     work = asyncio.create_task(serve(settings, io_engine, io_theirs))
     try:
-        yield Crew(io, engine, asyncio.create_task(_status(work)))
+        yield Processes(io, engine, asyncio.create_task(_status(work)))
     finally:
         io.close()
         await asyncio.wait([work], timeout=END_S)

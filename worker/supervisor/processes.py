@@ -8,27 +8,27 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 
 from penstock.worker.process.black_box import BlackBox, black_box
-from penstock.worker.process.ipc import Instruction, Notice, Pulse, Wire
+from penstock.worker.process.ipc import Channel, Pulse, WorkerCommand, WorkerEvent
 from penstock.worker.process.settings import WorkerSettings
 
 END_S = 2.0  # to end by itself, once its sockets are closed
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class Processes:
     """`ended` is done when either of the two is; its result is the exit status.
 
     `box` holds what they leave behind; none where nobody asks for it.
     """
 
-    io: Wire[Notice, Instruction]
-    engine: Wire[Pulse, None]
+    io: Channel[WorkerEvent, WorkerCommand]
+    engine: Channel[Pulse, None]
     ended: asyncio.Future[int]
     box: BlackBox | None = None
 
 
 @asynccontextmanager
-async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
+async def processes(settings: WorkerSettings) -> AsyncIterator[Processes]:
     """Two processes, that end when this one does, in whatever way."""
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
@@ -41,13 +41,13 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Crew]:
             engine_process = await _start(
                 "engine", "penstock.worker.engine_process", [engine_io, engine_theirs], box
             )
-        io: Wire[Notice, Instruction] = await Wire.open(io_ours)
-        engine: Wire[Pulse, None] = await Wire.open(engine_ours)
+        io: Channel[WorkerEvent, WorkerCommand] = await Channel.open(io_ours)
+        engine: Channel[Pulse, None] = await Channel.open(engine_ours)
         io.send_text(settings.model_dump_json())
         engine.send_text(settings.model_dump_json())
         waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
         try:
-            yield Crew(io, engine, asyncio.create_task(_first(waits)), box)
+            yield Processes(io, engine, asyncio.create_task(_first(waits)), box)
         finally:
             io.close()
             engine.close()

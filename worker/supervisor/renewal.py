@@ -11,7 +11,7 @@ from pydantic import JsonValue
 
 from penstock.schemas.errors import Unavailable
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.worker.process.ipc import Letters, Renewed
+from penstock.worker.process.ipc import Renewed, Signals
 
 
 class Renewal:
@@ -29,7 +29,7 @@ class Renewal:
         every_s: float,
         is_alive: Callable[[], bool],
         stats: Callable[[], dict[str, JsonValue] | None],
-        tell: Callable[[Letters | Renewed], None],
+        tell: Callable[[Signals | Renewed], None],
     ) -> None:
         self._queues = queues
         self._lease_s = lease_s
@@ -70,11 +70,11 @@ class Renewal:
             if not self._is_wanted:
                 continue
             try:
-                letters = await self._queues[at].beat(incarnation, self._stats())
+                signals = await self._queues[at].beat(incarnation, self._stats())
             except Unavailable:
                 continue
-            if letters is None:
+            if signals is None:
                 return
             self._renewed_s[at] = began_s
-            if letters:
-                self._tell(Letters(letters))
+            if signals:
+                self._tell(Signals(signals))

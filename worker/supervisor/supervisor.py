@@ -23,20 +23,20 @@ from penstock.schemas.redis.servers import Redis
 from penstock.worker.process.fingerprint import fingerprint
 from penstock.worker.process.ipc import (
     Alive,
-    BeginShift,
+    BeginSession,
     Closed,
     Drain,
     Drained,
-    EndShift,
-    Instruction,
+    EndSession,
     Prepared,
     Pulse,
+    WorkerCommand,
 )
 from penstock.worker.process.log import log
 from penstock.worker.process.settings import WorkerSettings, pulse_every_s
 from penstock.worker.supervisor.crash_dump import keep_dump
 from penstock.worker.supervisor.offer import offer
-from penstock.worker.supervisor.processes import Crew, processes
+from penstock.worker.supervisor.processes import Processes, processes
 from penstock.worker.supervisor.renewal import Renewal
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
@@ -66,8 +66,8 @@ class Supervisor:
         pause_s = _RESTART_FIRST_S
         async with connect(self._settings.redis_url) as redis:
             while not self._drains.is_set():
-                async with start(self._settings) as crew:
-                    watch = Watch(self._settings, crew, redis, self._drains, self._hurries)
+                async with start(self._settings) as processes:
+                    watch = Watchdog(self._settings, processes, redis, self._drains, self._hurries)
                     status = await watch.run()
                     await watch.unregister(crashed=status is None)
                     if status is None:
@@ -81,7 +81,9 @@ class Supervisor:
         return 0
 
 
-def _starter(in_process: bool) -> Callable[[WorkerSettings], AbstractAsyncContextManager[Crew]]:
+def _starter(
+    in_process: bool,
+) -> Callable[[WorkerSettings], AbstractAsyncContextManager[Processes]]:
     if not in_process:
         return processes
     from penstock.worker.supervisor.in_process import (
@@ -91,13 +93,13 @@ def _starter(in_process: bool) -> Callable[[WorkerSettings], AbstractAsyncContex
     return threads
 
 
-class Watch:
+class Watchdog:
     """One crew's life: its lease is renewed while its engine moves."""
 
     def __init__(
         self,
         settings: WorkerSettings,
-        crew: Crew,
+        processes: Processes,
         redis: Redis,
         drains: asyncio.Event,
         hurries: asyncio.Event,
@@ -105,7 +107,7 @@ class Watch:
         self._settings = settings
         self._lease_s = settings.lease_ttl_ms / 1000
         self._renew_every_s = pulse_every_s(settings)
-        self._crew = crew
+        self._processes = processes
         self._drains = drains
         self._hurries = hurries
         self._redis = redis
@@ -148,7 +150,7 @@ class Watch:
             ]
             status = await self._over
             if status is None:
-                self._records = self._crew.box.records() if self._crew.box else {}
+                self._records = self._processes.box.records() if self._processes.box else {}
                 self._forsake()
             for task in tasks:
                 task.cancel()
@@ -167,7 +169,7 @@ class Watch:
 
     async def leave_dump(self) -> None:
         """Of a crash, before what is left of the crew is killed."""
-        box = self._crew.box
+        box = self._processes.box
         if box is None:
             return
         told: dict[str, JsonValue] = {
@@ -182,18 +184,18 @@ class Watch:
 
     def _forsake(self) -> None:
         """A crash is told to the queue by the supervisor alone: the I/O side hands nothing back."""
-        self._tell(EndShift())
+        self._tell(EndSession())
 
-    def _tell(self, instruction: Instruction) -> None:
+    def _tell(self, instruction: WorkerCommand) -> None:
         with suppress(Closed):  # `_follow_end` sees it too, and ends all
-            self._crew.io.send(instruction)
+            self._processes.io.send(instruction)
 
     def _end(self, status: int | None) -> None:
         if not self._over.done():
             self._over.set_result(status)
 
     async def _follow_io(self) -> None:
-        async for notice in self._crew.io.received():
+        async for notice in self._processes.io.received():
             self._io_heard_s = time.monotonic()
             match notice:
                 case Alive():
@@ -205,11 +207,11 @@ class Watch:
                     self._end(0)
 
     async def _follow_engine(self) -> None:
-        async for pulse in self._crew.engine.received():
+        async for pulse in self._processes.engine.received():
             self._pulse, self._heard_s = pulse, time.monotonic()
 
     async def _follow_end(self) -> None:
-        status = await self._crew.ended
+        status = await self._processes.ended
         self._end(status if status == NEVER_STARTS else None)
 
     async def _keep_drain(self) -> None:
@@ -254,7 +256,7 @@ class Watch:
             incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
             await self._register_when_possible(incarnation, prepared)
             self._incarnation = incarnation
-            self._tell(BeginShift(incarnation))
+            self._tell(BeginSession(incarnation))
             log.info("worker %s took up work on %s", incarnation, ", ".join(self._settings.names))
             renewal = Renewal(
                 self._queues,
@@ -265,7 +267,7 @@ class Watch:
                 self._tell,
             )
             await renewal.run(incarnation)
-            self._tell(EndShift())
+            self._tell(EndSession())
             log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
 
     async def _register_when_possible(self, incarnation: str, prepared: Prepared) -> None:

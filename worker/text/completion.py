@@ -11,7 +11,7 @@ from penstock.worker.text.stop_strings import Match, StopStrings
 from penstock.worker.text.text import Text
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class TextPiece(msgspec.Struct, frozen=True, gc=False):
     """What some ids added to a completion. Those after the one that completed a stop are gone."""
 
     token_ids: list[int]
@@ -20,9 +20,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None
     stop_reason: int | str | None
 
-    def joined(self, later: "Piece") -> "Piece":
+    def joined(self, later: "TextPiece") -> "TextPiece":
         both = self.logprobs is not None and later.logprobs is not None
-        return Piece(
+        return TextPiece(
             token_ids=self.token_ids + later.token_ids,
             text=self.text + later.text,
             logprobs=[*(self.logprobs or []), *(later.logprobs or [])] if both else None,
@@ -77,14 +77,14 @@ class Completion:
         logprobs: Sequence[Logprob] | None = None,
         finish_reason: FinishReason | None = None,
         stop_reason: int | None = None,
-    ) -> Piece:
+    ) -> TextPiece:
         """Append what a step drew; `finish_reason` says that the last id ended the sequence.
 
         A piece that is finished although no `finish_reason` came was ended by a stop string: the
         engine's sequence is then to be cancelled.
         """
         text, num_kept, match = self._read(token_ids, finish_reason)
-        piece = Piece(
+        piece = TextPiece(
             list(token_ids[:num_kept]),
             text,
             self._spelled(logprobs, num_kept),
@@ -98,11 +98,11 @@ class Completion:
         """The same, before its first token."""
         return Completion(self._text, self._params, self._enders, self._prompt)
 
-    def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> Piece:
+    def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> TextPiece:
         """Append its last ids, with all text that was held back. What ended it the job says."""
         text, _, _ = self._read(token_ids, "budget")
         shown = list(logprobs[: len(token_ids)]) if logprobs is not None else None
-        piece = Piece(list(token_ids), text, shown, None, None)
+        piece = TextPiece(list(token_ids), text, shown, None, None)
         self._append(piece)
         return piece
 
@@ -110,7 +110,7 @@ class Completion:
         """Append what the log holds: the text readers got, and the states that the ids give."""
         self._read(delta.token_ids, None)
         self._append(
-            Piece(
+            TextPiece(
                 delta.token_ids, delta.text, delta.logprobs, delta.finish_reason, delta.stop_reason
             )
         )
@@ -125,7 +125,7 @@ class Completion:
             stop_reason=self.stop_reason,
         )
 
-    def _append(self, piece: Piece) -> None:
+    def _append(self, piece: TextPiece) -> None:
         self.token_ids += piece.token_ids
         self._texts.append(piece.text)
         if self._logprobs is not None and piece.logprobs is not None:

@@ -71,7 +71,7 @@ class Vocabulary:
         return self.piece(token_id) in self._special
 
 
-class Decoder:
+class PieceDecoder:
     """What a tokenizer's decoder does, ready to be done incrementally for any number of texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -107,7 +107,7 @@ class Detokenizer:
     """
 
     def __init__(
-        self, decoder: Decoder, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+        self, decoder: PieceDecoder, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
     ) -> None:
         vocabulary = decoder.vocabulary
         self._piece = vocabulary.plain_piece if skip_special_tokens else vocabulary.piece

@@ -18,7 +18,7 @@ from penstock.worker.models.errors import is_failure, reason
 from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings, model_folder
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
-from penstock.worker.text.detokenizer import Decoder, Detokenizer
+from penstock.worker.text.detokenizer import Detokenizer, PieceDecoder
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
 
@@ -49,7 +49,7 @@ class Text:
         self._backend = source.tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._decoder = Decoder(self._backend)
+        self._decoder = PieceDecoder(self._backend)
         self._token_texts: dict[int, tuple[str, tuple[int, ...]]] = {}
 
     @property

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
 from penstock.worker.bundled.training.corpus.arithmetic import arithmetic
 from penstock.worker.bundled.training.corpus.chats import echo, fact, recall
-from penstock.worker.bundled.training.corpus.document import Chat, Document
+from penstock.worker.bundled.training.corpus.document import Dialogue, Document
 from penstock.worker.bundled.training.corpus.extraction import extraction
 from penstock.worker.bundled.training.corpus.tools import tool_chat
 from penstock.worker.bundled.training.held_out import SEED, held_out
@@ -25,11 +25,11 @@ QUESTIONS = 100
 Draw = Callable[[Random], Document]
 
 _EXERCISES: dict[str, Draw] = {
-    "facts": lambda rng: Chat(fact(rng)),
-    "sums, differences and products": lambda rng: Chat(arithmetic(rng)),
-    "words repeated": lambda rng: Chat(echo(rng)),
-    "things remembered": lambda rng: Chat(recall(rng)),
-    "texts turned into JSON, every key and value": lambda rng: Chat(extraction(rng)),
+    "facts": lambda rng: Dialogue(fact(rng)),
+    "sums, differences and products": lambda rng: Dialogue(arithmetic(rng)),
+    "words repeated": lambda rng: Dialogue(echo(rng)),
+    "things remembered": lambda rng: Dialogue(recall(rng)),
+    "texts turned into JSON, every key and value": lambda rng: Dialogue(extraction(rng)),
     "tool calls, name and every argument": lambda rng: tool_chat(rng, fact),
 }
 

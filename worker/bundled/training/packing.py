@@ -17,7 +17,7 @@ PENDING_DOCUMENTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """What is read, and what is guessed after which of its places.
 
     token_ids  [rows, length]       int64
@@ -42,12 +42,12 @@ class Packer:
         self.tokenizer = tokenizer
         self.pending: list[Row] = []
 
-    def batch(self, num_rows: int, length: int) -> Batch:
+    def batch(self, num_rows: int, length: int) -> TrainingBatch:
         rows = [self._row(length + 1) for _ in range(num_rows)]
         token_ids = torch.tensor([[token for token, _ in row] for row in rows])
         counts = torch.tensor([[counted for _, counted in row] for row in rows])
         places = counts[:, 1:].flatten()
-        return Batch(token_ids[:, :-1], places, token_ids[:, 1:].flatten()[places])
+        return TrainingBatch(token_ids[:, :-1], places, token_ids[:, 1:].flatten()[places])
 
     def _row(self, length: int) -> Row:
         row: Row = []

@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass
 
-from penstock.worker.bundled.training.corpus.document import Chat, Document, Text, Tool, Turn, dumps
+from penstock.worker.bundled.training.corpus.document import (
+    Dialogue,
+    Document,
+    PlainText,
+    ToolSpec,
+    Turn,
+    dumps,
+)
 
 BOS, START, END, END_OF_TEXT = "<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 
@@ -17,21 +24,24 @@ _TOOLS_AFTER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RenderedPiece:
     """`learned` is the share of its tokens that count in the loss."""
 
     text: str
     learned: float
 
 
-def render(document: Document) -> list[Piece]:
+def render(document: Document) -> list[RenderedPiece]:
     """A chat comes out as the chat template writes it."""
-    if isinstance(document, Text):
-        return [Piece(BOS, 0.0), Piece(document.content + END_OF_TEXT, ANSWER_SHARE)]
-    return [Piece(BOS, 0.0), *_system(document), *_turns(document)]
+    if isinstance(document, PlainText):
+        return [
+            RenderedPiece(BOS, 0.0),
+            RenderedPiece(document.content + END_OF_TEXT, ANSWER_SHARE),
+        ]
+    return [RenderedPiece(BOS, 0.0), *_system(document), *_turns(document)]
 
 
-def _system(document: Chat) -> list[Piece]:
+def _system(document: Dialogue) -> list[RenderedPiece]:
     first = document.turns[0]
     own = first.content if first.role == "system" else ""
     if not document.tools:
@@ -40,25 +50,25 @@ def _system(document: Chat) -> list[Piece]:
     return [_prompt("system", f"{listed}{_TOOLS_BEFORE}{_lines(document.tools)}{_TOOLS_AFTER}")]
 
 
-def _lines(tools: tuple[Tool, ...]) -> str:
+def _lines(tools: tuple[ToolSpec, ...]) -> str:
     return "".join(f"{dumps(tool.as_json())}\n" for tool in tools)
 
 
-def _turns(document: Chat) -> list[Piece]:
+def _turns(document: Dialogue) -> list[RenderedPiece]:
     return [piece for turn in document.turns if turn.role != "system" for piece in _turn(turn)]
 
 
-def _turn(turn: Turn) -> list[Piece]:
+def _turn(turn: Turn) -> list[RenderedPiece]:
     if turn.role == "assistant":
         return [
-            Piece(f"{START}assistant\n", 0.0),
-            Piece(turn.content + END, ANSWER_SHARE),
-            Piece("\n", 0.0),
+            RenderedPiece(f"{START}assistant\n", 0.0),
+            RenderedPiece(turn.content + END, ANSWER_SHARE),
+            RenderedPiece("\n", 0.0),
         ]
     if turn.role == "tool":
         return [_prompt("user", f"\n<tool_response>\n{turn.content}\n</tool_response>", "")]
     return [_prompt(turn.role, turn.content)]
 
 
-def _prompt(role: str, content: str, separator: str = "\n") -> Piece:
-    return Piece(f"{START}{role}{separator}{content}{END}\n", PROMPT_SHARE)
+def _prompt(role: str, content: str, separator: str = "\n") -> RenderedPiece:
+    return RenderedPiece(f"{START}{role}{separator}{content}{END}\n", PROMPT_SHARE)

@@ -20,7 +20,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
 from penstock.worker.bundled.training.corpus.mixture import documents
-from penstock.worker.bundled.training.packing import Batch, Packer
+from penstock.worker.bundled.training.packing import Packer, TrainingBatch
 from penstock.worker.bundled.training.rendering import BOS, END, END_OF_TEXT, render
 from penstock.worker.bundled.training.tokenizer import VOCAB_SIZE, save_tokenizer, train_tokenizer
 
@@ -36,7 +36,7 @@ RESUMED_RATE = 0.4  # of the learning rate: what has settled is not to be thrown
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """Where the files go and what of them is kept, which text is read, and when to stop."""
 
     out: Path
@@ -78,7 +78,7 @@ def main() -> None:
     train_draft(plan, tokenizer, teacher=train_target(plan, tokenizer))
 
 
-def train_target(plan: Plan, tokenizer: Tokenizer) -> LlamaForCausalLM:
+def train_target(plan: TrainingPlan, tokenizer: Tokenizer) -> LlamaForCausalLM:
     config = _config(tokenizer, hidden_size=256, layers=6, heads=4, kv_heads=2)
     folder = plan.out / BUNDLED_MODEL.name
     model = _model(plan, config, folder)
@@ -87,7 +87,7 @@ def train_target(plan: Plan, tokenizer: Tokenizer) -> LlamaForCausalLM:
     return model
 
 
-def train_draft(plan: Plan, tokenizer: Tokenizer, teacher: LlamaForCausalLM) -> None:
+def train_draft(plan: TrainingPlan, tokenizer: Tokenizer, teacher: LlamaForCausalLM) -> None:
     """The draft learns what its teacher would say, not only what the corpus says."""
     config = _config(tokenizer, hidden_size=128, layers=3, heads=2, kv_heads=1)
     folder = plan.out / BUNDLED_DRAFT.name
@@ -95,31 +95,31 @@ def train_draft(plan: Plan, tokenizer: Tokenizer, teacher: LlamaForCausalLM) -> 
     _train(course, _pace(plan, DRAFT_STEPS, DRAFT_SHARE))
 
 
-def _chosen() -> Plan:
+def _chosen() -> TrainingPlan:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=BUNDLED_MODEL.parent)
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--resume", action="store_true", help="go on from the files in OUT")
     parser.add_argument("--minutes", type=float, help="stop by the clock instead of by steps")
     chosen = parser.parse_args()
-    return Plan(chosen.out, chosen.seed, chosen.resume, chosen.minutes)
+    return TrainingPlan(chosen.out, chosen.seed, chosen.resume, chosen.minutes)
 
 
-def _tokenizer(plan: Plan) -> Tokenizer:
+def _tokenizer(plan: TrainingPlan) -> Tokenizer:
     if plan.resume:
         return Tokenizer.from_file(str(plan.out / BUNDLED_MODEL.name / "tokenizer.json"))
     source = islice(documents(plan.seed), TOKENIZER_DOCUMENTS)
     return train_tokenizer("".join(piece.text for piece in render(doc)) for doc in source)
 
 
-def _model(plan: Plan, config: LlamaConfig, folder: Path) -> LlamaForCausalLM:
+def _model(plan: TrainingPlan, config: LlamaConfig, folder: Path) -> LlamaForCausalLM:
     if not plan.resume:
         return LlamaForCausalLM(config)
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model
 
 
-def _pace(plan: Plan, steps: int, share: float) -> Pace:
+def _pace(plan: TrainingPlan, steps: int, share: float) -> Pace:
     seconds = None if plan.minutes is None else plan.minutes * 60 * share
     return Pace(RESUMED_RATE if plan.resume else 1.0, steps, seconds, time.monotonic())
 
@@ -181,7 +181,7 @@ def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def _batches(tokenizer: Tokenizer, seed: int) -> Iterator[Batch]:
+def _batches(tokenizer: Tokenizer, seed: int) -> Iterator[TrainingBatch]:
     packer = Packer(documents(seed), tokenizer, seed)
     step = 0
     while True:
@@ -195,7 +195,7 @@ def _schedule(progress: float, step: int) -> float:
     return min(1.0, (step + 1) / 50, 0.02 + 1.96 * (1 - progress))
 
 
-def _step(course: Course, optimizers: list[torch.optim.Optimizer], batch: Batch) -> float:
+def _step(course: Course, optimizers: list[torch.optim.Optimizer], batch: TrainingBatch) -> float:
     logits = _logits(course.model, batch)
     loss = objective = functional.cross_entropy(logits, batch.targets)
     if course.teacher is not None:
@@ -208,7 +208,7 @@ def _step(course: Course, optimizers: list[torch.optim.Optimizer], batch: Batch)
     return loss.item()
 
 
-def _logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+def _logits(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """[places, vocab] float32; the head runs only where a guess counts."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden: Tensor = model.model(batch.token_ids, use_cache=False).last_hidden_state
@@ -216,7 +216,7 @@ def _logits(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     return logits.float()
 
 
-def _distance(logits: Tensor, teacher: LlamaForCausalLM, batch: Batch) -> Tensor:
+def _distance(logits: Tensor, teacher: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
     """Kullback-Leibler divergence of the model from its teacher, per token."""
     with torch.no_grad():
         taught = functional.log_softmax(_logits(teacher, batch), -1)

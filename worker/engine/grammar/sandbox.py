@@ -12,8 +12,8 @@ from penstock.schemas.errors import WorkerFailed
 from penstock.schemas.sampling import ConstraintKind
 from penstock.worker.engine.grammar import sandbox_process
 from penstock.worker.engine.grammar.sandbox_process import (
-    Answer,
     Question,
+    SandboxAnswer,
     Start,
     Verdict,
     receive,
@@ -97,7 +97,7 @@ class Sandbox:
             ours.settimeout(self._limits.wall_s + _GRACE_S)
             send(ours, Question(kind=kind, text=text))
             told = json.loads(receive(ours))
-            answer: Answer | None = told if "grammar" in told else None
+            answer: SandboxAnswer | None = told if "grammar" in told else None
             verdict: Verdict = told if answer is None else json.loads(receive(ours))
         if answer is None:
             raise ValueError(_why(verdict["status"], self._limits))

@@ -44,7 +44,7 @@ class Question(TypedDict):
     text: str
 
 
-class Answer(TypedDict):
+class SandboxAnswer(TypedDict):
     """Of two, one is empty: the grammar that compiled, or the reason why none did."""
 
     grammar: str
@@ -96,7 +96,7 @@ def _watch(wire: socket.socket, tokenizer: LLTokenizer, start: Start) -> None:
             _limit(start)
             question: Question = json.loads(receive(wire))
             grammar, reason = _tried(tokenizer, question)
-            send(wire, Answer(grammar=grammar, reason=reason))
+            send(wire, SandboxAnswer(grammar=grammar, reason=reason))
         finally:
             os._exit(0)
     _, status, used = os.wait4(pid, 0)

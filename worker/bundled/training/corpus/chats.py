@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from penstock.worker.bundled.training.corpus.document import Chat, Exchange, Turn, exchange
+from penstock.worker.bundled.training.corpus.document import Dialogue, Exchange, Turn, exchange
 from penstock.worker.bundled.training.corpus.facts import CAPITALS, FACTS, HOW_TOS
 from penstock.worker.bundled.training.corpus.topics import TOPICS
 from penstock.worker.bundled.training.corpus.words import (
@@ -93,7 +93,7 @@ _BAD = ("terrible", "awful", "bad", "broken", "boring", "horrible", "disappointi
 _REVIEWED = ("film", "book", "food", "hotel", "phone", "song", "service", "game", "room", "concert")
 
 
-def chat(rng: Random, draws: tuple[Draw, ...]) -> Chat:
+def chat(rng: Random, draws: tuple[Draw, ...]) -> Dialogue:
     """A conversation of one exchange or a few, each drawn from `draws`."""
     turns: list[Turn] = []
     if rng.random() < 0.3:
@@ -104,7 +104,7 @@ def chat(rng: Random, draws: tuple[Draw, ...]) -> Chat:
         turns += rng.choice(draws)(rng)
     if rng.random() < 0.05:
         turns += pleasantry(rng)
-    return Chat(tuple(turns))
+    return Dialogue(tuple(turns))
 
 
 def _system_prompt(rng: Random) -> str:

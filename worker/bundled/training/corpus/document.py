@@ -23,7 +23,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolSpec:
     name: str
     description: str
     parameters: tuple[Parameter, ...]
@@ -53,20 +53,20 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PlainText:
     """A document without a chat around it."""
 
     content: str
 
 
 @dataclass(frozen=True, slots=True)
-class Chat:
+class Dialogue:
     turns: tuple[Turn, ...]
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
 
 
 Exchange: TypeAlias = tuple[Turn, ...]
-Document: TypeAlias = Text | Chat
+Document: TypeAlias = PlainText | Dialogue
 
 
 def exchange(question: str, answer: str) -> Exchange:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from random import Random
 
 from penstock.worker.bundled.training.corpus.document import (
-    Chat,
+    Dialogue,
     Exchange,
     Json,
     Parameter,
-    Tool,
+    ToolSpec,
     Turn,
     dumps,
 )
@@ -21,7 +21,7 @@ from penstock.worker.bundled.training.corpus.skills import (
 )
 
 
-def tool_chat(rng: Random, small_talk: Callable[[Random], Exchange]) -> Chat:
+def tool_chat(rng: Random, small_talk: Callable[[Random], Exchange]) -> Dialogue:
     """One to three rounds with one to four tools listed; some questions need none of them."""
     skills = _skills(rng)
     tools = {skill: _named(rng, skill) for skill in skills}
@@ -30,7 +30,7 @@ def tool_chat(rng: Random, small_talk: Callable[[Random], Exchange]) -> Chat:
         turns.append(Turn("system", "You are a helpful assistant."))
     for _ in range(rng.choice((1, 1, 2, 3))):
         turns += small_talk(rng) if rng.random() < 0.15 else _round(rng, skills, tools)
-    return Chat(tuple(turns), tuple(tools.values()))
+    return Dialogue(tuple(turns), tuple(tools.values()))
 
 
 def call_text(name: str, arguments: Values) -> str:
@@ -44,14 +44,14 @@ def _skills(rng: Random) -> list[Skill]:
     return [invented_skill(rng) if rng.random() < 0.3 else skill for skill in skills]
 
 
-def _named(rng: Random, skill: Skill) -> Tool:
+def _named(rng: Random, skill: Skill) -> ToolSpec:
     parameters = tuple(
         Parameter(rng.choice(names), kind, meaning) for names, kind, meaning, _ in skill.slots
     )
-    return Tool(rng.choice(skill.names), skill.description, parameters)
+    return ToolSpec(rng.choice(skill.names), skill.description, parameters)
 
 
-def _round(rng: Random, skills: list[Skill], tools: dict[Skill, Tool]) -> list[Turn]:
+def _round(rng: Random, skills: list[Skill], tools: dict[Skill, ToolSpec]) -> list[Turn]:
     """A request, the call or two calls, the results and what they mean."""
     skill = rng.choice(skills)
     twice = skill.slots[0][0] is CITY and rng.random() < 0.3
@@ -80,7 +80,7 @@ def _values(rng: Random, skill: Skill) -> list[Json]:
     return [draw(rng) for _, _, _, draw in skill.slots]
 
 
-def _call(tool: Tool, values: list[Json]) -> str:
+def _call(tool: ToolSpec, values: list[Json]) -> str:
     names = (parameter.name for parameter in tool.parameters)
     return call_text(tool.name, dict(zip(names, values, strict=True)))
 
