@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up test lint bench matrix mutants chaos fuzz sanitize big-batch
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz sanitize big-batch
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -11,6 +11,10 @@ up: .venv/installed
 
 test: .venv/installed
 	$(BIN)/pytest -n 3 --dist worksteal
+
+# What needs no process, no server and no model: half a minute.
+quick: .venv/installed
+	$(BIN)/pytest -n 2 tests/unit
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -24,23 +28,23 @@ mutants: .venv/installed
 
 # Random schedules of faults on whole systems of real processes; prints seeds that reproduce.
 chaos: .venv/installed
-	PYTHONPATH=tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.chaos --seed $(or $(SEED),1) --schedules $(or $(SCHEDULES),20) \
 	  --lanes $(or $(LANES),2) --lease-ms $(or $(LEASE_MS),1500) --durability $(or $(DURABILITY),server) \
 	  --appendfsync $(or $(APPENDFSYNC),everysec) --fault "$(FAULT)"
 
 # Random requests, and what may lie in Redis: no 500, no stall of the event loop, linear growth.
 fuzz: .venv/installed
-	PYTHONPATH=tests:. $(BIN)/python -m faults.fuzz --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.fuzz --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
 
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed
 	LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
 	  PENSTOCK_TEST_OPS_FLAGS="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined" \
-	  $(BIN)/pytest -q tests/test_cpu_ops.py
+	  $(BIN)/pytest -q tests/compute/kernels/test_cpu_ops.py
 
 # A batch of as many lines as one may have, with its housekeeping killed in the middle.
 big-batch: .venv/installed
-	PYTHONPATH=tests:. $(BIN)/python -m faults.big_batch --lines $(or $(LINES),50000)
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.big_batch --lines $(or $(LINES),50000)
 
 # The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names. Durability
 # fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2.
@@ -49,7 +53,7 @@ PROTOCOL := scripts queue_machine plain_redis link client server_check failover 
 matrix: .venv/installed
 	@for server in "" $(subst $(comma), ,$(PENSTOCK_TEST_SERVERS)); do \
 		echo "== $${server:-the embedded server}"; \
-		PENSTOCK_SERVER=$$server $(BIN)/pytest -n 2 --dist loadfile $(PROTOCOL:%=tests/test_%.py) || exit 1; \
+		PENSTOCK_SERVER=$$server $(BIN)/pytest -n 2 --dist loadfile $(PROTOCOL:%=tests/service/queue/test_%.py) || exit 1; \
 	done
 
 bench: .venv/installed

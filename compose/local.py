@@ -244,13 +244,17 @@ def _noted(stack: Stack) -> Iterator[None]:
 
 
 def main(argv: list[str]) -> int:
-    settings = load_settings(LocalSettings, "penstock up", argv)
+    return up(load_settings(LocalSettings, "penstock up", argv), "penstock up")
+
+
+def up(settings: LocalSettings, command: str) -> int:
+    """Run everything until a signal ends it. Return the exit status."""
     try:
         asyncio.run(_up(settings))
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 0
     except (NotReady, ServerFailed, CannotListen, BadSecret) as error:
-        print(f"penstock up: {error}", file=sys.stderr)
+        print(f"{command}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,11 +1,11 @@
-"""The SDK for backend services, straight over Redis; the HTTP routes use the same class.
+"""The client SDK for backend services: it talks to Redis directly, without HTTP.
 
     async with Client.from_url("redis://...") as client:
         job_id = await client.enqueue("Why is the sky blue?", model="tiny", max_tokens=64)
         async for event in client.stream(job_id):
             ...
 
-A job belongs to a tenant, and is not found by any other.
+The HTTP routes use the same class. A job belongs to a tenant, and no other tenant finds it.
 """
 
 import asyncio
@@ -42,12 +42,15 @@ from penstock.schemas.sampling import SamplingParams
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
-REMEMBER_S = 86_400  # an idempotency key, whatever became of its job's result
-PAGES_AT_ONCE = 4  # of logs: the calls of everybody else wait behind them
+REMEMBER_S = 86_400  # how long an idempotency key is remembered, even past its job's result
+PAGES_AT_ONCE = 4  # log pages read at once: all other calls to Redis wait behind them
 
 
 class Client:
-    """Puts jobs in, reads what comes back, cancels. One per process; any number of tasks."""
+    """Submits jobs, reads their answers and cancels them.
+
+    A process needs one client; any number of tasks may share it.
+    """
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class Client:
         durability: Durability = "server",
         max_queued_tokens: int | None = None,
     ) -> None:
-        """With durability `fsync` all that is answered or shown is on the server's disk."""
+        """Make a client. With durability `fsync` all that it returns is on the server's disk."""
         self.redis = redis
         self.tenant = tenant
         self.max_queued = max_queued
@@ -130,12 +133,13 @@ class Client:
         account: Account | None = None,
         **sampling: JsonValue,
     ) -> str:
-        """Submit a job and return its id: `prompt`, or `messages`, and how to draw.
+        """Submit a job with a `prompt` or `messages`, and return its id.
 
-        `model` may be left out where one is served. Sampling is given as `params` or by its
-        fields' names. With an idempotency key a second call is the same job, never a second one.
-        Raises InvalidJob, ModelNotFound, IdempotencyMismatch, and what `schemas.queue.refusal`
-        makes.
+        `model` may be left out where only one model is served. Sampling parameters are given as
+        `params`, or as keyword arguments named like its fields. A second call with the same
+        idempotency key returns the same job and never makes a second one.
+        Raises InvalidJob, ModelNotFound, IdempotencyMismatch, and the errors that
+        `schemas.queue.refusal` makes.
         """
         tenant = tenant or self.tenant
         model = model or await self._lanes.only_model()
@@ -176,10 +180,10 @@ class Client:
         tenant: str | None = None,
         account: Account | None = None,
     ) -> str:
-        """An id for a new job, in one of the model's lanes; the same for the same key.
+        """Return an id for a new job, which also names one of the model's lanes.
 
-        Without a key it is one of the lanes that the account uses.
-        Raises ModelNotFound, InvalidJob.
+        The same idempotency key gives the same id. Without a key the lane is drawn from those
+        that the account uses. Raises ModelNotFound, InvalidJob.
         """
         if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
             sentence = "must be 1 to 255 printable characters of ASCII"
@@ -199,11 +203,12 @@ class Client:
         note: str | None = None,
         remember_s: int = 0,
     ) -> Submission:
-        """Put in a job that was named by `name_job`. A repeat of the same is no second job.
+        """Submit a job whose id `name_job` made. Submitting it again makes no second job.
 
-        It counts for the account, under its limits; none: for its tenant, without limits. `note`
-        is for who drains the outboxes (`gateway.tasks.outbox`). The id is remembered for
-        `remember_s` at least, also when its result is gone.
+        The job counts for the account, under its quota. Without an account it counts for its
+        tenant, without limits. `note` is handed to housekeeping when the job ends
+        (`gateway.tasks.outbox`). The id is remembered for at least `remember_s` seconds, even
+        after its result is gone.
         """
         queue = await self._lanes.queue(job.job_id)
         job.refuse_large_answer(self._lanes.max_model_len(job.model))
@@ -232,13 +237,15 @@ class Client:
     async def stream(
         self, job_id: str, starting_after: int | str = 0, tenant: str | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Every event after a cursor, once and in order, to the one end event.
+        """Yield every event after a cursor, once and in order, up to the one end event.
 
-        `starting_after` is the `id` of the last event had, or the number of tokens delivered. With
-        an id the log must be the one that the reader knows; a number is believed, and where it
-        lies inside an event, the tokens left of it come with its whole text: text belongs to its
-        event's last token. Any number of readers, at any time, from any process; a lost connection
-        shows as a pause. A foreground job that nobody reads any more is cancelled after a grace.
+        `starting_after` is the `id` of the last event that the reader has, or the number of tokens
+        that it has. An id is checked against the log: StreamDiverged is raised if the log is not
+        the one that the reader knows. A number is believed. If it lies inside an event, the
+        event's remaining tokens come with its whole text, because text belongs to an event's last
+        token. A job may have any number of readers, at any time and in any process. A lost
+        connection shows as a pause. A foreground job that nobody reads any more is cancelled after
+        a grace period.
         Raises InvalidJob, JobNotFound, JobGone, QueueUnreachable, StreamDiverged.
         """
         async with contextlib.aclosing(self.batches(job_id, starting_after, tenant)) as batches:
@@ -249,7 +256,7 @@ class Client:
     async def batches(
         self, job_id: str, starting_after: int | str = 0, tenant: str | None = None
     ) -> AsyncGenerator[list[Event], None]:
-        """The events of `stream`, those that wait together at once."""
+        """Yield the events of `stream` in lists: all that wait come together."""
         had = Had.parse(f"{starting_after}", "starting_after")
         tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
         channel, is_ended = queue.lane.inbox(self.name), False
@@ -281,7 +288,7 @@ class Client:
     async def result(
         self, job_id: str, wait: bool = True, tenant: str | None = None
     ) -> Result | None:
-        """The whole answer; none only where it is not there yet and `wait` is false."""
+        """Return the whole answer. None means that it is not there yet and `wait` is false."""
         tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         result = await queue.result(tenant, job_id)
@@ -298,7 +305,7 @@ class Client:
         return result
 
     async def cancel(self, job_id: str, tenant: str | None = None) -> JobStatus:
-        """Ask for the end of a job; readers get it as Failed(state="cancelled")."""
+        """Ask for a job to be cancelled. Its readers then get Failed(state="cancelled")."""
         queue = await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         status = await queue.cancel(tenant or self.tenant, job_id)
@@ -306,7 +313,7 @@ class Client:
         return status
 
     async def status(self, job_id: str, tenant: str | None = None) -> JobStatus:
-        """How a job stands now."""
+        """Return the present status of a job."""
         queue = await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         status = await queue.status(tenant or self.tenant, job_id)
@@ -315,7 +322,10 @@ class Client:
         return status
 
     async def rates(self, job_id: str, account: Account) -> Rates:
-        """What the account has left of its minute: in the job's lane, as if all were like it."""
+        """Return what the account has left of its limits for this minute.
+
+        It is an estimate: the rest in the job's lane, times the number of lanes the account uses.
+        """
         queue = await self._lanes.queue(job_id)
         rates = await queue.rates(account.name)
         lanes = account.limits.num_lanes(self._lanes.number(queue.lane.model))
@@ -326,31 +336,38 @@ class Client:
         )
 
     async def owner(self, job_id: str) -> str | None:
-        """The tenant of a job, for those who may know it; none where the job is not known."""
+        """Return the tenant of a job, or None if the job is not known.
+
+        It checks no permission: the caller of this method must know that it may ask.
+        """
         try:
             return await (await self._lanes.queue(job_id)).owner(job_id)
         except JobNotFound:
             return None
 
     async def delete(self, job_id: str, tenant: str | None = None) -> None:
-        """Erase prompt, log and result; a running job is cancelled first."""
+        """Erase a job's prompt, log and result. A running job is cancelled first."""
         queue = await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
         await queue.delete(tenant or self.tenant, job_id)
         await self._disk.wait(mark)
 
     async def models(self) -> dict[str, ModelCard]:
-        """What is served, by name."""
+        """Return the served models' cards by name."""
         return await self._lanes.models()
 
     async def queues(self) -> list[Queue]:
-        """Every lane of every model: for their counts and workers."""
+        """Return the queue of every lane of every model, to read their counts and workers."""
         return await self._lanes.queues()
 
     async def _attach(
         self, queue: Queue, tenant: str, channel: str, cursor: Cursor, reader: Reader
     ) -> tuple[Page, Mark | None]:
-        """The log after the cursor; what is published from now on goes to the reader."""
+        """Return the log after the cursor. What is published from now on goes to the reader.
+
+        The mark that comes with it is what `_is_kept` waits for. Redis may be away for
+        `PATIENCE_S`; then this raises QueueUnreachable.
+        """
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while True:
@@ -369,7 +386,10 @@ class Client:
             raise QueueUnreachable(f"Redis was away for {PATIENCE_S:.0f} s") from None
 
     async def _is_kept(self, mark: Mark | None) -> bool:
-        """Whether what was read since the mark will not be taken back; else the log is asked."""
+        """Wait for the mark and return whether all that was read since then is on disk.
+
+        False means that a restarted server may have lost it, so the log must be read again.
+        """
         try:
             await self._disk.wait(mark)
         except QueueUnreachable:
@@ -378,12 +398,15 @@ class Client:
 
 
 def _snapshot(cursor: Cursor, mark: Mark | None) -> Cursor:
-    """Where to go back to if the mark is not reached; without one nothing is taken back."""
+    """Return a copy of the cursor to go back to if the mark is not reached.
+
+    Without a mark nothing is ever taken back, so the cursor itself is returned.
+    """
     return cursor if mark is None else copy.copy(cursor)
 
 
 def _prompts(prompt: str | list[int] | list[str] | list[list[int]] | None) -> list[Prompt]:
-    """One text, one list of ids, or a list of either, as a list of prompts."""
+    """Return a list of prompts, made of one text, one list of ids, or a list of either."""
     if prompt is None:
         return []
     if isinstance(prompt, str):
@@ -393,13 +416,19 @@ def _prompts(prompt: str | list[int] | list[str] | list[list[int]] | None) -> li
 
 
 def _logged(cursor: Cursor, events: list[Event]) -> tuple[list[Event], bool]:
-    """What continues the cursor; false with it where the log is to be read again."""
+    """Return what in these events of the log continues the cursor.
+
+    The bool is False if the log must be read again.
+    """
     batch: list[Event] = []
     return batch, _take(cursor, events, batch)
 
 
 def _published(cursor: Cursor, events: list[Event]) -> tuple[list[Event], bool]:
-    """What continues the cursor; false with it where messages were missed: the log has them."""
+    """Return what in these published events continues the cursor.
+
+    The bool is False if messages were missed, or the log must be read again. The log has them.
+    """
     batch: list[Event] = []
     try:
         return batch, _take(cursor, events, batch)

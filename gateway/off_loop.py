@@ -1,19 +1,23 @@
-"""Work on what callers sent or asked for that would hold up the event loop, beside it."""
+"""Runs work in a thread if it is large enough to hold up the event loop.
+
+Such work is the parsing and dumping of what callers sent or asked for.
+"""
 
 import asyncio
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-INLINE_BYTES = 16 * 1024  # less is done sooner than a thread is woken, whatever it holds
+INLINE_BYTES = 16 * 1024  # work on less is done sooner than a thread wakes
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class OffLoop:
-    """One piece of work at a time, in a thread: more would only fight for the interpreter.
+    """Runs one piece of work at a time in a thread. More would only compete for the interpreter.
 
-    What is done there holds no single call above some milliseconds: nothing else runs meanwhile.
+    No single C call in such work may last more than some milliseconds: it holds the interpreter,
+    and nothing else runs meanwhile.
     """
 
     def __init__(self) -> None:
@@ -22,7 +26,7 @@ class OffLoop:
     async def run(
         self, num_bytes: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """What `work` returns of its arguments, which hold about so many bytes."""
+        """Return `work(*args, **kwargs)`. Its arguments hold about `num_bytes` bytes."""
         if num_bytes <= INLINE_BYTES:
             return work(*args, **kwargs)
         async with self._turn:

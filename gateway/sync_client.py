@@ -1,4 +1,4 @@
-"""The client for code without an event loop: the same one, on a loop in a thread of its own."""
+"""The client for code without an event loop. It runs `Client` on a loop in a thread of its own."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ def _iterates(
 
 
 class SyncClient:
-    """`Client`, waited for. Safe to share between threads."""
+    """A `Client` whose methods block until their result is there. Threads may share it."""
 
     def __init__(self, url: str, tenant: str = DEFAULT_TENANT) -> None:
         self._loop = asyncio.new_event_loop()

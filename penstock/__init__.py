@@ -1,0 +1,26 @@
+"""Penstock serves large language models from a queue.
+
+    from penstock import LLM, Client, SamplingParams, SyncClient
+
+Each name is loaded when it is asked for: a client never loads torch, and `LLM` never loads Redis.
+Everything else is imported from its room, as in `penstock.schemas.errors`.
+"""
+
+from importlib import import_module
+
+_PLACES = {
+    "LLM": "penstock.worker.llm",
+    "Client": "penstock.gateway.client",
+    "SamplingParams": "penstock.schemas.sampling",
+    "SyncClient": "penstock.gateway.sync_client",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_PLACES)

@@ -1,4 +1,7 @@
-"""Who asks, and what they may: decided from the request's headers and path, never from its body."""
+"""Decides who a caller is and what it may do, from a request's headers, path and query.
+
+It never reads the request's body.
+"""
 
 import hashlib
 import hmac
@@ -21,7 +24,7 @@ from penstock.schemas.keys import READY
 OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
-# The first that a path begins with says what its key must allow; other paths take any key.
+# The first entry that a path begins with names the scope its key needs; other paths take any key.
 NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/v1/jobs", "jobs"),
     ("/v1/batches", "batches"),
@@ -34,21 +37,25 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Without a key everything is open, and all callers are one tenant."""
+    """The caller of a request.
+
+    A guest may read one job. Any other caller without an API key's record may do everything, and is
+    of the default tenant.
+    """
 
     tenant: str = DEFAULT_TENANT
     traceparent: str | None = None
     key: ApiKey | None = None
-    over_limit: str | None = None  # of jobs that do not say it themselves
+    over_limit: str | None = None  # for jobs that do not set it themselves
     is_guest: bool = False  # let in by a share token, to read one job
 
     @property
     def account(self) -> Account | None:
-        """What its jobs count for; none: for the tenant, without limits."""
+        """The account that its jobs count for. None means the tenant, without limits."""
         return self.key.account if self.key else None
 
     def bounded(self, asked: PriorityClass) -> PriorityClass:
-        """The class that was asked for, or the highest that the key allows."""
+        """Return the priority class that was asked for, or the highest that the key allows."""
         most = self.key.max_priority if self.key else "high"
         return max(asked, most, key=READY.index)
 
@@ -69,7 +76,10 @@ class Access:
         self._open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
 
     async def caller(self, asgi: Asgi, headers: Headers) -> Caller:
-        """Raises Unauthorized, OutOfScope, and QueueUnreachable when keys cannot be checked."""
+        """Return the caller of a request.
+
+        Raises Unauthorized, OutOfScope, and QueueUnreachable when keys cannot be checked.
+        """
         traceparent = headers.get("traceparent", "")
         trace = traceparent if re.fullmatch(TRACEPARENT, traceparent) else None
         if asgi["path"] in self._open_paths:
@@ -93,7 +103,10 @@ class Access:
         return Caller(traceparent=trace)
 
     def _is_listed(self, text: str) -> bool:
-        """Every key is compared, in constant time, so the answer's time tells nothing."""
+        """Return whether this is one of the configured keys.
+
+        Every key is compared, each in constant time, so how long it takes tells nothing.
+        """
         given = _digest(text)
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return any(matches)
@@ -107,7 +120,10 @@ def _refuse_out_of_scope(path: str, key: ApiKey) -> None:
 
 
 def _shared(asgi: Asgi) -> str:
-    """The token in the address, because a browser's EventSource sends no headers of one's own."""
+    """Return the share token in the URL's query, or "".
+
+    It may stand there because a browser's EventSource cannot send headers of one's own.
+    """
     query = asgi["query_string"]
     return parse_qs(query.decode("latin-1")).get("share", [""])[0] if b"share=" in query else ""
 

@@ -1,4 +1,4 @@
-"""API keys as Redis holds them, and a gateway's memory of them."""
+"""The API keys in Redis, and a gateway's memory of them."""
 
 import asyncio
 import logging
@@ -12,15 +12,18 @@ from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 
-REFRESH_S = 1.0  # a revoked key is refused this long after, at the latest
-PATIENCE_S = 1.0  # a request waits this long for news, where there is a memory
+REFRESH_S = 1.0  # a revoked key is refused after this time at the latest
+PATIENCE_S = 1.0  # how long a request waits for Redis before the keys in memory are used
 MEMORY_S = 60.0  # how long keys are taken from memory while Redis is away
 
 log = logging.getLogger(__name__)
 
 
 class KeyStore:
-    """All keys ever made: a revoked one stays, so that revoking the last never opens the door."""
+    """Stores all API keys ever made, in Redis.
+
+    Revoked keys stay, so that revoking the last one does not let everybody in.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._connection = Connection(redis)
@@ -29,11 +32,14 @@ class KeyStore:
         await self._connection.call("HSET", API_KEYS, key.key_id, key.dump())
 
     async def time_s(self) -> int:
-        """By which keys expire."""
+        """Return the time by which keys expire, in Unix seconds of Redis's clock."""
         return await server_time_ms(self._connection) // 1000
 
     async def mark(self) -> str | None:
-        """Of the server secret that keys are checked with; none: no gateway has one yet."""
+        """Return the mark of the server secret that keys are checked with.
+
+        None means that no gateway has a secret yet.
+        """
         mark = await self._connection.call("GET", SECRET_MARK)
         return mark.decode() if isinstance(mark, bytes) else None
 
@@ -44,13 +50,16 @@ class KeyStore:
         return texts_of(await self._connection.call("HVALS", API_KEYS))
 
     async def all(self) -> list[ApiKey]:
-        """Oldest first. Raises ValidationError for a record of a newer kind."""
+        """Return all keys, the oldest first.
+
+        Raises ValidationError for a record that a newer version wrote.
+        """
         keys = [ApiKey.model_validate_json(text) for text in await self.texts()]
         return sorted(keys, key=lambda key: (key.created_s, key.key_id))
 
 
 class Keyring:
-    """Finds the record of a key. Redis is asked once a second at most, however many requests."""
+    """Finds the record of a key. It asks Redis at most once a second, for all requests."""
 
     def __init__(self, redis: Redis, secret: bytes | None) -> None:
         self._store = KeyStore(redis)
@@ -59,12 +68,12 @@ class Keyring:
         self._keys: dict[str, ApiKey] = {}
         self._fresh_until_s = 0.0
         self._known_until_s = 0.0
-        self._ahead_s = 0.0  # of the monotonic clock is the server's
+        self._ahead_s = 0.0  # how far Redis's clock is ahead of the monotonic one
         self._asking: asyncio.Task[None] | None = None
-        self.has_keys = False  # once there were some, an emptied Redis does not open the door
+        self.has_keys = False  # stays true, so that an emptied Redis does not let everybody in
 
     async def find(self, text: str) -> ApiKey | None:
-        """The record, if the key is right and neither expired nor revoked."""
+        """Return the record of a key, or None if the key is wrong, expired or revoked."""
         match = KEY.fullmatch(text)
         record = self._keys.get(match[1]) if match else None
         if not is_right(self._secret, text, record) or not self._secret:
@@ -73,7 +82,10 @@ class Keyring:
         return None if record.has_ended(time.monotonic() + self._ahead_s) else record
 
     async def refresh(self) -> None:
-        """Know what Redis knew `REFRESH_S` ago. Raises QueueUnreachable past memory."""
+        """Load the keys again if they are older than `REFRESH_S`.
+
+        Raises QueueUnreachable when Redis is away and the keys in memory are too old or never came.
+        """
         if time.monotonic() >= self._fresh_until_s:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask())

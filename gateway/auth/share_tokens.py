@@ -1,4 +1,4 @@
-"""Share tokens, `pss_<expiry>_<signature>`: whoever has one reads one job, until it expires."""
+"""Share tokens, `pss_<expiry>_<signature>`: each lets its holder read one job until it expires."""
 
 import base64
 import hmac
@@ -10,16 +10,16 @@ from penstock.schemas.secret import sign
 
 MAX_S = 30 * 86400
 TOKEN = re.compile(r"pss_([0-9]{1,12})_([a-z2-7]{52})")
-READABLE = re.compile(r"/v1/jobs/([^/]+)(/events)?")  # by GET; nothing else is
+READABLE = re.compile(r"/v1/jobs/([^/]+)(/events)?")  # what a token opens, by GET only
 
 OwnerOf = Callable[[str], Awaitable[str | None]]
 TimeMs = Callable[[], Awaitable[int]]
 
 
 class Shares:
-    """Makes and checks tokens. What is signed names job and tenant; the token names neither.
+    """Makes and checks share tokens. The signature covers job and tenant; the token names neither.
 
-    The time is one that all gateways share.
+    `time_ms` must be a clock that all gateways share.
     """
 
     def __init__(self, secret: bytes | None, owner_of: OwnerOf, time_ms: TimeMs) -> None:
@@ -28,12 +28,12 @@ class Shares:
         self._time_ms = time_ms
 
     async def issue(self, job_id: str, tenant: str, lasts_s: int) -> tuple[str, int]:
-        """A token, and when it expires in unix seconds."""
+        """Return a token for the job, and when it expires, in Unix seconds."""
         expires_s = await self._time_ms() // 1000 + lasts_s
         return f"pss_{expires_s}_{self._signature(job_id, tenant, expires_s)}", expires_s
 
     async def tenant(self, token: str, method: str, path: str) -> str:
-        """Whose job it is, of which the token opens this path. Raises Unauthorized."""
+        """Return the tenant of the job in this path, if the token opens it. Raises Unauthorized."""
         match, place = TOKEN.fullmatch(token), READABLE.fullmatch(path)
         if match and place and method == "GET":
             tenant = await self._owner_of(place[1])

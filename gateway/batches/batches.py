@@ -1,4 +1,4 @@
-"""Batches in Redis: what was asked, how far it is, and which of its lines are with the queue."""
+"""Batches in Redis: what was asked, the progress, and the lines that are in the queue."""
 
 import json
 import logging
@@ -22,9 +22,9 @@ BATCH_ID = re.compile(r"batch_[a-z2-7]{26}")
 WINDOW = re.compile(r"([1-9][0-9]{0,4})([smhd])")
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MOST_WINDOW_S = 30 * 86_400
-MOST_OPEN = 100  # batches of a tenant that have not ended
-LISTED = 10_000  # batches that a tenant's list goes back
-KEPT_S = 30 * 86_400  # after the end
+MOST_OPEN = 100  # how many batches of a tenant may run at once
+LISTED = 10_000  # how many batches a tenant's list holds
+KEPT_S = 30 * 86_400  # how long a batch is kept after its end
 CANCEL = "cancel"  # the item that wakes a batch to be cancelled
 
 Status = Literal[
@@ -73,7 +73,10 @@ class BatchAsked(Report):
 
 
 class BatchRecord(Report):
-    """A batch as it stands. `next_line` and `next_offset`: where its file was read up to."""
+    """The present state of a batch.
+
+    Its input file was read up to line `next_line`, which begins at the byte `next_offset`.
+    """
 
     id: str
     tenant: str
@@ -89,12 +92,12 @@ class BatchRecord(Report):
     total: int = 0
     completed: int = 0
     failed: int = 0
-    abandoned: int = 0  # of those, because the batch ended before them
+    abandoned: int = 0  # those of the failed that were not done when the batch ended
     next_line: int = 0
     next_offset: int = 0
-    output_bytes: int = 0  # of the parts, up to here they are true
+    output_bytes: int = 0  # the valid length of each part; see `parts`
     errors_bytes: int = 0
-    is_sure: bool = True  # every open line was accepted by the queue
+    is_sure: bool = True  # the queue has accepted every open line
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -103,7 +106,7 @@ class BatchRecord(Report):
     errors: list[dict[str, JsonValue]] = Field(default_factory=list)
 
     def shape(self) -> JsonObject:
-        """As OpenAI shows a batch."""
+        """Return the batch as OpenAI's API shows one."""
         asked, ended_s = self.asked, _seconds(self.ended_ms)
         is_cancelling = self.cancelling_ms is not None and self.status not in ENDED
         errors: JsonValue = {"object": "list", "data": list[JsonValue](self.errors)}
@@ -150,16 +153,16 @@ class BatchNotFound(JobNotFound):
 
 
 class Batches:
-    """What gateways ask of batches. Their work is a chore: see `batch_run`."""
+    """Makes, finds and cancels batches in Redis. Housekeeping does their work: see `run`."""
 
     def __init__(self, redis: Redis) -> None:
         self._connection = Connection(redis)
         self.due = Due(redis, "batches")
 
     async def create(self, tenant: str, asked: BatchAsked, account: Account | None) -> BatchRecord:
-        """Its lines count for the account.
+        """Make a batch. Its lines count for the account.
 
-        Raises QueueFull when too many of the tenant's have not ended.
+        Raises QueueFull when too many of the tenant's batches have not ended.
         """
         batch_id = f"batch_{short_digest(secrets.token_hex(16))}"
         reply = await self._connection.run(
@@ -181,7 +184,7 @@ class Batches:
         return await self.get(tenant, batch_id)
 
     async def get(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Raises BatchNotFound, also for another tenant's."""
+        """Return a batch. Raises BatchNotFound, also for another tenant's batch."""
         batch = await self.find(batch_id)
         if batch is None or batch.tenant != tenant:
             raise BatchNotFound(batch_id)
@@ -202,24 +205,24 @@ class Batches:
             return None
 
     async def ids(self, tenant: str) -> list[str]:
-        """The newest first, as long as they are kept."""
+        """Return the ids of the tenant's batches, the newest first."""
         ids = texts_of(await self._connection.call("ZREVRANGE", f"{CHORES}batches:{tenant}", 0, -1))
         return [text.decode() for text in ids]
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Its open lines are cancelled soon; an ended one stays as it is."""
+        """Cancel a batch and, soon, its open lines. One that has ended stays as it is."""
         reply = await self._connection.run("batch_cancel", CHORES, batch_id, tenant)
         if reply[0] == b"ok":
             await self.due.poke(batch_id, CANCEL)
         return await self.get(tenant, batch_id)
 
-    # For the one who holds a batch.
+    # What follows is for the process that holds a batch.
 
     async def now_ms(self) -> int:
         return await server_time_ms(self._connection)
 
     async def open_lines(self, batch_id: str) -> dict[int, str]:
-        """Where each line that is with the queue stands: see `batch_run.Place`."""
+        """Return the lines that are in the queue, by number, as texts for `run.Open.read`."""
         _, fields = await fields_of(self._connection, f"batch_lines:{batch_id}")
         return {int(line): place for line, place in fields.items()}
 
@@ -231,7 +234,12 @@ class Batches:
         opened: Mapping[int, str] | None = None,
         closed: Sequence[str] = (),
     ) -> None:
-        """Write what a turn made, whole or not at all; `None` is Redis's time. Raises TurnLost."""
+        """Write what a turn changed, all of it or nothing. Raises TurnLost.
+
+        fields   new values of the record; None becomes the time by Redis's clock
+        opened   lines that are now in the queue, as `open_lines` returns them
+        closed   lines, or other items, that are done
+        """
         ends = fields.get("status") in ENDED
         texts = {
             name: True if value is None else str(int(value) if isinstance(value, bool) else value)
@@ -252,7 +260,7 @@ class Batches:
 
 
 class TurnLost(PenstockError):
-    """Somebody else has the batch: whoever is told so writes no more of it."""
+    """Raised when another process has the batch, so that this one writes no more of it."""
 
 
 def _seconds(ms: int | None) -> int | None:

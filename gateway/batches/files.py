@@ -1,7 +1,7 @@
-"""Files of tenants: the bytes in a folder that gateways and housekeeping share, the rest in Redis.
+"""The files of tenants. Their bytes are in a folder that gateways and housekeeping share.
 
-A file is on disk before Redis knows of it, and Redis forgets it first: what lies there unknown is
-swept.
+Their records are in Redis. A file is on disk before Redis has its record, and Redis forgets it
+before it is deleted. So files in the folder that Redis does not know are left over, and are swept.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from penstock.schemas.wire import Report, read_or_none
 
 BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors)")
 FILE_ID = re.compile(r"file-[a-z2-7]{26}")
-UNKNOWN_KEPT_S = 3600  # an upload in progress is unknown, too
+UNKNOWN_KEPT_S = 3600  # since an upload in progress is unknown to Redis, too
 PAGE = 64
 NO_QUOTA = 2**53
 
 
 class FilesSettings(Settings):
-    """Where files lie, and for how long."""
+    """The settings of files: their folder, their limits, and how long they are kept."""
 
     files_folder: Path | None = Field(
         None, description="shared by gateways and housekeeping; none: no files, no batches"
@@ -59,7 +59,7 @@ class FileRecord(Report):
     expires_s: int
 
     def shape(self) -> JsonObject:
-        """As OpenAI shows a file."""
+        """Return the file as OpenAI's API shows one."""
         return {
             "id": self.id,
             "object": "file",
@@ -89,21 +89,27 @@ class Files:
         return self._settings.files_folder
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes are; raises FileNotFound for what is no id, so it leads nowhere else."""
+        """Return the path of a file's bytes.
+
+        Raises FileNotFound for a text that is no file id, so the path is always inside the folder.
+        """
         if not FILE_ID.fullmatch(file_id):
             raise FileNotFound(file_id)
         return self.folder / file_id
 
     def kept_s(self, asked_s: int | None) -> int:
-        """How long a file is kept for which so much was asked."""
+        """Return how long a file is kept, in seconds, if a caller asked for so much."""
         return min(asked_s or 2**31, self._settings.files_kept_s)
 
     def new_part(self) -> Path:
-        """A place for bytes that are not a file yet."""
+        """Return a new path for bytes that are not a file yet."""
         return self.folder / f".{secrets.token_hex(16)}.part"
 
     async def add(self, part: Path, record: FileRecord) -> None:
-        """Make a file of a part that was written and synced. Raises InvalidJob above the quota."""
+        """Make a file of a part that was written and synced to disk.
+
+        Raises InvalidJob if the tenant would be above its quota.
+        """
         settings = self._settings
         reply = await self._add(part, record, settings.files_quota, settings.files_quota_bytes)
         if reply == b"files":
@@ -112,11 +118,11 @@ class Files:
             self._refuse(record, f"files up to the most of {settings.files_quota_bytes} bytes")
 
     async def add_output(self, part: Path, record: FileRecord) -> None:
-        """The same for what this server wrote itself: repeatable, and whatever the quota."""
+        """Make a file of a part that this server wrote, ignoring the quota. It may be repeated."""
         await self._add(part, record, NO_QUOTA, NO_QUOTA)
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
-        """Raises FileNotFound, also for another tenant's."""
+        """Return the record of a file. Raises FileNotFound, also for another tenant's file."""
         self.path(file_id)
         text = await self._connection.call("GET", f"{CHORES}file:{file_id}")
         record = read_or_none(FileRecord, text) if isinstance(text, bytes) else None
@@ -128,7 +134,7 @@ class Files:
         return await server_time_ms(self._connection) // 1000
 
     async def list(self, tenant: str) -> list[FileRecord]:
-        """The newest first; a quota bounds how many it can be."""
+        """Return the tenant's files, the newest first. The quota limits how many there can be."""
         ids = texts_of(await self._connection.call("ZREVRANGE", f"{CHORES}files:{tenant}", 0, -1))
         if not ids:
             return []
@@ -143,7 +149,7 @@ class Files:
         self.path(record.id).unlink(missing_ok=True)
 
     async def sweep(self) -> int:
-        """Delete what expired, and what lies in the folder unknown; how many files it was."""
+        """Delete expired files and old ones that Redis does not know; return how many."""
         count = 0
         while records := await self._connection.run("files_expired", CHORES, PAGE):
             for text in records:
@@ -158,12 +164,12 @@ class Files:
         return count
 
     def _folder_time_s(self) -> float:
-        """By the clock that dates its files: this host's may be another."""
+        """Return the time by the clock that dates the folder's files. This host's may differ."""
         with tempfile.TemporaryFile(dir=self.folder) as now:
             return os.fstat(now.fileno()).st_mtime
 
     async def _is_known(self, name: str) -> bool:
-        """As a file, or as what a batch that has not ended is writing."""
+        """Return whether a name is that of a file, or of what a batch that runs is writing."""
         batch = BATCH_PART.fullmatch(name)
         key = f"batch_lines:{batch[1]}" if batch else f"file:{name}"
         return await self._connection.call("EXISTS", CHORES + key) == 1
@@ -194,7 +200,7 @@ def new_file_id() -> str:
 
 
 def _move(part: Path, path: Path) -> None:
-    """Under its name for good, also after a power loss; repeatable."""
+    """Move a part to its path and sync the folder, to survive a power loss. It may be repeated."""
     if part.exists():
         part.replace(path)
     descriptor = os.open(path.parent, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""The lines of a batch: read from its file, made jobs of, and answered in OpenAI's form."""
+"""Reads the lines of a batch from its file, makes jobs of them, and shapes answers as OpenAI's."""
 
 import hashlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ SHAPES = {"/v1/chat/completions": chat_answer, "/v1/completions": text_answer}
 
 
 class BatchLine(Report):
-    """One request, as it stands in the file."""
+    """One request, as the input file holds it."""
 
     custom_id: str = Field(min_length=1, max_length=512)
     method: str
@@ -38,14 +38,17 @@ class BatchLine(Report):
 
 @dataclass(frozen=True, slots=True)
 class LinePosition:
-    """Where a line stands in its file: bytes from the beginning, and how many."""
+    """The place of a line in its file: its offset and its length, in bytes."""
 
     offset: int
     length: int
 
 
 def lines_from(path: Path, offset: int) -> Iterator[tuple[LinePosition, bytes]]:
-    """The lines from an offset on that are not blank."""
+    """Yield the lines from an offset on that are not blank, each with its place.
+
+    A line that is too long comes in pieces of at most `MAX_LINE_BYTES + 1`.
+    """
     with path.open("rb") as file:
         file.seek(offset)
         while raw := file.readline(MAX_LINE_BYTES + 1):
@@ -55,7 +58,10 @@ def lines_from(path: Path, offset: int) -> Iterator[tuple[LinePosition, bytes]]:
 
 
 def headed_lines(path: Path, offset: int, most: int) -> list[tuple[LinePosition, BatchLine]]:
-    """The next lines, of whose bodies only the model is kept: they may be large."""
+    """Return at most `most` next lines, each with its place.
+
+    Of their bodies, which may be large, only the model is kept.
+    """
     found = list[tuple[LinePosition, BatchLine]]()
     for place, raw in islice(lines_from(path, offset), most):
         line = BatchLine.model_validate_json(raw)
@@ -64,16 +70,17 @@ def headed_lines(path: Path, offset: int, most: int) -> list[tuple[LinePosition,
 
 
 def line_at(path: Path, place: LinePosition) -> BatchLine:
-    """A line that `complaints` let through."""
+    """Return the line at a place. `complaints` must have checked the file before."""
     with path.open("rb") as file:
         file.seek(place.offset)
         return BatchLine.model_validate_json(file.read(place.length))
 
 
 def complaints(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue]]]:
-    """How many lines there are, and what is wrong with them, of a hundred at most.
+    """Return the number of lines of a file, and at most a hundred errors in them.
 
-    Of a line only what says where it belongs is looked at: the rest is its own job's error.
+    It stops early once it has a hundred errors, or more lines than `MAX_LINES`. Only a line's form,
+    custom_id, method and url are checked: a wrong body fails that line's own job.
     """
     seen, count, wrong = set[bytes](), 0, list[dict[str, JsonValue]]()
     for count, (_, raw) in enumerate(lines_from(path, 0), 1):
@@ -91,7 +98,7 @@ def complaints(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue
 
 
 def form_of(job_id: str, caller: Caller, line: BatchLine) -> AnswerContext:
-    """The job that a line asks for. Raises InvalidJob."""
+    """Return the job that a line asks for, with how to answer it. Raises InvalidJob."""
     if line.body.get("stream"):
         raise InvalidJob("stream: a batch's lines are answered whole", "stream")
     body: JsonObject = {name: value for name, value in line.body.items() if value is not None}
@@ -106,13 +113,13 @@ def answered(job_id: str, line: BatchLine, form: AnswerContext, result: Result) 
 
 
 def refused(job_id: str, line: BatchLine, body: ErrorBody) -> bytes:
-    """The request failed as it would have over HTTP."""
+    """Return the output line of a request that failed, with the answer that HTTP would give."""
     response: JsonObject = {"status_code": body.status, "request_id": job_id, "body": error(body)}
     return _written(job_id, line, response, None)
 
 
 def abandoned(job_id: str, line: BatchLine, code: str, sentence: str) -> bytes:
-    """The batch ended before the request did."""
+    """Return the output line of a request that was not done when its batch ended."""
     return _written(job_id, line, None, {"code": code, "message": sentence})
 
 

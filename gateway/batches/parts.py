@@ -1,7 +1,8 @@
-"""The two files that a batch writes, while they are being written.
+"""The two files that a batch writes its answers and errors to, while they are being written.
 
-What Redis says of their length is true: bytes behind it are of a turn that died, and are cut off. A
-turn holds a lock on them, so one that was frozen past its lease writes nothing among its heir's.
+The lengths that Redis holds are the true ones: bytes after them are of a turn that died, and are
+cut off. A turn holds a lock on both files, so the next turn cannot write while one that was frozen
+past its lease may still do so.
 """
 
 import fcntl
@@ -19,18 +20,18 @@ NOTHING = Usage()
 
 
 class PartsLost(PenstockError):
-    """Less is on disk than was written."""
+    """Raised when a file on disk is shorter than what was written to it."""
 
     code = "output_lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A line's answer: for which of the two files, and what it cost."""
+    """A line's answer or error, as it is written, and what it cost."""
 
     item: str
     text: bytes
-    is_good: bool = False
+    is_good: bool = False  # it goes to the output, else to the errors
     is_abandoned: bool = False  # the batch ended before it
     usage: Usage = NOTHING
 
@@ -41,7 +42,7 @@ class Parts:
     errors: BinaryIO
 
     def append(self, written: Sequence[Written]) -> dict[str, int]:
-        """Their lengths after it, on disk for good."""
+        """Append answers, sync both files to disk, and return their new lengths in bytes."""
         for each in written:
             (self.output if each.is_good else self.errors).write(each.text)
         for part in (self.output, self.errors):
@@ -51,13 +52,16 @@ class Parts:
 
 
 def part_path(folder: Path, batch_id: str, kind: str) -> Path:
-    """`kind` is output or errors."""
+    """Return the path of one of a batch's two files; `kind` is output or errors."""
     return folder / f".{batch_id}.{kind}"
 
 
 @contextmanager
 def writing(folder: Path, batch_id: str, lengths: tuple[int, int]) -> Iterator[Parts | None]:
-    """Both, cut to their lengths; none while another has them. Raises PartsLost."""
+    """Lock and open both files, cut to their lengths, in bytes.
+
+    Yields None if another process has them. Raises PartsLost if one is shorter than its length.
+    """
     with ExitStack() as stack:
         opened = []
         for kind, length in zip(("output", "errors"), lengths, strict=True):
@@ -79,7 +83,7 @@ def writing(folder: Path, batch_id: str, lengths: tuple[int, int]) -> Iterator[P
 
 @contextmanager
 def closing(folder: Path, batch_id: str) -> Iterator[bool]:
-    """Nobody writes any more; false while somebody does."""
+    """Lock both files, so that nobody writes them. Yields False if another process has one."""
     with ExitStack() as stack:
         for kind in ("output", "errors"):
             try:

@@ -1,9 +1,9 @@
-"""How a batch gets done, in turns: read its lines, keep some of them with the queue, write answers.
+"""Runs a batch in turns: reads its lines, keeps some of them in the queue, writes their answers.
 
-What is true of a batch stands in Redis, and each step changes it at once: lines are noted as open
-before they are submitted, under ids that a repeat makes again; answers are on disk before their
-lines are noted as closed. So a process may die anywhere, and the next turn neither loses a line nor
-repeats one.
+The state of a batch is in Redis, and each step changes it in one write. Lines are noted as open
+before they are submitted, under ids that come out the same at a repeat. Answers are on disk before
+their lines are noted as closed. So a process may die anywhere, and the next turn neither loses a
+line nor repeats one.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ from penstock.schemas.job import Job
 from penstock.schemas.keys import short_digest
 from penstock.schemas.process.crash_points import reach
 
-LEASE_MS = 5000  # renewed while a turn lasts
-TURN_S = 10.0  # then others come first
-AT_ONCE = 64  # lines a step
-IDLE_MS = 30_000  # a line's end wakes its batch
+LEASE_MS = 5000  # of a batch; renewed while a turn lasts
+TURN_S = 10.0  # then other batches come first
+AT_ONCE = 64  # lines in one step
+IDLE_MS = 30_000  # the longest wait; a line's end wakes its batch earlier
 REASONS = {
     "batch_cancelled": "the batch was cancelled before this request was done",
     "batch_expired": "the completion window was over before this request was done",
@@ -54,7 +54,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A line that is with the queue."""
+    """A line whose job is in the queue."""
 
     number: int
     job_id: str
@@ -71,9 +71,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """The chore of batches. One turn at a time has a batch; many processes may have many.
+    """The chore that runs batches. A batch has one turn at a time; batches may run side by side.
 
-    window   the most lines of a batch that are with the queue at once
+    window   the most lines of a batch that are in the queue at once
     """
 
     client: Client
@@ -83,7 +83,7 @@ class BatchRun:
     window: int
 
     async def advance(self, batch_id: str, turn: int) -> None:
-        """Do what there is to do, for a while."""
+        """Take a turn of a batch: do what there is to do, for at most about `TURN_S`."""
         with suppress(TurnLost):
             async with self.batches.due.holding(batch_id, turn, LEASE_MS) as held:
                 batch = await self.batches.find(batch_id) if held else None
@@ -99,7 +99,7 @@ class BatchRun:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One turn of one batch, by the one who holds it."""
+    """One turn of one batch, in the process that holds it."""
 
     home: BatchRun
     held: Held
@@ -113,7 +113,7 @@ class _Turn:
         if self.batch.status == "in_progress":
             lengths = (self.batch.output_bytes, self.batch.errors_bytes)
             with writing(self.home.files.folder, self.batch.id, lengths) as parts:
-                if parts is None:  # one who was frozen has them still
+                if parts is None:  # a process that was frozen still has them
                     self.held.again_ms = 1000
                     return
                 while self.batch.status == "in_progress" and await self._step(parts):
@@ -127,7 +127,10 @@ class _Turn:
         await self._keep({"status": "failed", "errors": json.dumps(errors), "ended_ms": None})
 
     async def tell(self) -> None:
-        """Repeated if this process dies before it has put the ended batch back."""
+        """Tell the webhooks that the batch has ended, if it has.
+
+        It is repeated if this process dies before it has put the batch back.
+        """
         batch = self.batch
         if batch.status not in ENDED or batch.ended_ms is None:
             return
@@ -150,7 +153,10 @@ class _Turn:
             await self._keep({"status": "in_progress", "total": total, "in_progress_ms": None})
 
     async def _step(self, parts: Parts) -> bool:
-        """Collect, else submit; false when there is nothing to do before something ends."""
+        """Collect answers, or else submit lines.
+
+        Returns False when there is nothing to do until a job ends or time has passed.
+        """
         batch, stop = self.batch, await self._stop()
         texts = await self.home.batches.open_lines(batch.id)
         opened = {number: Open.read(number, text) for number, text in texts.items()}
@@ -176,14 +182,14 @@ class _Turn:
         return True
 
     async def _stop(self) -> str | None:
-        """Why no more lines are submitted; none when there is no reason."""
+        """Return the reason why no more lines are submitted, or None if there is none."""
         if self.batch.cancelling_ms is not None:
             return "batch_cancelled"
         is_late = await self.home.batches.now_ms() >= self.batch.expires_ms
         return "batch_expired" if is_late else None
 
     async def _open(self, parts: Parts, room: int) -> bool:
-        """Note the next lines as open, and submit them."""
+        """Note the next lines as open, then submit them. Returns False if the queue is full."""
         batch, path = self.batch, await self._input()
         found = await asyncio.to_thread(headed_lines, path, batch.next_offset, room)
         opened, written = list[Open](), list[Written]()
@@ -211,7 +217,10 @@ class _Turn:
         return await self._submit(parts, opened)
 
     async def _submit(self, parts: Parts, lines: Sequence[Open]) -> bool:
-        """Those that the queue has already are no second jobs. False: it takes no more for now."""
+        """Submit lines. Those that the queue has already make no second job.
+
+        Returns False if the queue takes no more for now.
+        """
         answers = await asyncio.gather(*(self._submitted(line) for line in lines))
         written = [answer for answer in answers if isinstance(answer, Written)]
         full = [answer for answer in answers if isinstance(answer, Unavailable)]
@@ -226,7 +235,7 @@ class _Turn:
         return await self.home.client.off_loop.run(line.place.length, line_at, path, line.place)
 
     async def _form(self, line: Open, asked: BatchLine) -> AnswerContext:
-        """Raises InvalidJob."""
+        """Return the job that a line asks for. Raises InvalidJob."""
         caller = Caller(self.batch.tenant)
         size = line.place.length
         return await self.home.client.off_loop.run(size, form_of, line.job_id, caller, asked)
@@ -245,13 +254,17 @@ class _Turn:
         return None
 
     def _dressed(self, job: Job) -> Job:
-        """The same at every try, or it would be another job: so the time is the whole window."""
+        """Return the job with a batch's priority and time limit.
+
+        The time limit is the whole window and not what is left of it: the job must be the same at
+        every try, or the queue would take it for another one.
+        """
         timeout_ms = min(job.timeout_ms or 2**53, self.batch.asked.window_s * 1000)
         own = {"priority_class": "batch", "timeout_ms": timeout_ms, "over_limit": "wait"}
         return job.model_copy(update=own)
 
     async def _collected(self, line: Open, stop: str | None) -> Written:
-        """The answer of a line whose job has ended."""
+        """Return the answer of a line whose job has ended."""
         asked = await self._line(line)
         item, tenant = str(line.number), self.batch.tenant
         try:
@@ -282,7 +295,10 @@ class _Turn:
         return Written(str(line.number), text, is_abandoned=True)
 
     async def _cancel(self, parts: Parts, lines: Sequence[Open], stop: str) -> bool:
-        """Those that the queue never got end here, the others when it has ended them."""
+        """Cancel the jobs of open lines, and write those that the queue never got as abandoned.
+
+        The others are written when their jobs have ended. Returns whether any line was written.
+        """
         written = list[Written]()
         for line in lines:
             try:
@@ -293,7 +309,7 @@ class _Turn:
         return bool(written)
 
     async def _give_up(self, parts: Parts, stop: str) -> None:
-        """Say of lines that were never submitted that they were not."""
+        """Write the next lines, which were never submitted, as abandoned."""
         batch, path = self.batch, await self._input()
         found = await asyncio.to_thread(headed_lines, path, batch.next_offset, 16 * AT_ONCE)
         written = []
@@ -315,7 +331,7 @@ class _Turn:
         opened: Mapping[int, str] | None = None,
         also_closed: Sequence[str] = (),
     ) -> None:
-        """Answers to disk, then what follows from them to Redis, then their jobs are forgotten."""
+        """Write answers to disk, then what follows from them to Redis, then delete their jobs."""
         batch = self.batch
         lengths: dict[str, int] = {}
         if written:
@@ -344,7 +360,7 @@ class _Turn:
         return [text.split()[0] for number, text in texts.items() if str(number) in items]
 
     async def _finalize(self) -> None:
-        """Make files of the parts. Each step is repeatable."""
+        """Make files of the parts, and end the batch. Each step may be repeated."""
         batch, folder = self.batch, self.home.files.folder
         fields: dict[str, str | int | None] = {"ended_ms": None}
         with closing(folder, batch.id) as is_ours:

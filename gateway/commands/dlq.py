@@ -1,4 +1,7 @@
-"""penstock dlq list | show | requeue | drop: the jobs that were given up, over all models."""
+"""penstock dlq list | show | requeue | drop: commands for the dead letters of all models.
+
+A dead letter is the record of a job that was given up.
+"""
 
 import json
 import sys
@@ -42,7 +45,7 @@ class OfOne(DlqCommand):
     job_id: CliPositionalArg[str] = Field(description="as `penstock dlq list` shows it")
 
     async def queue(self, client: Client) -> Queue:
-        """The lane that the id names; raises JobNotFound."""
+        """Return the queue of the lane that the id names. Raises JobNotFound."""
         label = lane_label(self.job_id)
         queue = next((each for each in await client.queues() if each.lane.label == label), None)
         if queue is None:
@@ -54,7 +57,7 @@ class OfOne(DlqCommand):
 
 
 class ListDead(DlqCommand):
-    """All dead letters, newest first. They are kept for a week, a thousand of each lane."""
+    """List all dead letters, newest first. They are kept for a week, a thousand of each lane."""
 
     most: int = Field(100, ge=1, le=1000, description="of each lane")
 
@@ -76,7 +79,7 @@ class ListDead(DlqCommand):
 
 
 class Show(OfOne):
-    """One letter: everything that is known of the job, but what it said."""
+    """Show one dead letter: everything that is known of the job except its prompt and answer."""
 
     crash_dump_folder: Path = Field(
         DUMPS, description="where workers of this machine leave files of crashes"
@@ -101,14 +104,14 @@ class Show(OfOne):
         _console().print(table)
 
     def dumps(self, letter: DeadLetter) -> list[Path]:
-        """Those that are there: not every lost worker left one."""
+        """Return the crash dumps of a letter's workers. A lost worker may have left none."""
         folder = self.crash_dump_folder.expanduser()
         paths = [folder / f"{name}{DUMP_SUFFIX}" for name in letter.workers.split()]
         return [path for path in paths if path.exists()]
 
 
 class Requeue(OfOne):
-    """Submit a job again, under an id that follows from its own; its letter goes."""
+    """Submit a job again, under an id that is made from its own, and remove its dead letter."""
 
     async def run(self, client: Client) -> None:
         queue = await self.queue(client)
@@ -121,7 +124,7 @@ class Requeue(OfOne):
 
 
 class Drop(OfOne):
-    """Forget a letter, and the request kept for it."""
+    """Delete a dead letter, and the request that is kept with it."""
 
     async def run(self, client: Client) -> None:
         if not await (await self.queue(client)).drop_dead(self.job_id):

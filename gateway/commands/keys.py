@@ -1,4 +1,4 @@
-"""penstock keys create | list | revoke: API keys, as configuration in Redis."""
+"""penstock keys create | list | revoke: commands for the API keys, which are kept in Redis."""
 
 import json
 import re
@@ -100,7 +100,10 @@ class Create(KeysCommand, SecretSettings):
             self.say([key], f"{text}\nIt is not shown again: only its digest is kept.\n")
 
     async def _secret(self, store: KeyStore) -> bytes:
-        """The one that the gateways check keys with. Raises Refused, BadSecret, OSError."""
+        """Return the secret that the gateways check keys with, made here if there is none yet.
+
+        Raises CommandRefused, BadSecret, OSError.
+        """
         known, own = await store.mark(), self.read_secret()
         if known is not None and own is None:
             raise CommandRefused(f"no server secret is here, and the gateways have one: {COPY_IT}")
@@ -112,7 +115,7 @@ class Create(KeysCommand, SecretSettings):
 
 
 class ListKeys(KeysCommand):
-    """All keys ever made, without their secrets."""
+    """List all keys ever made, without their secrets."""
 
     async def run(self, store: KeyStore) -> None:
         keys = await store.all()
@@ -123,12 +126,12 @@ class ListKeys(KeysCommand):
 
 
 class Revoke(KeysCommand):
-    """Refuse a key from now on: gateways hear of it within seconds."""
+    """Refuse a key from now on. Gateways learn of it within seconds."""
 
     key_id: CliPositionalArg[str] = Field(description="what stands between the underscores")
 
     async def run(self, store: KeyStore) -> None:
-        """A second time nothing changes."""
+        """Mark the key as revoked. A second time changes nothing."""
         key = next((key for key in await store.all() if key.key_id == self.key_id), None)
         if key is None:
             raise CommandRefused(

@@ -1,4 +1,4 @@
-"""How an operator's command ends: with its work done, or with one line that says what to do."""
+"""Runs an operator's command, and prints one line that says what to do if it fails."""
 
 import asyncio
 import sys
@@ -9,11 +9,11 @@ from penstock.schemas.secret import BadSecret
 
 
 class CommandRefused(Exception):
-    """The message says what is wrong and what to do."""
+    """Raised when a command cannot be done; the message says what is wrong and what to do."""
 
 
 def run(command: str, work: Coroutine[None, None, None]) -> int:
-    """The exit status: 1 for what was refused or could not be."""
+    """Run a command's work and return the exit status: 0, or 1 if it was refused or failed."""
     try:
         asyncio.run(work)
     except QueueUnreachable as refusal:

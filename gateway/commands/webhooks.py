@@ -1,4 +1,4 @@
-"""penstock webhooks: an operator's view of one tenant's receivers and of what they were sent."""
+"""penstock webhooks: commands for one tenant's webhook receivers and what they were sent."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,7 +27,7 @@ usage: penstock webhooks VERB [SUBJECT] [--tenant NAME] [--redis-url URL]
 
 
 class WebhooksSettings(Settings):
-    """Receivers of one tenant's events."""
+    """Manage the receivers of one tenant's events."""
 
     redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"

@@ -1,4 +1,4 @@
-"""What is served and where a job lies: the models' cards, and the queue of each of their lanes."""
+"""A client's list of the served models, their lanes, and the queue of each lane."""
 
 import time
 
@@ -10,11 +10,14 @@ from penstock.schemas.queue.queue import Queue
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.servers import Redis
 
-CARDS_S = 1.0  # how old the list of models may be
+CARDS_S = 1.0  # how old the list of models may be, in seconds
 
 
 class Lanes:
-    """Looked up again when it is old, or lacks what is asked for."""
+    """The served models and their lanes, read from Redis.
+
+    They are read again when they are old, or lack what is asked for.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -24,13 +27,16 @@ class Lanes:
         self._queues: dict[str, Queue] = {}
 
     async def models(self) -> dict[str, ModelCard]:
-        """What is served, by name."""
+        """Return the served models' cards by name."""
         if time.monotonic() >= self._cards_until:
             await self._refresh()
         return self._cards
 
     async def model(self, name: str) -> ModelCard:
-        """Raises ModelNotFound, once Redis was asked: another gateway may list it already."""
+        """Return a model's card.
+
+        Raises ModelNotFound, but only after Redis was asked: the model may be new there.
+        """
         if name not in await self.models():
             await self._refresh()
         if name not in self._cards:
@@ -38,7 +44,7 @@ class Lanes:
         return self._cards[name]
 
     async def only_model(self) -> str:
-        """The name of the one that is served. Raises InvalidJob where there are others, or none."""
+        """Return the name of the only served model. Raises InvalidJob if there is not just one."""
         if not await self.models():
             await self._refresh()
         names = sorted(self._cards)
@@ -47,13 +53,13 @@ class Lanes:
         return names[0]
 
     async def queues(self) -> list[Queue]:
-        """Every lane of every model: for their counts and workers."""
+        """Return the queue of every lane of every model, to read their counts and workers."""
         cards = (await self.models()).values()
         lanes = [card.lane(number) for card in cards for number in range(card.lanes)]
         return [self._queues[lane.label] for lane in lanes]
 
     async def queue(self, job_id: str) -> Queue:
-        """The one that the id names. Raises JobNotFound."""
+        """Return the queue of the lane that a job's id names. Raises JobNotFound."""
         label = lane_label(job_id)
         if label is not None and label not in self._queues:
             await self._refresh()
@@ -62,19 +68,19 @@ class Lanes:
         return self._queues[label]
 
     def share(self, lane: Lane, account: Account | None) -> Account | None:
-        """The account with what the lane keeps of its limits."""
+        """Return the account with this lane's share of its limits."""
         lanes = self.number(lane.model)
         if account is None or lanes == 1:
             return account
         return Account(name=account.name, limits=account.limits.share(lanes, lane.number))
 
     def number(self, model: str) -> int:
-        """Of a model's lanes, as far as is known."""
+        """Return the number of a model's lanes, or 1 if the model is not known here."""
         card = self._cards.get(model)
         return card.lanes if card else 1
 
     def max_model_len(self, model: str) -> int | None:
-        """As far as is known."""
+        """Return the most tokens of a prompt with its answer. None means not known here."""
         card = self._cards.get(model)
         return card.max_model_len if card else None
 

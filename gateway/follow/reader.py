@@ -1,4 +1,7 @@
-"""What one reader of a job has not read yet. The engine, and other readers, never wait for it."""
+"""The events that one reader of a job has not read yet.
+
+The engine and the other readers never wait for a slow one.
+"""
 
 import asyncio
 import time
@@ -7,9 +10,10 @@ from penstock.schemas.event import Event
 
 
 class Reader:
-    """The live events of one job, at most `max_unread`, until one may have been missed.
+    """A buffer of at most `max_unread` live events of one job, for one reader.
 
-    What is dropped here is in the log, so a slow reader goes on from there, at its own speed.
+    When it is full, or an event may have been lost, it drops everything until `begin`. All that is
+    dropped is in the log, so a slow reader goes on from there, at its own speed.
     """
 
     __slots__ = ("_events", "_is_missed", "_max_unread", "_waiter", "_waits_since_s")
@@ -29,18 +33,21 @@ class Reader:
             self._wake()
 
     def miss(self) -> None:
-        """What waits is in the log too, and the log has what was missed."""
+        """Note that an event may be missing, and drop those that wait: the log has them all."""
         self._events = []
         self._is_missed = True
         self._wake()
 
     def begin(self) -> None:
-        """Before the log is asked: what is published from now on will be kept."""
+        """Keep what is published from now on. Call this before the log is read."""
         self._events = []
         self._is_missed = False
 
     async def take(self) -> list[Event]:
-        """All that waits, at least one; none when the log must be asked: after a miss."""
+        """Wait for events and return all of them.
+
+        An empty list means that some were missed, so the log must be read.
+        """
         if not self._events and not self._is_missed:
             self._waits_since_s = time.monotonic()
             self._waiter = asyncio.get_running_loop().create_future()

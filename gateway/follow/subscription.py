@@ -1,7 +1,7 @@
-"""The one subscriber connection of a client process, and the readers that it feeds.
+"""The one subscriber connection of a client process, and the readers that get its events.
 
-A message holds a step's events for every job of one lane: lines of JSON, as the scripts write them,
-`{"job_id":"...","event":{...}}`.
+A message holds the events of one step, for all jobs of one lane. Each is a line of JSON as the
+scripts write it, `{"job_id":"...","event":{...}}`.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from penstock.schemas.event import EVENT
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.subscriber import Subscriber
 
-SILENCE_S = 5.0  # then the log is asked: a lost end message costs no more than this
-MAX_LIVE_BYTES = 16 * 1024  # of one event, which is read in the event loop
+SILENCE_S = 5.0  # then the log is read: a lost end message delays a reader by this at most
+MAX_LIVE_BYTES = 16 * 1024  # of one event, which is parsed in the event loop
 MAX_UNREAD = 256  # events of one reader; past it the reader pages from the log
 HEAD, MIDDLE = b'{"job_id":"', b'","event":'
 
 
 class Subscription:
-    """Feeds readers with what comes on the channels; they hear of each loss of a connection."""
+    """Gives readers the events that come on the channels, and tells them of lost connections."""
 
     def __init__(
         self, redis: Redis, silence_s: float = SILENCE_S, max_unread: int = MAX_UNREAD
@@ -38,7 +38,7 @@ class Subscription:
         await self._subscriber.aclose()
 
     async def subscribe(self, channel: str) -> None:
-        """Return once Redis sends this channel here."""
+        """Subscribe to a channel. It returns once Redis has confirmed it."""
         await self._subscriber.subscribe(channel)
 
     @contextlib.contextmanager
@@ -58,7 +58,10 @@ class Subscription:
         return job_id in self._readers
 
     async def _watch(self) -> None:
-        """One clock for all readers: a timer for each event would cost more than the event."""
+        """Send readers that have waited too long to the log.
+
+        One task looks at all readers: a timer for each event would cost more than the event.
+        """
         while True:
             await asyncio.sleep(self._silence_s / 5)
             for readers in self._readers.values():
@@ -81,7 +84,7 @@ class Subscription:
     def _feed(self, readers: set[Reader], text: bytes) -> None:
         try:
             event = EVENT.validate_json(text if len(text) <= MAX_LIVE_BYTES else b"")
-        except ValueError:  # not from our scripts, or too large to be read here: the log has it
+        except ValueError:  # not from our scripts, or too large to parse here: the log has it
             for reader in readers:
                 reader.miss()
         else:

@@ -1,4 +1,4 @@
-"""Where arq keeps its own keys: our URLs, as far as arq can follow them."""
+"""Turns our Redis URLs into arq's settings, as far as arq supports them."""
 
 from dataclasses import replace
 from urllib.parse import parse_qsl, urlsplit
@@ -9,7 +9,10 @@ from penstock.schemas.redis.url import BadUrl, Kind, Login, parse
 
 
 def arq_settings(redis_url: str, chores_redis_url: str | None = None) -> RedisSettings:
-    """Of the chores' URL; none: the next database of the jobs' server. Raises BadUrl."""
+    """Return arq's settings for the chores' URL.
+
+    Without one it is the next database of the jobs' server. Raises BadUrl.
+    """
     url = chores_redis_url or redis_url
     place = parse(url)
     if place.kind is Kind.CLUSTER:

@@ -1,7 +1,7 @@
-"""What housekeeping does, as arq sees it: a few chores on a clock, and those that are due.
+"""Housekeeping's chores as arq runs them: a few on a schedule, and the units of work that are due.
 
-What is to be done stands in the jobs' Redis. arq decides which process does it when: a chore's id
-follows from the unit and its turn, so it is in arq's queue once, however often it is handed over.
+What is to be done is in the jobs' Redis. arq decides which process does it and when. A chore's id
+is made of the unit and its turn, so it is in arq's queue once, however often it is handed over.
 """
 
 import logging
@@ -26,24 +26,24 @@ from penstock.schemas.errors import PenstockError
 from penstock.schemas.queue.queue import Queue
 from penstock.schemas.redis.group_sync import Sync
 
-EVERY_S = 5  # the sweeps behind the workers' own
+EVERY_S = 5  # how often lanes are swept, besides the workers' own sweeps
 RECONCILE_EVERY_MIN = 5
 LONG_AGO, KEPT_S = datetime.fromtimestamp(1, UTC), 86_400
-RECONCILE_S = 10.0  # for one lane; the next time goes on there
+RECONCILE_S = 10.0  # for one lane; the next time goes on where this one stopped
 _INCOMPLETE = {"length": "max_output_tokens", "budget": "budget"}
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Chores:
-    """The chores of a process, and what they share."""
+    """The chores of one process, and the objects that they share."""
 
     client: Client
     postman: Postman
     batches: Batches
     reconciler: Reconciler
-    disk: Sync  # of what is told in webhooks
-    run: BatchRun | None  # none: this process has no folder of files
+    disk: Sync  # webhooks tell only what it says is on disk
+    run: BatchRun | None  # None means that this process has no folder of files
 
     def on_call(self) -> list[Function]:
         return [func(self.deliver, name="deliver"), func(self.advance, name="advance")]
@@ -68,7 +68,7 @@ class Chores:
         ]
 
     async def hand_over(self, ctx: dict[str, ArqRedis]) -> None:
-        """Empty the outboxes, and give arq what is due."""
+        """Drain the outboxes of all lanes, and give arq the units that are due."""
 
         async def empty(queue: Queue) -> int:
             return await drain(self.client.redis, queue.lane, self.disk, self._hand_on)
@@ -87,11 +87,11 @@ class Chores:
         await self._each_lane(keep)
 
     async def deliver(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
-        """The webhooks of one host."""
+        """Send the due webhooks of one host."""
         await self.postman.deliver(unit, turn)
 
     async def advance(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
-        """A turn of one batch."""
+        """Do one turn of one batch."""
         if self.run is not None:
             await self.run.advance(unit, turn)
 
@@ -100,7 +100,7 @@ class Chores:
             await self.run.files.sweep()
 
     async def reconcile(self, ctx: dict[str, ArqRedis]) -> None:
-        """Mend what drifted, in every lane."""
+        """Mend the counts and lists of every lane where they disagree with its jobs."""
 
         async def look(queue: Queue) -> int:
             return len(await self.reconciler.look(queue, RECONCILE_S))
@@ -108,7 +108,7 @@ class Chores:
         await self._each_lane(look)
 
     async def _hand_on(self, ended: Ended) -> None:
-        """A job ended that somebody asked about. Repeatable."""
+        """Tell the webhook or batch that asked for it of a job's end. It may be repeated."""
         if ended.note.webhook is not None:
             usage: JsonValue = ended.usage.model_dump()
             told: dict[str, JsonValue] = {"state": ended.state, "usage": usage}
@@ -122,7 +122,10 @@ class Chores:
             await self.batches.due.poke(ended.note.batch, str(ended.note.line))
 
     async def _each_lane(self, work: Callable[[Queue], Awaitable[int]]) -> None:
-        """One lane's failure, as of a cluster's lost node, is not the others'."""
+        """Do the work for each lane.
+
+        A failure in one, such as a lost node of a cluster, stops no other.
+        """
         for queue in await self.client.queues():
             try:
                 await work(queue)
@@ -131,9 +134,9 @@ class Chores:
 
 
 async def _hand_over(arq: ArqRedis, due: Due, chore: str) -> None:
-    """An id that arq has already is no second chore.
+    """Give arq the units that are due. An id that arq has already makes no second chore.
 
-    arq orders by its hosts' clocks; a chore of the epoch's first second is due by all of them.
+    arq orders chores by its hosts' clocks. So they are dated 1970, which is past on any clock.
     """
     for unit, turn in await due.units():
         name = f"{due.kind}:{unit}:{turn}"

@@ -1,4 +1,4 @@
-"""penstock housekeeping: chores by arq, also those that no worker lives to do."""
+"""penstock housekeeping: runs chores with arq, also those that a dead worker left undone."""
 
 import asyncio
 import json
@@ -32,12 +32,12 @@ from penstock.schemas.redis.url import RedisUrlSetting
 log = logging.getLogger(__name__)
 
 QUEUE = "penstock:chores"
-MOST_CHORE_S = 50  # then it is cancelled; after a killed process arq holds it for 10 s more
+MOST_CHORE_S = 50  # then arq cancels a chore; that of a killed process it holds 10 s longer
 AT_ONCE = 64
 
 
 class HousekeepingSettings(OutboundSettings, FilesSettings):
-    """End what waited too long, hand on what the dead held, send webhooks, run batches."""
+    """End jobs that waited too long, hand on those of dead workers, send webhooks, run batches."""
 
     redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
@@ -61,7 +61,7 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
     @field_validator("chores_redis_url")
     @classmethod
     def is_one_of_arqs(cls, url: str | None, others: ValidationInfo) -> str | None:
-        if "redis_url" in others.data:  # else that one is wrong, and said to be
+        if "redis_url" in others.data:  # else it is wrong, and has its own error
             arq_settings(others.data["redis_url"], url)
         return url
 
@@ -69,7 +69,7 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
 def main(argv: list[str]) -> int:
     settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
     write_log_to_stderr("housekeeping", settings.log_level)
-    logging.getLogger("arq").setLevel(logging.WARNING)  # it tells of every chore, every second
+    logging.getLogger("arq").setLevel(logging.WARNING)  # else arq logs all chores, every second
     try:
         asyncio.run(_reached(settings))
     except UnfitServer as error:
@@ -86,18 +86,21 @@ def main(argv: list[str]) -> int:
 
 
 async def _reached(settings: HousekeepingSettings) -> None:
-    """Wait for Redis: arq would try a few times and then end."""
+    """Wait until Redis is reached. arq by itself would try a few times and then end."""
     async with connect(settings.redis_url) as redis:
         for warning in await check_when_reached(redis, settings.durability):
             log.warning("%s", warning)
     if settings.chores_redis_url is not None:
         async with connect(settings.chores_redis_url) as redis:
-            with suppress(UnfitServer):  # what it holds may be lost at any time
+            with suppress(UnfitServer):  # any server will do: arq's keys may be lost
                 await check_when_reached(redis)
 
 
 def run_until_told_to_stop(house: Worker) -> int:
-    """The exit status: 0 after SIGTERM or SIGINT, also if a chore was cut short by it."""
+    """Run the chores until a signal, and return the exit status.
+
+    It is 0 after SIGTERM or SIGINT, also if that cut a chore short.
+    """
     signals = list[Signals]()
     house.on_stop = signals.append
     try:
@@ -105,7 +108,7 @@ def run_until_told_to_stop(house: Worker) -> int:
     except UnfitServer as error:
         log.error("%s", error)
         return NEVER_STARTS
-    except (Exception, CancelledError):  # arq cancels chores, and awaits them as if it had not
+    except (Exception, CancelledError):  # arq cancels chores and then awaits them, which raises
         if not signals:
             raise
         log.exception("a chore did not end in order; it is done again by whoever comes next")

@@ -1,7 +1,7 @@
-"""Counts and lists of a lane, compared with its jobs, and mended where they drifted apart.
+"""Compares the counts and lists of a lane with its jobs, and mends them where they disagree.
 
-No transition leaves a lane so: what does is a server that ran out of memory in the middle of one, a
-restored backup, or a hand in Redis. A healthy lane is looked at and left as it is.
+No transition leaves a lane so. The causes are a server that ran out of memory in the middle of one,
+a restored backup, or somebody who edited keys by hand. A healthy lane is not changed.
 """
 
 import asyncio
@@ -15,20 +15,23 @@ from penstock.schemas.redis.servers import Redis
 
 KEYS_A_STEP = 100  # bounds how long one step stalls Redis
 PAUSE_S = 0.02
-MISSING_MS = 60_000  # so long a job must have been nowhere before it is put back
+MISSING_MS = 60_000  # how long a job must have been in no list before it is put back
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """Goes on, lane by lane, where it stopped."""
+    """Mends lanes in rounds. In each lane it goes on where it stopped the last time."""
 
     redis: Redis
     missing_ms: int = MISSING_MS
     _cursors: dict[str, bytes] = field(default_factory=dict)
 
     async def look(self, queue: Queue, for_s: float) -> list[tuple[str, str]]:
-        """One round over a lane, or as much of it as there is time: what was mended, and where."""
+        """Make one round over a lane, or as much of it as `for_s` seconds allow.
+
+        Returns what was mended, and of which job or list.
+        """
         prefix, until = queue.lane.prefix, time.monotonic() + for_s
         connection, mended = Connection(self.redis), list[tuple[str, str]]()
         while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""What waits for a chore, in Redis: units of work that are due, and who has them for a while."""
+"""Units of work in Redis that wait for a chore: which are due, and which a process holds."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,14 +16,14 @@ Kind = Literal["webhooks", "batches"]
 
 @dataclass(slots=True)
 class Held:
-    """A unit that is ours until its lease lapses, and when it shall be looked at again."""
+    """A unit that this process holds until its lease lapses, and when to look at it again."""
 
     unit: str
-    again_ms: int = field(default=-1)  # -1: not before an item of it is due
+    again_ms: int = field(default=-1)  # after it is put back; -1 waits until an item is due
 
 
 class Due:
-    """The units of one kind. They are all in Redis: what nobody takes up stays due.
+    """The units of work of one kind. They are all in Redis: one that nobody takes stays due.
 
     webhooks   a unit is a receiving host, an item a webhook
     batches    a unit is a batch, an item a line whose job ended
@@ -34,11 +34,11 @@ class Due:
         self._connection = Connection(redis)
 
     async def poke(self, unit: str, item: str, delay_ms: int = 0) -> None:
-        """An item will be due; one that is there already keeps its time."""
+        """Make an item due after a delay. An item that is there already keeps its time."""
         await self._run("poke", unit, item, delay_ms)
 
     async def units(self, most: int = 256) -> list[tuple[str, int]]:
-        """Units that are due, each with its turn, which `holding` asks for."""
+        """Return the units that are due, each with its turn, which `holding` takes."""
         reply = [text.decode() for text in await self._run("due", most)]
         return [(reply[at], int(reply[at + 1])) for at in range(0, len(reply), 2)]
 
@@ -47,7 +47,10 @@ class Due:
 
     @asynccontextmanager
     async def holding(self, unit: str, turn: int, lease_ms: int) -> AsyncIterator[Held | None]:
-        """Have a unit, by a lease renewed meanwhile; none when the turn was somebody's already."""
+        """Hold a unit by a lease, which is renewed meanwhile.
+
+        Yields None if this turn of the unit was taken already.
+        """
         if await self._run("take", unit, turn, lease_ms) != [b"taken"]:
             yield None
             return
@@ -56,7 +59,7 @@ class Due:
         try:
             yield held
         except BaseException:
-            held.again_ms = 1000  # whoever takes it up begins where this one failed
+            held.again_ms = 1000  # the next one begins where this one failed
             raise
         finally:
             renewing.cancel()
@@ -66,7 +69,7 @@ class Due:
         reply = [b"ok"]
         while reply == [b"ok"]:
             await asyncio.sleep(lease_ms / 3000)
-            with suppress(PenstockError):  # then the next time, or the lease lapses
+            with suppress(PenstockError):  # it is tried again, until the lease lapses
                 reply = await self._run("hold_on", unit, turn, lease_ms)
 
     async def _run(self, script: str, *args: str | int) -> list[bytes]:
@@ -74,12 +77,15 @@ class Due:
 
 
 async def fields_of(connection: Connection, key: str) -> tuple[int, dict[str, str]]:
-    """The time in milliseconds by Redis's clock, and a hash of the chores'."""
+    """Return the time in milliseconds by Redis's clock, and the fields of a hash of the chores."""
     reply = await connection.run("fields", CHORES, key)
     now_ms, *texts = [text.decode(errors="replace") for text in reply]
     return int(now_ms), dict(zip(texts[::2], texts[1::2], strict=True))
 
 
 async def server_time_ms(connection: Connection) -> int:
-    """By Redis's clock, as everything that expires: hosts may be wrong about the time."""
+    """Return the time in milliseconds by Redis's clock.
+
+    All that expires does so by this clock, because hosts may be wrong about the time.
+    """
     return (await fields_of(connection, "none"))[0]

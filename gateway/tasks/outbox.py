@@ -1,4 +1,4 @@
-"""What lanes noted of jobs that ended, for those who asked: webhooks, and lines of batches."""
+"""The outboxes: each lane's notes of ended jobs that a webhook or a batch must hear of."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Note(Report):
-    """What a job carries from its submission to its end: whom the end concerns."""
+    """A note that a job carries from its submission on: who must be told of its end."""
 
     webhook: str | None = Field(None, description="a URL; empty: the tenant's endpoints alone")
     batch: str | None = Field(None, description="the batch that the job is a line of")
@@ -27,7 +27,7 @@ class Note(Report):
 
 
 class Ended(Report):
-    """One entry of an outbox: ids and numbers, nothing that was said."""
+    """One entry of an outbox. It has ids and numbers, and no text of the prompt or answer."""
 
     job: str
     tenant: str
@@ -44,10 +44,10 @@ FIELDS = ("job", "tenant", "state", "ended_ms", "usage", "note", "cut")
 async def drain(
     redis: Redis, lane: Lane, disk: Sync, hand_on: Callable[[Ended], Awaitable[None]]
 ) -> int:
-    """Hand every entry on, once it is on the disk, and then forget it; how many it was.
+    """Hand on every entry of a lane's outbox, and return how many there were.
 
-    One that was handed on and not forgotten, because this process died between the two, is handed
-    on again: `hand_on` must not mind.
+    An entry is handed on once it is on the server's disk, and removed afterwards. If this process
+    dies between the two, the entry is handed on again, so `hand_on` must bear a repeat.
     """
     connection, handed, count = Connection(redis), list[bytes](), 0
     mark = await disk.begin(lane.prefix)
@@ -63,7 +63,7 @@ async def drain(
 
 
 def _ended(texts: Sequence[bytes]) -> Ended | None:
-    """None for a note that is no `Note`: any client of Redis may have left it."""
+    """Read an entry. Returns None if it cannot be read: any client of Redis may have written it."""
     values = [text.decode(errors="replace") for text in texts]
     fields: dict[str, object] = dict(zip(FIELDS, values, strict=True))
     try:

@@ -1,8 +1,9 @@
-"""Requests to URLs that callers gave. Nothing that only this side can reach is reached by them.
+"""Sends requests to URLs that callers gave, but never into the network that this server is in.
 
-httpcore carries them, httpx's own transport: it follows no redirect, reads no proxy from the
-environment and asks one function for its connections. (aiohttp can pin addresses too, but follows
-redirects unless told at each call; smokescreen and other proxies are one more process to run.)
+The requests go through httpcore, httpx's own transport: it follows no redirect, reads no proxy from
+the environment and asks one function for its connections. (aiohttp can pin addresses too, but
+follows redirects unless told at each call; smokescreen and other proxies are one more process to
+run.)
 """
 
 import asyncio
@@ -23,23 +24,23 @@ from penstock.schemas.errors import InvalidJob, Unavailable
 from penstock.schemas.process.start import Settings, words_of
 
 MAX_URL_CHARS = 2048
-MAX_RETRY_AFTER_S = 86_400.0  # a receiver may ask for more, and does not get it
+MAX_RETRY_AFTER_S = 86_400.0  # a receiver that asks for more gets this
 PORTS = (443, 8443)
-# Global by the registries, but no receiver's: relays, and a cloud's own host.
+# Global by the registries, but never a receiver's: relays, and the own host of a cloud.
 IPV4_NEVER = [IPv4Network(each) for each in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16")]
-# What carries an IPv4 address inside, or documents: 6to4, Teredo and its kind, examples.
+# Networks that carry an IPv4 address inside (6to4, Teredo and its kind), or are for examples.
 IPV6_NEVER = [IPv6Network(each) for each in ("2001::/23", "2002::/16", "3fff::/20")]
-IPV6_GLOBAL = IPv6Network("2000::/3")  # so never mapped, compatible, NAT64, local, multicast
+IPV6_GLOBAL = IPv6Network("2000::/3")  # no IPv4-mapped or -compatible, NAT64, local, multicast
 ORIGIN = re.compile(r"https?://[^/?#@\s]+/?")
 NAME = re.compile(r"([a-z0-9_-]{1,63}\.)*(?!0x[0-9a-f]*$)(?=[0-9-]*[a-z])[a-z0-9-]{1,63}")
 
-ALLOWING = "--webhook-public or --webhook-private"  # of gateway, housekeeping and `penstock up`
+ALLOWING = "--webhook-public or --webhook-private"  # flags of gateway, housekeeping, penstock up
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class OutboundSettings(Settings):
-    """Whom this server may call."""
+    """The receivers that this server may call."""
 
     webhook_public: bool = Field(False, description="jobs may name https receivers anywhere")
     webhook_private: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
@@ -58,7 +59,7 @@ class OutboundSettings(Settings):
 
 
 class NoAnswer(Unavailable):
-    """The receiver did not answer in time, or not in HTTP."""
+    """Raised when the receiver does not answer in time, or not in HTTP."""
 
     code = "no_answer"
     status = 504
@@ -66,24 +67,24 @@ class NoAnswer(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A URL that may be called, if its address may be."""
+    """A URL that may be called, if its address may be called too."""
 
     url: httpx.URL
     host: str
     port: int
-    is_private: bool  # named by the operator, wherever it is
+    is_private: bool  # the operator named it, so its address is not checked
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverAnswer:
-    """What a receiver said; its body is not read."""
+    """The answer of a receiver, without its body, which is not read."""
 
     status: int
-    retry_after_s: float = 0.0  # 0: it did not say, or a date
+    retry_after_s: float = 0.0  # 0 if it gave none, or a date
 
 
 class Outbound:
-    """Calls what callers name, as far as the settings allow it."""
+    """Calls the URLs that callers name, as far as the settings allow it."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Outbound:
         network: httpcore.AsyncNetworkBackend | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """The last three are the system's, if not given."""
+        """Use the system's `resolve`, `network` and `tls` where they are not given."""
         self._settings = settings
         self._private = {_origin(httpx.URL(each)) for each in settings.webhook_private}
         self._resolve = resolve or _resolved
@@ -100,7 +101,10 @@ class Outbound:
         self._tls = tls
 
     def check(self, url: str, param: str = "url") -> Destination:
-        """What the text alone tells; raises InvalidJob, which names `param`."""
+        """Check a URL by its text alone, without looking up its address.
+
+        Raises InvalidJob, which names `param`, if it may not be called.
+        """
         if not self._private and not self._settings.webhook_public:
             sentence = f"this server calls nobody; its operator may allow it by {ALLOWING}"
             raise InvalidJob(f"{param}: {sentence}", param)
@@ -111,7 +115,7 @@ class Outbound:
         return target
 
     async def post(self, url: str, headers: Mapping[str, str], content: bytes) -> ReceiverAnswer:
-        """Call once; no redirect is followed.
+        """Send one POST request. No redirect is followed.
 
         Raises InvalidJob when the URL or its address may not be called, NoAnswer when it should be
         tried again.
@@ -175,7 +179,7 @@ class Outbound:
 
 
 class _Pinned(httpcore.AsyncNetworkBackend):
-    """Dials the addresses that were checked; the name serves for TLS alone."""
+    """Connects to the addresses that were checked. The host's name serves for TLS alone."""
 
     def __init__(self, network: httpcore.AsyncNetworkBackend, addresses: Sequence[str]) -> None:
         self._network = network
@@ -199,7 +203,7 @@ class _Pinned(httpcore.AsyncNetworkBackend):
 
 
 def refuse_local(addresses: Sequence[str]) -> None:
-    """Raise ValueError if any of them is not a single host of the public internet."""
+    """Raise ValueError if any address is not a single host of the public internet."""
     if not addresses:
         raise ValueError("the name has no address")
     for address in map(ip_address, addresses):

@@ -1,4 +1,4 @@
-"""Webhooks in the Standard Webhooks form: who wants them, and each one's way to its receiver."""
+"""Webhooks in the Standard Webhooks form: their receivers, and how each one is sent."""
 
 import asyncio
 import base64
@@ -23,11 +23,11 @@ from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.wire import Report, read_or_none
 
-LISTED = 1000  # webhooks that a tenant's list goes back
-LIST_KEPT_S = 30 * 86_400  # after the last of them
+LISTED = 1000  # how many webhooks a tenant's list holds
+LIST_KEPT_S = 30 * 86_400  # how long the list is kept after its last webhook
 AT_ONCE = 8  # requests to one host
 LEASE_MS = 5000  # of a host, renewed while it is served
-NEWS_S = 0.5  # so soon a new webhook joins those under way
+NEWS_S = 0.5  # how soon a new webhook joins those that are being sent
 WINDOW_S = 10.0  # how long one chore serves one host
 MOST_DELAY_S = 3600.0
 MOST_RETRY_AFTER_S = 86_400.0
@@ -36,11 +36,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RetrySchedule:
-    """How often a webhook is tried; three times as long after each, give or take a fifth."""
+    """A webhook's number of attempts, and the waits between them.
+
+    Each wait is three times as long as the one before, give or take a fifth.
+    """
 
     first_s: float = 5.0
     max_attempts: int = 10
-    kept_s: int = 7 * 86_400  # an ended webhook is remembered
+    kept_s: int = 7 * 86_400  # how long an ended webhook is remembered
 
     def delay_ms(self, attempts: int, retry_after_s: float) -> int:
         own = min(self.first_s * 3 ** (attempts - 1), MOST_DELAY_S) * random.uniform(0.8, 1.2)
@@ -48,14 +51,14 @@ class RetrySchedule:
 
 
 class Endpoint(Report):
-    """A receiver of all of a tenant's events, registered by an operator."""
+    """A receiver of all events of a tenant, which an operator has registered."""
 
     id: str
     url: str
 
 
 class Webhook(Report):
-    """One event for one receiver, and how it fared."""
+    """One event for one receiver, and how far its delivery is."""
 
     id: str
     url: str
@@ -67,7 +70,7 @@ class Webhook(Report):
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """What a webhook tells: that `subject` came to a state."""
+    """The event that a webhook tells of: `subject`, a job or batch, has reached a state."""
 
     tenant: str
     type: str  # "job.succeeded", "batch.completed"
@@ -89,7 +92,7 @@ class Occurrence:
 
 
 class Webhooks:
-    """Endpoints and webhooks in Redis; `deliver` is what sends them."""
+    """Endpoints and webhooks in Redis. `Postman.deliver` sends them."""
 
     def __init__(self, redis: Redis) -> None:
         self._connection = Connection(redis)
@@ -98,7 +101,7 @@ class Webhooks:
     # Receivers.
 
     async def secret(self, tenant: str) -> str:
-        """What signs the tenant's webhooks; drawn at first use."""
+        """Return the secret that signs the tenant's webhooks. It is made at first use."""
         key = f"{CHORES}secrets"
         drawn = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
         await self._connection.call("HSETNX", key, tenant, drawn)
@@ -107,7 +110,7 @@ class Webhooks:
         return found.decode()
 
     async def forget_secret(self, tenant: str) -> None:
-        """The next use draws another."""
+        """Delete the tenant's secret. The next use makes another."""
         await self._connection.call("HDEL", f"{CHORES}secrets", tenant)
 
     async def add(self, tenant: str, url: str) -> Endpoint:
@@ -128,7 +131,10 @@ class Webhooks:
     # Webhooks.
 
     async def tell(self, occurrence: Occurrence, url: str) -> None:
-        """Have it sent to `url`, if there is one, and to the tenant's endpoints. Repeatable."""
+        """Make webhooks for the tenant's endpoints, and for `url` unless it is empty.
+
+        It may be repeated.
+        """
         endpoints = await self.endpoints(occurrence.tenant)
         for receiver in dict.fromkeys([*([url] if url else []), *(one.url for one in endpoints)]):
             identity = short_digest(f"{occurrence.subject} {occurrence.type} {receiver}")
@@ -147,7 +153,7 @@ class Webhooks:
                 await self.due.poke(unit, webhook_id)
 
     async def redeliver(self, tenant: str, webhook_id: str) -> bool:
-        """Send it again under its id; false: there is none, or it was forgotten."""
+        """Send a webhook again under its id. Returns False if it is not known, or was forgotten."""
         reply = await self._run("redeliver", tenant, webhook_id)
         if reply[0] == b"missing":
             return False
@@ -155,7 +161,7 @@ class Webhooks:
         return True
 
     async def webhooks(self, tenant: str) -> list[Webhook]:
-        """The newest first, as far as they are remembered."""
+        """Return the tenant's webhooks that are still remembered, the newest first."""
         found = await self._connection.call("ZREVRANGE", f"{CHORES}webhooks:{tenant}", 0, -1)
         shown = []
         for webhook_id in [text.decode() for text in texts_of(found)]:
@@ -173,7 +179,7 @@ class Webhooks:
 
 
 class Postman(Webhooks):
-    """Sends what is due to one host after the other; a dead one delays no other."""
+    """Sends the webhooks that are due, each host's on their own: a dead host delays no other."""
 
     def __init__(
         self, redis: Redis, outbound: Outbound, patience: RetrySchedule, timeout_s: float
@@ -184,7 +190,7 @@ class Postman(Webhooks):
         self._lease_ms = int(1000 * (timeout_s + 5))
 
     async def deliver(self, unit: str, turn: int) -> None:
-        """A chore: what is due for one host, for a while."""
+        """Send what is due for one host, for about `WINDOW_S` seconds. arq runs it as a chore."""
         async with self.due.holding(unit, turn, LEASE_MS) as held, asyncio.TaskGroup() as requests:
             until, tasks = time.monotonic() + WINDOW_S, set[asyncio.Task[None]]()
             while held and time.monotonic() < until:
@@ -213,7 +219,10 @@ class Postman(Webhooks):
         )
 
     async def _post(self, url: str, headers: dict[str, str], body: bytes) -> tuple[str, str, float]:
-        """The state that follows, what was answered, and after how long to try again at least."""
+        """Send one webhook.
+
+        Returns its next state, what was answered, and the least seconds until the next try.
+        """
         try:
             answer = await self._outbound.post(url, headers, body)
         except InvalidJob as error:
@@ -222,12 +231,12 @@ class Postman(Webhooks):
             return "pending", error.message, 0
         if 200 <= answer.status < 300:
             return "delivered", str(answer.status), 0
-        state = "failed" if answer.status == 410 else "pending"  # Gone: it wants no more of them
+        state = "failed" if answer.status == 410 else "pending"  # Gone: the receiver wants no more
         return state, str(answer.status), answer.retry_after_s
 
 
 def signed(webhook_id: str, timestamp: str, body: bytes, keys: Sequence[str]) -> dict[str, str]:
-    """The headers of Standard Webhooks. The id is the same at every attempt, the time is not."""
+    """Return the headers of Standard Webhooks. Attempts share the id, but not the time."""
     content = f"{webhook_id}.{timestamp}.".encode() + body
     marks = [
         hmac.new(base64.b64decode(key.removeprefix("whsec_")), content, hashlib.sha256).digest()
@@ -242,7 +251,10 @@ def signed(webhook_id: str, timestamp: str, body: bytes, keys: Sequence[str]) ->
 
 
 def host_of(url: str) -> str:
-    """What bounds the requests that one receiver gets at once; also of a text that is no URL."""
+    """Return the host and port of a URL, for which requests at once are limited.
+
+    A text that is no URL gives "none".
+    """
     try:
         parts = urlsplit(url)
         return f"{parts.hostname}:{parts.port or 443}"

@@ -35,7 +35,7 @@ HEADERS: dict[Metric, tuple[str, str]] = {
 }
 
 
-class ServeSettings(OwnSettings, DatasetSettings):
+class BenchServeSettings(OwnSettings, DatasetSettings):
     """Latencies and throughput of a server, seen by its clients.
 
     Without --base-url a whole Penstock is started for it, and each setting of a worker is one of
@@ -86,7 +86,7 @@ class ServeSettings(OwnSettings, DatasetSettings):
 
 
 def main(argv: Sequence[str]) -> int:
-    settings = load_settings(ServeSettings, PROGRAM, argv)
+    settings = load_settings(BenchServeSettings, PROGRAM, argv)
     given = target(settings.base_url) if settings.base_url is not None else None
     vocab_size = settings.vocab_size if given else settings.own_vocab_size
     requests = settings.requests(vocab_size)
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 @asynccontextmanager
-async def _server(settings: ServeSettings, given: Target | None) -> AsyncIterator[Target]:
+async def _server(settings: BenchServeSettings, given: Target | None) -> AsyncIterator[Target]:
     if given is not None:
         yield given
         return
@@ -132,7 +132,7 @@ def result(found: Measurement) -> dict[str, object]:
     }
 
 
-def _show(settings: ServeSettings, found: Measurement, latencies: dict[str, float]) -> None:
+def _show(settings: BenchServeSettings, found: Measurement, latencies: dict[str, float]) -> None:
     summary = result(found)
     lines = {
         "Successful requests:": summary["completed"],
@@ -167,7 +167,7 @@ def _show(settings: ServeSettings, found: Measurement, latencies: dict[str, floa
 
 
 def _save(
-    settings: ServeSettings, model: str, found: dict[str, object], measured: Measurement
+    settings: BenchServeSettings, model: str, found: dict[str, object], measured: Measurement
 ) -> None:
     now, rate = datetime.now(UTC).strftime("%Y%m%d-%H%M%S"), f"{settings.request_rate:g}"
     saved: dict[str, object] = {

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import Field
+from pydantic_settings import CliSuppress
 
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.process.settings import WorkerSettings, model_folder
@@ -17,9 +18,15 @@ class OwnSettings(WorkerSettings):
         str(BUNDLED_MODEL), description="a checkpoint's folder, or a name on the Hugging Face hub"
     )
 
+    redis_url: CliSuppress[str] = Field("", description="not read: it starts a server")
+
     def given(self) -> dict[str, object]:
         """What was said of the engine, beside its model."""
-        names = WorkerSettings.model_fields.keys() & self.model_fields_set - {"model", "config"}
+        names = WorkerSettings.model_fields.keys() & self.model_fields_set - {
+            "model",
+            "config",
+            "redis_url",
+        }
         return {name: getattr(self, name) for name in sorted(names)}
 
     @property

@@ -57,7 +57,7 @@ class Queue:
     def __init__(self, redis: Redis, lane: Lane, orphan_grace_ms: int = 10_000) -> None:
         self.lane = lane
         self.orphan_grace_ms = orphan_grace_ms
-        self._connection = Connection(redis)
+        self.connection = Connection(redis)
 
     # For those who put jobs in.
 
@@ -276,7 +276,7 @@ class Queue:
 
     async def owner(self, job_id: str) -> str | None:
         """The tenant of a job, if it is known."""
-        tenant = await self._connection.call("HGET", self.lane.job(job_id), "tenant")
+        tenant = await self.connection.call("HGET", self.lane.job(job_id), "tenant")
         return tenant.decode() if isinstance(tenant, bytes) else None
 
     async def result(self, tenant: str, job_id: str) -> Result | None:
@@ -301,7 +301,7 @@ class Queue:
 
     async def _run(self, script: str, *args: Word) -> list[bytes]:
         reach(f"{script}.asked")
-        reply = await self._connection.run(script, self.lane.prefix, *args)
+        reply = await self.connection.run(script, self.lane.prefix, *args)
         reach(f"{script}.answered")
         return reply
 

@@ -94,7 +94,7 @@ class WorkerQueue(Queue):
         most_ms = min(most_ms, MAX_BLOCK_MS)
         if 0 <= due_ms < most_ms:
             most_ms = due_ms + 1
-        await self._connection.call(
+        await self.connection.call(
             "XREAD", "COUNT", 1, "BLOCK", most_ms, "STREAMS", self.lane.news, newest
         )
 

@@ -54,7 +54,7 @@ def run_batch(num_lines: int, window: int = 1024, patience_s: float = 1800.0) ->
 async def _run(url: str, folder: Path, num_lines: int, window: int, patience_s: float) -> Outcome:
     began_s, growth = time.monotonic(), list[int]()
     async with asyncio.timeout(patience_s), queue_at(url, lease_ms=600_000) as queue:
-        link = queue._connection.redis
+        link = queue.connection.redis
         files = Files(link, FilesSettings(files_folder=folder))
         batches = Batches(link)
         batch = await _create(files, batches, num_lines)

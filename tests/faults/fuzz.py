@@ -1,6 +1,6 @@
 """Whatever is sent to a gateway or stored beside it: no 500, no stall, no growth past linear.
 
-    PYTHONPATH=tests:. python -m faults.fuzz --minutes 10 --seed 1
+    PYTHONPATH=tests/support:tests:. python -m faults.fuzz --minutes 10 --seed 1
 
 Each example is a request that was good before some of it was replaced, or bytes that never were; a
 stored value that is another's, or none; or one piece of a body repeated n and four times n times.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
-from pydantic_settings import NoDecode
+from pydantic_settings import CliSuppress, NoDecode
 
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.keys import Lane
@@ -79,13 +79,16 @@ class WorkerSettings(Settings):
         description="a job that has no room takes that of running ones so many classes lower",
     )
     deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
-    fake_step_ms: float = Field(2.0, ge=0, description="how long a step of the fake engine takes")
-    fake_poison: str = Field(
+    # The fake engine is for tests and measurements; its flags are not in --help.
+    fake_step_ms: CliSuppress[float] = Field(
+        2.0, ge=0, description="how long a step of the fake engine takes"
+    )
+    fake_poison: CliSuppress[str] = Field(
         "",
         description="the fake engine fails at prompts that begin "
         "<word>:crash|hang|raise|idle:<token>",
     )
-    fake_stamps: Path | None = Field(
+    fake_stamps: CliSuppress[Path | None] = Field(
         None, description="a file where the fake engine notes when it made each token"
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from penstock.worker.bundled.training.corpus.document import (
     Dialogue,
     Document,
-    PlainText,
+    Passage,
     ToolSpec,
     Turn,
     dumps,
@@ -33,7 +33,7 @@ class RenderedPiece:
 
 def render(document: Document) -> list[RenderedPiece]:
     """A chat comes out as the chat template writes it."""
-    if isinstance(document, PlainText):
+    if isinstance(document, Passage):
         return [
             RenderedPiece(BOS, 0.0),
             RenderedPiece(document.content + END_OF_TEXT, ANSWER_SHARE),

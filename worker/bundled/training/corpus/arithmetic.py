@@ -2,7 +2,7 @@
 
 from random import Random
 
-from penstock.worker.bundled.training.corpus.document import Exchange, PlainText, exchange
+from penstock.worker.bundled.training.corpus.document import Exchange, Passage, exchange
 from penstock.worker.bundled.training.corpus.words import FOODS, ITEMS, first_name, plural
 
 _ADDITIONS = (
@@ -34,9 +34,9 @@ def arithmetic(rng: Random) -> Exchange:
     return rng.choice(_FORMS)(rng)
 
 
-def sums(rng: Random) -> PlainText:
+def sums(rng: Random) -> Passage:
     """Lines of finished sums, as a text to be continued."""
-    return PlainText("\n".join(_equation(*_operands(rng)) for _ in range(rng.randint(4, 12))))
+    return Passage("\n".join(_equation(*_operands(rng)) for _ in range(rng.randint(4, 12))))
 
 
 def _operands(rng: Random) -> tuple[str, int, int]:

@@ -53,7 +53,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class PlainText:
+class Passage:
     """A document without a chat around it."""
 
     content: str
@@ -66,7 +66,7 @@ class Dialogue:
 
 
 Exchange: TypeAlias = tuple[Turn, ...]
-Document: TypeAlias = PlainText | Dialogue
+Document: TypeAlias = Passage | Dialogue
 
 
 def exchange(question: str, answer: str) -> Exchange:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from random import Random
 
-from penstock.worker.bundled.training.corpus.document import PlainText
+from penstock.worker.bundled.training.corpus.document import Passage
 from penstock.worker.bundled.training.corpus.facts import CAPITALS, FACTS, HOW_TOS
 from penstock.worker.bundled.training.corpus.topics import TOPICS
 from penstock.worker.bundled.training.corpus.words import (
@@ -21,8 +21,8 @@ from penstock.worker.bundled.training.corpus.words import (
 )
 
 
-def prose(rng: Random) -> PlainText:
-    return PlainText(rng.choice(_FORMS)(rng))
+def prose(rng: Random) -> Passage:
+    return Passage(rng.choice(_FORMS)(rng))
 
 
 def _capitals(rng: Random) -> str:

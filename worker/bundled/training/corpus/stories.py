@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from penstock.worker.bundled.training.corpus.document import Exchange, PlainText, exchange
+from penstock.worker.bundled.training.corpus.document import Exchange, Passage, exchange
 from penstock.worker.bundled.training.corpus.words import (
     ANIMALS,
     COLOURS,
@@ -145,8 +145,8 @@ def story_on_request(rng: Random) -> Exchange:
     return exchange(cast.tell(rng.choice(_REQUESTS)), _story(rng, cast))
 
 
-def story(rng: Random) -> PlainText:
-    return PlainText(_story(rng, _cast(rng)))
+def story(rng: Random) -> Passage:
+    return Passage(_story(rng, _cast(rng)))
 
 
 def _cast(rng: Random) -> _Cast:

@@ -1,0 +1,472 @@
+"""The compiled operations against torch in float64, in round shapes and weird ones.
+
+Every way of a processor to multiply is compiled and run; what this one lacks is emulated.
+"""
+
+import ctypes
+import math
+import os
+import platform
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_kernels_attention import DECODES, MIXED, expected, make
+from torch import Tensor
+from torch.testing import assert_close
+
+from paths import SUPPORT
+from penstock.kernels.cpu.compile import build
+from penstock.kernels.cpu.library import load
+from penstock.kernels.draw import LOG2_E
+from penstock.kernels.paged_attention_panels import paged_attention_panels, to_panels
+from penstock.kernels.panel_layers import LayerParts, PanelLayers
+from penstock.kernels.panel_linear import PACKINGS, PanelLinear
+from penstock.kernels.rms_norm import rms_norm_compiled, rms_norm_ref
+from penstock.kernels.rotate_and_store import (
+    HeadNorms,
+    Places,
+    rotate_and_store_panels,
+    rotate_and_store_ref,
+)
+from penstock.kernels.sample import (
+    NO_TOKEN,
+    WAY,
+    SampleRef,
+    Ways,
+    mass_compiled,
+    mass_ref,
+    sample_compiled,
+)
+from penstock.kernels.spans import HeadShape, Spans
+from penstock.kernels.store_kv import key_rows
+
+_EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi")
+_EMULATED += ("-include", str(SUPPORT / "emulated.h"))
+WAYS = {"native": ("-O3", "-march=native")}
+if platform.machine() == "x86_64":
+    WAYS |= {
+        "SSE2": ("-O1", "-march=x86-64"),
+        "AVX-512 bf16": _EMULATED,
+        "AMX": (*_EMULATED, "-DEMULATED_TILES"),
+    }
+
+
+@pytest.fixture(scope="session", params=WAYS)
+def ops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    more = os.environ.get("PENSTOCK_TEST_OPS_FLAGS", "").split()
+    flags = (*WAYS[request.param], *more)
+    library = load(build(flags, tmp_path_factory.mktemp("cache")))
+    if request.param.startswith("A"):
+        assert library.prepare() == request.param.encode()
+    return library
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + seed)
+    return torch.randn(shape, generator=generator).bfloat16()
+
+
+# rows, out_features, in_features
+SHAPES = [(1, 16, 32), (2, 100, 64), (5, 576, 576), (17, 34, 1536), (70, 200, 4096), (300, 30, 64)]
+SHAPES += [(140, 40, 4096)]  # several runs of rows, and pieces of columns, where tiles multiply
+
+
+@pytest.mark.parametrize("rows, out, wide", SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_equal_torch(
+    ops: ctypes.CDLL, rows: int, out: int, wide: int, biased: bool
+) -> None:
+    x, weight = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5
+    bias = randn(out) if biased else None
+    exact = F.linear(x.double(), weight.double(), bias.double() if bias is not None else None)
+    product = PanelLinear(ops, weight, bias)
+    assert_close(product.wide(x).double(), exact, atol=2e-5, rtol=2e-5)
+    assert torch.equal(product(x), product.wide(x).bfloat16())
+    residual = randn(rows, out, seed=2)
+    added = (product.wide(x) + residual).bfloat16()
+    assert torch.equal(product.add(x, residual), added) and torch.equal(residual, added)
+    gate, up = exact.chunk(2, -1)
+    gated = PanelLinear(ops, weight, bias, parts=2).silu_mul(x)
+    assert_close(gated.double(), F.silu(gate) * up, atol=1e-2, rtol=1e-2)
+    index = torch.tensor([out - 1, 0, out // 2])
+    assert torch.equal(product.rows(index), weight[index])
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
+@pytest.mark.parametrize("rows, out, wide", [(1, 16, 128), (5, 100, 192), (70, 33, 704)])
+def test_quantised_products_equal_torch(
+    ops: ctypes.CDLL, name: str, rows: int, out: int, wide: int
+) -> None:
+    """Of the numbers that the weight was rounded to, and the rows too. The last group is short."""
+    x, weight, bias = randn(rows, wide), randn(out, wide, seed=1) / wide**0.5, randn(out)
+    weight[0] = 0
+    product = PanelLinear(ops, weight, bias, PACKINGS[name])
+    rounded = product.rows(torch.arange(out))
+    group = PACKINGS[name].group or wide
+    padded = F.pad(weight.abs(), (0, -wide % group)).view(out, -1, group)
+    most = padded.amax(-1).repeat_interleave(group, 1)[:, :wide]
+    steps = 127 if name == "int8" else 8
+    assert ((rounded - weight).abs() <= 0.01 * most + most / steps).all()
+    assert ((rounded - weight).abs().mean(-1) <= 0.3 * most.amax(-1) / steps).all()
+    scale = x.abs().amax(-1, keepdim=True).double() / 127
+    eighth = (x.double() / scale).round() * scale
+    exact = F.linear(eighth, rounded.double(), bias.double())
+    assert_close(product.wide(x).double(), exact, atol=1e-2, rtol=1e-2)
+    alone = torch.cat([product.wide(row) for row in x.split(1)])
+    assert torch.equal(alone, product.wide(x))
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_g64", "int4_g128"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_numbers_overflow_nowhere(ops: ctypes.CDLL, name: str, sign: int) -> None:
+    weight = torch.full((16, 256), 1 if name == "int8" else 0.875).bfloat16()
+    weight[:, ::64] = -1  # in 4 bits -8, so that the others are 7
+    x = torch.full((6, 256), sign * 127).bfloat16()
+    got = PanelLinear(ops, weight, None, PACKINGS[name]).wide(x)
+    assert_close(got, F.linear(x.float(), weight.float()), atol=0, rtol=5e-3)
+
+
+@pytest.mark.parametrize("rows, out, wide", SHAPES)
+def test_a_products_row_has_the_same_bits_alone(
+    ops: ctypes.CDLL, rows: int, out: int, wide: int
+) -> None:
+    x, weight = randn(rows, wide), randn(out, wide, seed=1)
+    product = PanelLinear(ops, weight, None)
+    alone = torch.cat([product.wide(row) for row in x.split(1)])
+    assert torch.equal(alone, product.wide(x))
+
+
+LONG = [(1, 1030), (1, 2049), (3, 1025), (50, 1050)]
+
+
+@pytest.mark.parametrize(
+    "lengths, window",
+    [
+        (DECODES, None),
+        (DECODES, 64),
+        (MIXED, None),
+        (MIXED, 1),
+        (MIXED, 20),
+        (LONG, None),
+        (LONG, 1024),
+    ],
+)
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, block_size",
+    [(9, 3, 64, 16), (4, 4, 32, 48), (6, 1, 96, 32), (1, 1, 256, 16)],
+)
+def test_attention_equals_torch(
+    ops: ctypes.CDLL,
+    lengths: list[tuple[int, int]],
+    window: int | None,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int,
+) -> None:
+    query, cache, spans = make(lengths, heads, kv_heads, head_dim, block_size, torch.bfloat16)
+    wanted = expected(query, cache, spans, 0.1, window)
+    panels = to_panels(cache)
+    got = paged_attention_panels(ops, query, panels, spans, 0.1, window)
+    assert_close(got.double(), wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("lengths", [MIXED, LONG], ids=["mixed", "long"])
+@pytest.mark.parametrize("window", [None, 20])
+def test_attention_of_a_row_has_the_same_bits_alone(
+    ops: ctypes.CDLL, lengths: list[tuple[int, int]], window: int | None
+) -> None:
+    query, cache, spans = make(lengths, 6, 2, 64, dtype=torch.bfloat16)
+    panels = to_panels(cache)
+    whole = paged_attention_panels(ops, query, panels, spans, 0.1, window)
+    starts = spans.query_start.tolist()
+    for seq, (length, context) in enumerate(lengths):
+        for row in range(0, length, 3):
+            alone = Spans(
+                torch.tensor([0, 1], dtype=torch.int32),
+                torch.tensor([context - length + row + 1], dtype=torch.int32),
+                spans.block_tables[seq : seq + 1],
+                1,
+                context,
+            )
+            at = slice(starts[seq] + row, starts[seq] + row + 1)
+            got = paged_attention_panels(ops, query[at], panels, alone, 0.1, window)
+            assert torch.equal(got, whole[at])
+
+
+@pytest.mark.parametrize(
+    "common, contexts",
+    [
+        (64, [65, 66, 80, 128]),
+        (512, [544, 608, 513, 512]),
+        (1024, [1024, 1025, 1100, 1300]),
+        (1536, [1600, 1537, 2047, 1536]),
+        (3072, [3100, 3200, 3300, 3072]),
+    ],
+)
+@pytest.mark.parametrize("heads, kv_heads, block_size", [(9, 3, 16), (4, 4, 48)])
+def test_sequences_with_a_prefix_in_common_get_the_bits_that_each_gets_alone(
+    ops: ctypes.CDLL,
+    common: int,
+    contexts: list[int],
+    heads: int,
+    kv_heads: int,
+    block_size: int,
+) -> None:
+    """A prefix is read once for several; others, longer and shorter, stand between them."""
+    lengths = [(1, context) for context in contexts * 4]
+    lengths[7:7] = [(1, 70), (3, 700), (1, 90)]
+    query, cache, spans = make(lengths, heads, kv_heads, 64, block_size, torch.bfloat16)
+    for row, (_, context) in enumerate(lengths):
+        if context >= common:
+            blocks = (common - 64 * (row == 3)) // block_size
+            spans.block_tables[row, :blocks] = spans.block_tables[0, :blocks]
+    panels = to_panels(cache)
+    got = paged_attention_panels(ops, query, panels, spans, 0.1, None)
+    assert_close(got.double(), expected(query, cache, spans, 0.1, None), atol=1e-2, rtol=1e-2)
+    starts = spans.query_start.tolist()
+    for row, (length, context) in enumerate(lengths):
+        at = slice(starts[row], starts[row + 1])
+        alone = Spans(
+            torch.tensor([0, length], dtype=torch.int32),
+            spans.context_lens[row : row + 1],
+            spans.block_tables[row : row + 1],
+            length,
+            context,
+        )
+        one = paged_attention_panels(ops, query[at], panels, alone, 0.1, None)
+        assert torch.equal(one, got[at])
+
+
+def test_what_nobody_sees_may_be_any_number(ops: ctypes.CDLL) -> None:
+    """Slots after a sequence's last key, and blocks of others."""
+    query, cache, spans = make([(1, 21), (5, 37)], 4, 2, 64, dtype=torch.bfloat16)
+    wanted = paged_attention_panels(ops, query, to_panels(cache), spans, 0.1, None)
+    tables = spans.block_tables
+    cache[tables[0, 1], :, :, 5:] = 3e38
+    cache[tables[1, 2], :, :, 5:] = -3e38
+    held = {*tables[0, :2].tolist(), *tables[1, :3].tolist()}
+    cache[[block for block in range(len(cache)) if block not in held]] = torch.nan
+    got = paged_attention_panels(ops, query, to_panels(cache), spans, 0.1, None)
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim, block_size", [(6, 2, 64, 16), (5, 5, 96, 48)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_and_store_equal_the_reference(
+    ops: ctypes.CDLL, heads: int, kv_heads: int, head_dim: int, block_size: int, normed: bool
+) -> None:
+    tokens, shape = 37, HeadShape(heads, kv_heads, head_dim)
+    qkv = randn(tokens, (heads + 2 * kv_heads) * head_dim)
+    angles = 5 * randn(tokens, head_dim // 2).float()
+    cos, sin = angles.cos(), angles.sin()
+    places = Places(
+        torch.cat((cos, cos), 1).bfloat16(),
+        torch.cat((-sin, sin), 1).bfloat16(),
+        torch.randperm(6 * block_size, generator=torch.Generator().manual_seed(1))[:tokens],
+    )
+    norms = HeadNorms(randn(head_dim), randn(head_dim, seed=1), 1e-5) if normed else None
+    cache = randn(6, kv_heads, 2, block_size, head_dim)
+    panels = to_panels(cache)
+    rows = key_rows(places.slot_mapping, kv_heads, block_size)
+    wanted = rotate_and_store_ref(qkv, norms, places, shape, cache, rows)
+    got = rotate_and_store_panels(ops, qkv, norms, places, shape, panels)
+    assert_close(got, wanted, atol=3e-2, rtol=2e-2)
+    assert_close(panels, to_panels(cache), atol=3e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("normed", [False, True])
+def test_layers_in_one_call_have_the_bits_of_their_operations(
+    ops: ctypes.CDLL, name: str, normed: bool
+) -> None:
+    """Between them rows lie as products read them; one by one they take and give plain rows."""
+    heads, kv_heads, head_dim, size, inner, eps = 4, 2, 32, 128, 192, 1e-5
+    shape = HeadShape(heads, kv_heads, head_dim)
+    _, cache, spans = make([(1, 1030), (21, 40), (1, 5)], heads, kv_heads, head_dim)
+    places = Places(
+        *randn(2, 23, head_dim),
+        torch.cat(
+            [
+                table[torch.arange(context - rows, context) // 16] * 16
+                + torch.arange(context - rows, context) % 16
+                for table, (rows, context) in zip(
+                    spans.block_tables.long(), [(1, 1030), (21, 40), (1, 5)], strict=True
+                )
+            ]
+        ),
+    )
+    norms = HeadNorms(randn(head_dim), randn(head_dim, seed=1), eps) if normed else None
+
+    def product(out: int, wide: int, seed: int, parts: int = 1) -> PanelLinear:
+        weight, bias = randn(parts * out, wide, seed=seed) / 8, randn(parts * out, seed=seed)
+        return PanelLinear(ops, weight, bias, PACKINGS[name], parts)
+
+    layers = [
+        LayerParts(
+            randn(size, seed=seed),
+            product((heads + 2 * kv_heads) * head_dim, size, seed),
+            norms,
+            product(size, heads * head_dim, seed),
+            randn(size, seed=seed + 1),
+            product(inner, size, seed, parts=2),
+            product(size, inner, seed),
+            eps,
+            0.2,
+            None,
+        )
+        for seed in (10, 20)
+    ]
+    caches = [to_panels(cache.bfloat16()) for _ in layers]
+    alone = [each.clone() for each in caches]
+    hidden = randn(23, size)
+    wanted = hidden.clone()
+    got = PanelLayers(layers, shape)(ops, hidden, caches, places, spans)
+    for layer, panels in zip(layers, alone, strict=True):
+        rows = layer.qkv(rms_norm_compiled(ops, wanted, layer.attention_norm, eps))
+        query = rotate_and_store_panels(ops, rows, norms, places, shape, panels)
+        attended = paged_attention_panels(ops, query, panels, spans, 0.2, None)
+        layer.output.add(attended.view(23, -1), wanted)
+        rows = layer.gate_up.silu_mul(rms_norm_compiled(ops, wanted, layer.mlp_norm, eps))
+        layer.down.add(rows, wanted)
+    assert torch.equal(got, wanted) and wanted.isfinite().all()
+    for one, other in zip(caches, alone, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_threads_that_store_neighbours_lose_nothing(ops: ctypes.CDLL) -> None:
+    """A prompt from an odd place on: two threads store tokens whose values share words."""
+    shape, tokens = HeadShape(2, 2, 64), 320
+    qkv = randn(tokens, 6 * 64)
+    places = Places(
+        torch.ones(tokens, 64).bfloat16(),
+        torch.zeros(tokens, 64).bfloat16(),
+        torch.arange(3, 3 + tokens),
+    )
+    empty = torch.zeros(21, 2, 2, 16, 64).bfloat16()
+    rows = key_rows(places.slot_mapping, 2, 16)
+    wanted = empty.clone()
+    rotate_and_store_ref(qkv, None, places, shape, wanted, rows)
+    wanted = to_panels(wanted)
+    for _ in range(200):
+        panels = empty.clone()
+        rotate_and_store_panels(ops, qkv, None, places, shape, panels)
+        assert torch.equal(panels, wanted)
+
+
+@pytest.mark.parametrize("rows, hidden", [(1, 64), (3, 123), (300, 576), (2, 20_001)])
+def test_rms_norm_equals_the_reference(ops: ctypes.CDLL, rows: int, hidden: int) -> None:
+    x, weight = randn(rows, hidden), randn(hidden)
+    got = rms_norm_compiled(ops, x, weight, 1e-5)
+    assert_close(got, rms_norm_ref(x, weight, 1e-5), atol=1e-6, rtol=1e-2)
+
+
+def test_numbers_that_are_none_stay_so(ops: ctypes.CDLL) -> None:
+    x, weight = randn(3, 64), randn(32, 64)
+    x[1, 7] = torch.nan
+    for name in ("bf16", "int8"):
+        got = PanelLinear(ops, weight, None, PACKINGS[name])(x)
+        assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
+
+
+def ways_of(seed: int, rows: int) -> Ways:
+    """Rows that draw in every way, some by a grammar's mask."""
+    rng, ways = np.random.default_rng(seed), np.zeros(rows, WAY)
+    ways["temperature"] = rng.choice([0, 1e-5, 0.3, 1, 2], rows)
+    ways["top_k"] = rng.choice([0, 0, 1, 2, 7, 50, 1000, 2**31 - 1], rows)
+    ways["top_p"] = rng.choice([1, 1, 1e-9, 0.2, 0.9, 0.999999], rows)
+    ways["min_p"] = rng.choice([0, 0, 1e-300, 1e-9, 0.05, 0.5, 1], rows)
+    ways["seed"] = rng.integers(2**64, size=rows, dtype=np.uint64)
+    ways["choice"], ways["is_masked"] = rng.integers(16, size=rows), rng.integers(2, size=rows)
+    return ways
+
+
+def assert_sampled_alike(
+    ops: ctypes.CDLL, ways: Ways, logits: Tensor, masks: Tensor | None = None
+) -> None:
+    """As the reference samples all together, and compiled each row alone."""
+    rows, vocab = logits.shape
+    positions = np.arange(rows) * 1009
+    masses, is_finite = mass_compiled(ops, logits), logits.amax(-1).isfinite()
+    assert torch.equal(masses[is_finite], mass_ref(logits)[is_finite])
+    once, twice = logits.clone(), logits.clone()
+    wanted = SampleRef(ways, vocab, logits.device)(once, positions, masks)
+    got = sample_compiled(ops, ways, twice, positions, masks)
+    assert got.tolist() == wanted.tolist()
+    assert torch.equal(once.nan_to_num(7.0), twice.nan_to_num(7.0))
+    assert torch.equal(got == NO_TOKEN, ~once.amax(-1).isfinite())
+    alone = [
+        sample_compiled(
+            ops,
+            ways[row : row + 1],
+            logits[row : row + 1].clone(),
+            positions[row : row + 1],
+            None if masks is None else masks[row : row + 1],
+        )
+        for row in range(rows)
+    ]
+    assert torch.equal(torch.cat(alone), got)
+
+
+@pytest.mark.parametrize(
+    "rows, vocab", [(20, 1), (40, 15), (40, 17), (90, 64), (60, 1001), (9, 50257), (3, 262144)]
+)
+@pytest.mark.parametrize("spread", [0.001, 3.0, 40.0])
+def test_sampled_tokens_equal_the_reference(
+    ops: ctypes.CDLL, rows: int, vocab: int, spread: float
+) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(rows, vocab, generator=generator) * spread
+    logits[1::3] = (logits[1::3] / spread * 4).round() / 4  # ties
+    for row, odd in zip(range(2, rows, 7), [math.nan, math.inf, -math.inf] * 5, strict=False):
+        logits[row, row * 37 % vocab] = odd
+    words = (rows, -(-vocab // 32))
+    masks = torch.randint(-(2**31), 2**31, words, dtype=torch.int32, generator=generator)
+    for seed, given_masks in enumerate((None, masks, masks & 1, masks * 0)):
+        assert_sampled_alike(ops, ways_of(seed + vocab, rows), logits, given_masks)
+
+
+ODD = st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 1e-45, 1.0])
+LOGIT = st.floats(width=32, min_value=-50, max_value=50) | ODD
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    some=st.lists(LOGIT, min_size=1, max_size=8),
+    copies=st.integers(1, 40),
+)
+def test_any_logits_are_sampled_as_the_reference_does(
+    ops: ctypes.CDLL, seed: int, some: list[float], copies: int
+) -> None:
+    logits = torch.tensor(some).repeat(4, copies)
+    logits[2:] = logits[2:].flip(-1)
+    logits[3] = logits[3].nan_to_num(0, 5, -5)
+    assert_sampled_alike(ops, ways_of(seed, 4), logits)
+
+
+def test_what_is_just_as_likely_as_min_p_asks_is_kept(ops: ctypes.CDLL) -> None:
+    logits = torch.randn(3000, 2, generator=torch.Generator().manual_seed(0))
+    logits[1::2] += 30
+    ways = np.zeros(3000, WAY)
+    ways["temperature"], ways["top_p"], ways["seed"] = 1, 1, np.arange(3000)
+    power = (logits.amin(-1) - logits.amax(-1)) * LOG2_E
+    ways["min_p"] = power.double().exp2().numpy()
+    assert_sampled_alike(ops, ways, logits)
+    drawn = sample_compiled(ops, ways, logits, np.zeros(3000, np.int64), None)
+    assert (drawn == logits.argmin(-1)).sum() > 800
+
+
+@pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (0, 0.1), (299, 0.5), (0, 0.9)])
+def test_equal_logits_are_all_drawn_or_none(ops: ctypes.CDLL, top_k: int, top_p: float) -> None:
+    logits = torch.full((3000, 500), -20.0)
+    logits[:, 100:400] = 2.0
+    ways = np.zeros(3000, WAY)
+    ways["temperature"], ways["top_k"], ways["top_p"] = 0.7, top_k, top_p
+    ways["seed"] = np.arange(3000)
+    drawn = sample_compiled(ops, ways, logits, np.zeros(3000, np.int64), None)
+    assert set(drawn.tolist()) == set(range(100, 400))

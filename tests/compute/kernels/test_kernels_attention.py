@@ -1,0 +1,197 @@
+"""Paged attention: reference and tiled form against torch's own, Triton against the reference."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from paths import ROOT
+from penstock.kernels.paged_attention_ref import paged_attention_ref
+from penstock.kernels.paged_attention_tiled import paged_attention_tiled
+from penstock.kernels.paged_attention_triton import paged_attention_triton
+from penstock.kernels.spans import Spans
+
+# (query length, context length) of each sequence
+DECODES = [(1, 1), (1, 16), (1, 17), (1, 80), (1, 333)]
+MIXED = [(1, 40), (15, 15), (33, 50), (1, 1), (100, 100), (7, 130)]
+SMALL = [(1, 21), (5, 5), (3, 40)]
+
+
+def make(
+    lengths: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Spans]:
+    """Queries, a cache whose blocks are dealt at random, and a table that is a strided view."""
+    generator = torch.Generator().manual_seed(3)
+    needed = [-(-context // block_size) for _, context in lengths]
+    order = (torch.randperm(sum(needed) + 3, generator=generator) + 1).tolist()
+    table = torch.full((len(lengths), max(needed) * 2 + 3), 10**6, dtype=torch.int32)[:, ::2]
+    for row, count in enumerate(needed):
+        table[row, :count] = torch.tensor([order.pop() for _ in range(count)], dtype=torch.int32)
+    cache = torch.randn(
+        (sum(needed) + 4, kv_heads, 2, block_size, head_dim), generator=generator
+    ).to(dtype)
+    ends = torch.tensor([0] + [query for query, _ in lengths]).cumsum(0)
+    query = torch.randn((int(ends[-1]), heads, head_dim), generator=generator).to(dtype)
+    spans = Spans(
+        ends.to(torch.int32),
+        torch.tensor([context for _, context in lengths], dtype=torch.int32),
+        table,
+        max(query for query, _ in lengths),
+        max(context for _, context in lengths),
+    )
+    return query, cache, spans
+
+
+def expected(
+    query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None
+) -> Tensor:
+    """Key by key through the block table, then torch's attention in float64."""
+    block_size, out = cache.shape[3], []
+    starts = spans.query_start.tolist()
+    for seq, context in enumerate(spans.context_lens.tolist()):
+        table = spans.block_tables[seq].tolist()
+        kv = torch.stack(
+            [cache[table[p // block_size], :, :, p % block_size] for p in range(context)], 2
+        ).double()
+        rows = query[starts[seq] : starts[seq + 1]].double().transpose(0, 1)
+        position = torch.arange(context - rows.shape[1], context)[:, None]
+        key = torch.arange(context)
+        seen = (key <= position) & (key > position - (window or context))
+        kv = kv.repeat_interleave(query.shape[1] // cache.shape[1], 0)
+        attended = F.scaled_dot_product_attention(
+            rows, kv[:, 0], kv[:, 1], attn_mask=seen, scale=scale
+        )
+        out.append(attended.transpose(0, 1))
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("attention", [paged_attention_ref, paged_attention_tiled])
+@pytest.mark.parametrize("lengths", [DECODES, MIXED], ids=["decodes", "mixed"])
+@pytest.mark.parametrize("window", [None, 1, 20, 64])
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, block_size", [(8, 2, 64, 16), (9, 3, 48, 32), (5, 1, 96, 10)]
+)
+def test_attention_equals_torch(attention, lengths, window, heads, kv_heads, head_dim, block_size):
+    query, cache, spans = make(lengths, heads, kv_heads, head_dim, block_size)
+    got = attention(query, cache, spans, 0.2, window)
+    wanted = expected(query, cache, spans, 0.2, window).float()
+    assert_close(got, wanted, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("attention", [paged_attention_ref, paged_attention_tiled])
+def test_bf16_attention_is_near_the_exact_one(attention):
+    query, cache, spans = make(MIXED, 6, 2, 64, dtype=torch.bfloat16)
+    got = attention(query, cache, spans, 0.125, None)
+    assert_close(got.double(), expected(query, cache, spans, 0.125, None), atol=2e-2, rtol=2e-2)
+
+
+def test_many_sequences_are_gathered_in_several_parts():
+    lengths = [(1, 1 + 37 * step % 900) for step in range(90)]
+    query, cache, spans = make(lengths, 4, 4, 64)
+    got = paged_attention_ref(query, cache, spans, 0.125, None)
+    wanted = expected(query, cache, spans, 0.125, None).float()
+    assert_close(got, wanted, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "lengths, heads, kv_heads, head_dim, window",
+    [
+        (SMALL, 4, 2, 64, None),
+        (SMALL, 3, 1, 128, 7),
+        ([(19, 70)], 6, 2, 64, None),
+        ([(20, 20), (1, 9)], 1, 1, 64, 5),
+    ],
+)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_triton_equals_the_reference(lengths, heads, kv_heads, head_dim, window, dtype, tolerance):
+    query, cache, spans = make(lengths, heads, kv_heads, head_dim, dtype=dtype)
+    got = paged_attention_triton(query, cache, spans, 0.15, window)
+    wanted = paged_attention_ref(query, cache, spans, 0.15, window)
+    assert_close(got, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 600])
+def test_a_split_query_is_merged_to_the_same(window):
+    query, cache, spans = make([(1, 1030), (1, 3)], 2, 1, 64)
+    got = paged_attention_triton(query, cache, spans, 0.125, window)
+    wanted = paged_attention_ref(query, cache, spans, 0.125, window)
+    assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    whole = paged_attention_triton(query, cache, spans, 0.125, window, deterministic=True)
+    assert_close(whole, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_queries_are_read_through_their_strides():
+    query, cache, spans = make(SMALL, 4, 2, 64)
+    wide = torch.cat((query, query), 1)[:, :4]
+    assert not wide.is_contiguous()
+    for attention in (paged_attention_ref, paged_attention_tiled, paged_attention_triton):
+        got = attention(wide, cache, spans, 0.125, None)
+        assert_close(got, attention(query, cache, spans, 0.125, None), atol=0, rtol=0)
+
+
+COMPILE = """
+import re, subprocess, sys, tempfile
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from penstock.kernels.paged_attention_triton import _merge, _paged_attention
+
+STRIDES = "query_row query_head cache_block cache_head cache_value tables_row".split()
+
+def resources(kernel, signature, constants):
+    signature = signature | dict.fromkeys(constants, "constexpr")
+    # As at a launch: addresses and strides are multiples of 16.
+    aligned = [name for name in signature if name.endswith("_ptr") or name in STRIDES]
+    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
+    options = {"num_warps": 4, "num_stages": 2}
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.check_output([tool, "-res-usage", file.name], text=True)
+    print(usage)
+    stack = int(re.search(r"STACK:(\\d+)", usage)[1])
+    local = int(re.search(r"LOCAL:(\\d+)", usage)[1])
+    assert stack == 0 and local == 0, usage
+    return built.asm["ptx"]
+
+pointers = {name: "*bf16" for name in ("query_ptr", "cache_ptr", "out_ptr")}
+pointers |= {"lse_ptr": "*fp32"} | dict.fromkeys(
+    ("query_start_ptr", "context_lens_ptr", "tables_ptr"), "*i32"
+)
+numbers = [*STRIDES, "tokens", "heads"]
+signature = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32", "window": "i32"}
+for group, rows, head_dim, splits in ((3, 16, 64, 4), (4, 64, 128, 1)):
+    constants = dict(tables_column=1, GROUP=group, ROWS=rows, KEYS=64, BLOCK_SIZE=16,
+                     HEAD_DIM=head_dim, SPLITS=splits, INTERPRETED=False)
+    ptx = resources(_paged_attention, signature, constants)
+    assert "mma" in ptx
+resources(
+    _merge,
+    {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
+    | {"tokens": "i32", "heads": "i32"},
+    {"SPLITS": 4, "HEAD_DIM": 64},
+)
+"""
+
+
+def test_the_kernel_compiles_for_hopper_with_nothing_spilled():
+    """In a process of its own: here triton was imported to interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root = ROOT
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr

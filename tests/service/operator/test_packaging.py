@@ -1,0 +1,98 @@
+"""The wheel, installed beside a project that has packages named as our rooms are.
+
+An editable install hides what a wheel lacks, and what it would take from its user: so this one is
+built from a copy of the tree, and its files alone are looked at.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from faults.mutants import copy_tree
+
+BUILD = "from setuptools import build_meta as b; print(b.build_{}({!r}))"
+THEIRS = ("schemas", "worker", "gateway", "kernels", "loadtest", "compose")
+USE = """
+import sys
+sys.path[:0] = {path!r}
+import schemas, worker, gateway, kernels, loadtest, compose
+for theirs in (schemas, worker, gateway, kernels, loadtest, compose):
+    assert theirs.MINE == 1, theirs
+from penstock import Client, SamplingParams, SyncClient
+assert Client.__module__ == "penstock.gateway.client"
+assert not {{"torch", "transformers"}} & set(sys.modules)
+from penstock import LLM
+from penstock.schemas.script import script_text
+from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
+assert all((each / "model.safetensors").is_file() for each in (BUNDLED_MODEL, BUNDLED_DRAFT))
+assert "XADD" in "".join(script_text("commit"))
+output = LLM(str(BUNDLED_MODEL)).generate("Hello", SamplingParams(max_tokens=4))
+assert len(output[0].outputs[0].token_ids) == 4
+print("used")
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
+    copy_tree(tree)
+    return out / built("wheel", tree, out)
+
+
+def built(kind: str, tree: Path, out: Path) -> str:
+    code = BUILD.format(kind, str(out))
+    words = [sys.executable, "-c", code]
+    run = subprocess.run(words, cwd=tree, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return run.stdout.split()[-1]
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as file:
+        return {name for name in file.namelist() if ".dist-info/" not in name}
+
+
+def test_it_holds_penstock_alone_and_no_training(wheel: Path) -> None:
+    held = names(wheel)
+    assert {name.split("/")[0] for name in held} == {"penstock"}
+    assert not [name for name in held if "training" in name or "/tests/" in name]
+    assert {"penstock/__init__.pyi", "penstock/py.typed", "penstock/kernels/cpu/linear.c"} <= held
+
+
+def test_the_wheel_of_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    tree, out = tmp_path / "tree", tmp_path / "dist"
+    tree.mkdir()
+    copy_tree(tree)
+    sdist = out / built("sdist", tree, out)
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(tmp_path)], check=True)
+    source = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert names(out / built("wheel", source, out)) == names(wheel)
+
+
+def test_a_project_with_packages_of_these_names_uses_both(wheel: Path, tmp_path: Path) -> None:
+    project, site = tmp_path / "project", tmp_path / "site"
+    for name in THEIRS:
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").write_text("MINE = 1\n")
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(site)]
+    subprocess.run([sys.executable, *install, str(wheel)], check=True, timeout=300)
+    others = sysconfig.get_path("purelib")  # as a path: its .pth, that of this tree, is not read
+    found = isolated(USE.format(path=[str(project), str(site), others]))
+    assert found.returncode == 0 and found.stdout.split() == ["used"], found.stderr[-2000:]
+    bare = f"import sys, importlib.util as u; sys.path[:0] = [{str(site)!r}]\n"
+    bare += f"print(*(name for name in {THEIRS} if u.find_spec(name)))"
+    assert isolated(bare).stdout.split() == []
+
+
+def isolated(code: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-I", "-S", "-c", code]
+    return subprocess.run(words, capture_output=True, text=True, timeout=300)
+
+
+def test_the_python_that_builds_is_new_enough() -> None:
+    assert importlib.util.find_spec("setuptools") is not None

@@ -1,0 +1,150 @@
+"""What a command is told, in whatever way: it has its effect, or is refused by name."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paths import ROOT
+from penstock.compose.cli import main
+from penstock.gateway.commands.keys import ListKeys
+from penstock.schemas.process.setting_names import NAMES, unknown_variables
+
+ROOMS = ("schemas", "worker", "gateway", "compose", "loadtest")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The lines that a command of `penstock` ends with before it begins anything."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    return said.err.splitlines()
+
+
+def fields() -> set[str]:
+    """Of every class that is made from `Settings`, by what the code says."""
+    paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    known, size = {"Settings"}, 0
+    while size < len(known):
+        size = len(known)
+        known |= {each.name for each in classes if known & {ast.unparse(b) for b in each.bases}}
+    return {name for each in classes if each.name in known for name in map(field, each.body)} - {""}
+
+
+def field(node: ast.stmt) -> str:
+    """The name by which a setting is given; empty: it is none."""
+    if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
+        return ""
+    given = node.value.keywords if isinstance(node.value, ast.Call) else []
+    alias = [ast.literal_eval(each.value) for each in given if each.arg == "alias"]
+    return str(alias[0]) if alias else ast.unparse(node.target)
+
+
+def test_the_list_of_settings_is_that_of_all_commands() -> None:
+    assert fields() == NAMES, fields() ^ NAMES
+
+
+@pytest.mark.parametrize("command", ["gateway", "worker --model fake", "up", "keys list"])
+def test_what_is_no_setting_is_refused_by_name_with_the_nearest_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+) -> None:
+    """Of a file and the environment; what another command would take is none of it."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("max_modellen:\nnum_lanes: 2\ndrain_s: 3\n")
+    for name in ("MAX_NUM_SEQ", "DRAIN_S", "LEASE_TTL_MS"):
+        monkeypatch.setenv(f"PENSTOCK_{name}", "900")
+    of_file, of_environment = refused(capsys, *command.split(), "--config", str(file))
+    assert "max_modellen is no setting: did you mean max_model_len?" in of_file
+    assert "PENSTOCK_MAX_NUM_SEQ in the environment is no setting" in of_environment
+    assert "did you mean PENSTOCK_MAX_NUM_SEQS?" in of_environment
+
+
+@pytest.mark.parametrize(
+    "text, why",
+    [
+        (None, "cannot be read: No such file"),
+        ("a: [b", "is not YAML"),
+        ("- max_model_len", "a setting a line"),
+        ("port: many", "--port: "),
+    ],
+)
+def test_a_file_that_says_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, why: str
+) -> None:
+    file = tmp_path / "settings.yaml"
+    if text is not None:
+        file.write_text(text)
+    [line] = refused(capsys, "gateway", f"--config={file}")
+    assert why in line
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        ("keys create --tenat x", "--tenat is not known: did you mean --tenant?"),
+        ("gateway --max-conn 3", "--max-conn is not known"),
+        ("gateway more", "more is not known"),
+        ("gateway --port", "--port: expected one argument"),
+        ("dlq list --redis-url nowhere", "--redis-url: no scheme"),
+        ("webhooks list --redis-url nowhere", "--redis-url: no scheme"),
+        ("up --redis-url nowhere", "--redis-url: no scheme"),
+        ("up --webhook-private example.com", "--webhook-private: example.com is not like http://"),
+        ("keys create --scopes all", "--scopes: Input should be 'inference'"),
+    ],
+)
+def test_a_wrong_word_costs_one_line(
+    capsys: pytest.CaptureFixture[str], words: str, why: str
+) -> None:
+    [line] = refused(capsys, *words.split())
+    assert why in line
+
+
+def test_variables_of_others_are_no_settings_of_ours() -> None:
+    """Of Kubernetes for a service `penstock-gateway`, of the tests, and of names like ours."""
+    assert not unknown_variables(
+        {
+            "PENSTOCK_GATEWAY_SERVICE_HOST": "10.0.0.1",
+            "PENSTOCK_GATEWAY_SERVICE_PORT_HTTP": "80",
+            "PENSTOCK_GATEWAY_PORT": "tcp://10.0.0.1:80",
+            "PENSTOCK_GATEWAY_PORT_80_TCP_ADDR": "10.0.0.1",
+            "PENSTOCK_SERVER": "/usr/bin/redis-server",
+            "PENSTOCK_CRASH_AT": "x",
+            "PENSTOCKS": "1",
+            "JSON": "1",
+        }
+    )
+    assert unknown_variables({"PENSTOCK_GATEWAY_PORT": "80"})
+
+
+def test_a_variable_is_a_setting_by_its_prefix_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program's `JSON` is none."""
+    monkeypatch.setenv("JSON", "1")
+    assert not ListKeys().as_json
+    monkeypatch.setenv("PENSTOCK_JSON", "1")
+    assert ListKeys().as_json
+
+
+@pytest.mark.parametrize("flag", ["--files-folder", "--server-secret-file"])
+def test_a_path_that_cannot_be_used_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.delenv("PENSTOCK_SERVER_SECRET")
+    (tmp_path / "file").write_text("")
+    words = ["gateway", "--port", "0", flag, str(tmp_path / "file" / "below")]
+    ended = subprocess.run(
+        [sys.executable, "-m", "penstock.compose.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert str(tmp_path / "file") in line and "Not a directory" in line

@@ -1,0 +1,548 @@
+"""Text goes to ids and back as the tokenizer itself would do it, however the ids arrive."""
+
+import itertools
+import subprocess
+import sys
+from functools import cache
+from os.path import commonprefix
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+import tokenizers_made
+from paths import ROOT
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.event import EVENT, Delta
+from penstock.schemas.job import Chat, Message
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.messages import Logprob
+from penstock.worker.text.completion import Completion
+from penstock.worker.text.detokenizer import Detokenizer
+from penstock.worker.text.stop_strings import Match, StopStrings
+from penstock.worker.text.text import LOWEST_LOGPROB, Text
+from tokenizers_made import CORPUS
+
+BUNDLED = ROOT / "worker/bundled/penstock-5m"
+NAMES = [maker.__name__ for maker in tokenizers_made.MAKERS]
+if BUNDLED.is_dir():
+    NAMES.append("bundled")
+
+
+@cache
+def folder(name: str) -> Path:
+    if name == "bundled":
+        return BUNDLED
+    made = getattr(tokenizers_made, name)()
+    return tokenizers_made.save(made, Path(mkdtemp(prefix=f"penstock-{name}-")))
+
+
+@cache
+def text(name: str) -> Text:
+    return Text(folder(name))
+
+
+@cache
+def oracle(name: str) -> PreTrainedTokenizerFast:
+    loaded = AutoTokenizer.from_pretrained(folder(name), clean_up_tokenization_spaces=False)
+    assert isinstance(loaded, PreTrainedTokenizerFast)
+    return loaded
+
+
+def cut(values: list[int], cuts: list[int]) -> list[list[int]]:
+    borders = sorted({0, len(values), *(place % (len(values) + 1) for place in cuts)})
+    return [values[a:b] for a, b in itertools.pairwise(borders)]
+
+
+ids = st.lists(st.integers(0, 340), max_size=40)
+cuts = st.lists(st.integers(0, 1000), max_size=12)
+# Bytes close together make many characters that are whole, cut short, overlong or out of range.
+byte_runs = st.lists(
+    st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x9A, 0x80, 0xC3, 0xA9, 0x41, 0xED, 0xA0, 0xFF]),
+    max_size=14,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    begin=st.sampled_from(["", "the fox", " a", *CORPUS]), ids=ids, cuts=cuts, skips=st.booleans()
+)
+@settings(max_examples=150, deadline=None)
+def test_pieces_join_to_what_the_tokenizer_decodes(name, begin, ids, cuts, skips):
+    """For what an encoder would give, and for ids in any order."""
+    ids = oracle(name).encode(begin, add_special_tokens=False) + ids
+    detokenizer = text(name).detokenizer(skips)
+    joined = "".join(detokenizer.push(part) for part in cut(ids, cuts)) + detokenizer.finish()
+    assert joined == oracle(name).decode(ids, skip_special_tokens=skips)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    begin=st.sampled_from(["", "the fox", " a", "é日", *CORPUS]),
+    runs=st.lists(st.one_of(byte_runs, ids), max_size=5),
+    at=st.integers(0, 200),
+    cuts=cuts,
+    skips=st.booleans(),
+    stops=st.sampled_from([[], ["never there"]]),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_completion_is_what_it_adds_to_its_prompts_text(
+    name, begin, runs, at, cuts, skips, stops
+):
+    """Whatever the prompt ends in, and in whatever pieces the ids come; also from a log."""
+    decode = oracle(name).decode
+    both = oracle(name).encode(begin) + [each for run in runs for each in spelled(name, run)]
+    prompt, made = both[: at % (len(both) + 1)], both[at % (len(both) + 1) :]
+    before, whole = (decode(each, skip_special_tokens=skips) for each in (prompt, both))
+    params = SamplingParams(skip_special_tokens=skips, stop=stops, max_tokens=None)
+    first = Completion(text(name), params, frozenset(), prompt)
+    second = first.anew()
+    for part in cut(made, cuts):
+        second.replay(first.take(part).delta(0, 0, 0))
+    for completion in (first, second):
+        completion.take([], None, "length")
+        shared = len(commonprefix([before, whole]))  # noqa: RUF071 - of texts
+        assert completion.choice(0).text == whole[shared:]
+
+
+@pytest.mark.parametrize("name", ["byte_fallback", "metaspace_first", "metaspace"])
+def test_a_space_that_begins_a_completion_is_kept(name):
+    """`the` and `the fox` differ by ` fox`, although the tokenizer strips a text's first space."""
+    prompt = oracle(name).encode("a b", add_special_tokens=False)
+    both = oracle(name).encode("a b the", add_special_tokens=False)
+    assert both[: len(prompt)] == prompt
+    made = Completion(text(name), SamplingParams(), frozenset(), prompt)
+    made.take(both[len(prompt) :], None, "length")
+    assert made.choice(0).text == " the"
+    alone = Completion(text(name), SamplingParams(), frozenset())
+    alone.take(both[len(prompt) :], None, "length")
+    assert alone.choice(0).text == "the"
+
+
+def test_of_a_long_prompt_only_the_ends_are_read(monkeypatch):
+    """Its length costs nothing: a resumed job of 16 choices would pay for it 16 times."""
+    read = []
+    push = Detokenizer.push
+    monkeypatch.setattr(
+        Detokenizer, "push", lambda self, ids: (read.extend(ids), push(self, ids))[1]
+    )
+    for name in NAMES:
+        prompt = oracle(name).encode("the fox a b " * 2000)
+        text(name).detokenizer(prompt=prompt)
+    assert len(read) < 20 * len(NAMES)
+
+
+@pytest.mark.parametrize("name", ["byte_level", "byte_fallback", "stripping"])
+@given(runs=st.lists(st.one_of(byte_runs, ids), max_size=6), cuts=cuts)
+@settings(max_examples=300, deadline=None)
+def test_broken_bytes_join_to_what_the_tokenizer_decodes(name, runs, cuts):
+    tokenizer = oracle(name)
+    known = [each for run in runs for each in spelled(name, run)]
+    detokenizer = text(name).detokenizer()
+    joined = "".join(detokenizer.push(part) for part in cut(known, cuts)) + detokenizer.finish()
+    assert joined == tokenizer.decode(known, skip_special_tokens=True)
+
+
+def spelled(name: str, run: list[int]) -> list[int]:
+    """The ids of bytes, where the tokenizer has some, and larger ones as they are."""
+    if name in ("byte_level", "bundled", "unadorned"):
+        names = [_alphabet()[each] if each < 256 else None for each in run]
+    elif name in ("byte_fallback", "metaspace_first", "stripping"):
+        names = [f"<0x{each:02X}>" if each < 256 else None for each in run]
+    else:
+        return run
+    pairs = zip(run, names, strict=True)
+    return [oracle(name).convert_tokens_to_ids(each) if each else id_ for id_, each in pairs]
+
+
+def _alphabet() -> list[str]:
+    """GPT-2's letter of each byte, read off the tokenizer that a one-byte text gives."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(rest)) for byte in range(256)]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in ("byte_level", "bundled")])
+@given(written=st.text(max_size=30), cuts=cuts)
+@settings(max_examples=200, deadline=None)
+def test_a_text_is_shown_as_it_grows_and_never_broken(name, written, cuts):
+    """Also a text that itself holds U+FFFD, and characters of four bytes over several tokens."""
+    encoded = oracle(name).encode(written, add_special_tokens=False)
+    detokenizer, shown, given = text(name).detokenizer(skip_special_tokens=False), "", []
+    for part in cut(encoded, cuts):
+        shown += detokenizer.push(part)
+        given = given + part
+        whole = oracle(name).decode(given).rstrip("\N{REPLACEMENT CHARACTER}")
+        assert written.startswith(shown)
+        assert shown.startswith(whole)
+    assert shown + detokenizer.finish() == written
+
+
+def test_an_emoji_is_held_back_until_its_last_token():
+    name, written = "byte_level", "🦥"
+    encoded = oracle(name).encode(written, add_special_tokens=False)
+    assert len(encoded) > 2
+    detokenizer = text(name).detokenizer()
+    *early, last = [detokenizer.push([each]) for each in encoded]
+    assert set(early) == {""}
+    assert last == written
+
+
+def test_a_cut_off_character_is_shown_when_nothing_follows():
+    encoded = oracle("byte_level").encode("🦥", add_special_tokens=False)
+    detokenizer = text("byte_level").detokenizer()
+    assert detokenizer.push(encoded[:2]) == ""
+    assert detokenizer.finish() == "�"
+
+
+# Encoding and templates
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(written=st.text(max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_a_prompt_is_encoded_as_transformers_does(name, written):
+    assert text(name).encode(written) == oracle(name).encode(written)
+
+
+CHATS: list[tuple[str, list[Message], dict[str, object]]] = [
+    ("one turn", [{"role": "user", "content": "Hi, 日本!"}], {}),
+    (
+        "several turns",
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello."},
+            {"role": "user", "content": "Bye"},
+        ],
+        {},
+    ),
+    ("no generation prompt", [{"role": "user", "content": "Hi"}], {"add_generation_prompt": False}),
+    (
+        "a final message to continue",
+        [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well"}],
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ),
+    (
+        "tools",
+        [{"role": "user", "content": "Weather?"}],
+        {"tools": [{"type": "function", "function": {"name": "weather", "parameters": {}}}]},
+    ),
+    (
+        "empty content",
+        [{"role": "assistant", "content": None}, {"role": "user", "content": ""}],
+        {},
+    ),
+    ("special tokens in the text", [{"role": "user", "content": "a</s><|user|>b"}], {}),
+]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name in ("byte_level", "bundled")])
+@pytest.mark.parametrize(
+    ("messages", "options"), [chat[1:] for chat in CHATS], ids=[c[0] for c in CHATS]
+)
+def test_a_chat_is_written_as_transformers_writes_it(name, messages, options):
+    expected = oracle(name).apply_chat_template(
+        messages, **{"add_generation_prompt": True, **options}, return_dict=False
+    )
+    assert text(name).render(Chat(messages=messages, **options)) == expected
+
+
+def test_template_variables_reach_the_template():
+    chat = Chat(messages=[{"role": "user", "content": "Hi"}], template_kwargs={"shout": "loud"})
+    rendered = text("byte_level").render(chat)
+    assert text("byte_level").decode(rendered).endswith("LOUD")
+
+
+def test_text_parts_are_joined_and_arguments_are_objects():
+    given_parts: list[Message] = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}],
+        },
+    ]
+    plain: list[Message] = [
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]},
+    ]
+    render = text("byte_level").render
+    assert render(Chat(messages=given_parts)) == render(Chat(messages=plain))
+
+
+BAD_CHATS: list[tuple[str, dict[str, object], str]] = [
+    (
+        "a role the template refuses",
+        {"messages": [{"role": "owl", "content": "x"}]},
+        "unknown role owl",
+    ),
+    ("no role", {"messages": [{"content": "x"}]}, r"messages\[0\].role"),
+    (
+        "content of a wrong type",
+        {"messages": [{"role": "user", "content": 3}]},
+        r"messages\[0\].content",
+    ),
+    (
+        "an image",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "image_url",
+    ),
+    ("calls of a wrong type", {"messages": [{"role": "user", "tool_calls": "f"}]}, "tool_calls"),
+    (
+        "a call that is no object",
+        {"messages": [{"role": "user", "tool_calls": [1]}]},
+        r"tool_calls\[0\]",
+    ),
+    (
+        "arguments that are no JSON",
+        {"messages": [{"role": "user", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+        "not JSON",
+    ),
+    (
+        "a template of its own",
+        {"messages": [{"role": "user", "content": "x"}], "template_kwargs": {"chat_template": "x"}},
+        "chat_template",
+    ),
+    (
+        "another tokenizing",
+        {"messages": [{"role": "user", "content": "x"}], "template_kwargs": {"tokenize": True}},
+        "tokenize",
+    ),
+    ("half a character", {"messages": [{"role": "user", "content": "\ud800"}]}, "surrogate"),
+    (
+        "both continuing and beginning",
+        {"messages": [{"role": "user", "content": "x"}], "continue_final_message": True},
+        "continue_final_message",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"), [bad[1:] for bad in BAD_CHATS], ids=[b[0] for b in BAD_CHATS]
+)
+def test_a_bad_chat_is_refused_naming_the_field(fields, says):
+    with pytest.raises(InvalidJob, match=says) as refused:
+        text("byte_level").render(
+            Chat.model_construct(**{**Chat.model_construct(messages=[]).__dict__, **fields})
+        )
+    assert refused.value.param in ("messages", "chat_template_kwargs")
+
+
+def test_a_model_without_a_template_says_so(tmp_path):
+    bare = Text(tokenizers_made.save(tokenizers_made.byte_level(), tmp_path, template=None))
+    with pytest.raises(InvalidJob, match="no chat template"):
+        bare.render(Chat(messages=[{"role": "user", "content": "Hi"}]))
+
+
+def test_half_a_character_in_a_prompt_is_refused():
+    with pytest.raises(InvalidJob, match="surrogate") as refused:
+        text("byte_level").encode("a\udc00")
+    assert refused.value.param == "prompt"
+
+
+def test_truncation_in_the_tokenizer_file_does_not_cut_prompts(tmp_path):
+    made = tokenizers_made.byte_level()
+    made.enable_truncation(4)
+    made.enable_padding(length=64)
+    assert len(Text(tokenizers_made.save(made, tmp_path)).encode("a b c d e f g h")) > 8
+
+
+def test_it_loads_without_torch():
+    source = (
+        f"import sys; from penstock.worker.text.text import Text; from pathlib import Path\n"
+        f"Text(Path({str(folder('byte_level'))!r})).encode('x'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
+
+
+# Stop strings
+
+letters = st.text("ab.", max_size=24)
+stops = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=3, unique=True)
+
+
+def first_match(written: str, stops: list[str], from_end: int = 0) -> tuple[int, str] | None:
+    """By brute force: the smallest end at which a stop string is complete; of two, the longer."""
+    for end in range(from_end + 1, len(written) + 1):
+        found = [stop for stop in stops if written[:end].endswith(stop)]
+        if found:
+            return end, max(found, key=len)
+    return None
+
+
+@given(written=letters, stops=stops, cuts=cuts, includes=st.booleans())
+@settings(max_examples=500, deadline=None)
+def test_a_text_ends_at_the_first_stop_however_it_is_cut(written, stops, cuts, includes):
+    search, shown, found = StopStrings(stops, includes), "", None
+    for part in cut([ord(letter) for letter in written], cuts):
+        released, found = search.push("".join(map(chr, part)))
+        shown += released
+        if found:
+            break
+    expected = first_match(written, stops)
+    if expected is None:
+        assert found is None and shown + search.finish() == written
+    else:
+        end, stop = expected
+        assert found == Match(stop)
+        assert shown == written[: end if includes else end - len(stop)]
+
+
+@given(written=letters, stops=stops)
+@settings(max_examples=500, deadline=None)
+def test_nothing_that_may_become_a_stop_is_shown(written, stops):
+    """And everything else is: what is held back is the longest end that begins a stop string."""
+    search, shown = StopStrings(stops), ""
+    for place, letter in enumerate(written, 1):
+        released, found = search.push(letter)
+        shown += released
+        if found:
+            return
+        so_far = written[:place]
+        held = max(
+            size for stop in stops for size in range(len(stop)) if so_far.endswith(stop[:size])
+        )
+        assert shown == so_far[: place - held]
+
+
+# Whole completions
+
+
+def complete(params: SamplingParams, parts: list[list[int]], finish: str | None = "length"):
+    """Feed a completion by parts until it ends; its texts, and the completion."""
+    completion = Completion(text("byte_level"), params, frozenset([tokenizers_made.EOS]))
+    texts = []
+    for number, part in enumerate(parts, 1):
+        piece = completion.take(part, None, finish if number == len(parts) else None)
+        texts.append(piece.text)
+        if completion.is_finished:
+            break
+    return completion, texts
+
+
+@given(
+    words=st.lists(
+        st.sampled_from(["a", "b", "ab", ".", "é", " ", "ba."]), min_size=1, max_size=20
+    ),
+    stops=stops,
+    cuts=cuts,
+    min_tokens=st.integers(0, 10),
+    includes=st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_a_completion_does_not_depend_on_how_it_arrived(words, stops, cuts, min_tokens, includes):
+    ids = [
+        each
+        for word in words
+        for each in oracle("byte_level").encode(word, add_special_tokens=False)
+    ]
+    params = SamplingParams(
+        stop=stops, min_tokens=min_tokens, include_stop_str_in_output=includes, max_tokens=None
+    )
+    completion, texts = complete(params, cut(ids, cuts))
+    written = oracle("byte_level").decode(ids)
+    spared = oracle("byte_level").decode(ids[:min_tokens], errors="ignore").rstrip("�")
+    found = first_match(written, stops, len(spared))
+    answer = completion.choice(0)
+    assert answer.text == "".join(texts)
+    if found is None:
+        assert (answer.finish_reason, answer.stop_reason) == ("length", None)
+        assert (answer.text, answer.token_ids) == (written, ids)
+    else:
+        end, stop = found
+        assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+        assert answer.text == written[: end if includes else end - len(stop)]
+        needed = next(
+            n
+            for n in range(len(ids) + 1)
+            if len(oracle("byte_level").decode(ids[:n]).rstrip("�")) >= end
+        )
+        assert answer.token_ids == ids[: max(needed, 1)]
+
+
+@given(
+    words=st.lists(st.sampled_from(["a", "b.", "é", "🦥", " x"]), min_size=2, max_size=12),
+    cuts=cuts,
+    at=st.integers(0, 60),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_replayed_completion_goes_on_as_the_undisturbed_one(words, cuts, at):
+    """Cut anywhere, inside a character or a stop string, and continued by another from the log."""
+    ids = [
+        each
+        for word in words
+        for each in oracle("byte_level").encode(word, add_special_tokens=False)
+    ]
+    params = SamplingParams(stop=["b.a", "🦥🦥", ". x"], max_tokens=None)
+    whole, _ = complete(params, [[each] for each in ids])
+    first, second = (
+        Completion(text("byte_level"), params, frozenset([tokenizers_made.EOS])) for _ in range(2)
+    )
+    crash = at % len(ids)
+    position = 0
+    for part in cut(ids[:crash], cuts):
+        if part and not first.is_finished:
+            delta = first.take(part).delta(position, 0, 0)
+            position = delta.end
+            second.replay(delta)
+    assert second.choice(0) == first.choice(0)
+    if not second.is_finished:
+        second.take(ids[crash:], None, "length")
+    assert second.choice(0) == whole.choice(0)
+
+
+def test_the_id_that_ended_it_is_counted_and_not_shown():
+    a, end = oracle("byte_level").encode("a", add_special_tokens=False)[0], tokenizers_made.EOS
+    quote = oracle("byte_level").encode('"', add_special_tokens=False)[0]
+    params = SamplingParams(stop_token_ids=[quote])
+    hidden = Completion(text("byte_level"), params, frozenset([end]))
+    assert hidden.take([a, quote], None, "stop", quote).text == "a"
+    assert hidden.choice(0).token_ids == [a, quote]
+    assert hidden.choice(0).stop_reason == quote
+    shown = Completion(
+        text("byte_level"),
+        params.model_copy(update={"include_stop_str_in_output": True}),
+        frozenset([end]),
+    )
+    assert shown.take([a, quote], None, "stop", quote).text == 'a"'
+
+
+def test_a_constraint_that_ended_it_shows_its_last_token():
+    a = oracle("byte_level").encode("a", add_special_tokens=False)[0]
+    completion = Completion(text("byte_level"), SamplingParams(), frozenset([tokenizers_made.EOS]))
+    assert completion.take([a], None, "stop").text == "a"
+
+
+# Log probabilities
+
+
+def test_log_probabilities_carry_each_tokens_bytes():
+    encoded = oracle("byte_level").encode("🦥", add_special_tokens=False)
+    end = tokenizers_made.EOS
+    drawn = Logprob(encoded[0], -0.5, [encoded[1], end], [-0.25, float("-inf")])
+    told = text("byte_level").token_logprob(drawn)
+    assert (told.bytes, told.token, told.logprob) == ((0xF0, 0x9F), "�", -0.5)
+    assert [top.token_id for top in told.top] == [encoded[1], end]
+    assert told.top[1].logprob == LOWEST_LOGPROB
+    assert told.top[1].token == "</s>"
+    delta = Delta(position=0, token_ids=[encoded[0]], logprobs=[told])
+    assert EVENT.validate_json(delta.dump()) == delta
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["byte_level", "byte_fallback", "bundled"]
+    if BUNDLED.is_dir()
+    else ["byte_level", "byte_fallback"],
+)
+@given(written=st.text(max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_the_bytes_of_the_tokens_join_to_the_text(name, written):
+    encoded = oracle(name).encode(written, add_special_tokens=False)
+    spelled = b"".join(
+        bytes(text(name).token_logprob(Logprob(each, 0.0, [], [])).bytes) for each in encoded
+    )
+    assert spelled.decode().strip() == written.strip()
