@@ -1,4 +1,4 @@
-"""`penstock acl`: users of Redis, one a role, each allowed what it needs and no more.
+"""`penstock acl`: prints users of Redis, one per role, each allowed what it needs and no more.
 
 The lines go into the server's `aclfile`, or after `ACL SETUSER` without their first word.
 """
@@ -15,7 +15,7 @@ from penstock.schemas.keys import MODELS, NAMESPACE
 from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.script import SCRIPTS
 
-CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also a table that is unpacked
+CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also in a table that is unpacked
 LANES = f"{NAMESPACE}:{{*:*}}:*"  # every key and channel of every lane
 EVERYBODY = "auth hello ping echo select eval evalsha info role cluster|slots pubsub|numsub"
 HEARS = "subscribe unsubscribe"
@@ -23,7 +23,10 @@ HEARS = "subscribe unsubscribe"
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """`keys` and `channels` are patterns; `commands` come on top of what scripts need."""
+    """The keys, channels and commands that a user of Redis may use.
+
+    `keys` and `channels` are patterns. `commands` are allowed besides those that scripts call.
+    """
 
     name: str
     keys: tuple[str, ...]
@@ -62,19 +65,19 @@ class AclSettings(Settings):
 
 
 def script_commands() -> list[str]:
-    """What the scripts call: a script runs with the rights of whoever called it."""
+    """Return the commands that scripts call. A script runs with the rights of its caller."""
     texts = (path.read_text() for path in SCRIPTS.glob("*.lua"))
     return sorted({name.lower() for text in texts for name in CALL.findall(text)})
 
 
 def line(role: Role, password: str, has_waitaof: bool) -> str:
-    """One line of an `aclfile`. What is not named is forbidden."""
+    """Return the role's line of an `aclfile`. What it does not name is forbidden."""
     words = f"{EVERYBODY} {role.commands}".split() + (["waitaof"] if has_waitaof else [])
     needed = [word for word in script_commands() if word not in ("publish", "pubsub")]
     commands = [word if word[0] in "+-" else f"+{word}" for word in [*needed, "publish", *words]]
     return " ".join(
         [
-            f"user {role.name} reset resetchannels on",  # Redis 6.2 begins with all channels
+            f"user {role.name} reset resetchannels on",  # Redis 6.2 allows all channels by default
             f"#{hashlib.sha256(password.encode()).hexdigest()}",
             *(f"~{pattern}" for pattern in role.keys),
             *(f"&{pattern}" for pattern in role.channels),

@@ -1,4 +1,4 @@
-"""The command `penstock`: which part of it runs, loaded only when asked for."""
+"""The command `penstock`: runs one of its parts, which is loaded only when asked for."""
 
 import importlib.metadata
 import sys
@@ -29,11 +29,11 @@ COMMANDS = {
     ),
 }
 
-INTERRUPTED = 130  # as shells have it
+INTERRUPTED = 130  # the exit status that shells give after Ctrl-C
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`penstock COMMAND ...`; each command says with --help what it takes."""
+    """Run `penstock COMMAND ...`. Each command says with --help what it takes."""
     words = sys.argv[1:] if argv is None else argv
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     module, _ = COMMANDS[words[0]]
     try:
         code: int = importlib.import_module(f"penstock.{module}").main(words[1:])
-    except KeyboardInterrupt:  # before the command had its own way to end
+    except KeyboardInterrupt:  # before the command handles it itself
         return INTERRUPTED
     except ModuleNotFoundError as error:
         if not error.name or error.name.split(".")[0] == "penstock":

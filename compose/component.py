@@ -1,4 +1,4 @@
-"""One process of the stack: started, watched, started again when it dies, and ended."""
+"""One process of the stack: it is started, watched, started again when it dies, and ended."""
 
 import asyncio
 import os
@@ -17,13 +17,15 @@ RESTART_DELAYS_S = (0.2, 1.0, 5.0)
 
 @dataclass(slots=True, eq=False)
 class Component:
-    """A command of `penstock`, in a session of its own: a terminal's Ctrl-C reaches us alone.
+    """A command of `penstock` as a child process, in a session of its own.
+
+    So Ctrl-C at a terminal reaches the parent process alone.
 
     argv       what follows `penstock` on the command line
-    is_ready   asked until it says yes
-    say        takes a line about the process
-    relay      takes a line that the process wrote
-    fds        open files that it has of us, under the same numbers
+    is_ready   called until it returns True
+    say        takes the component's name and a line about it
+    relay      takes the component's name and a line that the process wrote
+    fds        open files that the process inherits, under the same numbers
     """
 
     name: str
@@ -45,7 +47,7 @@ class Component:
     async def keep_alive(self) -> None:
         """Run the process until cancelled; whenever it ends by itself, say so and start it again.
 
-        One that said that it can never start would only say so again: it stays ended.
+        It is not started again where its exit status says that it can never start.
         """
         try:
             while await self._run_once() not in (BAD_USAGE, NEVER_STARTS):
@@ -59,7 +61,7 @@ class Component:
             await self.stop()
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL to the whole session for whatever is left after `stop_s`."""
+        """Send SIGTERM, and SIGKILL to the whole session if it still runs after `stop_s`."""
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -72,7 +74,7 @@ class Component:
             await process.wait()
 
     def kill(self) -> None:
-        """SIGKILL to the process and its children, as a machine's death would."""
+        """End the process and its children by SIGKILL, as a machine's death would."""
         if self._process and self._process.returncode is None:
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -106,7 +108,10 @@ class Component:
             self.relay(self.name, line.decode(errors="replace").rstrip())
 
     async def _watch(self, began: float) -> None:
-        """Until it is ready, and no longer: a stalled worker is its supervisor's matter."""
+        """Wait until the process is ready, and say so.
+
+        After that it is not watched: a stalled worker is its supervisor's matter.
+        """
         while not await self.is_ready():
             await asyncio.sleep(0.05)  # readiness is asked over HTTP and Redis: nothing calls back
         self.say(self.name, f"ready after {time.monotonic() - began:.1f} s")

@@ -1,4 +1,4 @@
-"""`penstock demo`: three jobs streamed to the terminal, one of them through its worker's death."""
+"""`penstock demo`: streams three jobs to the terminal, one of them through its worker's death."""
 
 import asyncio
 import json
@@ -52,7 +52,7 @@ class ChunkChoice(Report):
 
 
 class Chunk(Report):
-    """What this program reads of a chat's chunk."""
+    """The fields of a chat's chunk that this program reads."""
 
     choices: list[ChunkChoice]
     usage: Usage | None = None
@@ -65,7 +65,7 @@ class DemoJob(Report):
 
 @dataclass(slots=True)
 class Stopwatch:
-    """When a stream began, and when each of its pieces came."""
+    """The times at which a stream began and each of its pieces came."""
 
     began: float = field(default_factory=time.perf_counter)
     ticks: list[float] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Demo:
         self.console = console
 
     async def run(self) -> bool:
-        """Whether all three did what they promise."""
+        """Run all three jobs, and return whether they did what they promise."""
         model = Path(self.stack.settings.model).name
         said = await self.chat(model, "1. A chat, streamed", CHAT)
         form = await self.chat(
@@ -129,7 +129,10 @@ class Demo:
         return "".join(pieces)
 
     async def killed_and_resumed(self, model: str) -> bool:
-        """A durable job: its worker is killed in mid-stream, and another goes on."""
+        """Run a durable job whose worker is killed in mid-stream, so that another goes on.
+
+        Return whether its text is that of a run that nobody killed.
+        """
         self._announce("3. A durable job, whose worker is killed in mid-stream", STORY)
         asked: Json = {
             "model": model,
@@ -171,7 +174,10 @@ class Demo:
         return DemoJob.model_validate_json(response.raise_for_status().content).id
 
     async def _kill_the_owner(self, job_id: str) -> str:
-        """SIGKILL to every process of the worker that runs the job; its component's name."""
+        """Send SIGKILL to every process of the worker that runs the job.
+
+        Return the name of the worker's component.
+        """
         response = await self.client.get(f"/v1/jobs/{job_id}")
         owner = DemoJob.model_validate_json(response.content).worker
         name = (await self.stack.workers())[owner or ""]
@@ -185,7 +191,7 @@ class Demo:
                 yield event
 
     async def _lines(self, method: str, path: str, body: Json | None = None) -> AsyncIterator[str]:
-        """What follows each `data:`."""
+        """Yield what follows each `data:`, without the last, `[DONE]`. Raises NotReady."""
         async with self.client.stream(method, path, json=body) as response:
             if response.is_error:
                 await response.aread()

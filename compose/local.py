@@ -1,4 +1,4 @@
-"""`penstock up`: the whole of it on one machine, started, watched and ended in order."""
+"""`penstock up`: starts all of Penstock on one machine, watches it, and ends it in order."""
 
 import asyncio
 import os
@@ -29,9 +29,9 @@ from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 
 class LocalSettings(SecretSettings, OutboundSettings):
-    """Server, gateway, worker and housekeeping on this machine.
+    """Run server, gateway, worker and housekeeping on this machine.
 
-    What a part can be told besides, it is told through the environment or the --config file:
+    Each part takes its other settings from the environment or the --config file:
     PENSTOCK_MAX_MODEL_LEN=4096, or a line max_model_len: 4096, is the worker's --max-model-len.
     """
 
@@ -47,14 +47,14 @@ class LocalSettings(SecretSettings, OutboundSettings):
 
 
 class NotReady(RuntimeError):
-    """A component ended for good, or took too long."""
+    """Raised when the stack cannot serve, as when a component ended for good or took too long."""
 
 
 class Stack:
     """The components, by name, and the console that they share."""
 
     def __init__(self, settings: LocalSettings, console: Console, quiet: bool = False) -> None:
-        """Listens, so that nobody else can answer for its gateway. Raises CannotListen."""
+        """Open the gateway's socket, so that nobody else can answer on it. Raises CannotListen."""
         self.settings = settings
         self.console = console
         self.quiet = quiet
@@ -69,7 +69,7 @@ class Stack:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def relay(self, name: str, line: str) -> None:
-        """What a process wrote itself."""
+        """Print a line that a process wrote itself, unless the stack is quiet."""
         if not self.quiet:
             self.say(name, line)
 
@@ -101,12 +101,18 @@ class Stack:
         return component
 
     def start_gateway(self, **env: str) -> Component:
-        """On the socket that is open already: a restart loses no connection that is being made."""
+        """Start the gateway on the socket that is open already.
+
+        So a restart loses no connection that is being made.
+        """
         fd = str(self._listening.fileno())
         return self.start("gateway", "--fd", fd, "--host", self.settings.host, **env)
 
     def _told(self) -> dict[str, str]:
-        """What every part has from `penstock up`. A URL may hold a password, so it is no word."""
+        """Return the environment variables that every part gets.
+
+        A URL may hold a password, so it does not go on a command line.
+        """
         settings = self.settings
         told = {
             "PENSTOCK_REDIS_URL": self.redis_url,
@@ -117,7 +123,7 @@ class Stack:
         return told | ({"PENSTOCK_CONFIG": str(settings.config)} if settings.config else {})
 
     def close(self) -> None:
-        """Accept no connection any more that no gateway takes."""
+        """Close the socket, so that no connection is accepted that no gateway takes."""
         self._listening.close()
 
     async def stop(self, name: str) -> None:
@@ -128,7 +134,7 @@ class Stack:
             self.say(name, "stopped")
 
     async def ready(self) -> None:
-        """Return when every component is; raise NotReady for the one that never will be."""
+        """Return when every component is ready. Raises NotReady if one ended or is too slow."""
         for name, component in self.components.items():
             ready = asyncio.create_task(component.ready.wait())
             await asyncio.wait(
@@ -153,7 +159,10 @@ class Stack:
         return name in (await self.workers()).values()
 
     async def workers(self) -> dict[str, str]:
-        """The component of each worker that holds a lease; its card names its process."""
+        """Return the component's name for each worker that holds a lease.
+
+        A worker's card names its process. Where the queue is unreachable, the result is empty.
+        """
         host = socket.gethostname()
         names = {(host, component.pid): name for name, component in self.components.items()}
         try:
@@ -176,7 +185,7 @@ async def _at_once() -> bool:
 async def running(
     settings: LocalSettings, console: Console, quiet: bool = False
 ) -> AsyncIterator[Stack]:
-    """The stack, ready; at the end intake stops first and the server last."""
+    """Run the stack and yield it once ready. At the end intake stops first and the server last."""
     stack = Stack(settings, console, quiet)
     async with AsyncExitStack() as ending:
         ending.callback(stack.close)
@@ -196,13 +205,19 @@ async def running(
 
 
 def _files_folder(folder: Path | None) -> dict[str, str]:
-    """What gateway and housekeeping share, unless the environment says it already."""
+    """Return the variable for the files' folder that gateway and housekeeping share.
+
+    Empty where the environment has it already, or where there is no folder.
+    """
     name = "PENSTOCK_FILES_FOLDER"
     return {} if folder is None or name in os.environ else {name: str(folder / "files")}
 
 
 def _crash_folder() -> dict[str, str]:
-    """Where workers say why they crashed, unless the environment says it already."""
+    """Return the variable for the folder where workers say why they crashed.
+
+    Empty where the environment has it already.
+    """
     name = "PENSTOCK_CRASH_DUMP_FOLDER"
     return {} if name in os.environ else {name: str(Path("~/.penstock/crashes").expanduser())}
 
@@ -233,7 +248,7 @@ async def _up(settings: LocalSettings) -> None:
 
 @contextmanager
 def _noted(stack: Stack) -> Iterator[None]:
-    """Commands of this user find the server, unless the home takes no file."""
+    """Let this user's other commands find the server, unless the home takes no file."""
     with ExitStack() as notes:
         try:
             notes.enter_context(noted(stack.redis_url))

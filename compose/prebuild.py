@@ -1,6 +1,6 @@
-"""`penstock prebuild`: the CPU operations compiled ahead, for an image or a wheel.
+"""`penstock prebuild`: compiles the CPU operations ahead, for an image or a wheel.
 
-Where they are used no compiler is needed then, and nothing is compiled at the first start.
+Then no compiler is needed where they are used, and nothing is compiled at the first start.
 """
 
 import sys

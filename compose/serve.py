@@ -1,4 +1,4 @@
-"""`penstock serve MODEL`: `penstock up` for one model, with the flags of worker and gateway too.
+"""`penstock serve MODEL`: runs `penstock up` for one model; takes worker and gateway flags too.
 
 Users of vLLM type `vllm serve MODEL --max-model-len 4096`. Flags that `penstock up` itself does not
 read are handed to the worker and the gateway through the environment.
@@ -22,7 +22,7 @@ PROGRAM = "penstock serve"
 
 
 class ServeSettings(LocalSettings, GatewaySettings, WorkerSettings):
-    """Server, gateway, worker and housekeeping on this machine, for one model.
+    """Run server, gateway, worker and housekeeping on this machine, for one model.
 
     The model is the first word: a checkpoint's folder, a name on the Hugging Face hub, or
     penstock-5m. Every flag of `penstock worker` and `penstock gateway` counts here too.

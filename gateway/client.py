@@ -248,12 +248,14 @@ class Client:
         a grace period.
         Raises InvalidJob, JobNotFound, JobGone, QueueUnreachable, StreamDiverged.
         """
-        async with contextlib.aclosing(self.batches(job_id, starting_after, tenant)) as batches:
+        async with contextlib.aclosing(
+            self.event_batches(job_id, starting_after, tenant)
+        ) as batches:
             async for batch in batches:
                 for event in batch:
                     yield event
 
-    async def batches(
+    async def event_batches(
         self, job_id: str, starting_after: int | str = 0, tenant: str | None = None
     ) -> AsyncGenerator[list[Event], None]:
         """Yield the events of `stream` in lists: all that wait come together."""
@@ -284,6 +286,8 @@ class Client:
             if not is_ended and not self._subscription.is_read(job_id):
                 with contextlib.suppress(QueueUnreachable):
                     await queue.detach(job_id, channel)
+
+    batches = event_batches  # the older name, kept for one version
 
     async def result(
         self, job_id: str, wait: bool = True, tenant: str | None = None

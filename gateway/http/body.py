@@ -1,4 +1,4 @@
-"""A request's body: read up to a limit, and parsed strictly."""
+"""Reading of a request's body: up to a limit, and parsed strictly."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,10 +23,10 @@ async def read(
     understood: Callable[[JsonObject], T],
     may_be_empty: bool = False,
 ) -> T:
-    """What `understood` makes of the body: of a JSON object, without its nulls.
+    """Read the body, a JSON object, and return what `understood` makes of it.
 
-    A null field is an absent one. Of a name that is given twice the last value counts, for all
-    who read it.
+    A null field at its top counts as absent. Where a name is given twice the last value counts, for
+    everything that reads the body. Raises UnreadableBody, BodyTooLarge, InvalidJob, Cancelled.
     """
     if request.headers.get("content-encoding", "identity") != "identity":
         raise UnreadableBody("the body is compressed; send it as it is")
@@ -37,7 +37,10 @@ async def read(
 
 
 def parsed(raw: bytes) -> JsonObject:
-    """Raises BodyTooLarge, InvalidJob."""
+    """Parse a JSON object, and leave out the null fields at its top.
+
+    Raises BodyTooLarge, InvalidJob.
+    """
     if excess := too_much(raw):
         raise BodyTooLarge(f"the body holds {excess}")
     try:

@@ -1,4 +1,4 @@
-"""What all routes share: settings, the queue's client, metrics, and how a request meets a job."""
+"""The parts that all routes share, and the steps that lead from a request to its job."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -36,18 +36,15 @@ class Gateway:
     webhooks: Webhooks
     outbound: Outbound
 
-    async def named(self, request: Request, job: Job) -> Job:
-        """The job under an id: the same one under the same idempotency key."""
+    async def admit(self, request: Request, job: Job, note: str | None = None) -> Job:
+        """Submit the job on the caller's account, and return it with its id.
+
+        The same idempotency key gives the same id for a day. The response's headers say what is
+        left of the account's limits for this minute.
+        """
         key, account = request.headers.get(IDEMPOTENCY_KEY), caller_of(request).account
         job_id = await self.client.name_job(job.model, key, job.tenant, account)
-        return job.model_copy(update={"job_id": job_id})
-
-    async def submit(self, request: Request, job: Job, note: str | None = None) -> None:
-        """Put the job in on the caller's account; the response says what is left of its minute.
-
-        An idempotency key is remembered for a day.
-        """
-        account = caller_of(request).account
+        job = job.model_copy(update={"job_id": job_id})
         remember_s = REMEMBER_S if IDEMPOTENCY_KEY in request.headers else 0
         try:
             await self.client.submit(job, account, note, remember_s)
@@ -55,11 +52,13 @@ class Gateway:
             if account is not None and account.limits.has_rates:
                 rates = await self.client.rates(job.job_id, account)
                 request.scope[MORE_HEADERS] = rate_headers(account.limits, rates)
+        return job
 
     def leaving(self, request: Request, job: Job) -> Callable[[], Awaitable[None]]:
-        """What to do when the caller hangs up: nobody else waits for a foreground job.
+        """Return what to call when the caller hangs up; it cancels a job that nobody else awaits.
 
-        Under an idempotency key others may wait for the same one; if none does, the queue ends it.
+        That is a foreground job without an idempotency key. Under a key others may wait for the
+        same job; if nobody does, the queue ends it.
         """
 
         async def leave() -> None:

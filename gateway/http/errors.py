@@ -1,4 +1,4 @@
-"""Every failure in OpenAI's error form, with its status and the advice to retry or not."""
+"""Responses for every failure: OpenAI's error form, a status, and advice to retry or not."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from penstock.gateway.openai.responses import error
 from penstock.schemas.errors import InvalidJob, PenstockError, Unavailable
 from penstock.schemas.event import ErrorBody
 
-# Parts of OpenAI's interface that are not served: its clients get 501, not a riddle.
+# Parts of OpenAI's interface that are not served here: they get 501 and a message that says so.
 NOT_SERVED = re.compile(
     r"/v1/(responses|embeddings|audio|realtime|images|videos|moderations|uploads"
     r"|fine_tuning|assistants|threads|vector_stores|evals|conversations|containers|webhooks"
@@ -27,12 +27,12 @@ def error_response(
     retry_after_ms: int | None = None,
     more: Mapping[str, JsonValue] | None = None,
 ) -> Response:
-    """`more` goes beside the message.
+    """Return an error as a response in OpenAI's form; `more` goes beside its message.
 
-    `x-should-retry` overrules the guess that OpenAI's clients make from the status.
+    The header `x-should-retry` overrules the guess that OpenAI's clients make from the status.
     """
     headers = {"x-should-retry": "true" if body.retryable else "false"}
-    if retry_after_ms is None and body.reset_at is not None:  # a job's end: there is no other clock
+    if retry_after_ms is None and body.reset_at is not None:  # a job's error has no other time
         retry_after_ms = max(1, round((body.reset_at - time.time()) * 1000))
     if retry_after_ms:
         headers["retry-after-ms"] = str(retry_after_ms)
@@ -49,7 +49,7 @@ def response_to(failure: PenstockError) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of `app` one of ours. None shows a stack, and none is HTML."""
+    """Let `app` answer every error in OpenAI's form, never with a stack trace or HTML."""
 
     @app.exception_handler(PenstockError)
     async def ours(request: Request, failure: PenstockError) -> Response:

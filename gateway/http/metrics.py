@@ -1,4 +1,4 @@
-"""What the gateway measures, and the text in which it and the workers' statistics are published."""
+"""Metrics of the gateway, and the text that publishes them with the workers' statistics."""
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -16,11 +16,14 @@ from penstock.schemas.event import Delta, Done, Event, Failed
 Batches = AsyncGenerator[list[Event], None]
 
 ENGINE_LABELS = ["model_name", "engine"]
-QUEUE = "queue"  # stands where an engine's name would, for what no engine has yet
+QUEUE = "queue"  # the `engine` label of requests that no engine has yet
 
 
 class Metrics:
-    """The gateway's own numbers. Labels are served models, outcomes and status codes: few."""
+    """The gateway's own metrics.
+
+    Their labels are served models, outcomes and status codes, so there are few of them.
+    """
 
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
@@ -66,7 +69,7 @@ class Metrics:
         )
 
     def text(self, lanes: Sequence["LaneReport"]) -> bytes:
-        """In prometheus' form: the gateway's numbers, then the queue's and the workers'."""
+        """Return the metrics in Prometheus' form: the gateway's, the queue's and the workers'."""
         others = CollectorRegistry()
         others.register(_Lanes(lanes))
         return generate_latest(self._registry) + generate_latest(others)
@@ -81,7 +84,10 @@ class RequestTimer:
     _last_s: dict[int, float] = field(default_factory=dict)
 
     async def follow(self, model: str, batches: Batches) -> Batches:
-        """The batches, unchanged. `model` must be a served one, so that labels stay few."""
+        """Time the batches and yield them unchanged.
+
+        `model` must be a served one, so that there are few labels.
+        """
         inter_token = self.metrics.inter_token.labels(model)  # looked up once, not every token
         with self.metrics.followed.track_inprogress():
             async with aclosing(batches):
@@ -110,7 +116,7 @@ class RequestTimer:
 
 @dataclass(frozen=True, slots=True)
 class LaneReport:
-    """One lane as it is now."""
+    """The status and the workers of one lane at one moment."""
 
     model: str
     number: str
@@ -123,12 +129,15 @@ class LaneReport:
 
     @property
     def staff(self) -> list[WorkerStatus]:
-        """Those of them that take new jobs."""
+        """Return the living workers that take new jobs, which are those that do not drain."""
         return [worker for worker in self.living if not worker.card.draining]
 
 
 class _Lanes(Collector):
-    """Queue depths, and the engines' own statistics as of their last beat."""
+    """Metrics of the lanes: queue depths, and the engines' statistics.
+
+    The statistics are those of each worker's last beat, which renews its lease.
+    """
 
     def __init__(self, lanes: Sequence[LaneReport]) -> None:
         self._lanes = lanes
@@ -162,7 +171,7 @@ class _Lanes(Collector):
             yield family
 
     def _reasons(self) -> Metric:
-        """Of what waits in the queue; what waits in an engine has no room there."""
+        """Count waiting requests by reason. Those that wait in an engine wait for capacity."""
         family = GaugeMetricFamily(
             names.REQUESTS_WAITING_BY_REASON,
             "Requests that wait, by what for",
@@ -176,11 +185,17 @@ class _Lanes(Collector):
         return family
 
     def _workers(self) -> dict[tuple[str, str], WorkerStatus]:
-        """A worker that serves several lanes of a model is in each of them: it counts once."""
+        """Return the living workers by model and name.
+
+        A worker that serves several lanes of a model is in each of them, but counts once.
+        """
         return {(lane.model, each.worker): each for lane in self._lanes for each in lane.living}
 
     def _health(self) -> Metric:
-        """A worker that crashed is gone from here: see the counters; one that froze is at 0."""
+        """Tell which engines are healthy. One that froze is at 0.
+
+        A worker that crashed is not listed here; the counters tell of it.
+        """
         family = GaugeMetricFamily(
             names.ENGINE_HEALTHY,
             "1: its lease runs, and it computes or is idle",
@@ -212,7 +227,10 @@ class _Lanes(Collector):
 
 
 def _waiting(lane: LaneReport) -> dict[str, int]:
-    """Jobs by what they wait for; of those that nothing holds back, for a worker or its room."""
+    """Return the number of queued jobs by what they wait for.
+
+    A job that nothing holds back waits for a worker, or for its capacity where there is one.
+    """
     status = lane.status
     held = status.by_reason | {"delayed": status.num_delayed}
     rest = status.num_queued - sum(held.values())

@@ -1,4 +1,4 @@
-"""What every HTTP request passes first: it gets an id, and is let in or not."""
+"""The middleware that every HTTP request passes: it gets an id, and is let in or refused."""
 
 import asyncio
 import re
@@ -15,11 +15,14 @@ from penstock.schemas.errors import GatewayStopped, PenstockError
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CALLER = "penstock.caller"
-MORE_HEADERS = "penstock.headers"  # of the response, whatever it will be
+MORE_HEADERS = "penstock.headers"  # put on the response, even if it is an error
 
 
 class Middleware:
-    """Plain ASGI, because a wrapped response costs every token of every stream."""
+    """Gives each request an id, finds its caller, and counts the responses.
+
+    It is plain ASGI, because a wrapped response would cost time on every token of every stream.
+    """
 
     def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:
         self._app = app
@@ -63,5 +66,5 @@ def caller_of(request: Request) -> Caller:
 
 
 def tenant_of(request: Request) -> str:
-    """Whose jobs these are."""
+    """Return the tenant that the caller's jobs belong to."""
     return caller_of(request).tenant

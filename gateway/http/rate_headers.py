@@ -1,11 +1,11 @@
-"""What a key has left of its minute, in the headers that OpenAI's clients know."""
+"""Headers that tell OpenAI's clients what a key has left of its limits per minute."""
 
 from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Rates
 
 
 def rate_headers(limits: Quota, rates: Rates) -> dict[str, str]:
-    """Of the limits that the key has; resets are in seconds."""
+    """Return the headers for the limits that the key has. Resets are in seconds."""
     reset = f"{rates.reset_ms / 1000:g}s"
     shown = {
         "requests": (limits.requests_per_minute, rates.requests_left),

@@ -14,7 +14,7 @@ from penstock.schemas.redis.url import RedisUrlSetting
 
 
 class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
-    """HTTP in front of the queue."""
+    """Serve HTTP in front of the queue."""
 
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")

@@ -1,4 +1,4 @@
-"""Answers that follow a job while the caller listens: as a stream of events, or whole at its end.
+"""Responses that follow a job: as a stream of events, or as one answer at the job's end.
 
 No status is sent before the job's first event, so a job that fails at once becomes a plain error
 response, for a stream as well. A caller who hangs up is noticed at any moment.
@@ -20,8 +20,9 @@ from penstock.schemas.event import Delta, Done, Event, Failed
 Batches = AsyncGenerator[list[Event], None]
 
 MAX_SEND_BYTES = 1 << 16  # about what a socket takes: more would only wait in memory
-# A comment alone. An empty line after it would end an event that has no data, on which clients
-# that go by the letter forget the last id, and OpenAI's Python client fails.
+# An SSE comment without an empty line after it. That line would end an event that has no data: at
+# this, clients that follow the standard to the letter forget the last id, and OpenAI's Python
+# client fails.
 PING = b": ping\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -31,22 +32,26 @@ HEADERS = [
 
 
 class Writer(Protocol):
-    """Writes one stream. `last_id` is what its reader had before, as it said itself."""
+    """Renders the events of one stream.
+
+    `last_id` is the id of the last event that the reader had before, as it says itself.
+    """
 
     @property
     def last_id(self) -> str: ...
 
     def render(self, event: Event) -> bytes:
-        """Empty where there is nothing to show."""
+        """Return the event as bytes, empty where there is nothing to show."""
 
     def render_error(self, error: Failed) -> bytes:
-        """The gateway's own, which is no event of the job; without an id."""
+        """Return an error of the gateway itself, without an id: it is no event of the job."""
 
 
 class Listened(Response):
-    """A response whose making ends when the caller hangs up.
+    """A response that ends early, and calls `hung_up`, when the caller hangs up.
 
-    Cancelled from outside, because the gateway stops, it leaves the job to whoever comes back.
+    When the gateway stops and cancels it, `hung_up` is not called: the job stays for a caller who
+    comes back.
     """
 
     def __init__(self, batches: Batches, hung_up: Callable[[], Awaitable[None]]) -> None:
@@ -74,7 +79,7 @@ class Listened(Response):
 
 
 class WholeAnswer(Listened):
-    """Everything at once, as `answered` makes it of the deltas and the end."""
+    """One answer at the job's end, as `answered` makes it of the deltas and the end."""
 
     def __init__(
         self,
@@ -98,12 +103,12 @@ class WholeAnswer(Listened):
 
 
 class EventStream(Listened):
-    """Server-sent events as they are written. What waits together is sent together.
+    """Server-sent events, sent as they are written. Events that wait together are sent together.
 
     Nothing is read ahead of what is sent: a caller who does not read fills the socket, and then
     the job's reader, which drops what waits and goes on from the log at the caller's speed.
-    The gateway's own error has the id of the last event before it: who comes back with that lacks
-    nothing, and gets nothing twice.
+    An error of the gateway itself has the id of the last event before it, so a caller who comes
+    back with that id misses nothing and gets nothing twice.
     """
 
     def __init__(
@@ -116,7 +121,7 @@ class EventStream(Listened):
         super().__init__(batches, hung_up)
         self._writer = writer
         self._ping_s = ping_s
-        self._last: Event | None = None  # that was shown
+        self._last: Event | None = None  # the last that was sent
         self._is_sending = False
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,21 +131,21 @@ class EventStream(Listened):
         return await self.relay(send, first)
 
     async def relay(self, send: Send, first: list[Event]) -> None:
-        """Send the status and then every event, as they come."""
+        """Send the status, and then every event as it comes."""
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         pinging = asyncio.create_task(self._ping(send))
         try:
             await self._send(send, first)
             async for batch in self.batches:
                 await self._send(send, batch)
-        except PenstockError as error:  # the status is out: the stream itself must say it
+        except PenstockError as error:  # the status was sent: the stream must tell the error
             await self._send_bytes(send, self._own(error))
         finally:
             await _stop(pinging)
         await send({"type": "http.response.body", "body": b""})
 
     async def _send(self, send: Send, batch: list[Event]) -> None:
-        """Return once the socket has room for more."""
+        """Send a batch, and return once the socket has room for more."""
         pieces, num_bytes, last = list[bytes](), 0, self._last
         for event in batch:
             if not (piece := self._writer.render(event)):
@@ -166,7 +171,7 @@ class EventStream(Listened):
         await send({"type": "http.response.body", "body": body, "more_body": True})
         self._is_sending = False
         if len(body) >= MAX_SEND_BYTES:
-            await asyncio.sleep(0)  # a socket that has room lets nobody else run
+            await asyncio.sleep(0)  # a send to a socket with room does not let other tasks run
 
     async def _ping(self, send: Send) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""A multipart body, written to disk as it arrives: a file and a few short fields."""
+"""Reading of a multipart body: a file, written to disk as it arrives, and a few short fields."""
 
 import asyncio
 import os
@@ -18,14 +18,14 @@ from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob
 
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
-MAX_HEADER_BYTES = 1024  # of a part, or the body's content type: who reads them takes the square
+MAX_HEADER_BYTES = 1024  # of a part, or the body's content type; parsing them takes quadratic time
 BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # of RFC 2046
 ROOM_BYTES = 64 * 1024  # for boundaries, headers and fields
 
 
 @dataclass(slots=True, eq=False)
 class Upload:
-    """What was received so far. The part named `file` goes to `sink`, other parts are fields."""
+    """The parts received so far. The part named `file` goes to `sink`; other parts are fields."""
 
     sink: BinaryIO
     filename: str = ""
@@ -34,7 +34,7 @@ class Upload:
     _headers: dict[bytes, bytes] = field(default_factory=dict)
     _header: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(), bytearray()))
     _name: str = ""
-    _value: bytearray | None = None  # none: the file's bytes arrive
+    _value: bytearray | None = None  # None while the file's bytes arrive
     _num_parts: int = 0
 
     def parser(self, content_type: str) -> MultipartParser:
@@ -103,7 +103,7 @@ class Upload:
 
 @contextmanager
 def discarded(part: Path) -> Iterator[None]:
-    """At the end nothing is left of a part that became no file."""
+    """Delete `part` at the end, unless it became a file and was moved away."""
     try:
         yield
     finally:

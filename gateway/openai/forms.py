@@ -1,4 +1,4 @@
-"""What is asked in one of OpenAI's forms: a job, and how its answer shall look."""
+"""Reading of requests in OpenAI's forms: each gives a job, and how its answer shall look."""
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.responses import AnswerContext
@@ -9,14 +9,14 @@ from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
 
 
 def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
-    """Raises InvalidJob."""
+    """Read a chat request. Raises InvalidJob."""
     asked = validate(ChatRequest, body)
     job = chat_job(job_id, caller, asked, body)
     return AnswerContext(job, asked.stream_options, reader_for(asked), is_streamed=asked.stream)
 
 
 def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
-    """Raises InvalidJob."""
+    """Read a completion request. Raises InvalidJob."""
     asked = validate(CompletionRequest, body)
     job = text_job(job_id, caller, asked, body)
     echo = [str(prompt) for prompt in prompts_of(asked)] if asked.echo else []

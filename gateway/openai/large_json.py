@@ -1,4 +1,4 @@
-"""Large answers as JSON, made so that whoever shares the interpreter runs meanwhile."""
+"""JSON of large answers, made in small pieces so that other threads can run in between."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ DEPTH = 6  # down to the log probabilities of a job's result; what lies deeper i
 
 
 def to_json_in_pieces(value: object) -> bytes:
-    """What `to_json` makes of it, in calls that each take little."""
+    """Return the same JSON as `to_json`, made in calls that each take little time."""
     return b"".join(_pieces(value, DEPTH))
 
 

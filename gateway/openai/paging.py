@@ -1,4 +1,4 @@
-"""OpenAI's lists: a page after an id."""
+"""Paging of OpenAI's lists: a page is what follows an id."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -15,7 +15,10 @@ Order = Literal["asc", "desc"]
 
 
 def cut(ids: Sequence[str], after: str | None, limit: int) -> tuple[Sequence[str], bool]:
-    """The `limit` ids that follow on `after`, and whether there are more. Raises InvalidJob."""
+    """Return up to `limit` ids that follow `after`, and whether there are more.
+
+    Raises InvalidJob where `after` is not among the ids.
+    """
     if after is not None and after not in ids:
         raise InvalidJob(f"after: {after!r} is not in this list", "after")
     begin = 0 if after is None else ids.index(after) + 1

@@ -25,7 +25,7 @@ ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """What was asked, and how its answer shall look."""
+    """A job that was asked for, and how its answer shall look."""
 
     job: Job
     options: StreamOptions
@@ -107,7 +107,10 @@ def finish_reason(reason: FinishReason | None, num_calls: int) -> str | None:
 
 
 def tool_call(form: AnswerContext, choice: int, number: int, call: FunctionCall) -> JsonObject:
-    """The id follows from the job, so answering again from its result gives the same."""
+    """Return a tool call in OpenAI's shape.
+
+    Its id follows from the job, so an answer that is made again from the job's result has the same.
+    """
     return {
         "id": f"call_{form.job.job_id[-26:]}_{choice}_{number}",
         "type": "function",
@@ -128,7 +131,10 @@ def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:
 
 
 class TextLogprobs:
-    """The four parallel lists of completions; offsets run on from piece to piece."""
+    """Makes the four parallel lists in which completions give log probabilities.
+
+    Text offsets run on from piece to piece.
+    """
 
     def __init__(self, echo: str) -> None:
         self._offset = len(echo)
@@ -176,7 +182,10 @@ def _chat_logprob(token: TopLogprob) -> JsonObject:
 
 
 def _alternatives(token: TokenLogprob) -> JsonObject:
-    """Of two tokens that read the same the likelier counts; the drawn one is always there."""
+    """Return the log probabilities of a token's alternatives, by their texts.
+
+    Of two tokens with the same text the likelier one counts. The drawn token is always there.
+    """
     alternatives: JsonObject = {}
     for top in [*token.top, token]:
         alternatives.setdefault(top.token, top.logprob)

@@ -1,7 +1,8 @@
-"""Events as the chunks of OpenAI's streams, rendered straight to bytes.
+"""Rendering of events as the chunks of OpenAI's streams, straight to bytes.
 
 What is constant is rendered once for a stream; a token costs one string escape and one join.
-Each choice opens with its role or its echo, and closes with an empty piece that has the reason.
+Each choice opens with its role or its echo, and closes with an empty piece that has the finish
+reason.
 """
 
 import re
@@ -31,9 +32,10 @@ _ID = re.compile(r"([^.]*)(?:[.]([0-9]{1,6}))?")
 
 
 class ReaderPosition(NamedTuple):
-    """What a caller has: tokens, and of the event after them so many chunks.
+    """The place up to which a caller has a stream.
 
-    The checksum is that of the event that it had last, be it in part.
+    The caller has the tokens that `had` counts, and `num_chunks` chunks of the event after them.
+    The checksum in `had` is that of the last event that the caller has, wholly or in part.
     """
 
     id: str
@@ -48,7 +50,7 @@ class ReaderPosition(NamedTuple):
         return cls(text, Had.parse(head, param), int(number or 0))
 
     def fits(self, event: Delta | Done) -> bool:
-        """Whether the event is one of those that the caller had, or what comes after them."""
+        """Return whether the event is one of those that the caller had, or comes after them."""
         tokens, checksum = self.had
         if isinstance(event, Done):
             return tokens + bool(self.num_chunks) <= event.position
@@ -63,12 +65,13 @@ NOTHING = ReaderPosition("", Had(0))
 
 
 class StreamRenderer:
-    """The chunks of one stream. A subclass says what a choice looks like.
+    """Renders the chunks of one stream. A subclass says what a choice looks like.
 
-    A chunk's id is its event's; where its event has more chunks to come, the tokens delivered
-    before, a dash and the event's checksum, a dot, and its number in the event. Who comes back with
-    an id gets what follows: what goes before is rendered again, for its place in calls and choices,
-    and not shown. Where that is not what the caller had, StreamDiverged is raised.
+    The last chunk of an event has the event's id. The id of a chunk before it is the number of
+    tokens delivered before the event, a dash, the event's checksum, a dot, and the chunk's number
+    in the event. A caller who comes back with an id gets what follows it. What goes before is
+    rendered again, to find the place in calls and choices, but is not shown. Where that is not what
+    the caller had, StreamDiverged is raised.
     """
 
     prefix = ""
@@ -90,7 +93,10 @@ class StreamRenderer:
         self._closed: set[int] = set()
 
     def render(self, event: Delta | Done | Failed) -> bytes:
-        """Raises StreamDiverged where the event does not go with what the caller has."""
+        """Return the event's chunks, without those that the caller has.
+
+        Raises StreamDiverged where the event does not fit what the caller has.
+        """
         if isinstance(event, Failed):
             return self.render_error(event)
         if not self._seen.fits(event):
@@ -121,7 +127,7 @@ class StreamRenderer:
                 yield b"id: %b.%d\n%b" % (before.id.encode(), number, chunk)
 
     def _ends(self, event: Done, reason: FinishReason) -> Iterator[bytes]:
-        """Of the choices that no delta of theirs ended."""
+        """Yield the closing chunks of the choices that no delta ended."""
         for index in range(self.form.job.num_choices):
             if index not in self._closed:
                 yield from self._delta(Delta(event.position, [], index, finish_reason=reason))
@@ -236,5 +242,8 @@ def _usage_tail(count: Usage) -> bytes:
 
 
 def _quoted(text: str) -> str:
-    """All but ASCII is escaped: some readers of SSE break lines at every Unicode line end."""
+    """Return the text as a JSON string in ASCII.
+
+    All else is escaped, because some readers of SSE break lines at every Unicode line end.
+    """
     return encode_basestring_ascii(text)

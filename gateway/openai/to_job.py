@@ -1,4 +1,4 @@
-"""Turns what an HTTP request asks into a Job."""
+"""Turns the body of an HTTP request into a Job."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +24,7 @@ from penstock.schemas.openai import (
 )
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 
-# What goes through to the job under its own name.
+# Fields that go from the body into the job under their own names.
 SAMPLING = set(SamplingParams.model_fields) - {"logprobs", "structured_outputs"}
 STRUCTURES = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
 OPTIONS = (
@@ -39,6 +39,7 @@ OPTIONS = (
 )
 
 LAST_S = LAST_MS // 1000
+# The job's fields by the names that callers give them, for `validate`.
 CALLED = {"prompts": "prompt", "params": "", "chat": ""}
 TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
 
@@ -60,7 +61,7 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
     }
-    refuse_extremes(chat)  # it holds what tools' arguments hold, which came as texts
+    refuse_extremes(chat)  # tools' arguments came as texts, which are parsed now
     return _job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
 
 
@@ -78,14 +79,20 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
 
 
 def any_job(job_id: str, caller: Caller, body: JsonObject) -> Job:
-    """A chat's job or a completion's, whichever was asked."""
+    """Return the job of a chat where the body has messages, else of a completion.
+
+    Raises InvalidJob.
+    """
     if "messages" in body:
         return chat_job(job_id, caller, validate(ChatRequest, body), body)
     return text_job(job_id, caller, validate(CompletionRequest, body), body)
 
 
 def flattened(body: JsonObject) -> JsonObject:
-    """The jobs API's body as one of OpenAI's: in the background, `params` at the top."""
+    """Return the jobs API's body as one of OpenAI's, with the fields of `params` at its top.
+
+    The job is in the background. Raises InvalidJob.
+    """
     params = body.get("params", {})
     if not isinstance(params, dict):
         raise InvalidJob("params: must be an object", "params")
@@ -99,7 +106,7 @@ def flattened(body: JsonObject) -> JsonObject:
 
 
 def prompts_of(asked: CompletionRequest) -> Sequence[str | list[int]]:
-    """The four forms of a prompt as one: a list of texts or of lists of token ids."""
+    """Return a prompt's four forms as one: a list of texts or of lists of token ids."""
     prompt = asked.prompt
     if isinstance(prompt, str):
         return [prompt]
@@ -126,7 +133,10 @@ def _job(
 
 
 def _unix_ms(given: JsonValue) -> int:
-    """Of unix seconds, or of a time in ISO 8601 with its zone."""
+    """Return a time as unix milliseconds. Raises InvalidJob.
+
+    It is given as unix seconds, or in ISO 8601 with its zone.
+    """
     if isinstance(given, str):
         with suppress(ValueError):
             time = datetime.fromisoformat(given)
@@ -139,7 +149,7 @@ def _unix_ms(given: JsonValue) -> int:
 
 
 def _priority_class(asked: Asked) -> PriorityClass:
-    """vLLM's rule for the number: lower goes first."""
+    """Return the priority class. A number follows vLLM's rule: lower goes first."""
     if asked.priority:
         return "high" if asked.priority < 0 else "batch"
     return TIERS.get(asked.service_tier, "normal")
@@ -159,7 +169,7 @@ def _sampling(asked: Asked, body: JsonObject, forced: JsonObject | None) -> Json
 
 
 def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
-    """Every way in which the answer's form was asked for."""
+    """Return all the constraints on the answer's form that the request gives, in any field."""
     structures: list[JsonValue] = []
     wanted = asked.response_format
     if isinstance(wanted, JsonSchemaFormat):
@@ -177,7 +187,10 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
 
 
 def _forced_call(asked: ChatRequest) -> JsonObject | None:
-    """The schema of the one call that must be made; none when none must."""
+    """Return the JSON schema of the one call that the answer must be; None where none is forced.
+
+    Raises InvalidJob where the forced tool is not among the tools.
+    """
     choice, tools = asked.tool_choice, asked.tools
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
@@ -208,7 +221,10 @@ def _call_schema(tool: Tool) -> JsonObject:
 
 
 def _message(message: ChatMessage) -> JsonObject:
-    """As chat templates want it: one system role, content as text, arguments as objects."""
+    """Return the message as chat templates want it.
+
+    There is one system role; content is text, and arguments are objects.
+    """
     shown: JsonObject = message.model_dump(exclude_none=True)
     if message.role == "developer":
         shown["role"] = "system"

@@ -29,7 +29,7 @@ class CallReader(Protocol):
 
 
 class PlainText:
-    """No tools were given: everything is content."""
+    """Reads text where no tools were given: everything is content."""
 
     def feed(self, text: str) -> Found:
         return Found(text)
@@ -39,7 +39,7 @@ class PlainText:
 
 
 class TaggedCalls:
-    """Calls between tags, content around them."""
+    """Reads text that has calls between tags and content around them."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -84,14 +84,17 @@ class TaggedCalls:
 
     @staticmethod
     def _certain(text: str) -> int:
-        """White space before a tag belongs to the tag, and so does every beginning of the tag."""
+        """Return how many characters of the text are certainly content.
+
+        A beginning of a tag at the end is not, nor is the white space before it.
+        """
         sizes = range(min(len(OPEN), len(text)), 0, -1)
         num_tag = next((size for size in sizes if text.endswith(OPEN[:size])), 0)
         return len(text[: len(text) - num_tag].rstrip())
 
 
 class ForcedCall:
-    """The text is one call and nothing else, because a grammar forced it."""
+    """Reads text that is one call and nothing else, because a grammar forced it."""
 
     def __init__(self) -> None:
         self._held = ""

@@ -1,6 +1,6 @@
-"""Parameters that other servers know and that would have no effect here: refused by name.
+"""Refuses by name the parameters that other servers know and that would have no effect here.
 
-What nobody promises anything of stays ignored, as every unknown field is.
+A field that means nothing on any server is ignored, as every unknown field is.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from penstock.schemas.errors import UnsupportedParameter
 from penstock.schemas.openai import JsonObject
 
-# Each with the values that ask for nothing; null always does.
+# Parameters, each with the values that ask for nothing and are let pass, as null always is.
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "suffix": ("",),
     "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
@@ -53,14 +53,14 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "xtc_probability": (0,),
     "top_n_sigma": (-1, 0),
 }
-# The same, of the fields of `structured_outputs`.
+# The same for the fields of `structured_outputs`.
 NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
     "structural_tag": ("",),
     "whitespace_pattern": ("",),
     "disable_any_whitespace": (False,),
     "disable_additional_properties": (False,),
 }
-# These depend on others: whether the body asks for what it would not get.
+# Parameters that depend on others: the function says if the body asks for what it would not get.
 ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
     "best_of": lambda body: not _is_at_most_n(body["best_of"], body.get("n", 1)),
     "echo": lambda body: body["echo"] is True and "messages" in body,
@@ -92,7 +92,7 @@ INSTEAD = {
 
 
 def refuse_unsupported(body: JsonObject) -> None:
-    """Raises UnsupportedParameter, which names the first."""
+    """Raise UnsupportedParameter for the first parameter that would have no effect, if any."""
     structures = body.get("structured_outputs")
     inner = structures if isinstance(structures, dict) else {}
     names = [

@@ -1,4 +1,4 @@
-"""JSON that callers sent, against a shape; what is wrong with it is said by its field."""
+"""Validation of JSON that callers sent. An error names the field that is wrong."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
 MAX_DEPTH = 64
-MAX_FIELDS = 4096  # of one object: what is wrong with each would be told
+MAX_FIELDS = 4096  # of one object, because each may bring an error of its own
 FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -22,10 +22,10 @@ Shape = TypeVar("Shape", bound=BaseModel)
 def validate(
     shape: type[Shape], fields: Mapping[str, object], called: Mapping[str, str] | None = None
 ) -> Shape:
-    """`fields` as a `shape`, types taken strictly.
+    """Return `fields` as a `shape`, with types taken strictly. Raises InvalidJob.
 
-    `called` says what the caller calls a field at the top; an empty name: its inner ones stand at
-    the caller's top.
+    `called` maps a field at the top to the caller's name for it. An empty name means that the
+    caller gives the inner fields of this field at the top.
     """
     try:
         return shape.model_validate_json(to_json(fields), strict=True)
@@ -34,9 +34,10 @@ def validate(
 
 
 def refuse_extremes(value: JsonValue) -> None:
-    """Numbers past a float's range, and nesting past `MAX_DEPTH`: the parser lets both through.
+    """Refuse JSON that no later step should have to read.
 
-    And more values than whatever comes after should read.
+    Raises InvalidJob for a number past a float's range and for nesting past `MAX_DEPTH`, both of
+    which the parser lets through, and BodyTooLarge for too many values, objects, lists or fields.
     """
     level, num_groups, num_values = [value], 0, 0
     for _ in range(MAX_DEPTH):
@@ -47,7 +48,7 @@ def refuse_extremes(value: JsonValue) -> None:
             raise BodyTooLarge(f"the body holds an object of more than {MAX_FIELDS} fields")
         inner = [child for node in level for child in _children(node)]
         num_values += len(inner)
-        if num_values > MAX_VALUES + MAX_GROUPS:  # there is a comma less than values in each
+        if num_values > MAX_VALUES + MAX_GROUPS:  # a group has one comma less than values
             raise BodyTooLarge(f"the body holds more than {MAX_VALUES} values")
         if any(isinstance(child, float) and math.isinf(child) for child in inner):
             raise InvalidJob("the body holds a number outside the range of a 64-bit float")
@@ -66,7 +67,10 @@ def _children(node: JsonValue) -> Iterable[JsonValue]:
 def _invalid(
     errors: list[ErrorDetails], fields: Mapping[str, object], called: Mapping[str, str]
 ) -> InvalidJob:
-    """The error that reaches deepest: of a union's branches, the one that fitted best."""
+    """Return the error that reaches deepest.
+
+    Where no branch of a union fits, that is an error of the branch that fits best.
+    """
     located = [(_location(error, fields), error) for error in errors]
     steps, error = max(located, key=lambda pair: len(pair[0]))
     message, shown = error["msg"], ""
@@ -81,7 +85,7 @@ def _invalid(
 
 
 def _location(error: ErrorDetails, fields: Mapping[str, object]) -> list[str | int]:
-    """The steps of pydantic's location that exist in what was sent, and a missing one."""
+    """Return the steps of pydantic's location that exist in `fields`, and a missing field's."""
     steps: list[str | int] = []
     node: object = fields
     for step in error["loc"]:
@@ -93,7 +97,7 @@ def _location(error: ErrorDetails, fields: Mapping[str, object]) -> list[str | i
 
 
 def _param(steps: list[str | int], called: Mapping[str, str]) -> str:
-    """`messages[0].content`"""
+    """Return the steps as a path, such as `messages[0].content`."""
     names = [called.get(str(step), step) if at == 0 else step for at, step in enumerate(steps)]
     texts = [f"[{name}]" if isinstance(name, int) else f".{name}" for name in names if name != ""]
     return "".join(texts).removeprefix(".")

@@ -1,4 +1,4 @@
-"""OpenAI's batches: many requests of one file, at the queue's leisure."""
+"""OpenAI's batches API: many requests in one file, run when the queue has time for them."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""OpenAI's files: what batches read and write."""
+"""OpenAI's files API: the files that batches read and write."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/files", tags=["files"])
 
 @router.post("")
 async def upload(request: Request, gateway: Open) -> Response:
-    """multipart/form-data with `file` and `purpose`, which is `batch`."""
+    """Upload a file: multipart/form-data with `file`, and with `purpose`, which is `batch`."""
     files, tenant = gateway.files, tenant_of(request)
     part = files.new_part()
     with discarded(part):
@@ -77,7 +77,10 @@ async def delete(file_id: str, request: Request, gateway: Open) -> Response:
 
 
 def _kept_s(fields: dict[str, str]) -> int | None:
-    """From the form's `expires_after[anchor]` and `expires_after[seconds]`."""
+    """Return how many seconds the form asks to keep the file; None where it does not say.
+
+    It says so in `expires_after[anchor]` and `expires_after[seconds]`. Raises InvalidJob.
+    """
     given = {
         name: fields[f"expires_after[{name}]"]
         for name in ("anchor", "seconds")

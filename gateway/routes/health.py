@@ -1,4 +1,4 @@
-"""Whether the gateway lives, whether anything can be answered, and the numbers behind it."""
+"""Routes that tell if the gateway lives and if a job would start, its version, and metrics."""
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -15,13 +15,13 @@ router = APIRouter(tags=["health"])
 @router.get("/health/live")
 @router.get("/ping")
 async def live() -> Response:
-    """The process serves; that says nothing of the queue."""
+    """Answer 200 while the gateway's process serves. This says nothing of the queue."""
     return _json({"status": "ok"})
 
 
 @router.get("/health/ready")
 async def ready(gateway: Open) -> Response:
-    """200 where a job would start now: some worker lives and does not drain."""
+    """Answer 200 where a job would start now: some worker lives and does not drain."""
     if not any(lane.staff for lane in await _lanes(gateway)):
         raise NoWorker("no worker serves any model at present", retry_after_ms=1000)
     return _json({"status": "ready"})
@@ -34,7 +34,10 @@ async def version(gateway: Open) -> Response:
 
 @router.get("/metrics")
 async def metrics(gateway: Open) -> Response:
-    """Where the queue cannot be asked, the gateway's own numbers are still there."""
+    """Return the metrics in Prometheus' form.
+
+    Where the queue cannot be reached, they are the gateway's own alone.
+    """
     try:
         lanes = await _lanes(gateway)
     except QueueUnreachable:

@@ -1,4 +1,4 @@
-"""The jobs API: put a job in, look at it, follow it from any point, cancel it, erase it."""
+"""The jobs API: submit a job, look at it, follow it from any point, cancel it, erase it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from penstock.schemas.wire import Report, Wire
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-BYTES_A_TOKEN = 64  # of a result
+BYTES_A_TOKEN = 64  # of a result's JSON, by a guess
 NOT_FOR_GUESTS = {"metadata", "worker", "priority_class", "position", "reason"}
 
 
@@ -40,7 +40,7 @@ class ShareRequest(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The events as the log has them."""
+    """Renders events as the log has them."""
 
     last_id: str
 
@@ -55,24 +55,26 @@ class Lines:
 
 
 class Told(Report):
-    """Who hears of the job's end."""
+    """The field of a body that names who is told of the job's end."""
 
     webhook: str | None = None
 
 
 @router.post("")
 async def submit(request: Request, gateway: Open) -> Response:
-    """The body is a chat's or a completion's; `params` may hold SamplingParams as they are."""
+    """Submit a job.
+
+    The body is a chat's or a completion's; `params` may hold SamplingParams as they are.
+    """
     job, webhook = await read(request, gateway, partial(_asked, caller_of(request)))
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")
-    job = await gateway.named(request, job)
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
     note = Note(webhook=webhook or "").dump() if is_told else None
-    await gateway.submit(request, job, note)
+    job = await gateway.admit(request, job, note)
     try:
         return _json(_shape(await gateway.client.status(job.job_id, job.tenant)), 202)
-    except JobNotFound:  # taken a moment ago
+    except JobNotFound:  # although it was taken a moment ago
         raise QueueUnreachable("Redis lost the job that it had taken; submit it again") from None
 
 
@@ -99,20 +101,20 @@ async def events(
     starting_after: Annotated[str, Query(description="an event's id, or tokens had")] = "0",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """Server-sent events after a cursor. An event's id is the cursor behind it."""
+    """Stream the job's events after a cursor. An event's id is the cursor right after it."""
     tenant = tenant_of(request)
-    # A browser that reconnects repeats the query it began with: what it saw since counts.
+    # A browser that reconnects repeats its first query, so the last id that it saw counts instead.
     cursor = starting_after if last_event_id is None else last_event_id
     param = "starting_after" if last_event_id is None else "Last-Event-ID"
     Had.parse(cursor, param)
     await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
-    following = gateway.client.batches(job_id, cursor, tenant)
+    following = gateway.client.event_batches(job_id, cursor, tenant)
     return OpenedStream(following, _nothing, Lines(cursor), gateway.settings.ping_s)
 
 
 @router.post("/{job_id}/share")
 async def share(job_id: str, request: Request, gateway: Open) -> Response:
-    """A token with which anybody may look at this job and follow it, for `expires_s` seconds."""
+    """Make a token with which anybody may look at and follow this job for `expires_s` seconds."""
     asked = await read(request, gateway, partial(validate, ShareRequest), may_be_empty=True)
     tenant = tenant_of(request)
     await gateway.client.status(job_id, tenant)
@@ -134,17 +136,20 @@ async def delete(job_id: str, request: Request, gateway: Open) -> Response:
 
 
 def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None]:
-    """The job without its id, and who hears of its end."""
+    """Return the job without its id, and the webhook that is told of its end. Raises InvalidJob."""
     body = flattened(body)
     return any_job("", caller, body), validate(Told, body).webhook
 
 
 async def _nothing() -> None:
-    """A follower who leaves ends nothing: the job is another's, or its reader comes back."""
+    """Do nothing when a follower leaves.
+
+    The job is another's, or its reader comes back.
+    """
 
 
 def _num_tokens(result: Result) -> int:
-    """Those with log probabilities count for many."""
+    """Return the number of tokens; one with log probabilities is larger and counts for many."""
     return sum(len(choice.token_ids) * (20 if choice.logprobs else 1) for choice in result.choices)
 
 

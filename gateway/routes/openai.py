@@ -1,6 +1,6 @@
 """OpenAI's routes: chat, completions, models."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from penstock.gateway.auth.access import Caller
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open
 from penstock.gateway.http.errors import error_response
@@ -22,11 +21,11 @@ from penstock.gateway.openai.stream import (
     NOTHING,
     ChatChunks,
     ReaderPosition,
-    StreamRenderer,
     TextChunks,
 )
 from penstock.schemas.errors import InvalidJob, ModelNotFound
-from penstock.schemas.event import Delta, Done, Failed, Result
+from penstock.schemas.event import Delta, Done, Event, Failed, Result
+from penstock.schemas.job import Job
 from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
 from penstock.schemas.result import fold
 from penstock.schemas.sampling import SamplingParams
@@ -35,7 +34,7 @@ router = APIRouter(tags=["openai"])
 
 
 def _documented(asked: type[BaseModel]) -> dict[str, object]:
-    """Describe a body for /docs; what checks it (`gateway.openai.validation`) says more."""
+    """Describe a body for /docs. Its checks, in `gateway.openai.validation`, say more."""
     schema = {"allOf": [asked.model_json_schema(), SamplingParams.model_json_schema()]}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -43,18 +42,18 @@ def _documented(asked: type[BaseModel]) -> dict[str, object]:
 @router.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
 async def chat_completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics)
-    form = await _form(request, gateway, chat_form)
+    form = await read(request, gateway, partial(chat_form, caller_of(request)))
     if form.is_streamed:
-        return await _stream(request, gateway, watch, ChatChunks(form, _seen(request)))
+        return await _stream(request, gateway, watch, form, ChatChunks)
     return await _whole(request, gateway, watch, form, chat_answer)
 
 
 @router.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
 async def completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics)
-    form = await _form(request, gateway, text_form)
+    form = await read(request, gateway, partial(text_form, caller_of(request)))
     if form.is_streamed:
-        return await _stream(request, gateway, watch, TextChunks(form, _seen(request)))
+        return await _stream(request, gateway, watch, form, TextChunks)
     return await _whole(request, gateway, watch, form, text_answer)
 
 
@@ -73,26 +72,34 @@ async def model(name: str, gateway: Open) -> Response:
     return _json(model_shape(cards[name]))
 
 
-async def _form(
-    request: Request, gateway: Gateway, understood: Callable[[Caller, JsonObject], AnswerContext]
-) -> AnswerContext:
-    """What the request asks, its job under its name."""
-    form = await read(request, gateway, partial(understood, caller_of(request)))
-    return replace(form, job=await gateway.named(request, form.job))
-
-
 async def _stream(
-    request: Request, gateway: Gateway, watch: RequestTimer, chunks: StreamRenderer
+    request: Request,
+    gateway: Gateway,
+    watch: RequestTimer,
+    form: AnswerContext,
+    renderer: type[ChatChunks] | type[TextChunks],
 ) -> Response:
-    job = chunks.form.job
-    await gateway.submit(request, job)
-    batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
-    leave = gateway.leaving(request, job)
-    return EventStream(batches, leave, chunks, gateway.settings.ping_s)
+    position = _seen(request)
+    form = await _admitted(request, gateway, form)
+    leave = gateway.leaving(request, form.job)
+    events = _events(gateway, watch, form.job)
+    return EventStream(events, leave, renderer(form, position), gateway.settings.ping_s)
+
+
+async def _admitted(request: Request, gateway: Gateway, form: AnswerContext) -> AnswerContext:
+    return replace(form, job=await gateway.admit(request, form.job))
+
+
+def _events(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator[list[Event], None]:
+    following = gateway.client.event_batches(job.job_id, tenant=job.tenant)
+    return watch.follow(job.model, following)
 
 
 def _seen(request: Request) -> ReaderPosition:
-    """What a caller has who comes back to a stream: under its idempotency key."""
+    """Return what the caller has already of a stream that it comes back to.
+
+    It comes back under its idempotency key. Raises InvalidJob where it gives none.
+    """
     last_event_id = request.headers.get(LAST_EVENT_ID)
     if last_event_id is None:
         return NOTHING
@@ -109,6 +116,7 @@ async def _whole(
     form: AnswerContext,
     shape: Callable[[AnswerContext, Result], JsonObject],
 ) -> Response:
+    form = await _admitted(request, gateway, form)
     job = form.job
 
     def made(deltas: list[Delta], end: Done | Failed) -> Response:
@@ -123,9 +131,8 @@ async def _whole(
         num_bytes = job.answer_bytes_a_token() * end.position // 8
         return await gateway.client.off_loop.run(num_bytes, made, deltas, end)
 
-    await gateway.submit(request, job)
-    batches = watch.follow(job.model, gateway.client.batches(job.job_id, tenant=job.tenant))
-    return WholeAnswer(batches, gateway.leaving(request, job), answered)
+    leave = gateway.leaving(request, job)
+    return WholeAnswer(_events(gateway, watch, job), leave, answered)
 
 
 def _json(shape: Mapping[str, object]) -> Response:

@@ -41,7 +41,10 @@ log = logging.getLogger(__name__)
 
 
 def build(settings: GatewaySettings) -> FastAPI:
-    """Raises BadSecret. The state's `exit_status` is what the process is to end with."""
+    """Build the gateway's application. Raises BadSecret.
+
+    The process is to end with the `exit_status` of the application's state.
+    """
     client = Client.from_url(
         settings.redis_url,
         max_queued=settings.max_num_queued_reqs,
@@ -92,7 +95,10 @@ def build(settings: GatewaySettings) -> FastAPI:
 async def _end_if_unfit(
     app: FastAPI, redis: Redis, settings: GatewaySettings, secret: bytes | None
 ) -> None:
-    """Redis may be away at the start: whether it is fit is found when it answers."""
+    """End the process where Redis is unfit for the queue, or where nobody could be let in.
+
+    Redis may be unreachable at the start, so this is checked once it answers.
+    """
     try:
         for warning in await check_when_reached(redis, settings.durability):
             log.warning("%s", warning)
@@ -109,5 +115,5 @@ async def _tell_who_is_let_in(
     while True:
         try:
             return await tell(KeyStore(redis), settings, secret)
-        except QueueUnreachable:  # away again
+        except QueueUnreachable:  # unreachable again
             await asyncio.sleep(RETRY_S)

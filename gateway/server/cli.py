@@ -1,4 +1,4 @@
-"""penstock gateway: one process that serves HTTP until it is told to stop."""
+"""`penstock gateway`: one process that serves HTTP until it is told to stop."""
 
 import logging
 import signal
@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """SIGTERM and SIGINT: accept no more, let open streams end for `drain_s`, exit 0."""
+    """Run the gateway and return its exit status.
+
+    On SIGTERM or SIGINT it accepts no more, gives open streams `drain_s` to end, and exits with 0.
+    """
     settings = load_settings(GatewaySettings, "penstock gateway", argv)
     write_log_to_stderr("gateway", settings.log_level)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -65,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _listening(settings: GatewaySettings) -> socket.socket:
-    """One that was handed to this process, or its own. Raises CannotListen."""
+    """Return the socket handed to this process, or else a new one. Raises CannotListen."""
     if settings.fd is None:
         return listen(settings.host, settings.port)
     try:

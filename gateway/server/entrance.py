@@ -1,4 +1,7 @@
-"""Who is let in, told once at the start: what is open and what nobody can open is seen there."""
+"""Checks of who is let in, made once at the start.
+
+An operator learns there that everybody is let in, or that nobody can be.
+"""
 
 import logging
 from ipaddress import ip_address
@@ -12,17 +15,20 @@ GIVE_ONE = "give one by PENSTOCK_SERVER_SECRET or --server-secret-file"
 
 
 class LetsNobodyIn(Exception):
-    """The message says why, and what to do."""
+    """Raised when no caller could be let in; the message says why, and what to do."""
 
 
 def check_secret(settings: GatewaySettings, secret: bytes | None) -> None:
-    """Raises BadSecret where keys are demanded and none could ever be right."""
+    """Raise BadSecret where keys are demanded and none could ever be right."""
     if settings.require_api_keys and not settings.api_key and secret is None:
         raise BadSecret(f"--require-api-keys lets nobody in without a server secret; {GIVE_ONE}")
 
 
 async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None) -> None:
-    """Log what an operator should know. Raises LetsNobodyIn, QueueUnreachable."""
+    """Log that everybody is let in, or that the server secret has changed, where that is so.
+
+    Raises LetsNobodyIn, QueueUnreachable.
+    """
     has_keys = bool(await store.texts())
     if secret is None and has_keys and not settings.api_key:
         raise LetsNobodyIn(f"API keys exist, but no server secret: nobody is let in; {GIVE_ONE}")
@@ -46,5 +52,5 @@ async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None)
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name
+    except ValueError:  # it is a name
         return False

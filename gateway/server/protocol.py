@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn speaks it, within bounds: how large a head, how slow a caller, how many."""
+"""HTTP/1.1 by uvicorn, with bounds on large heads, slow callers and many connections."""
 
 import asyncio
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _SLICE_BYTES = 8 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a caller may take, and how many may be there."""
+    """Limits on how long a caller may take, and on how many may be connected."""
 
     head_s: float
     body_s: float
@@ -28,11 +28,11 @@ class Timeouts:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. What breaks a bound is told in OpenAI's form, and the connection ends."""
+    """One connection. Past a bound it sends an error in OpenAI's form, and closes."""
 
     patience: Timeouts
 
-    _in_head = True  # between messages, too
+    _in_head = True  # and between messages
     _head_bytes = 0
     _refusal: ErrorBody | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -51,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The caller takes less than it is sent; one that takes nothing is cut off in the end."""
+        """Start a timer that cuts the caller off, unless it takes more of what it is sent."""
         super().pause_writing()
         self._stall = self.loop.call_later(self.patience.stall_s, self.transport.abort)
 
@@ -60,7 +60,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """In slices: a head is counted by what was fed of it, until the parser sees its end."""
+        """Feed the data to the parser in slices.
+
+        A head is measured by the bytes that were fed of it until the parser sees its end.
+        """
         at = 0
         while at < len(data) and not self.transport.is_closing():
             room = MAX_HEAD_BYTES - self._head_bytes if self._in_head else _SLICE_BYTES
@@ -113,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refuse(_error(400, "invalid_request", "this is not a request in HTTP/1.1"))
 
     def _refuse(self, body: ErrorBody) -> None:
-        """Say so, unless an answer was begun, and close."""
+        """Send the error, unless an answer was begun, and close."""
         if self.transport.is_closing():
             return
         cycle = self.cycle
@@ -130,7 +133,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _wait(self, seconds: float) -> None:
-        """Up to a fifth longer: thousands who came together are not sent away in one moment."""
+        """Start the timer for a slow caller, with up to a fifth more seconds.
+
+        So thousands of callers who came together are not sent away in one moment.
+        """
         self._stop_waiting()
         self._timer = self.loop.call_later(seconds * uniform(1, 1.2), self._lose_patience)
 
@@ -145,7 +151,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall = None
 
     def _lose_patience(self) -> None:
-        """The caller took too long; unless it is we who let it wait."""
+        """Refuse a caller who took too long, unless it is the gateway that lets it wait."""
         self._timer = None
         is_answering = self.cycle is not None and not self.cycle.response_complete
         if self.flow.read_paused or (self._in_head and is_answering):
@@ -155,7 +161,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def bounded(limits: Timeouts) -> type[BoundedProtocol]:
-    """The protocol with other limits: uvicorn makes an instance for each connection."""
+    """Return the protocol with these limits; uvicorn makes an instance for each connection."""
     return type("Protocol", (BoundedProtocol,), {"patience": limits})
 
 

@@ -61,7 +61,7 @@ async def _arrivals(client: Client, number: int, num_tokens: int) -> list[float]
     came: list[float] = []
     prompt = f"stream {number:03d}"
     job_id = await client.enqueue(prompt, max_tokens=num_tokens, ignore_eos=True)
-    async with aclosing(client.batches(job_id)) as batches:
+    async with aclosing(client.event_batches(job_id)) as batches:
         async for batch in batches:
             now_s = time.monotonic()
             for event in batch:
@@ -191,7 +191,7 @@ async def _followed(client: Client, model: str, request: Request) -> Timeline:
         ignore_eos=True,
         temperature=0,
     )
-    async with aclosing(client.batches(job_id)) as batches:
+    async with aclosing(client.event_batches(job_id)) as batches:
         async for batch in batches:
             now_s = time.perf_counter()
             for event in batch:

@@ -177,7 +177,7 @@ async def test_sixty_long_logs_are_read_without_holding_up_the_loop(
 
     async def read() -> None:
         nonlocal num_read
-        async with aclosing(client.batches(job_id)) as batches:
+        async with aclosing(client.event_batches(job_id)) as batches:
             async for batch in batches:
                 num_read += len(batch)
 
