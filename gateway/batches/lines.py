@@ -47,14 +47,18 @@ class LinePosition:
 def lines_from(path: Path, offset: int) -> Iterator[tuple[LinePosition, bytes]]:
     """Yield the lines from an offset on that are not blank, each with its place.
 
-    A line that is too long comes in pieces of at most `MAX_LINE_BYTES + 1`.
+    Of a line that is too long the first `MAX_LINE_BYTES + 1` bytes are read, and the rest skipped.
     """
     with path.open("rb") as file:
         file.seek(offset)
         while raw := file.readline(MAX_LINE_BYTES + 1):
+            length, end = len(raw), raw
+            while len(end) > MAX_LINE_BYTES and not end.endswith(b"\n"):
+                end = file.readline(MAX_LINE_BYTES + 1)
+                length += len(end)
             if raw.strip():
-                yield LinePosition(offset, len(raw)), raw
-            offset += len(raw)
+                yield LinePosition(offset, length), raw
+            offset += length
 
 
 def headed_lines(path: Path, offset: int, most: int) -> list[tuple[LinePosition, BatchLine]]:

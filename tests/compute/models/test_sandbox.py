@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -108,8 +109,14 @@ def test_masks_that_would_hold_up_the_others_are_refused() -> None:
 
 
 def test_others_are_tried_while_one_takes_its_time(sandbox: Sandbox) -> None:
+    sandbox.attempt("regex", "a")
+    assert sandbox._process is not None
+    pid = sandbox._process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children")
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(sandbox.attempt, "regex", ENDLESS)
+        while not children.read_text():  # until it is at work
+            time.sleep(0.001)
         quick: Future[Tried] = pool.submit(sandbox.attempt, "regex", "a")
         done, _ = wait([slow, quick], 60, FIRST_COMPLETED)
         assert done == {quick} and quick.result().grammar
