@@ -1,4 +1,4 @@
-"""Whose jobs they are, for limits and shares: a tenant, or one key of a tenant."""
+"""Accounts for which jobs count, and their quotas. One is a tenant, or one key of a tenant."""
 
 from pydantic import Field
 
@@ -8,10 +8,10 @@ MOST = 2**50
 
 
 class Quota(Wire):
-    """What an account may use of one model. None: no limit.
+    """Limits on what an account may use of one model. None means no limit.
 
     Requests and tokens count in windows of a minute that begin with their first request; budgets
-    in days and months of UTC. Tokens are those of prompts and completions together.
+    count in days and months of UTC. Tokens are those of prompts and completions together.
     """
 
     requests_per_minute: int | None = Field(None, ge=1, le=MOST)
@@ -27,14 +27,15 @@ class Quota(Wire):
         return self.requests_per_minute is not None or self.tokens_per_minute is not None
 
     def num_lanes(self, lanes: int) -> int:
-        """Of a model's lanes, how many the account uses: in each of them a limit is at least 1."""
+        """Return how many of a model's lanes the account uses. Each limit is at least 1 in each."""
         return min([lanes, *self._counts().values()])
 
     def share(self, lanes: int, number: int) -> "Quota":
-        """What one of a model's lanes keeps of it: lanes share nothing at run time.
+        """Return the share of the quota that one of a model's lanes enforces.
 
-        Over the lanes that the account uses the shares add up to the whole; what an idempotency
-        key names in another lane has a limit of its own there, as small as may be.
+        Lanes share nothing at run time. Over the lanes that the account uses the shares add up to
+        the whole. An idempotency key may put a job into another lane, which has limits of its own
+        for the account, as small as may be.
         """
         used = self.num_lanes(lanes)
         shares = {name: max(1, n // lanes) for name, n in self._counts().items()}
@@ -47,7 +48,10 @@ class Quota(Wire):
 
 
 class Account(Wire):
-    """A name that is unique over all tenants, and its limits. A tenant without one is its own."""
+    """A name that is unique over all tenants, and its limits.
+
+    A tenant without an account is its own account, without limits.
+    """
 
     name: str = Field(min_length=1, max_length=256)
     limits: Quota = Quota()

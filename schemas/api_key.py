@@ -1,4 +1,7 @@
-"""API keys, `psk_<id>_<secret>`: what is kept of one (never its secret) and what it allows."""
+"""API keys, `psk_<id>_<secret>`, and the record of each, which says what it allows.
+
+A record never holds the secret.
+"""
 
 import base64
 import hmac
@@ -19,12 +22,12 @@ API_KEYS = "penstock:api_keys"  # hash: id -> JSON ApiKey; configuration, never 
 SECRET_MARK = "penstock:secret_mark"  # text: tells which server secret keys are checked with
 KEY_ID = re.compile(r"[a-z2-7]{12}")
 KEY = re.compile(r"psk_([a-z2-7]{12})_[a-z2-7]{52}")
-MAX_CHARS = 256  # more is no key, and is not hashed
+MAX_CHARS = 256  # a longer text is no key, and is not hashed
 DEFAULT_SCOPES: tuple[Scope, ...] = ("inference", "jobs", "batches")
 
 
 class ApiKey(Wire):
-    """The record under a key's id. One that an older gateway cannot read admits nobody there."""
+    """The record of a key, stored by its id. A gateway too old to read it refuses the key."""
 
     key_id: str = Field(pattern=KEY_ID.pattern)
     digest: str = Field(description="HMAC-SHA256 of the whole key under the server secret, in hex")
@@ -39,7 +42,7 @@ class ApiKey(Wire):
 
     @classmethod
     def issue(cls, secret: bytes, record: dict[str, object]) -> tuple[str, Self]:
-        """A new key, to be shown once, and its record."""
+        """Make a new key, which is to be shown once, and its record. Return both."""
         key_id, drawn = _letters(12), _letters(52)
         text = f"psk_{key_id}_{drawn}"
         fields = record | {"key_id": key_id, "digest": digest_of(secret, text)}
@@ -47,7 +50,7 @@ class ApiKey(Wire):
 
     @property
     def account(self) -> Account:
-        """What its jobs count for. No tenant has a name like this one."""
+        """Return the account that the key's jobs count for. No tenant has a name like it."""
         return Account(name=f"{self.tenant}/{self.key_id}", limits=self.limits)
 
     def has_ended(self, now_s: float) -> bool:
@@ -62,7 +65,7 @@ def digest_of(secret: bytes, key: str) -> str:
 
 
 def is_right(secret: bytes, key: str, record: ApiKey | None) -> bool:
-    """Whether this is the record's key. An unknown one costs the same work as a known one."""
+    """Return whether this is the record's key. An unknown key costs the same work as a known."""
     expected = record.digest if record else "0" * 64
     matches = hmac.compare_digest(digest_of(secret, key), expected)
     return matches and record is not None

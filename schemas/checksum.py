@@ -15,7 +15,7 @@ _WORD = struct.Struct("<I")
 
 
 def roll(checksum: int, index: int, token_ids: Sequence[int]) -> int:
-    """The checksum after these tokens of one choice, from the one before them."""
+    """Return the checksum after these tokens of one choice, from the one before them."""
     choice = index << _CHOICE_SHIFT
     for token_id in token_ids:
         checksum = zlib.crc32(_WORD.pack((token_id ^ choice) & 0xFFFFFFFF), checksum)

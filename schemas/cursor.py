@@ -1,4 +1,4 @@
-"""How far a reader is: what it has of a log, and whether the next event continues that."""
+"""The cursor of a reader in a log, and the check that the next event continues it."""
 
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _ID = re.compile(r"([0-9]{1,15})(?:-([0-9a-f]{8}))?")
 
 
 class Had(NamedTuple):
-    """Tokens that a reader has, and their checksum; none: it does not say."""
+    """The number of tokens that a reader has, and their checksum, None if it does not say."""
 
     position: int
     checksum: int | None = None
@@ -42,31 +42,36 @@ class _Given(NamedTuple):
 
 
 class Missed(StreamDiverged):
-    """An event begins behind what was delivered: in a log that is a hole, in messages a loss."""
+    """Raised when an event begins beyond the end of what was delivered.
+
+    In a log this is a hole. Among published messages it means that one was lost.
+    """
 
 
 class Straddled(StreamDiverged):
-    """An event began before what was delivered and goes on after it: the log was made anew.
+    """Raised when an event begins before the end of what was delivered and goes on after it.
 
-    `Cursor.begin_again`, and then the log from there on, tell which of its text was delivered.
+    The log was made anew, with other cuts. `Cursor.begin_again`, and then the log from there on,
+    tell which of its text was delivered.
     """
 
 
 @dataclass(slots=True)
 class Cursor:
-    """Tokens delivered and their checksum; none where the reader did not say it.
+    """The number of tokens delivered to a reader, and their checksum, None if it did not say it.
 
-    What the reader has, it has for good: a log that was lost in part and made anew, or an event
-    that is another's, does not continue it. A log made anew may be cut otherwise. Which text goes
-    with a part of an event only its whole log tells, so it is read again from where the cursor
-    began, and what was delivered is counted off in tokens and characters.
+    What the reader has cannot be taken back. It is not continued by a log that was lost in part and
+    made anew with other tokens, nor by an event of another log. A log made anew may be cut
+    otherwise. Only the whole log tells which text goes with a part of an event, so it is read again
+    from where the cursor began, and what was delivered is counted off in tokens and characters.
     """
 
     job_id: str
     position: int = 0
     checksum: int | None = None
     _begun: Had = field(init=False)
-    # Of text, since it began; none: it began inside an event, and who knows with which of its text.
+    # Characters of text since it began; None where it began inside an event, since it is not known
+    # which part of that event's text the reader has.
     _num_chars: int | None = field(init=False, default=0)
     _given: _Given | None = field(init=False, default=None)  # while the log is read again
 
@@ -77,13 +82,13 @@ class Cursor:
 
     @property
     def looks_from(self) -> int:
-        """Where to begin in a log: with the last token had, whose event tells its checksum."""
+        """Return where to begin in a log: at the last token had, whose event tells its checksum."""
         return max(0, self.position - 1)
 
     def take(self, event: Event) -> Event | None:
-        """What the reader lacks of the event, which becomes had; none: it has all of it.
+        """Return the part of the event that the reader lacks, and count it as delivered.
 
-        Raises StreamDiverged, Missed, Straddled.
+        Return None where the reader has all of it. Raises StreamDiverged, Missed, Straddled.
         """
         if event.position > self.position:
             raise Missed(self.job_id, self.position)
@@ -106,7 +111,7 @@ class Cursor:
         return rest if self._given is None else self._lacking(rest, self._given)
 
     def begin_again(self) -> None:
-        """After Straddled: the log is to be read from `position` on, which is where it began."""
+        """Go back to where the cursor began. After Straddled, read the log from `position` on."""
         assert self.checksum is not None and self._num_chars is not None
         self._given = _Given(self.position, self.checksum, self._num_chars)
         self.position, self.checksum = self._begun
@@ -128,7 +133,10 @@ class Cursor:
             raise StreamDiverged(self.job_id, self.position)
 
     def _enter(self) -> None:
-        """Begin inside an event; only who never had one of its texts may."""
+        """Begin inside an event, which only a new reader without a checksum may.
+
+        For another it raises Straddled, or StreamDiverged where the log cannot be read again.
+        """
         if self.checksum is None and self._begun.position == self.position and not self._given:
             self._num_chars = None
             return
@@ -137,7 +145,7 @@ class Cursor:
         raise (Straddled if can_count else StreamDiverged)(self.job_id, self.position)
 
     def _lacking(self, rest: Delta, given: _Given) -> Delta | None:
-        """What goes beyond what was delivered before the log was read again."""
+        """Return what goes beyond the tokens delivered before the log was read again, or None."""
         if rest.end < given.position:
             return None
         lacking = rest.token_ids[given.position - rest.position :]

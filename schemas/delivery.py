@@ -1,4 +1,4 @@
-"""The values that pass between the queue and those who put jobs in, run them and read them."""
+"""The values that pass between the queue and its callers, workers and readers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,12 @@ from penstock.schemas.wire import Report
 
 
 class JobSignal(StrEnum):
-    """What a worker is told of one job: keep on, or stop and why."""
+    """A signal to a worker about one job: go on, or stop and why.
 
-    KEPT = "K"  # shown to the readers, go on
+    A job's events are shown when they are logged and published to its readers.
+    """
+
+    KEPT = "K"  # shown: go on
     CANCEL = "C"  # shown; somebody cancelled: finish with Failed(state="cancelled")
     DEADLINE = "X"  # shown; time is up: finish with Failed(state="expired")
     BUDGET = "B"  # shown as far as the account's budget goes: finish, which says where to end
@@ -37,19 +40,21 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The answer to `enqueue`. What was refused may be tried again after `retry_after_ms`, which
-    follows from the measured drain rate, or from the end of the window that is used up.
+    """The answer to `enqueue`.
+
+    A refused job may be tried again after `retry_after_ms`, which follows from the measured drain
+    rate, or from the end of the window that is used up.
     """
 
     outcome: Outcome
     num_queued: int = 0
     retry_after_ms: int = 0
-    reason: str = ""  # of LIMITED: which of the account's Limits; of FULL: tokens, or none
+    reason: str = ""  # of LIMITED: the field of Quota; of FULL: tokens, or empty
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What an account has left of its minute; none: no such limit."""
+    """The requests and tokens that an account has left of its minute. None means no such limit."""
 
     requests_left: int | None
     tokens_left: int | None
@@ -66,7 +71,7 @@ class Entry:
 
     @property
     def is_suspect(self) -> bool:
-        """Workers died with this job: nothing else may run beside it."""
+        """Return whether workers died with this job, so that nothing else may run beside it."""
         return self.ready == "suspect"
 
 
@@ -77,13 +82,13 @@ class Started:
     job: Job
     epoch: int
     log: list[Delta]
-    left_ms: int | None  # until the deadline, by Redis's clock; none without one
+    left_ms: int | None  # until the deadline, by Redis's clock; None without one
     waited_ms: int  # since submission
     priority_class: PriorityClass = "normal"  # the one that it waited in at last
-    turn: int = 0  # when its turn came, in microseconds: of a class the earlier goes first
-    budget_left: int | None = None  # tokens, prompts included; none without a budget
+    turn: int = 0  # when its turn came, in microseconds; in a class the earlier goes first
+    budget_left: int | None = None  # tokens, prompts included; None without a budget
     budget_reset_at: int | None = None  # unix seconds
-    trial: int | None = None  # a suspect that has logged this position is none any more
+    trial: int | None = None  # the position at which a suspect stops being one
 
     @property
     def position(self) -> int:
@@ -93,8 +98,8 @@ class Started:
 class Commit(msgspec.Struct, frozen=True, gc=False):
     """New deltas of one job, in order. After an ambiguous failure send the very same again.
 
-    The prompt's tokens, and how many of them were found computed, count once for the job: with the
-    first of its commits that knows them.
+    The prompt's tokens, and how many of them were found computed, count once for a job, with its
+    first commit that knows them.
     """
 
     job_id: str
@@ -106,7 +111,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a job ends: all its deltas, of which the first `num_committed` are logged."""
+    """The end of a job, with all its deltas, of which the first `num_committed` are logged."""
 
     job: Job
     epoch: int
@@ -117,7 +122,10 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Events after a cursor. The first may begin below it. With `more`, attach again at the end."""
+    """Events of a log after a cursor. The first may begin before the cursor.
+
+    Where `more` is set, attach again at the end of these events.
+    """
 
     state: State
     events: list[Delta | Done | Failed]
@@ -125,7 +133,7 @@ class Page:
 
 
 class OutOfBudget(Exception):
-    """A job was to end past what its account's budget allows: it is to end at `position`."""
+    """Raised when a job would end past its account's budget. It must end at `position`."""
 
     def __init__(self, position: int) -> None:
         super().__init__(f"the budget ends at {position} tokens of the job")
@@ -180,12 +188,12 @@ class LaneStatus(Report):
 
     @property
     def num_unended(self) -> int:
-        """What is left to do: a lane may be scaled to zero when this is 0."""
+        """Return how many jobs are left to do. At 0 the lane may be scaled to zero."""
         return self.num_queued + self.num_running
 
 
 class DeadLetter(Report):
-    """Of a job that was given up: what an operator needs, and nothing that it said."""
+    """The record of a job that was given up: what an operator needs, and none of its content."""
 
     job: str
     reason: str

@@ -1,4 +1,4 @@
-"""Every error that a caller can meet.
+"""The errors that a caller can meet.
 
 PenstockError
 +-- InvalidJob 400              the job can never run as it is
@@ -16,18 +16,19 @@ PenstockError
 +-- Cancelled 499
 +-- Unavailable                 nothing is wrong with the job: try again
 |   +-- QueueFull 429
-|   +-- RateLimited 429         the account's own: requests, tokens, jobs that wait
+|   +-- RateLimited 429         above the account's limits of requests, tokens or waiting jobs
 |   +-- BudgetExceeded 429
 |   +-- DeadlineUnmeetable 429
 |   +-- NoWorker 503
 |   +-- QueueUnreachable 503
-|   +-- ModelChanged 503        its model is served no more, another one is
+|   +-- GatewayStopped 503      the gateway ended before it could answer
+|   +-- ModelChanged 503        another model is served in place of the job's
 +-- NotServed 501               this server is not set up for it
 +-- DeadlineExceeded 504
 |   +-- QueueTimeout
-+-- WorkerFailed 500            ours
++-- WorkerFailed 500            the fault is the server's, not the caller's
 +-- StreamDiverged 500          a log does not continue what was delivered of it
-+-- WorkerCrashed 500           it ended the workers that ran it
++-- WorkerCrashed 500           the workers that ran the job crashed
 """
 
 from penstock.schemas.event import ErrorBody
@@ -167,7 +168,7 @@ class RateLimited(Unavailable):
 class BudgetExceeded(Unavailable):
     code = "budget_exceeded"
     status = 429
-    retryable = False  # by itself; the period ends long after a client's own tries
+    retryable = False  # clients that retry by themselves give up long before the period ends
 
     def __init__(
         self,
@@ -230,7 +231,7 @@ class WorkerFailed(PenstockError):
 
 
 class StreamDiverged(PenstockError):
-    """Nothing of the events that do not fit was delivered."""
+    """Raised when events do not continue what was delivered. None of them is delivered."""
 
     code = "stream_diverged"
     status = 500

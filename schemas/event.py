@@ -1,7 +1,7 @@
-"""What flows back: the lines of a job's log, and the result that outlives it.
+"""Events, which are the lines of a job's log, and the result that outlives the log.
 
 The cursor of a reader is the number of tokens delivered, over all choices. An event begins at the
-cursor `position`; a Delta moves it by its tokens; the one end event stands at the last position.
+cursor `position`. A Delta moves the cursor by its tokens. The one end event has the last position.
 """
 
 from typing import Annotated, Literal
@@ -17,7 +17,10 @@ FinishReason = Literal["stop", "length", "budget"]
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """There may be a million of them in an answer, so it is no pydantic model."""
+    """A token and its log probability.
+
+    There may be a million of them in an answer, so it is no pydantic model.
+    """
 
     token_id: int
     token: str
@@ -32,7 +35,7 @@ class TokenLogprob(TopLogprob, frozen=True, gc=False, omit_defaults=True):
 
 
 def fields_of_struct(value: object) -> dict[str, object]:
-    """For writers of JSON that know no structs."""
+    """Return the fields of a struct by name, for writers of JSON that know no structs."""
     assert isinstance(value, msgspec.Struct)
     return {name: getattr(value, name) for name in value.__struct_fields__}
 
@@ -53,7 +56,7 @@ class Usage(Report):
 
 
 class ErrorBody(Report):
-    """An error of `penstock.schemas.errors`, as it travels."""
+    """An error of `penstock.schemas.errors`, as it is sent."""
 
     code: str
     message: str
@@ -64,9 +67,9 @@ class ErrorBody(Report):
 
 
 class Line(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type"):
-    """A line of a log. It passes once a token through every process, so it is no pydantic model.
+    """A line of a log. One passes through every process for each token, so no pydantic model.
 
-    What a reader does not know is skipped, and what is default is not written, as in a Report.
+    Readers skip fields that they do not know, and defaults are not written, as in a Report.
     """
 
     def dump(self) -> str:
@@ -74,9 +77,10 @@ class Line(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field=
 
 
 class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
-    """At least one new token of one choice. `text` is what became certain: it may be empty.
+    """The new tokens of one choice, at least one.
 
-    checksum       of all tokens up to its end, `penstock.schemas.checksum`; none from older workers
+    text           the text that became certain with them; it may be empty
+    checksum       of all tokens up to its end, `penstock.schemas.checksum`; None from older workers
     finish_reason  set on the choice's last delta
     stop_reason    the stop id or string that matched
     """
@@ -100,7 +104,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
 
     @property
     def id(self) -> str:
-        """What its reader has, as `penstock.schemas.cursor` takes it."""
+        """Return how far the event's reader is, as `penstock.schemas.cursor` parses it."""
         return _id(self.end, self.checksum)
 
 
@@ -109,7 +113,7 @@ class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
     usage: Usage
     state: Literal["succeeded"] = "succeeded"
     checksum: int | None = None
-    finish_reason: FinishReason | None = None  # of the choices that no delta of theirs ended
+    finish_reason: FinishReason | None = None  # of choices whose last delta has none
 
     @property
     def type(self) -> Literal["done"]:
@@ -121,7 +125,7 @@ class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
 
 
 class Failed(Line, frozen=True, gc=False, omit_defaults=True, tag="failed"):
-    """Ended without success; tokens delivered before stay true."""
+    """The end of a job without success. Tokens delivered before it stay valid."""
 
     position: int
     state: Literal["failed", "cancelled", "expired", "dead"]
@@ -146,7 +150,7 @@ def _id(position: int, checksum: int | None) -> str:
 
 
 def of_report(kind: type, value: object) -> object:
-    """The parts of a line that are pydantic's: usage and errors, of which there is one."""
+    """Decode a part of a line that is a pydantic model: its usage or its error."""
     assert issubclass(kind, Report)
     return kind.model_validate(value)
 
@@ -161,7 +165,7 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event, dec_hook=of_
 
 
 class EVENT:
-    """Reads lines of a log; raises ValueError for what is none."""
+    """Reads lines of a log. Raises ValueError for a value that is no event."""
 
     @staticmethod
     def validate_json(text: bytes | str) -> Event:

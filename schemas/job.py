@@ -1,4 +1,4 @@
-"""A job: what a caller enqueued. It is stored once, as JSON, and never changed."""
+"""A job, as a caller enqueued it. It is stored once, as JSON, and never changed."""
 
 import hashlib
 from typing import Annotated, Literal, Self
@@ -17,9 +17,9 @@ LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
 CHARS_A_TOKEN = 4  # for guesses
 COMPLETION_TOKENS = 256  # expected of a choice that may make as many as the context allows
 MANY_BYTES = 2**20
-MAX_ANSWER_BYTES = 2**28  # in the memory of whoever makes or reads the answer; stored, it is less
-TOKEN_BYTES = 256  # of these, for a token
-LOGPROB_BYTES = 256  # and for each log probability: the token's own, and its alternatives'
+MAX_ANSWER_BYTES = 2**28  # in memory, where an answer is made or read; stored, it takes less
+TOKEN_BYTES = 256  # of these, taken by a token
+LOGPROB_BYTES = 256  # and by each log probability: the token's own, and its alternatives'
 CONTEXT_TOKENS = 2**15  # of a model that does not say how many it takes
 DEFAULT_TENANT = "default"
 TRACEPARENT = "00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # of W3C
@@ -41,7 +41,7 @@ class Chat(Wire):
 
 
 class Job(Wire):
-    """One claim, one log, one end; `len(prompts) * n` sequences in the engine.
+    """A job has one claim, one log and one end, and `len(prompts) * n` sequences in the engine.
 
     Choice `i` answers prompt `i // n`. Without a seed the job's id seeds it, so every attempt at
     the job draws the same tokens.
@@ -85,12 +85,12 @@ class Job(Wire):
         return max(1, len(self.prompts)) * self.params.n
 
     def answer_bytes_a_token(self) -> int:
-        """In memory, about."""
+        """Return about how many bytes each token of the answer takes in memory."""
         num_logprobs = 0 if self.params.logprobs is None else 1 + self.params.logprobs
         return TOKEN_BYTES + LOGPROB_BYTES * num_logprobs
 
     def refuse_large_answer(self, max_model_len: int | None) -> None:
-        """Raises AnswerTooLarge where all choices together may take more than an answer can."""
+        """Raise AnswerTooLarge where all choices together may take more than an answer can."""
         params, num_prompts = self.params, max(1, len(self.prompts))
         context = max_model_len or CONTEXT_TOKENS
         num_tokens = min(params.max_tokens or context, context)
@@ -106,14 +106,17 @@ class Job(Wire):
             )
 
     def dump_and_digest(self) -> tuple[str, str]:
-        """Its JSON, and a digest of what was asked: not of the id, nor of the asking's trace."""
+        """Return the job's JSON, and a digest of what it asks, which leaves out id and trace."""
         text = self.dump()
         asked = text.removeprefix(f'{{"job_id":"{self.job_id}"').removesuffix("}")
         asked = asked.removesuffix(f',"traceparent":"{self.traceparent}"')
         return text, hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
     def guess_bytes(self) -> int:
-        """Of its JSON, at least; far too many where a chat holds more than texts."""
+        """Return the least number of bytes of the job's JSON.
+
+        It is far too large where a chat holds more than texts.
+        """
         if self.chat is None:
             return sum(map(len, self.prompts))
         fields = [field for message in self.chat.messages for field in message.values()]
@@ -122,11 +125,11 @@ class Job(Wire):
         return sum(len(field) if isinstance(field, str) else MANY_BYTES for field in fields)
 
     def guess_prompt_tokens(self, size: int) -> int:
-        """About as many as its prompts have, for a job whose JSON is of that many characters."""
+        """Return about how many tokens the prompts have. `size` is the length of the job's JSON."""
         if self.prompts and isinstance(self.prompts[0], list):
             return sum(map(len, self.prompts))
         return max(1, size // CHARS_A_TOKEN)
 
     def guess_completion_tokens(self) -> int:
-        """As many as all its choices may make; where they say no number, about as many as usual."""
+        """Return how many tokens all choices may make; without a limit, about how many is usual."""
         return (self.params.max_tokens or COMPLETION_TOKENS) * self.num_choices

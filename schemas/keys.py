@@ -1,4 +1,4 @@
-"""Every name in Redis, and the ids that lead to them.
+"""The names of all keys in Redis, and the ids that lead to them.
 
 Keys of one lane share a hash tag, so each script touches one slot. A job's id holds its lane's
 label, so whoever has the id and the list of models finds the keys.
@@ -24,14 +24,14 @@ def _base32(digest: bytes, length: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One hash slot's worth of a model's queue."""
+    """The part of a model's queue that is in one hash slot."""
 
     model: str
     number: int = 0
 
     @property
     def label(self) -> str:
-        """Short and URL-safe; models differ in its first six letters."""
+        """Return a short, URL-safe label, of which the first six letters stand for the model."""
         return _base32(hashlib.blake2b(self.model.encode(), digest_size=5).digest(), 6) + str(
             self.number
         )
@@ -45,22 +45,22 @@ class Lane:
 
     @property
     def news(self) -> str:
-        """A stream that tells waiting workers that something may be read."""
+        """Return the stream that tells waiting workers that something may be read."""
         return f"{self.prefix}news"
 
     def job(self, job_id: str) -> str:
         return f"{self.prefix}job:{job_id}"
 
     def channel(self, job_id: str) -> str:
-        """The job's own reply channel, for whoever named none."""
+        """Return the job's own reply channel, for callers that named none."""
         return f"{self.prefix}job:{job_id}:events"
 
     def inbox(self, reader: str) -> str:
-        """The reply channel of one gateway or client process."""
+        """Return the reply channel of one gateway or client process."""
         return f"{self.prefix}inbox:{reader}"
 
     def control(self, worker: str) -> str:
-        """Tells a worker early what the next commit would tell it."""
+        """Return the channel that tells a worker early what its next commit would tell it."""
         return f"{self.prefix}worker:{worker}:control"
 
     def new_job_id(self) -> str:
@@ -72,11 +72,11 @@ class Lane:
 
 
 def short_digest(text: str) -> str:
-    """26 letters that follow from a text, for ids that a repeat shall make again."""
+    """Return 26 letters that follow from a text, for ids that a repeat shall make again."""
     return _base32(hashlib.blake2b(text.encode(), digest_size=17).digest(), 26)
 
 
 def lane_label(job_id: str) -> str | None:
-    """The label inside an id; none when it is no id of ours."""
+    """Return the label inside an id, or None when it is no id of ours."""
     match = JOB_ID.fullmatch(job_id)
     return match[1] if match else None

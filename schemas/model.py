@@ -1,4 +1,4 @@
-"""What is known of a served model before any worker is asked."""
+"""Cards that describe served models and workers, so that no worker need be asked."""
 
 from pydantic import Field, JsonValue
 
@@ -7,7 +7,7 @@ from penstock.schemas.wire import Report
 
 
 class ModelCard(Report):
-    """Configuration under a served name; it outlives its workers, so jobs can wait for them."""
+    """The configuration of a served model. It outlives the workers, so jobs can wait for them."""
 
     name: str = Field(min_length=1, max_length=256)
     lanes: int = Field(1, ge=1, le=64, description="hash slots that the model's queue spreads over")
@@ -21,7 +21,7 @@ class ModelCard(Report):
 
 
 class WorkerCard(Report):
-    """What a worker says of itself when it registers, and again when it starts to drain."""
+    """A worker's description of itself, given when it registers and when it starts to drain."""
 
     host: str = ""
     pid: int = 0

@@ -1,4 +1,4 @@
-"""Metric and span names. Dashboards written for vLLM work on its names; ours are beside them."""
+"""The names of metrics. Dashboards written for vLLM work on its names; ours are beside them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -24,9 +24,9 @@ HTTP_RESPONSES = "penstock:http_responses"
 JOBS_FOLLOWED = "penstock:jobs_followed"
 WORKERS_ALIVE = "penstock:workers_alive"
 DEAD_LETTERS = "penstock:dead_letters"
-UNHEALTHY_S = 10.0  # so long without a step, with work to do
+UNHEALTHY_S = 10.0  # without a step for so long, with work to do
 
-# Of a lane, as its scripts count them.
+# Totals of a lane, as its scripts count them: the metric's name and help.
 LANE_TOTALS: dict[Total, tuple[str, str]] = {
     "crashed": ("penstock:worker_crashes", "Workers that crashed or were ended for standing still"),
     "lapsed": ("penstock:worker_lapses", "Workers whose lease ran out"),

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's HTTP interface: what is asked.
+"""The requests of OpenAI's HTTP interface.
 
 Only the fields that the gateway itself reads are declared here. Those of `SamplingParams` and `Job`
 go through to them under their own names, so ranges and defaults are written once; every other field
@@ -21,7 +21,7 @@ from penstock.schemas.json_size import too_much
 from penstock.schemas.sampling import MAX_LOGPROBS
 from penstock.schemas.wire import Report
 
-FAIL_FAST = Field(fail_fast=True)  # or each wrong value is told, at a hundred times its cost
+FAIL_FAST = Field(fail_fast=True)  # else each wrong value is reported, at a hundred times its cost
 JsonObject = dict[str, JsonValue]
 OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
 
@@ -55,7 +55,7 @@ ResponseFormat = Annotated[
 
 
 class Asked(Report):
-    """What chat and completions share."""
+    """The fields that chat and completion requests share."""
 
     model: str
     stream: bool = False
@@ -75,7 +75,7 @@ class FunctionCall(Report):
     arguments: str = ""
 
     def parsed(self) -> JsonObject:
-        """As an object, which is what chat templates render; OpenAI carries the text of one.
+        """Return the arguments as an object, for chat templates; OpenAI sends the text of one.
 
         Raises ValueError.
         """
@@ -101,7 +101,7 @@ class ToolCall(Report):
 
 
 class ChatMessage(Report):
-    """Fields beyond these go to the chat template as they are."""
+    """A message of a chat. Fields beyond these go to the chat template as they are."""
 
     model_config = ConfigDict(extra="allow")
 

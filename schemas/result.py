@@ -1,4 +1,4 @@
-"""The end of a log: the result that outlives it, with what a late reader needs to resume in it."""
+"""The stored result, which outlives the log and lets a late reader resume inside it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,7 +18,7 @@ from penstock.schemas.event import (
     TokenLogprob,
 )
 
-MAX_RESULT_BYTES = 2**28  # Redis takes half a GiB in one piece, and whoever reads it holds it whole
+MAX_RESULT_BYTES = 2**28  # Redis takes half a GiB in one piece, and each reader holds it whole
 _NULL = msgspec.Raw(b"null")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _CHOICES = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
@@ -27,7 +27,7 @@ _LOGPROBS = msgspec.json.Decoder(list[msgspec.Raw] | None)
 
 
 class KeptResult(Result):
-    """A result that still knows how its log was cut: one mark for each delta.
+    """A result that also records how its log was cut into deltas, with one mark for each.
 
     A mark is (choice, tokens, characters of text). Old readers skip the marks.
     """
@@ -38,13 +38,13 @@ class KeptResult(Result):
     )
 
     def without_choices(self, end: Done | Failed) -> "KeptResult":
-        """What is left of a job that failed with more than a result may hold: how it ended."""
+        """Return how the job ended, without its choices, which are more than a result may hold."""
         empty = [Choice(index=each.index, text="", token_ids=[]) for each in self.choices]
         at = end.position, end.checksum
         return self.model_copy(update={"choices": empty, "marks": [], "ended_at": at})
 
     def events(self) -> Iterator[Delta | Done | Failed]:
-        """The very events of the log, cut as they were."""
+        """Yield the very events of the log, cut as they were."""
         position, token_at, text_at = 0, [0] * len(self.choices), [0] * len(self.choices)
         checksum = NOTHING
         for index, num_tokens, num_chars in self.marks:
@@ -86,8 +86,9 @@ class KeptResult(Result):
 
 
 def read_result(text: bytes) -> KeptResult:
-    """The result as it is stored. Its log probabilities are read one by one: whoever shares the
-    interpreter runs meanwhile.
+    """Read a stored result.
+
+    Its log probabilities are read one by one, so that other threads run meanwhile.
     """
     fields = _FIELDS.decode(text)
     choices = _CHOICES.decode(fields["choices"])
@@ -106,7 +107,7 @@ def read_result(text: bytes) -> KeptResult:
 def fold(
     job_id: str, model: str, num_choices: int, deltas: Sequence[Delta], end: Done | Failed
 ) -> KeptResult:
-    """The result of a whole log. A choice that never had a token is there, and empty."""
+    """Make the result of a whole log. A choice that never had a token is there, and empty."""
     state: EndState = end.state
     reason = end.finish_reason if isinstance(end, Done) else None
     return KeptResult(
@@ -137,7 +138,7 @@ def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) ->
 
 
 def after(event: Event, cursor: int) -> Event | None:
-    """What a reader who has `cursor` tokens still lacks of an event.
+    """Return the part of an event that a reader with `cursor` tokens lacks; None if it has all.
 
     The text of a delta belongs to its last token: a reader whose cursor lies inside has none of
     it, and gets all of it with the tokens that are left. So at every cursor the tokens before and
@@ -147,7 +148,7 @@ def after(event: Event, cursor: int) -> Event | None:
         return event
     if event.end <= cursor:
         return None
-    if event.position >= cursor:  # the way of every live event: nothing to cut, nothing to copy
+    if event.position >= cursor:  # so it is for every live event: nothing to cut, nothing to copy
         return event
     had = cursor - event.position
     return msgspec.structs.replace(

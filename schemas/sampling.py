@@ -1,4 +1,4 @@
-"""How a completion is drawn, and when it ends."""
+"""Sampling parameters: how a completion is drawn, and when it ends."""
 
 import json
 from typing import Annotated, Literal, Self
@@ -28,7 +28,7 @@ ConstraintKind = Literal["json", "regex", "choice", "grammar"]
 
 
 class StructuredOutputs(Wire):
-    """What the completion must match: exactly one of these, spelled as vLLM spells them."""
+    """A constraint that the completion must match. Exactly one field is given; names are vLLM's."""
 
     json_schema: dict[str, JsonValue] | str | bool | None = Field(None, alias="json")
     json_object: bool = False
@@ -55,7 +55,7 @@ class StructuredOutputs(Wire):
 
     @property
     def constraint(self) -> tuple[ConstraintKind, str]:
-        """The kind, and its text: a schema or a list of choices as JSON, or the pattern itself."""
+        """Return the kind and its text: a schema or a list of choices as JSON, or the pattern."""
         if self.regex is not None:
             return "regex", self.regex
         if self.choice is not None:
@@ -69,11 +69,11 @@ class StructuredOutputs(Wire):
 
 
 class SamplingParams(Wire):
-    """Names and defaults are vLLM's.
+    """The sampling parameters of a job, with the names and defaults of vLLM.
 
     A model may have other defaults for some fields (`MODEL_DEFAULTS`), which its worker applies to
-    jobs that do not give them. So for these it matters whether they were given: a job that gives
-    the usual value writes it, and is not equal to one that gives none.
+    jobs that do not give them. So it matters whether a job gives these fields: one that gives the
+    usual value writes it, and is not equal to one that gives none.
     """
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
@@ -104,7 +104,7 @@ class SamplingParams(Wire):
     structured_outputs: StructuredOutputs | None = None
 
     def given(self) -> frozenset[str]:
-        """Of `MODEL_DEFAULTS`, the fields that the job sets itself."""
+        """Return the fields of `MODEL_DEFAULTS` that the job sets itself."""
         return MODEL_DEFAULTS & self.model_fields_set
 
     def __eq__(self, other: object) -> bool:
@@ -115,7 +115,7 @@ class SamplingParams(Wire):
     @model_serializer(mode="wrap")
     def _with_all_given(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         written: dict[str, object] = write(self)
-        # in one order everywhere: the digest that knows a repeated job is taken over this text
+        # sorted, for one order everywhere: a repeated job is known by a digest of this text
         return written | {name: getattr(self, name) for name in sorted(self.given())}
 
     @field_validator("stop", mode="before")

@@ -1,11 +1,12 @@
-"""The text of a Lua script as Redis gets it: what it uses of the shared files, then its own.
+"""The text of a Lua script as Redis gets it: the parts of shared files that it uses, then its own.
 
     python -m penstock.schemas.script enqueue
 
 prints one, for a client that has nothing but Redis: `EVAL` it with one key, the lane's prefix.
 
-Redis runs the whole text at each call, and every function that it defines costs. So the shared
-files are taken apart at their blank lines, and a part is sent where a name that it defines is used.
+Redis runs the whole text at each call, and each function that it defines takes time. So the shared
+files are split into parts at their blank lines, and a part is sent where a name that it defines is
+used.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ COMMENT_OR_TEXT = re.compile(r"--.*|'[^'\n]*'")
 
 @cache
 def script_text(name: str) -> tuple[str, str]:
-    """A script whole, and the digest by which Redis knows it."""
+    """Return the whole text of a script, and the digest by which Redis knows it."""
     own = (SCRIPTS / f"{name}.lua").read_text()
     wanted, sent = _names(own), set[str]()
     while found := {part for part in _parts() if part not in sent and _defines(part) & wanted}:

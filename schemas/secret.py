@@ -1,4 +1,4 @@
-"""The server secret: what API keys, share tokens and the like are checked against."""
+"""The server secret, against which API keys, share tokens and the like are checked."""
 
 import contextlib
 import hashlib
@@ -12,11 +12,11 @@ MIN_CHARS = 32
 
 
 class BadSecret(ValueError):
-    """The secret is too short, or others may read its file; the message says what to do."""
+    """Raised when the secret is too short or its file is unsafe; the message says what to do."""
 
 
 def read_secret(given: str | None, file: Path) -> bytes | None:
-    """`given`, else what the file holds; none where there is neither. Raises BadSecret."""
+    """Return `given`, else what the file holds, or None without either. Raises BadSecret."""
     path = file.expanduser()
     if given is None:
         try:
@@ -34,7 +34,7 @@ def read_secret(given: str | None, file: Path) -> bytes | None:
 
 
 def make_secret(given: str | None, file: Path) -> bytes:
-    """The same, and a new secret in a new file of mode 0600 where there was none.
+    """Return what `read_secret` does, or make a new secret in a new file of mode 0600.
 
     Of several processes that do this at once the first wins. Raises BadSecret, OSError.
     """
@@ -57,11 +57,11 @@ def make_secret(given: str | None, file: Path) -> bytes:
 
 
 def mark_of(secret: bytes) -> str:
-    """Tells two secrets apart, and says too little of one to find it."""
+    """Return a short mark that tells two secrets apart, and tells too little to find one."""
     return sign(secret, "mark").hex()[:8]
 
 
 def sign(secret: bytes, purpose: str, *words: str) -> bytes:
-    """HMAC-SHA256 of `words`, of no use for any other purpose or other words."""
+    """Return the HMAC-SHA256 of `words`, of no use for any other purpose or other words."""
     text = "".join(f"{len(word)}:{word}" for word in (purpose, *words))
     return hmac.digest(secret, text.encode(errors="replace"), hashlib.sha256)

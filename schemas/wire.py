@@ -1,4 +1,4 @@
-"""The base of every shape that crosses a process."""
+"""The base classes of all values that pass between processes."""
 
 import logging
 from typing import TypeVar
@@ -10,11 +10,11 @@ Shape = TypeVar("Shape", bound=BaseModel)
 
 
 class Wire(BaseModel):
-    """A value, checked on arrival and never changed.
+    """A value that is checked on arrival and never changed.
 
     Unknown fields are refused: a worker that does not know a field would answer another question
-    than the one asked. What is default is not written (`dump`), so a newer gateway and an older
-    worker disagree only about jobs that use what the worker lacks.
+    than the one asked. Defaults are not written (`dump`), so a newer gateway and an older worker
+    disagree only about jobs that use what the worker lacks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -30,7 +30,7 @@ class Report(Wire):
 
 
 def read_or_none(shape: type[Shape], text: bytes) -> Shape | None:
-    """A record that others wrote; none, and a line in the log, where it is not of this shape."""
+    """Read a record that others wrote. Return None, and log it, where it is not of this shape."""
     try:
         return shape.model_validate_json(text)
     except ValidationError:
@@ -39,7 +39,7 @@ def read_or_none(shape: type[Shape], text: bytes) -> Shape | None:
 
 
 def at_most_bytes(limit: int) -> AfterValidator:
-    """Bounds a text by what it takes in UTF-8, which is up to four times its characters."""
+    """Return a validator of a text's size in UTF-8, which is up to four bytes a character."""
 
     def check(text: str) -> str:
         if (count := len(text.encode())) > limit:

@@ -4,8 +4,8 @@
 process comes to it. Every script of the queue has two, `<script>.asked` before it is sent and
 `<script>.answered` before its reply is looked at; others are named where they are reached. With
 `PENSTOCK_CRASH_MARK`, the path of a file, only the first process to get there dies, and leaves the
-file; without it every process started again dies again. With `PENSTOCK_CRASH_GROUP=1` it takes its
-process group with it, as a lost machine would.
+file; without it every process started again dies again. With `PENSTOCK_CRASH_GROUP=1` it kills its
+whole process group, as the loss of a machine would.
 """
 
 import os
@@ -52,6 +52,6 @@ _FUSE = _fuse()
 
 
 def reach(point: str) -> None:
-    """Die here by SIGKILL if the environment says so; otherwise nothing."""
+    """Die here by SIGKILL if the environment says so; otherwise do nothing."""
     if _FUSE is not None and _FUSE.point == point:
         _FUSE.burn()

@@ -1,6 +1,7 @@
-"""The server of a `penstock up` that runs here: noted while it runs, found by commands beside it.
+"""Notes by which commands find the Redis of a `penstock up` that runs on the same machine.
 
-A note is a file of the user's that its writer holds locked, so what a crash left says nothing.
+A note is a file in the user's home that its writer keeps locked while it runs. So a note that a
+crash left behind has no effect.
 """
 
 import os
@@ -17,7 +18,7 @@ ANYWHERE = "redis://127.0.0.1:6379/0"  # where no `penstock up` runs
 
 @contextmanager
 def noted(url: str) -> Iterator[None]:
-    """Let others of this user and machine find the URL meanwhile. Raises OSError."""
+    """Let this user's commands on this machine find the URL meanwhile. Raises OSError."""
     if sys.platform == "win32":  # no `penstock up` there
         yield
         return
@@ -40,7 +41,7 @@ def noted(url: str) -> Iterator[None]:
 
 
 def nearby() -> list[str]:
-    """The URLs that are noted now. What nobody holds any more is removed."""
+    """Return the URLs that are noted now, and remove notes that no process holds any more."""
     if sys.platform == "win32":
         return []
     import fcntl

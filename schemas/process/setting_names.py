@@ -1,6 +1,6 @@
-"""Every setting of every command: a file or an environment may hold those of several.
+"""The settings of all commands, since a file or an environment may hold those of several.
 
-What is known to none of them is a slip of the pen, and has no effect: it is refused by name.
+A name that no command knows is a typing error and would have no effect, so it is refused by name.
 """
 
 import difflib
@@ -136,14 +136,14 @@ NAMES = frozenset(
         "weight",
     }
 )
-# What is read from the environment alone; TEST and MUTANT are the tests' own.
+# Variables that are no settings, read from the environment alone; TEST and MUTANT are the tests'.
 BESIDE = re.compile("SERVER|CRASH_(AT|MARK|GROUP)|(TEST|MUTANT)_.*")
-# Kubernetes tells a container of a service `penstock-...` by such variables.
+# Kubernetes gives containers such variables for each service that is called `penstock-...`.
 OF_A_SERVICE = re.compile(r".*SERVICE_(HOST|PORT\w*)=.*|.*PORT_\d+_[A-Z]+\w*=.*|.*_PORT=\w+://.*")
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable that says it is a setting and is none."""
+    """Return a sentence for each variable that has the prefix of a setting and is none."""
     sentences = []
     for variable, value in environment.items():
         name = variable.upper()
@@ -157,7 +157,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
 
 
 def unknown_keys(keys: Iterable[object]) -> list[str]:
-    """A sentence for each key of a file that is no setting."""
+    """Return a sentence for each key of a file that is no setting."""
     return [
         f"{key} is no setting{did_you_mean(nearest(str(key), NAMES))}"
         for key in keys
@@ -166,7 +166,7 @@ def unknown_keys(keys: Iterable[object]) -> list[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The one that was meant, if any is like it."""
+    """Return the one name that was probably meant, or nothing where none is like it."""
     return difflib.get_close_matches(name.replace("-", "_"), sorted(names), 1)
 
 

@@ -1,4 +1,4 @@
-"""What each of our processes begins with: its settings, and a log on stderr."""
+"""The start of each of our processes: its settings, and a log on stderr."""
 
 import gc
 import json
@@ -72,7 +72,7 @@ class Settings(BaseSettings):
 
 
 class SecretSettings(Settings):
-    """For those who check keys, tokens or salts. Where there is no file, `penstock up` makes it."""
+    """Settings to check keys, tokens or salts. `penstock up` makes the file if there is none."""
 
     server_secret: SecretStr | None = Field(
         None, description="at least 32 characters; better given in the environment"
@@ -80,11 +80,11 @@ class SecretSettings(Settings):
     server_secret_file: Path = Field(DEFAULT_FILE, description="of mode 0600, where none is given")
 
     def read_secret(self) -> bytes | None:
-        """None where there is none. Raises BadSecret."""
+        """Return the server secret, or None where there is none. Raises BadSecret."""
         return read_secret(self._given(), self.server_secret_file)
 
     def make_secret(self) -> bytes:
-        """Read it, or make the file. Raises BadSecret, OSError."""
+        """Read the server secret, or make its file. Raises BadSecret, OSError."""
         return make_secret(self._given(), self.server_secret_file)
 
     def _given(self) -> str | None:
@@ -92,16 +92,19 @@ class SecretSettings(Settings):
 
 
 def keep_what_is_loaded() -> None:
-    """No garbage collection looks at it again. For a process of our own that is about to serve: the
-    modules of an engine's take 130 ms to look at, and every answer waits meanwhile.
+    """Exclude all objects that exist now from garbage collection.
+
+    It is for a process of our own that is about to serve. To look at the modules of an engine's
+    process takes a collection 130 ms, and every answer waits meanwhile.
     """
     gc.freeze()
 
 
 def load_settings(settings: type[S], command: str, argv: Sequence[str]) -> S:
-    """From the words of the command line and all behind them; wrong ones are named, and exit 2.
+    """Return settings from the command line, the environment and the YAML file, in this order.
 
-    Where nothing says which Redis is meant, it is that of the `penstock up` that runs here.
+    Wrong ones are named on stderr, and the process exits with status 2. Where nothing says which
+    Redis is meant, it is that of the `penstock up` that runs here.
     """
     try:
         behind = _filed(_config_path(argv) or os.environ.get("PENSTOCK_CONFIG"))
@@ -153,7 +156,7 @@ def _resolved(settings: type[S], command: str, argv: Sequence[str], behind: dict
 
 
 class _Nearby(PydanticBaseSettingsSource):
-    """The last that is asked for the Redis of a command: what runs beside it."""
+    """The last source of a command's Redis: the `penstock up` that runs on this machine."""
 
     def __init__(self, settings_cls: type[BaseSettings], command: str) -> None:
         super().__init__(settings_cls)
@@ -178,7 +181,7 @@ class _Nearby(PydanticBaseSettingsSource):
 
 
 def _filed(path: str | None) -> dict[str, object]:
-    """What a YAML file says."""
+    """Return the settings of a YAML file, none where no path is given."""
     if path is None:
         return {}
     try:
@@ -196,12 +199,12 @@ def _filed(path: str | None) -> dict[str, object]:
 
 
 def _words(place: tuple[int | str, ...]) -> list[str]:
-    """The flag's; not which of its several values it is."""
+    """Return the words of the flag's name, without the numbers of its values."""
     return [word for word in place if isinstance(word, str)]
 
 
 def _of_words(refusal: str, settings: type[Settings]) -> str:
-    """What is wrong with the words of the command line, and what was meant."""
+    """Return a sentence on what is wrong with the command line, and what was probably meant."""
     said = refusal.removeprefix("error parsing CLI: ")
     unknown = re.match(r"unrecognized arguments: (--)?([^ =]+)", said)
     if unknown is None:
@@ -212,13 +215,13 @@ def _of_words(refusal: str, settings: type[Settings]) -> str:
 
 
 def words_of(given: object) -> list[str]:
-    """A list whose words may also be given in one, separated by commas."""
+    """Return a list of words, which may also be given as one text, separated by commas."""
     words = given if isinstance(given, list) else [given]
     return [part.strip() for word in words for part in str(word).split(",") if part.strip()]
 
 
 def object_of(given: object) -> object:
-    """An object that may also be given as a text in JSON."""
+    """Return an object, which may also be given as a text in JSON. Raises ValueError."""
     if not isinstance(given, str):
         return given
     try:
@@ -228,9 +231,10 @@ def object_of(given: object) -> object:
 
 
 def write_log_to_stderr(part: str, level: str, logger: logging.Logger | None = None) -> None:
-    """One line an occurrence, in UTC. `part` says which process speaks.
+    """Write the log to stderr, one line for each record, with times in UTC.
 
-    Of an exception it shows type and place. What it says may hold a caller's text.
+    `part` names the process that writes. An exception is shown by its type and place alone, since
+    its message may hold a caller's text.
     """
     formatter = _Formatter(f"%(asctime)s {part}[%(process)d] %(levelname)s %(message)s")
     formatter.converter = time.gmtime
@@ -254,7 +258,7 @@ class _Formatter(logging.Formatter):
     default_msec_format = "%s.%03dZ"
 
     def format(self, record: logging.LogRecord) -> str:
-        if record.name == "asyncio":  # its later lines show tasks with what they failed by
+        if record.name == "asyncio":  # its later lines show tasks with their errors' texts
             record.msg, record.args = record.getMessage().partition("\n")[0], None
         return super().format(record)
 
@@ -263,7 +267,10 @@ class _Formatter(logging.Formatter):
 
 
 def places(error: BaseException | None) -> list[str]:
-    """Of the error, what caused it and what it is made of: its type, and where it passed."""
+    """Return the type of an error and the places that it passed, then those of its causes.
+
+    The errors of a group count as causes.
+    """
     if error is None:
         return []
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,10 +1,10 @@
-"""The queue of one lane, as all have it: callers, readers, operators, and who keeps the house.
+"""The queue of one lane, as callers, readers, operators and housekeeping use it.
 
-What its workers do besides is in `worker_queue`; these two alone run the lane's Lua scripts. Every
-transition of a job is one script, atomic and idempotent, so each call here may be repeated after an
-ambiguous failure (the connection does so by itself). A lost race is an answer, never an exception.
-What raises: QueueUnreachable when Redis cannot be asked, QueueFull when it is out of memory, and
-the errors that each method names.
+`worker_queue` adds the calls of workers. Every transition of a job is one Lua script, atomic and
+idempotent, and these two modules alone run it. So each call here may be repeated after an ambiguous
+failure (the connection does so by itself). A lost race is an answer, never an exception. Each call
+raises QueueUnreachable when Redis cannot be asked, QueueFull when Redis is out of memory, and the
+errors that its docstring names.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.result import fold, read_result
 
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
-PAGE = 512  # events that one attach returns
-INLINE_BYTES = 256 * 1024  # a few milliseconds
+PAGE = 512  # most events that one attach returns
+INLINE_BYTES = 256 * 1024  # takes a few milliseconds to read
 T = TypeVar("T")
 TOTALS: tuple[Total, ...] = ("crashed", "lapsed", "reaped", "requeued", "buried")
 CLASSES: tuple[PriorityClass, ...] = ("high", "normal", "batch")
@@ -52,14 +52,14 @@ STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
 
 class Queue:
-    """One lane. Callers enqueue, readers attach, operators see to dead letters; all may sweep."""
+    """One lane. Callers enqueue, readers attach, operators handle dead letters; all may sweep."""
 
     def __init__(self, redis: Redis, lane: Lane, orphan_grace_ms: int = 10_000) -> None:
         self.lane = lane
         self.orphan_grace_ms = orphan_grace_ms
         self.connection = Connection(redis)
 
-    # For those who put jobs in.
+    # For callers that submit jobs.
 
     async def enqueue(
         self,
@@ -74,15 +74,19 @@ class Queue:
         note: str | None = None,
         remember_s: int = 0,
     ) -> Submission:
-        """Accept a job, or say why not. `reply_to` is a pub/sub channel; none: the job's own.
+        """Submit a job, and return whether it was accepted or why not. Raises InvalidJob.
 
-        `digest` stands for the body: the same id with the same digest is the same job, submitted
-        again; none: what the job itself asks. `dumped` is what its `dump_and_digest` says, for
-        whom that takes long. A foreground job is refused where no worker's lease
-        runs. The job counts for `account`, under the limits that it has now; none: for its
-        tenant, without limits. The result is kept for `result_ttl_s` after the end. `note` is
-        put in the lane's outbox when the job ends.
-        Raises InvalidJob.
+        A foreground job is refused where no worker's lease runs.
+
+        reply_to      the pub/sub channel of its events; None means the job's own
+        digest        stands for the body: the same id with the same digest is the same job,
+                      submitted again; None means a digest of what the job asks
+        dumped        what `job.dump_and_digest` returns, where the caller made it already
+        result_ttl_s  how long the result is kept after the end
+        account       the job counts for it, under the limits that it has now; None means for
+                      the tenant, without limits
+        note          is put in the lane's outbox when the job ends
+        remember_s    how long the job's id is known after the end, at least twice result_ttl_s
         """
         text, own_digest = dumped or job.dump_and_digest()
         options: dict[str, object] = {
@@ -122,10 +126,10 @@ class Queue:
             raise InvalidJob(f"job {job.job_id!r}: {reason}", "job_id")
         return Submission(Outcome(outcome), int(num_queued), int(retry_after_ms), reason)
 
-    # For all who watch.
+    # For monitoring.
 
     async def workers(self) -> list[WorkerStatus]:
-        """Every worker that registered and was not reaped."""
+        """Return every worker that registered and was not reaped."""
         reply = await self._run("workers")
         return [
             WorkerStatus(
@@ -137,19 +141,22 @@ class Queue:
             for at in range(0, len(reply), 4)
         ]
 
-    # For whoever keeps the house: workers each second, and the sweeps behind them.
+    # Housekeeping, done by workers each second, and by `penstock housekeeping` behind them.
 
     async def reap(self) -> int:
-        """Hand on what workers with a lapsed lease hold, at most 64 entries; how many it was."""
+        """Hand jobs of workers with a lapsed lease to others, at most 64. Return how many."""
         return int((await self._run("reap", MAX_JOBS_A_CALL))[0])
 
     async def next_lapse_ms(self) -> int | None:
-        """Until the lease that ends first does so, if it is not renewed; none where none runs."""
+        """Return the milliseconds until the first lease ends if not renewed; None if none runs."""
         left_ms = int((await self._run("lapse"))[0])
         return left_ms if left_ms >= 0 else None
 
     async def sweep(self) -> int:
-        """End queued jobs that are out of time, and foreground jobs that nobody listens to."""
+        """End queued jobs that are out of time, and foreground jobs that nobody listens to.
+
+        Return about how many jobs were looked at.
+        """
         total, count = 0, MAX_JOBS_A_CALL
         while count >= MAX_JOBS_A_CALL:
             reply = await self._run("sweep", self.orphan_grace_ms, MAX_JOBS_A_CALL)
@@ -182,12 +189,12 @@ class Queue:
     # For operators.
 
     async def dead_letters(self, most: int = 100) -> tuple[list[DeadLetter], int]:
-        """The newest, newest first; and how many older ones were dropped to make room."""
+        """Return the newest dead letters, newest first, and how many older ones were dropped."""
         dropped, *letters = await self._run("dead", "", most)
         return [DeadLetter.model_validate_json(text) for text in letters], int(dropped)
 
     async def dead_letter(self, job_id: str) -> tuple[DeadLetter, Job | None]:
-        """One letter, and its job to submit again; none if that is gone. Raises JobNotFound."""
+        """Return a dead letter and its job, None if that was not kept. Raises JobNotFound."""
         _, *rest = await self._run("dead", job_id, 1)
         if not rest:
             raise JobNotFound(job_id)
@@ -195,35 +202,36 @@ class Queue:
         return DeadLetter.model_validate_json(rest[0]), job
 
     async def drop_dead(self, job_id: str) -> bool:
-        """Drop a dead letter and its request; false when there was none."""
+        """Drop a dead letter and its request. Return False when there was none."""
         return (await self._run("drop", job_id))[0] == b"1"
 
     async def requeue_dead(self, job_id: str) -> Submission:
         """Submit a dead job again, in the background, under an id that follows from its own.
 
-        Its letter goes when the queue has it. Repeated after a failure it is the same job.
-        Raises JobNotFound, and JobGone when the request was kept no longer.
+        Its dead letter is dropped once the queue has the job. Repeated after a failure it is the
+        same job. Raises JobNotFound, and JobGone when the request was kept no longer.
         """
         letter, job = await self.dead_letter(job_id)
         if job is None:
             raise JobGone(job_id)
         again = {"job_id": self.successor(job_id, letter.tenant), "background": True}
         job = job.model_copy(update={**again, "delay_ms": None, "not_before_ms": None})
-        account = Account(name=f"dlq:{letter.tenant}")  # the tenant's own keep their limits
+        account = Account(name=f"dlq:{letter.tenant}")  # the tenant's accounts keep their limits
         submission = await self.enqueue(job, None, account=account)
         if submission.outcome in (Outcome.ACCEPTED, Outcome.DUPLICATE):
             await self.drop_dead(job_id)
         return submission
 
     def successor(self, job_id: str, tenant: str) -> str:
-        """The id under which a dead job is submitted again."""
+        """Return the id under which a dead job is submitted again."""
         return self.lane.idempotent_job_id(tenant, f"dead:{job_id}")
 
     # For readers. A job of another tenant is not found.
 
     async def attach(self, tenant: str, job_id: str, channel: str, cursor: int) -> Page:
-        """Add a reply channel to a job; the log after the cursor, with no gap to what is published.
+        """Add a reply channel to a job, and return its log after the cursor.
 
+        There is no gap between this log and what is published on the channel.
         Raises JobNotFound, and JobGone when the result was kept no longer.
         """
         reply = await self._run("attach", tenant, job_id, channel, cursor, PAGE)
@@ -237,12 +245,18 @@ class Queue:
         await self._run("detach", job_id, channel)
 
     async def cancel(self, tenant: str, job_id: str) -> JobStatus:
-        """Queued: ended here. Running: its worker is told. Ended: nothing; the status says how."""
+        """Cancel a job, and return its status. Raises JobNotFound.
+
+        A queued job ends here, the worker of a running one is told, and an ended one is left alone.
+        """
         _known(await self._run("cancel", tenant, job_id, 0), job_id)
         return await self.status(tenant, job_id)
 
     async def delete(self, tenant: str, job_id: str) -> None:
-        """Erase prompt, log and result; a running job is cancelled and erased as it stops."""
+        """Erase prompt, log and result; a running job is cancelled and erased as it stops.
+
+        Raises JobNotFound.
+        """
         _known(await self._run("cancel", tenant, job_id, 1), job_id)
 
     async def status(self, tenant: str, job_id: str) -> JobStatus:
@@ -270,19 +284,19 @@ class Queue:
         )
 
     async def rates(self, account: str) -> Rates:
-        """What an account has left of its minute in this lane."""
+        """Return what an account has left of its minute in this lane."""
         requests, tokens, reset_ms = await self._run("rates", account)
         return Rates(_int(requests), _int(tokens), int(reset_ms))
 
     async def owner(self, job_id: str) -> str | None:
-        """The tenant of a job, if it is known."""
+        """Return the tenant of a job, or None where the job is not known."""
         tenant = await self.connection.call("HGET", self.lane.job(job_id), "tenant")
         return tenant.decode() if isinstance(tenant, bytes) else None
 
     async def result(self, tenant: str, job_id: str) -> Result | None:
-        """The whole answer; none while the job runs. Raises JobNotFound and JobGone.
+        """Return the whole answer, or None while the job runs. Raises JobNotFound and JobGone.
 
-        Of a job that no worker ended, choices without a token are left out.
+        Where no worker ended the job, choices without a token at the end of the list are left out.
         """
         reply = await self._run("result", tenant, job_id)
         _known(reply, job_id)
@@ -307,14 +321,14 @@ class Queue:
 
 
 async def _apart(read: Callable[[bytes], T], text: bytes) -> T:
-    """What is large is read in a thread: by small calls, so that the event loop goes on."""
+    """Read a text; a large one in a thread, by small calls, so that the event loop goes on."""
     if len(text) <= INLINE_BYTES:
         return read(text)
     return await asyncio.to_thread(read, text)
 
 
 async def _events(texts: list[bytes]) -> list[Event]:
-    """So many at once that the event loop goes on."""
+    """Read events, few enough at once that the event loop goes on."""
     events, num_bytes = list[Event](), 0
     for text in texts:
         events.append(EVENT.validate_json(text))
@@ -334,7 +348,7 @@ def _int(text: bytes | str) -> int | None:
 
 
 def _known(reply: list[bytes], job_id: str) -> State:
-    """The state that a reply begins with."""
+    """Return the state that a reply begins with. Raises JobNotFound and JobGone."""
     if reply[0] == b"missing":
         raise JobNotFound(job_id)
     if reply[0] == b"gone":

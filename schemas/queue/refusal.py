@@ -1,4 +1,4 @@
-"""What a caller is told of a submission that the queue did not take."""
+"""The errors for submissions that the queue did not take."""
 
 import time
 
@@ -27,9 +27,9 @@ BUDGETS = ("tokens_per_day", "tokens_per_month")
 
 
 def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> PenstockError | None:
-    """The error that an answer stands for; none where the job is in the queue.
+    """Return the error that an answer stands for, or None where the job is in the queue.
 
-    `limits`    the account's own, of which a lane has its share
+    `limits` are those of the whole account, of which a lane enforces its share.
     """
     retry_ms, model = answer.retry_after_ms, job.model
     when = f"try again in {max(1, round(retry_ms / 1000))} s"
@@ -63,5 +63,5 @@ def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> Pensto
 
 
 def _next_day(about_s: float) -> int:
-    """The begin of the day of UTC that lies nearest: budgets renew then, whatever a clock says."""
+    """Return the nearest start of a day of UTC, when budgets renew, though clocks may differ."""
     return round(about_s / DAY_S) * DAY_S

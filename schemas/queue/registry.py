@@ -1,4 +1,4 @@
-"""The models that are served, by name. Configuration: it outlives every worker."""
+"""The registry of served models by name. It is configuration, and outlives every worker."""
 
 from penstock.schemas.keys import MODELS
 from penstock.schemas.model import ModelCard
@@ -18,7 +18,7 @@ class Registry:
         await self._connection.call("HDEL", MODELS, name)
 
     async def cards(self) -> dict[str, ModelCard]:
-        """Those that can be read: one that cannot takes none of the others down."""
+        """Return the cards that can be read. One that cannot be read is left out."""
         texts = texts_of(await self._connection.call("HVALS", MODELS))
         cards = [card for text in texts if (card := read_or_none(ModelCard, text))]
         return {card.name: card for card in cards}

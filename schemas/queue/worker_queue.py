@@ -1,4 +1,4 @@
-"""A lane's queue as its workers have it: jobs are claimed, taken up, logged, ended and handed back.
+"""The queue of one lane, as its workers use it: they claim, start, log, end and hand back jobs.
 
 Each transition is one script, as in `queue`, and each call may be repeated.
 """
@@ -21,12 +21,12 @@ from penstock.schemas.redis.link import Word
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.result import MAX_RESULT_BYTES, fold
 
-MAX_BLOCK_MS = 2000  # below the socket's time-out
+MAX_BLOCK_MS = 2000  # below a link's time-out
 SIGNALS = {signal.value.encode(): signal for signal in JobSignal}
 
 
 class WorkerQueue(Queue):
-    """Workers register, read, start, commit, beat, finish, release.
+    """One lane. Workers register, read, start, commit, beat, finish and release.
 
     `worker` is an incarnation: a name that is never used again once its lease was lost.
     """
@@ -37,17 +37,17 @@ class WorkerQueue(Queue):
         super().__init__(redis, lane, orphan_grace_ms)
         self.lease_ms = lease_ms
         self._ticket = secrets.token_hex(8)
-        self._idle: tuple[bytes, int] | None = None  # the last read's: newest news, what is due
-        self.must_be_empty = False  # as the latest read said: hand back what you hold, read alone
+        self._idle: tuple[bytes, int] | None = None  # the last read's: newest news, ms until due
+        self.must_be_empty = False  # by the latest read: hand back all that is held, read alone
 
     async def register(self, worker: str, card: WorkerCard) -> None:
         """Begin a lease, or change the card of a running one."""
         await self._run("register", worker, self.lease_ms, card.dump())
 
     async def unregister(self, worker: str, crashed: bool = False) -> None:
-        """End a lease at once; what the worker still held goes to others.
+        """End a lease at once. Jobs that the worker still held go to others.
 
-        `crashed`: it died of something that it had in work; see `reap.lua` for who is blamed.
+        `crashed` says that it died of something it was working on; see `reap.lua` for the blame.
         """
         await self._run("unregister", worker, "crashed" if crashed else "left")
         while await self.reap():
@@ -63,12 +63,14 @@ class WorkerQueue(Queue):
     ) -> list[Entry] | None:
         """Claim at most `count` jobs: handed-back ones first, then high, normal, batch.
 
-        None: the lease was lost, come back under a new incarnation. Every entry must be started, or
-        released, by this worker. One call at a time; after an empty one, `news`.
-        `alone`: the worker holds nothing, and will take nothing beside a suspect if it gets one.
-        `down_to`: nothing but what waits in this class and the higher ones.
-        `step_us`: what a step of the worker takes, 0 if it does not know; it then leaves others
-        that have room their share. None: it leaves them nothing.
+        Return None where the lease was lost; the worker comes back under a new incarnation. Every
+        entry must be started, or released, by this worker. Make one call at a time, and call
+        `news` after an empty one.
+
+        alone    the worker holds nothing, and takes nothing beside a suspect if it gets one
+        down_to  claim only what waits in this class and the higher ones
+        step_us  how long a step of the worker takes, 0 if it does not know; it then leaves other
+                 workers with capacity their share. None means that it leaves them nothing
         """
         cost = "" if step_us is None else step_us
         reply = await self._run(
@@ -76,7 +78,7 @@ class WorkerQueue(Queue):
         )
         self._idle = (reply[1], int(reply[2])) if reply[0] == b"idle" else None
         self.must_be_empty = reply[0] == b"empty"
-        # A repeat under the old one would have had the same answer.
+        # A repeat under the old ticket would have had the same answer.
         self._ticket = secrets.token_hex(8)
         if reply[0] == b"lost":
             return None
@@ -84,9 +86,9 @@ class WorkerQueue(Queue):
         return [Entry(*texts[at : at + 3]) for at in range(0, len(texts), 3)]
 
     async def news(self, most_ms: int) -> None:
-        """Return once there may be what the last read did not find, or after so long.
+        """Wait until there may be jobs that the last read did not find, at most `most_ms`.
 
-        It claims nothing: others wait too.
+        It claims nothing, since other workers wait too.
         """
         if self._idle is None:
             return
@@ -99,10 +101,11 @@ class WorkerQueue(Queue):
         )
 
     async def start(self, worker: str, entry: Entry) -> Started | None:
-        """Take a claimed job up under a new epoch. None: nothing is left to do for it.
+        """Start a claimed job under a new epoch. Return None where nothing is left to do for it.
 
-        Jobs that ended, were cancelled or are out of time end inside; so do those whose payload
-        cannot be read, as Failed. The job is the worker's until it finishes or releases it.
+        A job that ended, was cancelled or is out of time is settled by this call. So is a job whose
+        payload cannot be read, as Failed. A started job is the worker's until it finishes or
+        releases it.
         """
         reply = await self._run("start", worker, entry.ready, entry.entry_id, entry.job_id)
         if reply[0] != b"started":
@@ -138,7 +141,7 @@ class WorkerQueue(Queue):
         )
 
     async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:
-        """Log and publish the deltas of a step; renew the lease; one letter for each job."""
+        """Log and publish the deltas of a step, renew the lease, and return each job's signal."""
         signals: dict[str, JobSignal] = {}
         calls = [
             self._commit(worker, commits[at : at + MAX_JOBS_A_CALL])
@@ -151,7 +154,7 @@ class WorkerQueue(Queue):
     async def beat(
         self, worker: str, stats: dict[str, JsonValue] | None = None
     ) -> dict[str, JobSignal] | None:
-        """Renew the lease; letters of held jobs that must stop. None: the lease was lost."""
+        """Renew the lease, and return signals of held jobs that must stop; None if it is lost."""
         reply = await self._run("beat", worker, self.lease_ms, json.dumps(stats) if stats else "")
         if reply[0] == b"lost":
             return None
@@ -162,12 +165,13 @@ class WorkerQueue(Queue):
         }
 
     async def finish(self, worker: str, ending: Ending) -> bool:
-        """End a job: its last deltas, its end event, its result. False: it was not the worker's.
+        """End a job: write its last deltas, its end event and its result.
 
-        Repeated, it is true again. The log goes a minute later, the result after its time.
+        Return False where the job was not the worker's; a repeated call returns True again. The
+        log is deleted a minute later, the result after its time.
         Raises OutOfBudget where it must end earlier; the deltas up to there are logged or may be.
-        Raises AnswerTooLarge where a job would succeed with more than a result may hold; of one
-        that fails so no choices are kept.
+        Raises AnswerTooLarge where a job would succeed with more than a result may hold. Where
+        such a job fails, its choices are not kept.
         """
         job = ending.job
         tail, usage = ending.deltas[ending.num_committed :], ending.end.usage
@@ -190,7 +194,7 @@ class WorkerQueue(Queue):
         return JobSignal(reply[0].decode()) is not JobSignal.FENCED
 
     async def release(self, worker: str, job_ids: Iterable[str]) -> int:
-        """Hand claimed or started jobs back, to be continued by another first of all."""
+        """Hand claimed or started jobs back, and return how many. They go on before all others."""
         ids, count = list(job_ids), 0
         for at in range(0, len(ids), MAX_JOBS_A_CALL):
             some = ids[at : at + MAX_JOBS_A_CALL]
@@ -198,7 +202,7 @@ class WorkerQueue(Queue):
         return count
 
     async def held(self, worker: str, idle_ms: int) -> set[str]:
-        """Jobs that the worker claimed at least `idle_ms` ago, whether or not it knows of them."""
+        """Return jobs that the worker claimed at least `idle_ms` ago, known to it or not."""
         return {job_id.decode() for job_id in await self._run("held", worker, idle_ms)}
 
     async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:
@@ -250,7 +254,7 @@ def _prompt(num_prompt: int | None, num_cached: int) -> str:
 
 
 def _complaint(error: ValidationError) -> str:
-    """The first thing wrong with a payload: field and limit, and nothing of what it held."""
+    """Return the first error of a payload: field and limit, and nothing of what it held."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "job"
     return f"{place}: {first['msg']}"

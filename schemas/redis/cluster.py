@@ -1,4 +1,4 @@
-"""Which server of a cluster has a key: by its slot, as the servers tell it."""
+"""The map of a cluster, which tells the server of a key by the slot that the key is in."""
 
 import asyncio
 import binascii
@@ -14,7 +14,7 @@ SLOTS = pack("CLUSTER", "SLOTS")
 
 
 def slot_of(key: bytes) -> int:
-    """CRC16 of what is between the first { and the next }, or of the whole key."""
+    """Return a key's slot: CRC16 of what is between the first { and the next }, or of all of it."""
     start = key.find(b"{")
     if start >= 0:
         end = key.find(b"}", start + 1)
@@ -24,7 +24,7 @@ def slot_of(key: bytes) -> int:
 
 
 class Cluster:
-    """The map of slots, asked for again when a server said otherwise or was lost."""
+    """The map of slots to servers, asked for again when a server contradicts it or is lost."""
 
     def __init__(self, place: RedisUrl, get_link: GetLink) -> None:
         self._place = place
@@ -71,7 +71,10 @@ class Cluster:
 
 
 def owners_of(reply: Reply, asked: Address) -> Iterator[tuple[int, Address]]:
-    """Out of CLUSTER SLOTS. A server that does not know its own name is the one that was asked."""
+    """Yield slots with their servers, out of a reply to CLUSTER SLOTS.
+
+    A server that does not know its own name is the one that was asked.
+    """
     assert isinstance(reply, list)
     for entry in reply:
         match entry:

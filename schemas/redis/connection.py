@@ -1,4 +1,4 @@
-"""Redis, asked so that it fails rather than hangs, and the Lua scripts that run there.
+"""Calls of Redis, which fail rather than hang, and runs of its Lua scripts.
 
 Every script is idempotent, so a call may be repeated after an ambiguous failure, and is.
 """
@@ -11,18 +11,21 @@ from penstock.schemas.script import script_text
 
 
 def connect(url: str) -> Redis:
-    """Whatever the URL names; nothing is connected before it is asked for. Raises BadUrl."""
+    """Return the Redis that a URL names, which connects at the first call. Raises BadUrl."""
     return Redis(parse(url))
 
 
 class Connection:
-    """Runs commands and scripts, and speaks of failures as this project does."""
+    """Runs commands and scripts, and turns failures into the errors of this project."""
 
     def __init__(self, redis: Redis) -> None:
         self.redis = redis
 
     async def call(self, *command: Word) -> Reply:
-        """One command, repeated after a failure that left open whether it was carried out."""
+        """Run a command, and repeat it after a failure that left open whether it was carried out.
+
+        Raises BodyTooLarge, QueueFull or QueueUnreachable.
+        """
         try:
             return await self.redis.call(*command)
         except ServerRefused as error:
@@ -47,7 +50,7 @@ class Connection:
 
 
 def is_unknown(error: QueueUnreachable) -> bool:
-    """Whether the server lacks the script: it is new, was restarted, or its cache was flushed."""
+    """Return whether the server lacks the script: it is new or restarted, or forgot all scripts."""
     return isinstance(error.__cause__, ServerRefused) and error.__cause__.code == "NOSCRIPT"
 
 

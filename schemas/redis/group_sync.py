@@ -1,11 +1,11 @@
-"""Waiting until what was written is on the disk: one WAITAOF at a time serves all who wait.
+"""Waits until writes are on the disk. One WAITAOF at a time serves all callers that wait.
 
-    mark = await sync.begin(prefix)   before what is to be kept is written or read
+    mark = await sync.begin(prefix)   before anything that must be on the disk is written or read
     ...
     await sync.wait(mark)             raises where the server was lost in between
 
-The link of a mark is opened before, so a server that came back without the tail of its file is
-noticed, whatever it says now.
+The link of a mark is opened before the write. So it is noticed when a server was restarted and
+came back without the tail of its file, whatever it answers now.
 """
 
 import asyncio
@@ -34,17 +34,20 @@ class Mark:
 
 class Sync(Protocol):
     async def begin(self, prefix: str) -> Mark | None:
-        """Before. Raises QueueUnreachable."""
+        """Return a mark for `wait`, before the write or read. Raises QueueUnreachable."""
 
     async def wait(self, mark: Mark | None) -> None:
-        """After. Raises QueueUnreachable: it may not be on the disk, or not be there any more."""
+        """Wait until what was written or read since `begin` is on the disk.
+
+        Raises QueueUnreachable where it may not be there, or not any more.
+        """
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Close the links. Nobody may wait any more."""
 
 
 class NoSync:
-    """What the server does by itself is enough."""
+    """A Sync that does nothing, for `durability=server`: the server's own writing is enough."""
 
     async def begin(self, prefix: str) -> None:
         return None
@@ -57,7 +60,7 @@ class NoSync:
 
 
 class GroupSync:
-    """For `durability=fsync`. A server without WAITAOF must have appendfsync always."""
+    """The Sync for `durability=fsync`. A server without WAITAOF must have appendfsync always."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -79,7 +82,7 @@ class GroupSync:
 
     async def wait(self, mark: Mark | None) -> None:
         assert mark is not None
-        if mark.next is None:  # a round that runs may have begun before what we wrote
+        if mark.next is None:  # a running round may have begun before our write
             mark.next = asyncio.create_task(self._round(mark))
         try:
             await asyncio.shield(mark.next)

@@ -1,6 +1,6 @@
-"""One connection to one server: commands go out, replies come in, both in one order.
+"""A connection to one server, whose replies come in the order of the commands.
 
-Many callers share a link. One that is cancelled keeps its place: its reply is read and dropped, so
+Many callers share a link. A cancelled caller keeps its place: its reply is read and dropped, so
 that no reply ever goes to another command.
 """
 
@@ -17,14 +17,14 @@ from penstock.schemas.redis.url import Address, Login, RedisUrl
 Word = str | bytes | int | float
 Reply = Union[bytes, int, None, list["Reply"], "ServerRefused"]
 
-MAX_WAITING = 4096  # callers of one link; the next wait for room
-LOOKS = 5  # of the watch in one time-out: so many without a reply, and the peer is dead
-IDLE_LOOKS = 15  # without anything to do; then the peer is asked whether it lives
-NESTED = re.compile(r"-([A-Z]+) ")  # servers before 7.0 put a command's error into the script's
+MAX_WAITING = 4096  # commands of one link without a reply; further callers wait to send
+LOOKS = 5  # checks in one time-out; a peer is dead after so many without a reply
+IDLE_LOOKS = 15  # checks without any traffic, after which an idle peer is pinged
+NESTED = re.compile(r"-([A-Z]+) ")  # servers before 7.0 wrap a command's error in the script's
 
 
 class ServerRefused(Exception):
-    """An error that the server answered with. `code` is its first word, as in OOM or MOVED."""
+    """An error with which the server answered. `code` is its first word, as in OOM or MOVED."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -34,11 +34,11 @@ class ServerRefused(Exception):
 
 
 class LinkLost(Exception):
-    """The connection ended, or was never made. What was asked may have been done."""
+    """Raised when the connection ended or was never made. The command may have been carried out."""
 
 
 class Link(asyncio.Protocol):
-    """Open until `lost` is done. `open_link` makes one."""
+    """A connection that callers share. It is open until `lost` is done; `open_link` makes one."""
 
     def __init__(self, timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -57,7 +57,7 @@ class Link(asyncio.Protocol):
     # For callers.
 
     async def ask(self, packed: bytes) -> Reply:
-        """Send one command, or raise what came in place of a reply: Refused or LinkLost."""
+        """Send one command and return its reply. Raises ServerRefused or LinkLost."""
         while len(self._waiting) >= MAX_WAITING and not self.lost.done():
             room = self._loop.create_future()
             self._outside.append(room)
@@ -68,7 +68,10 @@ class Link(asyncio.Protocol):
         return reply
 
     def send(self, packed: bytes) -> asyncio.Future[Reply]:
-        """Send one command; what is sent in one turn of the loop goes out together."""
+        """Send one command and return its future reply, which may be a ServerRefused.
+
+        Commands sent in one turn of the event loop go out together. The future raises LinkLost.
+        """
         answer: asyncio.Future[Reply] = self._loop.create_future()
         if self.lost.done():
             answer.set_exception(LinkLost("the connection is closed"))
@@ -80,19 +83,19 @@ class Link(asyncio.Protocol):
         return answer
 
     def listen(self, hear: Callable[[Reply], None]) -> None:
-        """From now on this is a subscriber's link: everything that arrives goes to `hear`.
+        """Make this a subscriber's link: everything that arrives from now on goes to `hear`.
 
-        A silent peer is asked whether it lives, and lost where it does not say so in time.
+        A silent peer is pinged, and the link is lost where it does not answer in time.
         """
         self._hear = hear
 
     def tell(self, packed: bytes) -> None:
-        """Send what a subscriber sends; `hear` gets the answer."""
+        """Send a subscriber's command; `hear` gets the answer."""
         if not self.lost.done():
             self._write(packed)
 
     def close(self, why: str = "closed") -> None:
-        """Everybody who waits hears LinkLost."""
+        """Close the link. All callers that wait get LinkLost."""
         self._lose(LinkLost(why))
 
     # For the event loop.
@@ -127,7 +130,7 @@ class Link(asyncio.Protocol):
             self._let_in()
 
     def _let_in(self) -> None:
-        """As many as there is room for; who was cancelled takes none."""
+        """Let waiting callers send, as many as have a place. A cancelled caller takes none."""
         room = MAX_WAITING - len(self._waiting)
         while self._outside and room:
             waiter = self._outside.popleft()
@@ -146,7 +149,11 @@ class Link(asyncio.Protocol):
         self._unsent.clear()
 
     def _watch(self) -> None:
-        """Counts looks, not seconds: after a pause of this very process what arrived counts."""
+        """Check whether the peer lives, and lose the link where it was silent for too long.
+
+        Checks are counted, not seconds, so that after a pause of this process itself what arrived
+        meanwhile still counts.
+        """
         if self.lost.done():
             return
         self._loop.call_later(self._look_s, self._watch)
@@ -159,7 +166,7 @@ class Link(asyncio.Protocol):
                 self.tell(PING)
         elif not self._waiting:
             if self._silent_looks >= IDLE_LOOKS:
-                self.send(PING).cancel()  # what matters is that something comes
+                self.send(PING).cancel()  # any reply shows that the peer lives
             return
         if self._silent_looks > LOOKS:
             self._lose(LinkLost(f"no reply in {self._look_s * LOOKS:g} s"))
@@ -188,9 +195,9 @@ PING = pack("PING")
 async def open_link(
     address: Address, place: RedisUrl, login: Login, database: int, timeout_s: float = 0
 ) -> Link:
-    """Connected, logged in, on its database. Raises LinkLost, or Refused by the server.
+    """Open a link, log in, and select the database. Raises LinkLost or ServerRefused.
 
-    timeout_s   without a reply: dead; 0: the place's own
+    timeout_s   a peer that does not reply for so long is dead; 0 means the time-out of `place`
     """
     loop, link = asyncio.get_running_loop(), Link(timeout_s or place.timeout_s)
     try:

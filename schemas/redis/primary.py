@@ -1,4 +1,4 @@
-"""Which of several servers is the primary: by asking them, or by asking sentinels."""
+"""The search for the primary among several servers, by asking them or their sentinels."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,7 +11,7 @@ ROLE = pack("ROLE")
 
 
 class Primary:
-    """Remembers the primary until somebody doubts it. All who wait share one search."""
+    """Finds the primary, and remembers it until it is doubted. All callers share one search."""
 
     def __init__(self, place: RedisUrl, get_link: GetLink) -> None:
         self._place = place
@@ -42,7 +42,7 @@ class Primary:
 
 
 class Hosts(Primary):
-    """One server is taken at its word. Of several, the first named that says it is primary."""
+    """Finds the first server of the URL that says it is primary. A single one is not asked."""
 
     async def _look(self) -> Address:
         first, *others = self._place.addresses
@@ -62,7 +62,7 @@ class Hosts(Primary):
 
 
 class Sentinels(Primary):
-    """The primary is whom a sentinel names and who says so itself."""
+    """Finds the primary that a sentinel names, if that server says itself that it is primary."""
 
     async def _look(self) -> Address:
         complaints = []

@@ -1,4 +1,4 @@
-"""Whether a server can hold the queue's promises: asked once at the start, said in one sentence."""
+"""Checks, once at the start, that a server can keep the queue's promises."""
 
 import asyncio
 import logging
@@ -19,11 +19,14 @@ Facts = dict[str, str]
 
 
 class UnfitServer(Exception):
-    """The message says what is wrong with which server, and what to do."""
+    """Raised when a server is unfit. The message says which, what is wrong, and what to do."""
 
 
 async def check_servers(redis: Redis, durability: Durability = "server") -> list[str]:
-    """What to warn of. Raises UnfitServer, or QueueUnreachable where no server answers."""
+    """Check all servers and return warnings.
+
+    Raises UnfitServer, or QueueUnreachable where no server answers.
+    """
     warnings, unreachable = [], []
     addresses = await _addresses(redis)
     for address in addresses:
@@ -49,7 +52,7 @@ async def check_servers(redis: Redis, durability: Durability = "server") -> list
 
 
 async def check_when_reached(redis: Redis, durability: Durability = "server") -> list[str]:
-    """The same, for whoever can wait until a server answers, and says so. Raises UnfitServer."""
+    """Call `check_servers` until a server answers, and log the wait. Raises UnfitServer."""
     is_told = False
     while True:
         try:
@@ -106,7 +109,10 @@ def _faults(facts: Facts, kind: Kind) -> Iterator[str]:
 
 
 async def _check_fsync(link: Link, address: Address, facts: Facts) -> None:
-    """WAITAOF, or an append-only file that is written through before every reply."""
+    """Require WAITAOF, or an append-only file that is written through before every reply.
+
+    Raises UnfitServer.
+    """
     if facts.get("aof_enabled") == "0":
         raise UnfitServer(f"{address}: durability fsync needs appendonly yes")
     try:

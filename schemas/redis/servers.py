@@ -1,6 +1,6 @@
-"""Redis, wherever it is: which server has a key, the links to it, and what to do when it is gone.
+"""Redis on one or several servers: finds the server of a key, links to it, and tries again.
 
-Whatever is called may be repeated after an ambiguous failure, and is, within a bound.
+Every command may be repeated after an ambiguous failure, and is, within a bound.
 """
 
 import asyncio
@@ -15,35 +15,36 @@ from penstock.schemas.redis.primary import Hosts, Sentinels
 from penstock.schemas.redis.url import Address, Kind, RedisUrl
 
 PAUSES_S = (0.02, 0.1, 0.3)  # between attempts of one call
-BACK_OFF_S = (0.0, 0.02, 0.05, 0.1, 0.2)  # after so many failures to connect in a row
+BACK_OFF_S = (0.0, 0.02, 0.05, 0.1, 0.2)  # by the number of failures to connect in a row
 MAX_REDIRECTIONS = 5
 BLOCKING = {"XREAD", "XREADGROUP", "BLPOP", "BLMOVE", "WAIT"}  # each on a link of its own
-# A server hangs up on more in one piece, and on all who share the link: no other shall hear of it.
+# A server closes the link on which a longer command comes, and with it cuts off all who share it.
 MAX_COMMAND_BYTES = 2**29
-MAX_BLOCK_S = 10.0  # longer than any of them waits
-# It may be otherwise in a moment, or on another server. ASK too is waited out, never followed:
-# while a slot moves key by key its new server has but a part of the lane, and a script needs all
-# of it. The old one refuses scripts meanwhile: the key that they name, the prefix, is never there.
+MAX_BLOCK_S = 10.0  # longer than any blocking command waits
+# Errors that may pass in a moment, or on another server. ASK too is waited out, never followed:
+# while a slot moves key by key its new server has only a part of the lane, and a script needs all
+# of it. The old server refuses scripts meanwhile, since the key that they name, the prefix, is
+# never there.
 TRANSIENT = {
     "ASK", "LOADING", "BUSY", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED",
 }  # fmt: skip
 
 
 class Finder(Protocol):
-    """Knows which server is to be asked."""
+    """Finds the server that is to be asked."""
 
     async def find(self, key: bytes) -> Address:
-        """The server that has a key. Raises LinkLost, or Refused by whoever was asked."""
+        """Return the server that has a key. Raises LinkLost or ServerRefused."""
 
     def doubt(self) -> None:
-        """A server did not do as it should: look again before the next answer."""
+        """Look again before the next answer, because a server did not do as it should."""
 
     def moved(self, slot: int, address: Address) -> None:
-        """A server said that another has this slot."""
+        """Note that, as a server said, another one has this slot."""
 
 
 class Links:
-    """At most one shared link to each server, made when it is asked for."""
+    """The shared links, at most one to each server, opened when they are first asked for."""
 
     def __init__(self, place: RedisUrl) -> None:
         self.place = place
@@ -63,10 +64,10 @@ class Links:
             opening = asyncio.create_task(self._open(address))
             self._opening[address] = opening
             opening.add_done_callback(lambda task: self._opened(address, task))
-        return await asyncio.shield(opening)  # others wait for it too
+        return await asyncio.shield(opening)  # other callers wait for it too
 
     async def open(self, address: Address, timeout_s: float = 0) -> Link:
-        """One more link, for whoever asked alone."""
+        """Open a further link, which only the caller uses. Raises LinkLost or ServerRefused."""
         return await open_link(
             address, self.place, self.place.login, self.place.database, timeout_s
         )
@@ -92,11 +93,11 @@ class Links:
     def _opened(self, address: Address, task: asyncio.Task[Link]) -> None:
         del self._opening[address]
         if not task.cancelled():
-            task.exception()  # whoever waited has it
+            task.exception()  # the callers that waited have the error
 
 
 class Redis:
-    """Calls, and links for subscribers. Any number of tasks of one event loop."""
+    """A client of Redis, for commands and subscriptions, shared by tasks of one event loop."""
 
     def __init__(self, place: RedisUrl) -> None:
         self.place = place
@@ -126,7 +127,7 @@ class Redis:
         await asyncio.sleep(0)  # for the transports to end
 
     async def call(self, *words: Word) -> Reply:
-        """Raises Refused by the server, or LinkLost where a few attempts reached none."""
+        """Run a command. Raises ServerRefused, or LinkLost where a few attempts reached none."""
         key, packed = key_of(words), pack(*words)
         if len(packed) > MAX_COMMAND_BYTES:
             raise ServerRefused(
@@ -146,14 +147,14 @@ class Redis:
         raise AssertionError("the last attempt returns or raises")
 
     async def find(self, key: str) -> Address:
-        """The server where this key or channel lives, as far as is known."""
+        """Return the server where this key or channel lives, as far as is known."""
         return await self._finder.find(key.encode())
 
     def doubt(self) -> None:
         self._finder.doubt()
 
     async def open(self, address: Address) -> Link:
-        """A link that nobody shares."""
+        """Open a link that nobody shares."""
         return await self._links.open(address)
 
     async def _attempt(self, key: bytes, packed: bytes, blocks: bool) -> Reply:
@@ -171,7 +172,7 @@ class Redis:
         raise LinkLost(f"the servers of the cluster do not agree who has {key!r:.100}")
 
     async def _ask_alone(self, address: Address, packed: bytes) -> Reply:
-        """A command that waits would keep others waiting: it has a link for itself meanwhile."""
+        """Run a blocking command on a link of its own, as it would keep other callers waiting."""
         idle = self._idle.setdefault(address, [])
         while idle and idle[-1].lost.done():
             idle.pop()
@@ -202,7 +203,7 @@ class Redis:
 
 
 def key_of(words: tuple[Word, ...]) -> bytes:
-    """The key that decides which server of a cluster is asked; empty: any may be."""
+    """Return the key that decides which server of a cluster is asked. Empty means any server."""
     match words[0]:
         case "EVAL" | "EVALSHA":
             key = words[3]
@@ -216,7 +217,7 @@ def key_of(words: tuple[Word, ...]) -> bytes:
 
 
 def redirection(error: ServerRefused, asked: Address) -> tuple[int, Address]:
-    """Out of `MOVED 3999 host:port`; without a host it is the one that was asked."""
+    """Read slot and server out of `MOVED 3999 host:port`. Without a host it is the one asked."""
     _, slot, place = str(error).split(" ", 2)
     host, _, port = place.rpartition(":")
     return int(slot), Address(host or asked.host, int(port))

@@ -1,6 +1,6 @@
-"""Channels that stay subscribed through every loss of a connection, and word of each loss.
+"""Subscriptions that outlast every loss of a connection, and report each loss.
 
-On a cluster a channel is subscribed where its hash tag lives: there its readers are counted.
+On a cluster a channel is subscribed on the server of its hash tag, where its readers are counted.
 """
 
 import asyncio
@@ -14,12 +14,15 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import Address
 
 RECONNECT_S = 0.2
-LOOK_S = 1.0  # how often channels are looked for where they should be
+LOOK_S = 1.0  # how often it is checked that each channel is on the right server
 SUBSCRIBE_S = 5.0
 
 
 class Subscriber:
-    """`hear` gets channel and message; `miss` is called when messages may have gone unheard."""
+    """Keeps channels subscribed.
+
+    `hear` gets channel and message; `miss` is called when messages may have been missed.
+    """
 
     def __init__(
         self, redis: Redis, hear: Callable[[bytes, bytes], None], miss: Callable[[], None]

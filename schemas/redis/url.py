@@ -1,4 +1,4 @@
-"""Where Redis is: the URL, read once, with errors that name the part that is wrong.
+"""The URL of Redis, read once, with errors that name the part that is wrong.
 
     redis://[user:password@]host[:port][/database]        one server
     redis://host:port,host:port/0                         several: the one that is primary
@@ -27,7 +27,7 @@ OPTIONS = {
 
 
 class BadUrl(ValueError):
-    """The message names the part, and never holds a password."""
+    """Raised for a wrong URL. The message names the part, and never holds a password."""
 
 
 class Kind(Enum):
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A host and its port; port 0: the path of a Unix socket."""
+    """A host and its port. Port 0 means that the host is the path of a Unix socket."""
 
     host: str
     port: int
@@ -66,7 +66,7 @@ class RedisUrl:
 
 
 def parse(url: str) -> RedisUrl:
-    """Raises BadUrl."""
+    """Parse the URL of Redis. Raises BadUrl."""
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise BadUrl("no scheme: a URL begins like redis://host:6379/0")
@@ -107,7 +107,7 @@ def parse(url: str) -> RedisUrl:
 
 
 def shown(url: str) -> str:
-    """The URL without what logs in, for people to read."""
+    """Return the URL without its login and options, for people to read."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 

@@ -1,11 +1,13 @@
 
 -- Accounts: what each may use of this lane, and has used.
---   account:<name>        hash: tenant, weight and limits as last submitted; jobs queued and running;
---                         the minute's window; why it is blocked
+--   account:<name>        hash: tenant, weight and limits as last submitted; jobs queued and
+--                         running; the minute's window; why it is blocked
 --   usage:<day>:<name>    hash: prompt_tokens, cached_tokens, completion_tokens, jobs
 --   usage:<month>:<name>  the same
--- A job is `running` from its first claim to its end: handed back it keeps its place, and goes on
--- before all that waits. All of it changes inside the transitions of jobs, so nothing can leak.
+-- A job counts as `running` from its first claim to its end: when it is handed back it keeps its
+-- place, and goes on before all that waits. Counts change only inside the transitions of jobs, so
+-- none leaks.
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local MINUTE_MS = 60000
 

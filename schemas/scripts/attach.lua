@@ -1,6 +1,11 @@
--- Add a reader's channel to a job and give the log after its cursor, with nothing between the two.
+-- Add a reader's channel to a job and give the log after its cursor, with no gap between the two.
 -- ARGV: tenant, job, channel, cursor, most events
--- Returns: state, log, events; or state, result, its JSON, once the log is gone; or missing; or gone
+-- Returns one of
+--   state, 'log', events
+--   state, 'result', the result as JSON: the log is gone
+--   'missing'
+--   'gone': both log and result are gone
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local tenant, id, channel, cursor, most = unpack(ARGV)
 write_when_full()

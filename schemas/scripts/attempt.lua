@@ -1,5 +1,9 @@
--- Begin to send a webhook that is due; for a lease nobody else does. ARGV: id, unit, lease_ms
--- Returns: send, turn, attempts so far, the time in seconds, tenant, URL, body; or no
+-- Begin to send a webhook that is due. Until the lease ends nobody else sends it.
+-- ARGV: id, unit, lease_ms
+-- Returns one of
+--   'send', turn of this attempt, attempts with this one, unix time in seconds, tenant, URL, body
+--   'no': it is not due, or not pending any more
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, unit, lease_ms = unpack(ARGV)
 local key, items = PREFIX .. 'webhook:' .. id, PREFIX .. 'items:webhooks:' .. unit

@@ -1,6 +1,9 @@
--- Accept a batch. ARGV: id, tenant, what was asked as JSON, milliseconds of its window, most batches
--- of the tenant that have not ended, most that its list holds, seconds that it is kept, what
--- its lines count for as JSON (empty: the tenant). Returns: ok; or full
+-- Accept a batch.
+-- ARGV: id, tenant, what was asked as JSON, milliseconds of its window, most batches of the tenant
+-- that have not ended, most batches in the tenant's list, seconds that the batch is kept, the
+-- account that its lines count for as JSON (empty: the tenant)
+-- Returns 'ok', or 'full': the tenant has too many batches that have not ended
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, tenant, asked, window_ms, most, listed, kept_s, account = unpack(ARGV)
 local list = PREFIX .. 'batches:' .. tenant

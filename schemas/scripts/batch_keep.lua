@@ -1,6 +1,9 @@
--- What a turn made of a batch, all of it or nothing. ARGV: id, turn, seconds that it is kept after
--- its end (0: it has not ended), fields as a JSON object (true: now), opened lines as an object,
--- closed lines as a list. Returns: ok; or gone: the turn is over
+-- Write all that a turn made of a batch, or nothing.
+-- ARGV: id, turn, seconds that the batch is kept after its end (0: it has not ended), changed
+-- fields as a JSON object (the value true: the time now), opened lines as a JSON object, closed
+-- lines as a list
+-- Returns 'ok', or 'gone': the turn is over
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, turn, kept_s = unpack(ARGV, 1, 3)
 local fields, opened, closed = cjson.decode(ARGV[4]), cjson.decode(ARGV[5]), cjson.decode(ARGV[6])

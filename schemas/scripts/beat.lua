@@ -1,5 +1,8 @@
--- Renew a lease with nothing to show. ARGV: worker, lease_ms, statistics as JSON (empty: as before)
--- Returns: ok, then (job, letter) for each held job that must stop; or lost
+-- Renew a lease where no step has anything to commit.
+-- ARGV: worker, lease_ms, statistics as JSON (empty: as before)
+-- Returns 'ok', then (job, its JobSignal) for each held job that must stop; or 'lost': it has no
+-- lease
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local worker, lease_ms, stats = unpack(ARGV)
 write_when_full()

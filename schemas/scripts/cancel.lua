@@ -1,5 +1,7 @@
--- Cancel a job, or erase all that is kept of it. ARGV: tenant, job, erase (0 | 1)
--- Returns: the state before, or missing. A running job stops when its worker hears of it.
+-- Cancel a job, or erase all that is kept of it.
+-- ARGV: tenant, job, erase (0 | 1)
+-- Returns the state before, or 'missing'. A running job stops when its worker is told.
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local tenant, id, erases = ARGV[1], ARGV[2], ARGV[3] == '1'
 write_when_full()

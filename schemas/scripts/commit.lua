@@ -1,8 +1,9 @@
--- Log and show what a step made. ARGV: worker, lease_ms, number of jobs, then for each: job, epoch,
--- prompt (tokens:cached; empty: not known yet), number of events, and for each of these: position,
--- tokens, JSON
--- Returns: a letter for each job: K kept, C cancel, X deadline, B out of budget: `finish` says where
--- to end; F fenced, D duplicate
+-- Log and publish what a step made.
+-- ARGV: worker, lease_ms, number of jobs, then for each: job, epoch, prompt (tokens:cached; empty:
+-- not known yet), number of events, and for each event: position, tokens, JSON
+-- Returns the JobSignal of each job: K kept, C cancelled, X deadline, B out of budget (`finish`
+-- says where to end), F fenced, D duplicate
+-- Calls functions of lane.lua, accounts.lua and log.lua (joined by schemas/script.py).
 
 local worker, lease_ms, jobs = ARGV[1], ARGV[2], tonumber(ARGV[3])
 write_when_full()

@@ -1,9 +1,15 @@
--- How full the lane is. ARGV: how many of the accounts that their limits block were looked at before
--- Returns: claimed or running, ended so far, average milliseconds between two ends while it is busy,
--- handed back, delayed, waiting of class high, normal, batch; dead letters, and since the beginning
--- crashes and lapses of workers, jobs reaped, put back, and given up; tokens of the prompts that wait;
--- how many blocked accounts were looked at now (64: there may be more); then (reason, jobs) for the
--- jobs of these
+-- Tell how full the lane is.
+-- ARGV: how many blocked accounts earlier calls looked at (limits keep their jobs from running)
+-- Returns, in this order
+--   jobs claimed or running, jobs ended so far, average milliseconds between two ends while it is
+--     busy
+--   jobs handed back, delayed, and waiting in class high, normal and batch
+--   dead letters
+--   since the beginning: crashes of workers, lapses of workers, jobs reaped, put back, and given up
+--   tokens of the prompts that wait
+--   how many blocked accounts were looked at now (64: there may be more)
+--   (reason, jobs) for the waiting jobs of these accounts
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local MOST = 64
 local before = tonumber(ARGV[1])

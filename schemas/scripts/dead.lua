@@ -1,7 +1,8 @@
--- with lane
--- The dead letters of a lane. ARGV: job (empty: all), most
--- Returns: how many were dropped to make room, then a JSON object for each letter, newest first; of
--- one job, its letter and its Job's JSON
+-- Read the dead letters of a lane.
+-- ARGV: job (empty: all), most letters
+-- Returns how many were dropped to make room, then each letter as JSON, the newest first. For one
+-- job: its letter, and the Job as JSON (empty: it was not kept)
+-- Uses DEAD_TTL_S, NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, most = ARGV[1], tonumber(ARGV[2])
 local oldest = NOW - DEAD_TTL_S * 1000

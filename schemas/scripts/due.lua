@@ -1,6 +1,11 @@
--- Work for chores. `due:<kind>` says when to look at a unit of it, `turns:<kind>` how often one was
--- taken, `held:<kind>` until when it is its taker's, `items:<kind>:<unit>` what in it is due when.
--- ARGV: kind, most units. Returns: (unit, turn) for each that is due now, the longest waiting first
+-- List units of work that housekeeping should look at now. A unit, as a batch, holds items.
+--   due:<kind>           when to look at each unit
+--   turns:<kind>         how often each unit was taken
+--   held:<kind>          until when each unit is its taker's
+--   items:<kind>:<unit>  when each item of the unit is due
+-- ARGV: kind, most units
+-- Returns (unit, turns so far) for each that is due, the longest waiting first
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local kind, most = ARGV[1], ARGV[2]
 local reply = {}

@@ -1,28 +1,37 @@
 -- Accept a job, or say why not.
 -- KEYS: the lane's prefix
--- ARGV: job id, digest of the body, the Job as JSON, reply channel, options as a JSON object:
---   tenant           "default"
+-- ARGV: job id, digest of the body, the Job as JSON, reply channel, options as a JSON object. Each
+-- option with its meaning and, after the semicolon, what holds where it is left out:
+--   tenant           whose job it is; "default"
 --   class            "high" | "normal" | "batch"; "normal"
---   background       false: refused where no worker is, cancelled when nobody listens
+--   background       whether the job runs on although nobody listens. A job in the foreground is
+--                    refused where no worker is, and cancelled when nobody listens; false
 --   timeout_ms       from now to the end; none
 --   queue_timeout_ms until it is started, from when it may; none
 --   not_before_ms    unix time, or delay_ms from now: waits at least until then; none
---   prompt_tokens    about how long the prompts are; 1
+--   prompt_tokens    about how many tokens the prompts have; 1
 --   completion_tokens  about how many it may make, over all choices; 0
 --   over_limit       "refuse" | "wait": what to do above the account's rates and budgets; "refuse"
 --   account          {"name": .., "limits": {"weight": .., "max_running": .., ..}}; the tenant
 --   max_queued       most jobs that may wait in the lane; 10000
---   max_queued_tokens  most tokens that their prompts may have, by prompt_tokens; no limit. Where
---                    nothing waits a longer prompt is taken all the same
---   ttl_s            how long the result is kept; 3600
+--   max_queued_tokens  most tokens that their prompts may have, by prompt_tokens. Where nothing
+--                    waits a longer prompt is accepted all the same; no limit
+--   ttl_s            how long the result is kept, in seconds; 3600
 --   remember_s       how long the id is known after the end, at least twice ttl_s; 0
 --   metadata         {name: text, ..}, given back with the job's status; {}
 --   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
---   accepted | duplicate | mismatch | full (reason: none, or tokens) | no_worker
---   limited (reason: the account's limit, as max_queued or tokens_per_day), unmeetable (the deadline, at the live rate)
---   invalid (the reason is a sentence)
+-- Outcomes:
+--   accepted
+--   duplicate    the same job is here already
+--   mismatch     the id is taken by a job with another digest or tenant
+--   full         the reason is empty, or `tokens`
+--   no_worker
+--   limited      the reason is the account's limit, as max_queued or tokens_per_day
+--   unmeetable   at the live rate the job would not begin before its time is up
+--   invalid      the reason is a sentence
 -- Its first write is one that Redis refuses when memory is full, so nothing is accepted by half.
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local DUE_MS = 600000 -- the place in its account's backlog of a job without a deadline
 local KNOWN_ENDS = 10 -- that a rate to refuse by is made of

@@ -1,5 +1,8 @@
--- Record a file that is on disk. ARGV: id, tenant, record as JSON, bytes, when it expires (ms), most
--- files and bytes of the tenant. Returns: ok; known; or files or bytes: the limit it would pass
+-- Record a file that is on disk.
+-- ARGV: id, tenant, record as JSON, bytes, when it expires (unix milliseconds), most files and most
+-- bytes of the tenant
+-- Returns 'ok'; 'known': its id is recorded; or the limit that it would exceed, 'files' or 'bytes'
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, tenant, record, bytes, expires_ms, most_files, most_bytes = unpack(ARGV)
 if redis.call('EXISTS', PREFIX .. 'file:' .. id) == 1 then return {'known'} end

@@ -1,4 +1,7 @@
--- Forget a file. ARGV: id, tenant, its bytes. Returns: ok; or missing
+-- Forget a file.
+-- ARGV: id, tenant, its bytes
+-- Returns 'ok' or 'missing'
+-- Uses PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, tenant, bytes = unpack(ARGV)
 local list = PREFIX .. 'files:' .. tenant

@@ -1,4 +1,7 @@
--- Files whose time is over. ARGV: most. Returns: their records, or their ids where those are gone
+-- List files that have expired.
+-- ARGV: most files
+-- Returns the record of each, or its id where the record is gone
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local reply = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', PREFIX .. 'files_expire', '-inf', NOW, 'LIMIT', 0, ARGV[1])) do

@@ -1,8 +1,13 @@
--- End a job. ARGV: worker, lease_ms, job, epoch, state, end event as JSON, its position, result as
--- JSON, prompt (tokens:cached; empty: none was computed), number of events before the end, and for
--- each of these: position, tokens, JSON
--- Returns: K ended; D ended before, in the same way; F fenced; B, position: the budget allows it to
--- end there and no later
+-- End a job.
+-- ARGV: worker, lease_ms, job, epoch, state, end event as JSON, its position, result as JSON,
+-- prompt (tokens:cached; empty: none was computed), number of events before the end, and for each
+-- event: position, tokens, JSON
+-- Returns one of
+--   'K': it ended
+--   'D': it ended before, in the same way
+--   'F': fenced
+--   'B', position: the budget allows it to end there and no later
+-- Calls functions of lane.lua, accounts.lua and log.lua (joined by schemas/script.py).
 
 local worker, lease_ms, id, epoch = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local state, event, position, result, prompt, count = unpack(ARGV, 5, 10)

@@ -1,4 +1,7 @@
--- Jobs that a worker claimed at least `idle_ms` ago, started or not. ARGV: worker, idle_ms
+-- List jobs that a worker claimed at least `idle_ms` ago, started or not.
+-- ARGV: worker, idle_ms
+-- Returns their ids
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local worker, idle_ms = unpack(ARGV)
 local MOST = 1000

@@ -1,4 +1,7 @@
--- Keep a unit for another lease. ARGV: kind, unit, its turn, lease_ms. Returns: ok; or gone
+-- Keep a unit for another lease. See due.lua for units.
+-- ARGV: kind, unit, the taker's turn, lease_ms
+-- Returns 'ok', or 'gone': the unit is another's
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local kind, unit, turn, lease_ms = unpack(ARGV)
 if redis.call('HGET', PREFIX .. 'turns:' .. kind, unit) ~= turn then return {'gone'} end

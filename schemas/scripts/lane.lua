@@ -1,6 +1,8 @@
--- What the scripts of a lane share. KEYS[1] is the lane's prefix, and every key begins with it, so
--- a script touches one hash slot. Time is Redis's. Each script returns a flat list of strings.
--- Parts between blank lines are sent with the scripts that use what they define: schemas/script.py.
+-- The definitions that the scripts share. KEYS[1] is the lane's prefix, with which every key
+-- begins, so a script touches one hash slot. Time is Redis's. Each script returns a flat list of
+-- strings.
+-- Parts are divided by blank lines. schemas/script.py sends a part with each script that uses a
+-- name which the part defines.
 
 local PREFIX = KEYS[1]
 

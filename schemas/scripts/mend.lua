@@ -1,9 +1,12 @@
--- with lane, accounts, waiting
--- Look at some keys of the lane, and mend what no transition leaves so: a job that nobody would find,
--- what is left of one that is gone, counts of an account or the lane that are not those of its jobs. What it looks
--- at it sees at one moment, so it races with nobody.
--- ARGV: cursor, keys to look at, milliseconds that a job must have been missing
--- Returns: the next cursor (0: all were seen), then (what was wrong, where) for each that was mended
+-- Look at some keys of the lane, and mend states that no transition leaves behind:
+--   jobs that are in no queue, so that no worker would find them
+--   remnants of jobs that are gone
+--   counts of an account or the lane that do not fit its jobs
+-- A script runs alone in Redis, so it cannot meet a transition that is half done.
+-- ARGV: cursor, keys to look at, milliseconds for which a job must have been missing
+-- Returns the next cursor (0: all keys were seen), then (what was wrong, where) for each thing
+-- mended
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local cursor, most, grace_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local MOST_COUNTED = 2000 -- claims or waiting jobs; where there are more, counts are left alone

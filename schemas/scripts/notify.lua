@@ -1,5 +1,8 @@
--- Record a webhook that is to be sent; a repeat changes nothing. ARGV: id, tenant, URL, unit, body,
--- most that a tenant's list holds, seconds that the list is kept. Returns: its state
+-- Record a webhook that is to be sent. A repeated call changes nothing.
+-- ARGV: id, tenant, URL, unit, body, most webhooks in the tenant's list, seconds that the list is
+-- kept
+-- Returns its state
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, tenant, url, unit, body, most, ttl_s = unpack(ARGV)
 local key = PREFIX .. 'webhook:' .. id

@@ -1,7 +1,8 @@
--- What ended and was asked about, the oldest first; what was handed on is forgotten.
--- ARGV: most entries, then those that were handed on
--- Returns: entry, job, tenant, state, ended_ms, usage as JSON, note, and length or budget if one cut
--- it short, for each
+-- Read the notes that ended jobs left, the oldest first, and forget those handed on.
+-- ARGV: most entries, then the ids of entries that were handed on
+-- Returns for each entry: its id, job, tenant, state, ended_ms, usage as JSON, note, and what cut
+-- the answer short: 'length', 'budget' or empty
+-- Uses PREFIX of lane.lua (joined by schemas/script.py).
 
 for at = 2, #ARGV do redis.call('XDEL', PREFIX .. 'outbox', ARGV[at]) end
 local reply = {}

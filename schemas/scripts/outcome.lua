@@ -1,6 +1,8 @@
--- How an attempt went. ARGV: id, unit, turn of the attempt, state (pending | delivered | failed),
--- what was answered, milliseconds until the next attempt, seconds that an ended one is kept
--- Returns: ok; or late: its lease lapsed and another attempt began
+-- Record how an attempt to send a webhook went.
+-- ARGV: id, unit, turn of the attempt, state (pending | delivered | failed), what the receiver
+-- answered, milliseconds until the next attempt, seconds that an ended webhook is kept
+-- Returns 'ok', or 'late': its lease lapsed, and another attempt began
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local id, unit, turn, state, answer, delay_ms, ttl_s = unpack(ARGV)
 local key, items = PREFIX .. 'webhook:' .. id, PREFIX .. 'items:webhooks:' .. unit

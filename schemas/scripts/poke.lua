@@ -1,6 +1,8 @@
--- An item of a unit will be due, if it is not there already, leased or waiting for its time. Whoever
--- has the unit at present will see it.
--- ARGV: kind, unit, item, milliseconds until then
+-- Add an item to a unit. See due.lua for units.
+-- An item that is there already, leased or waiting, keeps its time. A unit that somebody holds is
+-- not made due: its holder looks at its items before it lets go.
+-- ARGV: kind, unit, item, milliseconds until the item is due
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local kind, unit, item, delay_ms = unpack(ARGV)
 redis.call('ZADD', PREFIX .. 'items:' .. kind .. ':' .. unit, 'NX', NOW + delay_ms, item)

@@ -1,14 +1,22 @@
--- Claim at most `count` jobs: those handed back, then high, normal and batch; of a class, the account
--- whose tenant was served least. ARGV: worker, ticket, count, alone (0 | 1: the worker holds nothing,
--- and takes nothing beside a suspect), class (empty: all; else nothing but what waits in this one and
--- the higher ones, for a full worker whose lower jobs give way), microseconds of a step of its (0:
--- unknown; empty: it takes what it asks for, whatever others could)
--- Returns: entries, then (ready, entry, job) for each; or idle, then the last id of `news`, to wait
--- for newer ones, and the milliseconds until something may be read all the same (-1: nothing is
--- due); or lost, when the worker has no lease; or empty: a suspect waits, the worker shall hand back
--- what it has and read again, alone.
--- The answer is kept under the caller's ticket: repeated, because the reply was lost on the way, the
--- call gives the same entries, and none is left claimed and unknown.
+-- Claim at most `count` jobs: those handed back first, then those of high, normal and batch. In a
+-- class the account goes first whose tenant was served least.
+-- ARGV
+--   worker
+--   ticket: a new one for each call. The answer is kept under it, so a call that is repeated
+--     because its reply was lost gives the same entries, and none is left claimed and unknown
+--   count
+--   alone: 1 if the worker holds nothing, and takes nothing beside a suspect; else 0
+--   class: claim only what waits in it and the higher ones, for a full worker whose lower jobs give
+--     way; empty: all
+--   microseconds that a step of the worker takes (0: unknown), to leave other workers their share;
+--     empty: it takes what it asks for, whatever the others could take
+-- Returns one of
+--   'entries', then (ready, entry, job) for each
+--   'idle', the last id of `news`, to wait for newer ones, and the milliseconds until something may
+--     be read all the same (-1: nothing is due)
+--   'lost': the worker has no lease
+--   'empty': a suspect waits. The worker must hand back what it has and read again, alone
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local worker, ticket, count, alone, down_to = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local asked, step_us = count, tonumber(ARGV[6])

@@ -1,10 +1,12 @@
--- Hand on what is held by workers whose lease ended, or who have none. ARGV: most entries, and most
--- workers. Returns: how many entries it was
+-- Hand on what is held by workers whose lease ended, or that have none.
+-- ARGV: most entries, which bounds the workers too
+-- Returns how many entries were handed on
+-- Calls functions of lane.lua (joined by schemas/script.py).
 --
--- Blame. A crash makes suspects of the jobs that had not committed a first step, and of those that
--- met too many crashes later; suspects run alone, until they passed their trial. What dies while it
--- runs alone is charged, and nothing else: 2 for a crash that a supervisor saw, 1 for a lease that
--- merely lapsed. At 4 a job is dead.
+-- Blame: a crash makes suspects of the jobs that had not committed a first step, and of those that
+-- met too many crashes later. A suspect runs alone until it has passed its trial. Only a job that
+-- runs alone when its worker dies is charged: 2 for a crash that a supervisor saw, 1 for a lease
+-- that merely lapsed. At 4 a job is dead.
 
 local DEADLY = 4
 local TRIAL_TOKENS = 64 -- what may be computed and not logged when a worker dies

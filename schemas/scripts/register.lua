@@ -1,4 +1,6 @@
--- A worker's lease begins, or its card changes. ARGV: worker, lease_ms, card as JSON
+-- Begin a worker's lease, or change its card.
+-- ARGV: worker, lease_ms, card as JSON
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local worker, lease_ms, card = unpack(ARGV)
 write_when_full()

@@ -1,6 +1,12 @@
--- The end of a job. ARGV: tenant, job
--- Returns: state, result, its JSON; or state, log, events, for a job that no worker ended; or state,
--- running; or missing; or gone
+-- Read the end of a job.
+-- ARGV: tenant, job
+-- Returns one of
+--   state, 'result', the result as JSON
+--   state, 'log', events: no worker ended the job
+--   state, 'running'
+--   'missing'
+--   'gone'
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local job = load(ARGV[2])
 if not job or job.tenant ~= ARGV[1] then return {'missing'} end

@@ -1,8 +1,13 @@
--- Take a claimed job up. ARGV: worker, ready, entry, job
--- Returns: started, epoch, milliseconds left (-1: no deadline), milliseconds waited, class, turn,
--- tokens left of the account's budgets (-1: no budget), when the one that ends first renews (unix
--- seconds), the position at which its trial is passed (-1: none), the Job's JSON (empty: lost), the
--- events of its log; or none, when nothing is left to do; or lost.
+-- Start a claimed job.
+-- ARGV: worker, ready, entry, job
+-- Returns one of
+--   'started', epoch, milliseconds left (-1: no deadline), milliseconds waited, class, turn, tokens
+--     left of the account's budgets (-1: no budget), when the scarcest of them renews (unix
+--     seconds), the position at which its trial is passed (-1: none), the Job as JSON (empty:
+--     lost), events of its log
+--   'none': nothing is left to do
+--   'lost': the worker has no lease
+-- Calls functions of lane.lua and accounts.lua (joined by schemas/script.py).
 
 local worker, ready, entry, id = unpack(ARGV)
 write_when_full()

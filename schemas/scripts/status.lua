@@ -1,6 +1,9 @@
--- What is known of a job. ARGV: tenant, job
--- Returns: state, tokens, background, cancel, created_ms, started_ms, ended_ms, deadline, owner, class,
--- metadata as JSON, and while it waits: position (1: the next), reason, eta_ms (each empty: none); or missing
+-- Tell what is known of a job.
+-- ARGV: tenant, job
+-- Returns 'missing'; or state, tokens, background, cancel, created_ms, started_ms, ended_ms,
+-- deadline, owner, class, metadata as JSON, and while it waits: position (1: the next), reason,
+-- eta_ms (each may be empty)
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local key = PREFIX .. 'job:' .. ARGV[2]
 local values = redis.call('HMGET', key, 'tenant', 'state', 'position', 'background', 'cancel',

@@ -1,7 +1,11 @@
--- End waiting jobs that are out of time, and foreground jobs that nobody listened to for a grace; ask the
--- workers of running ones. ARGV: grace_ms, most jobs of either kind
--- Returns: how many jobs were looked at
--- Subscribers are counted on this server alone: on a cluster readers subscribe where the lane lives.
+-- End waiting jobs that are out of time, foreground jobs that nobody listened to for a grace, and
+-- jobs set aside for a model that no worker serves any more. Running jobs are ended by their
+-- workers, which are told here.
+-- ARGV: grace_ms, most jobs of each kind
+-- Returns how many jobs were looked at, of the kind with most
+-- Subscribers are counted on this server alone: on a cluster readers subscribe where the lane
+-- lives.
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local grace_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local AGAIN_MS = 1000

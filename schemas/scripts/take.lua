@@ -1,5 +1,7 @@
--- Make a unit one taker's for a lease. ARGV: kind, unit, its turn, lease_ms
--- Returns: taken, once for each turn; or gone
+-- Take a unit that is due, for the time of a lease. See due.lua for units.
+-- ARGV: kind, unit, turns so far, lease_ms
+-- Returns 'taken', to one caller for each turn; or 'gone'
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local kind, unit, turn, lease_ms = unpack(ARGV)
 local due = redis.call('ZSCORE', PREFIX .. 'due:' .. kind, unit)

@@ -1,5 +1,7 @@
--- A worker's lease ends now; `reap` hands on what it holds. ARGV: worker, how (left | crashed): a job
--- is blamed for a crash that its worker's supervisor saw, and for nothing in a worker that left
+-- End a worker's lease now. `reap` hands on what it holds.
+-- ARGV: worker, how (left | crashed). Jobs are blamed for a crash, which the worker's supervisor
+-- saw; a worker that left blames none
+-- Calls functions of lane.lua (joined by schemas/script.py).
 
 local worker, how = unpack(ARGV)
 write_when_full()

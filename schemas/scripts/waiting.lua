@@ -1,15 +1,17 @@
 
--- Who waits for what, and whose turn it is.
+-- The jobs that wait, and whose turn it is.
 --   backlog:<class>:<account>  zset: the account's waiting jobs of a class, by when they are due
 --   waiting:<class>            zset: all of them, by when to look whether they waited too long
 --   fair:<class>               zset: accounts that may be served, by their tenant's virtual time
---   served:<class>:<tenant>    tokens computed for it, over its weight
+--   served:<class>:<tenant>    that time: tokens computed for the tenant, divided by its weight
 --   delayed                    zset: jobs, by when they may begin
 --   parked                     zset: accounts that their limits block, by when to look again
---   news, idle                 stream: something came that may be read; key: a worker waits for it
+--   news                       stream: gets an entry when something may be read
+--   idle                       key: a worker waits for news
 --   foreign                    zset: jobs with tokens of a model that is not here, by when they end
 --   foreign:<fingerprint>      set: those of one model
 -- A job is in one backlog or in `delayed` until its first claim; later it has an entry in a stream.
+-- Calls functions of lane.lua and accounts.lua (joined by schemas/script.py).
 
 local CLASSES = {'high', 'normal', 'batch'}
 

@@ -1,5 +1,6 @@
--- Every worker with a lease, or with one that lapsed and was not reaped.
--- Returns: (worker, milliseconds left, card, statistics) for each
+-- List the workers that have a lease, or had one that lapsed and was not reaped.
+-- Returns (worker, milliseconds left, card, statistics) for each
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
 local reply = {}
 local leases = redis.call('ZRANGE', PREFIX .. 'workers', 0, -1, 'WITHSCORES')
