@@ -1,4 +1,4 @@
-"""Which engine a worker runs, built from its settings."""
+"""The engine that a worker runs, built from its settings."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from penstock.worker.process.settings import WorkerSettings, model_folder
 
 
 class AnyEngine(Protocol):
-    """What `penstock.worker.engine.engine.Engine` and the fake one have in common."""
+    """The interface that `penstock.worker.engine.engine.Engine` and the fake engine share."""
 
     note_plan: Callable[[list[PlanRow]], None] | None
     """Told of each step's plan before it is computed."""
@@ -26,7 +26,7 @@ class AnyEngine(Protocol):
 
     @property
     def num_steps(self) -> int:
-        """That computed something."""
+        """Return the number of steps so far that computed something."""
 
     def add(self, addition: AddSequence) -> None: ...
 

@@ -1,4 +1,7 @@
-"""The engine in a process or thread of its own: orders in, steps out, a pulse from beside it."""
+"""The engine in a process or thread of its own.
+
+Orders come in and steps go out; a thread beside the loop sends a pulse to the supervisor.
+"""
 
 import os
 import signal
@@ -35,11 +38,11 @@ from penstock.worker.process.settings import WorkerSettings, pulse_every_s
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25
-_STEP_WEIGHT = 0.1  # of the newest step in the average
+_STEP_WEIGHT = 0.1  # of the newest step in the average of seconds
 
 
 class EngineLoop:
-    """Steps an engine for as long as the I/O side listens."""
+    """The loop that steps an engine for as long as the I/O side listens."""
 
     def __init__(
         self,
@@ -62,12 +65,12 @@ class EngineLoop:
         self._unmoved_since_s: float | None = None
         self._stats = replace(engine.stats())
         self._stats_taken_s = 0.0
-        self._num_orders = 0  # that the engine's inbox has
-        self._told = Load(), 0
-        self._step_s = 0.0  # of late
+        self._num_orders = 0  # orders given to the engine so far
+        self._told = Load(), 0  # the load and the number of orders last sent
+        self._step_s = 0.0  # what a step takes of late
 
     def run(self, when_closed: Callable[[], None] = lambda: None) -> None:
-        """Until the I/O side closes; then `when_closed` is called, even if a step hangs."""
+        """Step until the I/O side closes; then call `when_closed`, even if a step hangs."""
         threading.Thread(target=self._listen, args=(when_closed,), daemon=True).start()
         threading.Thread(target=self._beat, daemon=True).start()
         try:
@@ -95,7 +98,7 @@ class EngineLoop:
         outputs = self._engine.step()
         has_computed = self._engine.num_steps > num_steps
         if outputs or has_computed or not self._engine.busy:
-            self._unmoved_since_s = None  # else a step that computed nothing, with work to do
+            self._unmoved_since_s = None  # it stays where a step with work computed nothing
         if has_computed:
             self._note_step_s(time.monotonic() - began_s)
         self._take_stats()
@@ -103,7 +106,10 @@ class EngineLoop:
         self._report(outputs, num_orders)
 
     def _report(self, outputs: list[Output], num_orders: int) -> None:
-        """What the I/O side goes by must be true also after a step that gave nothing."""
+        """Send a Step if there are outputs, or if the load or the number of orders changed.
+
+        The I/O side goes by these numbers, so they must be true also after a step without outputs.
+        """
         told = self._engine.load(), num_orders
         if outputs or told != self._told:
             self._told = told
@@ -149,7 +155,10 @@ class EngineLoop:
                 self._goes_on.set()
 
     def _beat(self) -> None:
-        """From a thread beside the loop: a step that holds the interpreter stops the pulse too."""
+        """Send the pulse from a thread beside the loop.
+
+        A step that holds the interpreter stops the pulse too.
+        """
         try:
             while not self._is_closed.wait(self._pulse_every_s):
                 self._supervisor.send(Pulse(self._unmoved_since_s, self._stats))
@@ -158,8 +167,11 @@ class EngineLoop:
 
 
 def main() -> None:
-    """Started by the supervisor with two sockets, the I/O process's and its own, and perhaps two
-    files: for its stacks and for what it is about to do."""
+    """Run the engine process, as the supervisor starts it.
+
+    The arguments are the numbers of two sockets, to the I/O process and to the supervisor, and
+    perhaps of two files: for this process's stacks and for the records of the black box.
+    """
     end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
@@ -174,7 +186,8 @@ def main() -> None:
         engine = load_engine(settings)
     except PenstockError as error:
         log.error("engine was refused: %s", error.message)
-        # At once: the I/O side ends when the sockets close, and what ends first says why all ends.
+        # At once: the I/O side ends when the sockets close, and the first exit status is the
+        # one that counts.
         os._exit(NEVER_STARTS)
     keep_what_is_loaded()
     loop = EngineLoop(

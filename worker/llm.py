@@ -1,4 +1,4 @@
-"""`LLM`: a model in this process, for work that needs no queue. Redis is not even imported.
+"""The class `LLM`: a model in this process, for work that needs no queue or Redis.
 
 llm = LLM(model="path/to/model")
 for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
@@ -48,7 +48,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """One prompt's answers. `prompt` is none for ids, and for a conversation."""
+    """The answers to one prompt. `prompt` is None for ids and for a conversation."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -72,8 +72,8 @@ class _Request:
 class LLM:
     """A model and its engine. The settings are those of `penstock worker`, with underscores.
 
-    One thread at a time may call it. Answers come in the order of what was asked. If one prompt
-    cannot run none does: the error names the field, and a note on it the prompt's place.
+    One thread at a time may call it. Answers come in the order of the prompts. If one prompt
+    cannot run, none does: the error names the field, and a note on it gives the prompt's place.
     """
 
     def __init__(self, model: str, **settings: object) -> None:
@@ -95,12 +95,15 @@ class LLM:
         return self._text
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What counts where none are given: the model's own defaults, and the usual ones."""
+        """Return the parameters that count where none are given.
+
+        They are the model's own defaults, and the usual ones where the model has none.
+        """
         return SamplingParams.model_validate(self._generation.defaults)
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that a prompt and its completion may have together."""
+        """Return the number of tokens that a prompt and its completion may have together."""
         return self._engine.limits.max_model_len
 
     def generate(
@@ -109,8 +112,10 @@ class LLM:
         sampling_params: AnyParams = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete one prompt or several: a text, ids, or a mapping with the one or the other
-        under "prompt" or "prompt_token_ids".
+        """Complete one prompt or several.
+
+        A prompt is a text, a list of token ids, or a mapping with the text under "prompt" or the
+        ids under "prompt_token_ids".
         """
         several = _several_prompts(prompts)
         requests = []
@@ -152,7 +157,10 @@ class LLM:
     def _with_params(
         self, several: list[Asked], params: AnyParams
     ) -> list[tuple[Asked, SamplingParams]]:
-        """Those that are given count as they are."""
+        """Return each prompt with its parameters.
+
+        Parameters that are given count as they are; the model's defaults are not added to them.
+        """
         if params is None or isinstance(params, SamplingParams):
             one = self.get_default_sampling_params() if params is None else params
             return [(each, one) for each in several]
@@ -218,8 +226,11 @@ class LLM:
 
 @contextmanager
 def _collecting_little() -> Iterator[None]:
-    """Garbage is looked for in what is made meanwhile: in all that was imported it takes 130 ms."""
-    if gc.get_freeze_count():  # whoever froze it wants it to stay so
+    """Let the garbage collector look only at what is made within this context.
+
+    To go through all that was imported takes it 130 ms.
+    """
+    if gc.get_freeze_count():  # whoever froze the objects wants them to stay so
         yield
         return
     gc.freeze()
@@ -246,7 +257,7 @@ def _several_conversations(
 
 
 def _read(prompt: AnyPrompt) -> tuple[str | None, list[int]]:
-    """The text if it is one, or the ids."""
+    """Return the prompt's text or None, and its ids, which are empty for a text."""
     if not prompt:
         raise InvalidJob("prompt: it is empty; give at least one token", "prompt")
     if isinstance(prompt, Mapping):
@@ -289,7 +300,7 @@ def _refusal(error: ValidationError) -> InvalidJob:
 
 
 def _error(body: ErrorBody) -> PenstockError:
-    """The engine's refusal of a sequence, to be raised."""
+    """Return the engine's error for a sequence as an exception to raise."""
     kind = InvalidJob if body.status < 500 else WorkerFailed
     error = kind(body.message, body.param)
     error.code, error.status, error.retryable = body.code, body.status, body.retryable

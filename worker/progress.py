@@ -1,4 +1,4 @@
-"""A progress bar for work that takes long enough to wonder."""
+"""A progress bar for work that takes longer than a second."""
 
 import time
 from types import TracebackType
@@ -11,7 +11,10 @@ _SHOW_AFTER_S = 1.0
 
 
 class Progress:
-    """Prompts done and tokens made, on stderr; nothing is drawn for what ends within a second."""
+    """A bar of prompts done and tokens made, on stderr.
+
+    Nothing is drawn for work that ends within a second.
+    """
 
     def __init__(self, num_prompts: int, is_shown: bool) -> None:
         self._num_prompts = num_prompts
@@ -34,7 +37,7 @@ class Progress:
             self._bar.stop()
 
     def note(self, num_tokens: int, num_done: int) -> None:
-        """More tokens were made, and prompts done."""
+        """Count more tokens that were made and prompts that are done, and draw."""
         self._num_tokens += num_tokens
         self._num_done += num_done
         elapsed_s = time.monotonic() - self._began_s

@@ -1,4 +1,4 @@
-"""Where the bundled demonstration model and its draft lie."""
+"""The folders of the bundled demonstration model and its draft."""
 
 from pathlib import Path
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A document's tokens; of each, whether it is the model's to write."""
+    """The tokens of a document, and for each whether the model is to write it."""
 
     token_ids: list[int]
     is_answer: list[bool]

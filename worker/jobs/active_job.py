@@ -20,9 +20,11 @@ _PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
 
 @dataclass(slots=True, eq=False)
 class ActiveJob:
-    """Pieces wait in `_pending`, one a choice; sealed as deltas they never change, so that they can
-    be sent again; `num_committed` of those are known to be in the log. Raises StreamDiverged for a
-    log that does not hang together.
+    """A job in work, with a completion for each choice and the deltas made of them.
+
+    New pieces wait in `_pending`, at most one a choice. Once sealed as deltas they never change,
+    so that they can be sent again; the first `num_committed` deltas are known to be in the log.
+    Raises StreamDiverged for a log that contradicts itself.
     """
 
     started: Started
@@ -31,8 +33,8 @@ class ActiveJob:
     deltas: list[Delta] = field(default_factory=list)
     num_committed: int = 0
     failure: tuple[Failure, ErrorBody] | None = None
-    is_spent: bool = False  # the account's budget is: what runs on ends here, and well
-    behind_since_s: float | None = None  # monotonic; none when all is committed
+    is_spent: bool = False  # the account's budget is spent: open choices end here, without an error
+    behind_since_s: float | None = None  # monotonic; None when all is committed
     num_behind: int = 0  # tokens that are not known to be logged
     _num_open: int = 0  # choices that are not finished
     _pending: dict[int, TextPiece] = field(default_factory=dict)
@@ -55,12 +57,12 @@ class ActiveJob:
 
     @property
     def position(self) -> int:
-        """Of the next delta."""
+        """Return the position of the next delta."""
         return self.deltas[-1].end if self.deltas else 0
 
     @property
     def has_passed_trial(self) -> bool:
-        """Whether enough is logged that nobody suspects the job any more, or never did."""
+        """Return whether enough is logged to clear a suspect; True for a job that is none."""
         trial = self.started.trial
         if trial is None:
             return True
@@ -71,14 +73,17 @@ class ActiveJob:
         return not self._num_open or self.failure is not None or self.is_spent
 
     def seq_id(self, index: int) -> str:
-        """Unique over attempts: what an earlier one still sends is not taken for this one's."""
+        """Return a choice's sequence id, which is unique over attempts at the job.
+
+        So what an earlier attempt's sequence still sends is not taken for this one's.
+        """
         return f"{self.job.job_id}:{self.started.epoch}:{index}"
 
     def open_choices(self) -> list[int]:
         return [index for index, each in enumerate(self.completions) if not each.is_finished]
 
     def additions(self, cache_salt: bytes) -> list[AddSequence]:
-        """A sequence for each choice that is not finished, with the ids drawn so far."""
+        """Return a sequence for each choice that is not finished, with the ids drawn so far."""
         params, seed = self.job.params, job_seed(self.job)
         return [
             AddSequence(
@@ -96,7 +101,10 @@ class ActiveJob:
         ]
 
     def take(self, index: int, output: Output) -> bool:
-        """Add a step's output to a choice; true if a stop string ended it before the engine did."""
+        """Add a step's output to a choice.
+
+        Return True if a stop string ended the choice before the engine did.
+        """
         completion = self.completions[index]
         if completion.is_finished or self.failure is not None or self.is_spent:
             return False
@@ -115,7 +123,7 @@ class ActiveJob:
         return output.finish_reason is None
 
     def fail(self, state: Failure, error: ErrorBody) -> None:
-        """The first reason wins."""
+        """End the job with an error; the first one wins."""
         self.failure = self.failure or (state, error)
 
     def cancel(self) -> None:
@@ -150,7 +158,10 @@ class ActiveJob:
         self.num_behind = self.position - committed
 
     def commit(self) -> Commit:
-        """What is not logged yet. While that is under way new pieces wait, and merge."""
+        """Return the deltas that are not logged yet.
+
+        Until `note_committed` new pieces wait, and those of a choice merge.
+        """
         if self.num_committed == len(self.deltas):
             self._seal()
         new = self.deltas[self.num_committed :]
@@ -167,7 +178,7 @@ class ActiveJob:
         self.behind_since_s = time.monotonic() if self._pending else None
 
     def ending(self) -> Ending:
-        """What ends the job, with the deltas that are not logged yet."""
+        """Return what ends the job, with the deltas that are not logged yet."""
         self._seal()
         position, usage, checksum = self.position, self.usage(), self._checksum
         reason: FinishReason | None = "budget" if self.open_choices() else None
@@ -180,7 +191,7 @@ class ActiveJob:
         return Ending(self.job, self.started.epoch, self.deltas, self.num_committed, end)
 
     def usage(self) -> Usage:
-        """A prompt counts once, however many choices answer it."""
+        """Return the tokens used. A prompt counts once, however many choices answer it."""
         firsts = range(0, len(self.completions), self.job.params.n)
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.prompts),
@@ -198,7 +209,7 @@ class ActiveJob:
 
 
 def job_seed(job: Job) -> int:
-    """The given one, or one that every attempt at the job shares."""
+    """Return the seed that is given, or one that every attempt at the job shares."""
     if job.params.seed is not None:
         return job.params.seed
     return int.from_bytes(hashlib.blake2b(job.job_id.encode(), digest_size=7).digest(), "big")

@@ -1,4 +1,7 @@
-"""How many more jobs the engine can take now: nothing is read that would only wait here."""
+"""The number of jobs that the engine can take now.
+
+A worker reads no more than that, so that no job waits here which another worker could run.
+"""
 
 import asyncio
 from collections import deque
@@ -17,8 +20,10 @@ _WEIGHT = 0.1  # of the newest sequence in the average
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """How many jobs to read. With `down_to` there is no room: one of this class or a higher one,
-    for which others give way.
+    """The number of jobs to read.
+
+    With `down_to` there is no room: one job is read, of that priority class or a higher one, and
+    running sequences give way to it.
     """
 
     count: int
@@ -26,13 +31,14 @@ class Ask:
 
 
 class Capacity:
-    """Free sequences and KV blocks, as last reported, less what is on its way.
+    """The free sequences and KV blocks that the engine last reported, less what is on its way.
 
-    Readers, one a lane, have their turns in the order in which they came for room, and each asks
-    for its lane's share at most, so none of them is left out for another.
+    There is one reader a lane. Readers have their turns in the order in which they came, and each
+    asks for its lane's share at most, so none of them is left out for another.
 
-    threshold   the engine's: classes that a sequence must be below another to give way to it
-    is_settled  whether the engine has carried out all that it was told
+    threshold   the engine's preemption threshold: how many classes a sequence must be below
+                another one to give way to it
+    is_settled  returns whether the engine has carried out all that it was told
     """
 
     def __init__(
@@ -46,8 +52,8 @@ class Capacity:
         self._num_lanes = num_lanes
         self._threshold = threshold
         self._is_settled = is_settled
-        self._sequences: dict[str, int] = {}  # to its priority
-        self._unseen: dict[str, float] = {}  # blocks of sequences that gave no token yet
+        self._sequences: dict[str, int] = {}  # id of a sequence in the engine -> its priority
+        self._unseen: dict[str, float] = {}  # the same, with no token yet -> its blocks
         self._num_asked = 0  # jobs that reads under way may yet bring
         self._num_preparing = 0  # jobs read whose sequences have not entered
         self._average_blocks = self._blocks(COMPLETION_TOKENS)
@@ -59,7 +65,10 @@ class Capacity:
         self._changed = asyncio.Event()
 
     async def wait(self, reader: object) -> Ask:
-        """What to read, at least one job; room is kept for as many until `note_read`."""
+        """Wait for room and return what to read, at least one job.
+
+        The room is kept until `note_read`.
+        """
         self._line.append(reader)
         try:
             while not (self._is_next(reader) and (ask := self._ask())):
@@ -72,7 +81,7 @@ class Capacity:
         return ask
 
     async def until_free(self, most_s: float) -> None:
-        """Return once there is room, or after so long."""
+        """Return once there is room, or after `most_s` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 while not self.free():
@@ -87,16 +96,19 @@ class Capacity:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything is prepared or in work, or what was may still be in the engine."""
+        """Return whether any job is prepared or in work, or may still be in the engine."""
         return bool(self._sequences or self._num_preparing) or not self._is_settled()
 
     @property
     def step_us(self) -> int:
-        """What a step takes of late; 0: none was taken."""
+        """Return the microseconds that a step takes of late, or 0 before the first step."""
         return round(self._step_s * 1e6)
 
     def admits(self, job_id: str, is_suspect: bool) -> bool:
-        """Whether a job just read may be taken up: a suspect alone, and nothing beside it."""
+        """Return whether a job that was just read may start.
+
+        A suspect starts only where nothing else runs, and nothing starts beside it.
+        """
         is_alone = not self._sequences and self._num_preparing == 1 and self._is_settled()
         if is_suspect and is_alone:
             self._trial = job_id
@@ -104,13 +116,13 @@ class Capacity:
         return not is_suspect and self._trial is None
 
     def end_trial(self, job_id: str) -> None:
-        """A suspect passed its trial, or is gone; nothing for any other job."""
+        """Note that a suspect passed its trial, or is gone. Does nothing for any other job."""
         if self._trial == job_id:
             self._trial = None
             self._changed.set()
 
     async def until_empty(self, reader: object) -> None:
-        """Wait for it; nobody but `reader` reads until it has read once."""
+        """Wait until nothing is in work; nobody but `reader` reads until it has read once."""
         self._reader = reader
         while self.is_used:
             self._changed.clear()
@@ -123,7 +135,7 @@ class Capacity:
         self._changed.set()
 
     def note_prepared(self) -> None:
-        """A job that was read has its sequences in, or has none."""
+        """Note that a job that was read has put its sequences into the engine, or has none."""
         self._num_preparing -= 1
         self._changed.set()
 
@@ -148,7 +160,10 @@ class Capacity:
         self._changed.set()
 
     def free(self) -> int:
-        """With nothing in work there is room for one at least: what never fits is refused later."""
+        """Return the number of jobs for which there is room.
+
+        With nothing in work it is at least one: a job that can never fit is refused later.
+        """
         if self._trial is not None:
             return 0
         coming = self._num_asked + self._num_preparing
@@ -171,9 +186,9 @@ class Capacity:
         return reader is (self._line[0] if self._reader is None else self._reader)
 
     def _preempts_for(self) -> PriorityClass | None:
-        """The lowest class for a job of which sequences that run would give way.
+        """Return the lowest class of job to which running sequences would give way, or None.
 
-        One job at a time: that the last one found room is seen by its first token.
+        One such job is read at a time: its first token shows that it found room.
         """
         if self._threshold is None or self._trial is not None or self._num_preparing:
             return None

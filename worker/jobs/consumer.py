@@ -1,4 +1,4 @@
-"""From the queue to the engine: reads only what there is room for, checks it, takes it up."""
+"""The way from the queue to the engine: it reads jobs while there is room, and starts them."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ _INLINE_CHARS = 2000  # shorter texts are tokenised faster than a thread is woke
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What it takes to turn a job into sequences."""
+    """The parts of a worker that turn a job into sequences."""
 
     settings: WorkerSettings
     text: Text
@@ -46,7 +46,7 @@ class Intake:
     generation: Generation
 
     async def prepare(self, started: Started) -> ActiveJob:
-        """The job with its prompts as ids; raises InvalidJob if it can never run."""
+        """Return the job with its prompts as ids. Raises InvalidJob if it can never run."""
         params = self.generation.applied(started.job.params)
         job = started.job.model_copy(update={"params": params})
         job.refuse_large_answer(self.limits.max_model_len)
@@ -90,7 +90,7 @@ class Intake:
 
 
 class Consumer:
-    """Takes jobs of one lane into one streamer."""
+    """The reader of one lane, which gives its jobs to one streamer."""
 
     def __init__(
         self,
@@ -108,17 +108,17 @@ class Consumer:
         self._taking_up: dict[str, JobSignal] = {}
 
     def close(self) -> None:
-        """Take up nothing that is not read already."""
+        """Read no more jobs; a job that was read and is not being started goes back."""
         self._is_closed = True
 
     def obey(self, signals: Mapping[str, JobSignal]) -> None:
-        """A job that is to stop while it is read and checked does so before its first step."""
+        """Note signals to stop for jobs that are being started: they stop before a first step."""
         for job_id, signal in signals.items():
             if job_id in self._taking_up and signal in (JobSignal.CANCEL, JobSignal.DEADLINE):
                 self._taking_up[job_id] = signal
 
     async def is_stuck(self, after_s: float) -> bool:
-        """Whether it has not looked for jobs for so long, although some wait."""
+        """Return whether it has not looked for jobs for `after_s` seconds although some wait."""
         if self._is_closed or time.monotonic() - self._looked_s < after_s:
             return False
         try:
@@ -136,7 +136,7 @@ class Consumer:
         return self._streamer.queue
 
     async def run(self) -> None:
-        """Read and take up jobs until the lease is found lost."""
+        """Read and start jobs until the lease is found lost."""
         async with asyncio.TaskGroup() as admissions:
             while not self._is_closed:
                 ask = await self._capacity.wait(self)
@@ -160,7 +160,7 @@ class Consumer:
             async with asyncio.timeout(_EMPTY_S):
                 await self._capacity.until_empty(self)
         except TimeoutError:
-            return  # what was just being taken up is in work now: asked again, it is handed back
+            return  # a job that was just being started is in work now; the next try hands it back
 
     async def _read(self, ask: Ask) -> list[Entry] | None:
         entries: list[Entry] = []
@@ -189,7 +189,10 @@ class Consumer:
             await asyncio.sleep(_RETRY_S)
 
     async def reap(self, lease_ms: int) -> None:
-        """As a lease lapses, hand on what its worker held; twice a lease what else nobody holds."""
+        """Hand on the jobs of dead workers and others that nobody holds.
+
+        It looks when the next lease lapses, and at least twice in the time of a lease.
+        """
         while True:
             left_ms = None
             try:
@@ -202,7 +205,10 @@ class Consumer:
             await asyncio.sleep((wait_ms + lease_ms * random.uniform(0.01, 0.05)) / 1000)
 
     async def keep_house(self, lease_ms: int) -> None:
-        """Twice a lease: hand on what nobody knows, and end what nobody waits for."""
+        """Hand on jobs that this worker does not know, and end jobs that nobody waits for.
+
+        It does so twice in the time of a lease.
+        """
         while True:
             await asyncio.sleep(lease_ms / 2000 * random.uniform(0.8, 1.2))  # not all at once
             try:
@@ -212,7 +218,7 @@ class Consumer:
                 log.warning("queue could not be swept: %s", error.message)
 
     async def _release_unknown(self, idle_ms: int) -> None:
-        """Hand on what Redis takes for this worker's and it does not have.
+        """Hand on jobs that Redis takes for this worker's and that it does not have.
 
         A server that lost its newest writes (a failover, a power loss) may have lost a job's end.
         """

@@ -1,8 +1,8 @@
-"""The control channel: that a job is cancelled, which its next commit or beat would say too.
+"""The control channel, which says at once that a job is cancelled.
 
-A job in prefill commits nothing, and the next beat may be a second away. What goes unheard here
-comes with the beat, so a lost channel costs time and nothing else. Deadlines are not told: a worker
-has a clock of its own for them.
+The job's next commit or beat would say so too. But a job in prefill commits nothing, and the next
+beat may be a second away. A message that is lost here comes with the beat, so a lost channel costs
+time and nothing else. Deadlines are not sent: a worker has a clock of its own for them.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _MESSAGE = re.compile(rb"C (job_[a-z2-7]{6}[0-9]+_[a-z2-7]{26})")
 async def follow_control(
     redis: Redis, channels: Sequence[str], obey: Callable[[Mapping[str, JobSignal]], None]
 ) -> None:
-    """Until cancelled: `obey` gets each letter that comes by one of `channels`."""
+    """Pass each JobSignal that comes by one of `channels` to `obey`, until cancelled."""
 
     def hear(_: bytes, message: bytes) -> None:
         if told := _MESSAGE.fullmatch(message):

@@ -1,4 +1,4 @@
-"""How long a worker may write, by the monotonic clock, which is one for all its processes."""
+"""The time for which a worker may write, by the monotonic clock that all its processes share."""
 
 import asyncio
 import time
@@ -7,14 +7,17 @@ _LOOK_S = 0.02
 
 
 class Lease:
-    """Runs out unless it is renewed; a worker that was frozen finds it so before it writes."""
+    """A lease that runs out unless it is renewed.
+
+    It is looked at before each write, so a worker that was frozen finds that its lease is over.
+    """
 
     def __init__(self, ttl_s: float) -> None:
         self.ttl_s = ttl_s
         self.until_s = time.monotonic() + ttl_s
 
     def renew(self, began_s: float) -> None:
-        """The queue was asked to renew it at `began_s`, and did."""
+        """Extend the lease: the queue was asked at `began_s` to renew it, and did."""
         self.until_s = max(self.until_s, began_s + self.ttl_s)
 
     @property
@@ -22,6 +25,9 @@ class Lease:
         return time.monotonic() < self.until_s
 
     async def holds(self) -> None:
-        """Wait until it runs; for ever, where it is over: the supervisor then ends the shift."""
+        """Wait until the lease runs.
+
+        Where it is over this waits for ever, and the supervisor ends the lease session.
+        """
         while not self.runs:
             await asyncio.sleep(_LOOK_S)

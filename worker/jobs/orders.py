@@ -1,4 +1,4 @@
-"""What the I/O side told its engine, and how much of that is carried out."""
+"""The orders that the I/O side sends to its engine, and how many of them are carried out."""
 
 from contextlib import suppress
 
@@ -6,7 +6,10 @@ from penstock.worker.process.ipc import Channel, Closed, EngineCommand, EngineEv
 
 
 class Orders:
-    """The only way to the engine: what it says of its load counts from the last order on."""
+    """The only way by which orders go to the engine, so that all of them are counted.
+
+    The load that the engine reports is current once it has carried out the last order.
+    """
 
     def __init__(self, engine: Channel[EngineEvent, list[EngineCommand]]) -> None:
         self._engine = engine
@@ -24,8 +27,9 @@ class Orders:
         self._num_done = step.num_orders
 
     def are_done(self) -> bool:
-        """Whether the engine has let go of all that was cancelled, and taken all that was added.
+        """Return whether the engine has carried out all orders.
 
-        One that hangs in a step has not.
+        Then it has let go of all that was cancelled and taken all that was added.
+        An engine that hangs in a step has not.
         """
         return self._num_done == self._num_sent

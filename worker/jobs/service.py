@@ -51,11 +51,14 @@ _LOOK_S = 0.01
 
 
 class EngineGone(Exception):
-    """The engine ended. What it had in work is handed on by the supervisor, with the blame."""
+    """Raised when the engine ended.
+
+    The supervisor then hands on the jobs that it had in work, and blames them for its end.
+    """
 
 
 class Service:
-    """Works one shift after another with one engine, as the supervisor tells it."""
+    """The I/O side: one lease session after another with one engine, as the supervisor says."""
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class Service:
         self._is_paused = False
 
     async def run(self) -> None:
-        """Until the supervisor closes; what is in work then is handed back.
+        """Work until the supervisor closes; then hand back what is in work.
 
         Raises EngineGone when the engine ends.
         """
@@ -141,7 +144,10 @@ class Service:
                         parts.create_task(self._drain())
 
     async def _work_as(self, incarnation: str, intake: Intake) -> None:
-        """One shift after another, until cancelled; the next one begins where one is stuck."""
+        """Work in one lease session after another, until cancelled.
+
+        The next session begins when one is stuck.
+        """
         lease: Lease | None = None
         while True:
             self._session = LeaseSession(incarnation, intake, self._redis, self._orders, lease)
@@ -161,7 +167,7 @@ class Service:
         return self._drain_ends_s is not None and time.monotonic() >= self._drain_ends_s
 
     async def _hand_back(self) -> None:
-        """Jobs go to other workers, with what is logged of them."""
+        """Hand back all jobs to other workers, with what is logged of them."""
         session = self._session
         await self._stop_work()
         if session:
@@ -169,7 +175,7 @@ class Service:
             self._session = None
 
     async def _end_shift(self) -> None:
-        """The lease is lost, and with it the right to write: all is dropped."""
+        """End the session and drop its jobs: without the lease nothing may be written for them."""
         await self._stop_work()
         if self._session:
             self._session.drop()
@@ -183,7 +189,7 @@ class Service:
 
 
 async def _until(is_so: Callable[[], bool]) -> None:
-    """Look again and again: what the conditions here depend on changes in many places."""
+    """Wait until the condition holds, by polling: what it depends on changes in many places."""
     while not is_so():
         await asyncio.sleep(_LOOK_S)
 
@@ -196,7 +202,7 @@ async def _beat(supervisor: Channel[WorkerCommand, WorkerEvent], every_s: float)
 
 
 async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: socket.socket) -> None:
-    """The whole of the I/O side, over the sockets to the two others."""
+    """Run the I/O side, with its sockets to the engine and to the supervisor."""
     text = await asyncio.to_thread(load_text, settings)
     generation = await asyncio.to_thread(load_generation, settings)
     engine_wire: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(engine)
@@ -214,8 +220,11 @@ async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: soc
 
 
 def main() -> None:
-    """Started by the supervisor with two sockets, the engine's and its own, and perhaps a file for
-    its stacks."""
+    """Run the I/O process, as the supervisor starts it.
+
+    The arguments are the numbers of two sockets, to the engine and to the supervisor, and perhaps
+    of a file for this process's stacks.
+    """
     end_with_parent(signal.SIGKILL)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order

@@ -1,4 +1,4 @@
-"""One shift: a worker's work on all its lanes under one incarnation."""
+"""A lease session: a worker's work on all its lanes under one incarnation."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,13 +20,14 @@ _LEAVE_S = 2.0
 
 
 class Stuck(Exception):
-    """A lane is not read although it should be."""
+    """Raised when a lane is not read although it should be."""
 
 
 class LeaseSession:
-    """Ends when it is cancelled: its lease was lost, or the worker drains.
+    """A worker's work on all its lanes under one incarnation.
 
-    Or by itself, when it is stuck: a lane's jobs wait, the engine has room, and nobody reads them.
+    It ends when it is cancelled, since its lease was lost or the worker drains. It ends by itself
+    when it is stuck: a lane's jobs wait, the engine has room, and nobody reads them.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class LeaseSession:
         ]
 
     async def work(self) -> None:
-        """Return if it is stuck; else it is cancelled."""
+        """Work until cancelled, or return when the session is stuck."""
         try:
             async with asyncio.TaskGroup() as parts:
                 self._begin(parts)
@@ -95,10 +96,10 @@ class LeaseSession:
                 )
 
     def _could_read(self) -> bool:
-        """Whether there is room by the plainest facts: half of the engine, and no trial under way.
+        """Return whether there is room by the plainest facts.
 
-        While the engine has not done what it was told it may hang, which is its supervisor's to
-        find out.
+        Half of the engine is free, no trial is under way, and the lease runs. The engine has done
+        what it was told: one that has not may hang, and that is for its supervisor to find out.
         """
         jobs = [job for streamer in self._streamers for job in streamer.jobs.values()]
         num_seqs = sum(len(job.completions) for job in jobs)
@@ -130,18 +131,19 @@ class LeaseSession:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is read, prepared or in work any more."""
+        """Return whether nothing is read, prepared or in work any more."""
         return not self._capacity.is_used and not any(each.jobs for each in self._streamers)
 
     async def hand_back(self) -> None:
-        """All that is in work goes to other workers."""
+        """Hand back all jobs in work to other workers."""
         for streamer in self._streamers:
             await streamer.hand_back(streamer.stop_all())
 
     async def make_empty(self) -> None:
         """Hand back all jobs once the engine has let go of them, so that nothing of theirs is left.
 
-        While it hangs in a step of one, they stay this worker's, and answer for its end.
+        While the engine hangs in a step of one, they stay this worker's, and if it ends there
+        they are blamed.
         """
         stopped = [(streamer, streamer.stop_all()) for streamer in self._streamers]
         await self._capacity.until_settled()
@@ -149,7 +151,7 @@ class LeaseSession:
             await streamer.hand_back(held)
 
     async def leave(self) -> None:
-        """Hand back as far as the queue answers now; reapers find what is left."""
+        """Hand back jobs as far as the queue answers now; reapers find the others."""
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self.hand_back()

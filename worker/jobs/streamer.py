@@ -1,7 +1,7 @@
-"""From the engine's steps to the readers: deltas logged and shown, letters obeyed, jobs ended.
+"""The way from the engine's steps to the readers: it commits deltas, obeys signals and ends jobs.
 
-One commit at a time. While it runs, steps go on and merge, so a slow Redis makes larger deltas and
-not a longer queue.
+There is one commit at a time. While it runs, steps go on and merge, so a slow Redis makes larger
+deltas and not a longer queue.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from penstock.worker.jobs.lease import Lease
 from penstock.worker.process.ipc import CancelSequence, EngineCommand
 from penstock.worker.process.log import log
 
-MAX_BEHIND_TOKENS = 64  # of a choice; then the engine pauses
+MAX_BEHIND_TOKENS = 64  # not logged of a choice; with more the engine pauses
 MAX_BEHIND_S = 2.0
-RETRY_S = 0.1  # Redis away; the connection has tried several times before it says so
+RETRY_S = 0.1  # when Redis is away; the connection has tried several times before it says so
 _END_TOGETHER = 32  # finish calls at a time
 
 
@@ -63,7 +63,7 @@ class Streamer:
             self._touch(active)
 
     def take(self, outputs: Iterable[Output]) -> None:
-        """What a step gave. Outputs of sequences that are not ours any more are dropped."""
+        """Take the outputs of a step; those of sequences that are not ours any more are dropped."""
         for output in outputs:
             known = self._seqs.get(output.seq_id)
             if known is None:
@@ -79,7 +79,7 @@ class Streamer:
             self._touch(active)
 
     def obey(self, signals: Mapping[str, JobSignal]) -> None:
-        """What the queue said of jobs; those that it does not name go on."""
+        """Act on the queue's signals about jobs; jobs that it does not name go on."""
         for job_id, signal in signals.items():
             active = self.jobs.get(job_id)
             if active is None:
@@ -95,7 +95,7 @@ class Streamer:
                 self._end_early(active, active.spend)
 
     def is_behind(self) -> bool:
-        """Whether a job has more that is not logged than may be lost or held."""
+        """Return whether a job has more output that is not logged than may be lost or held."""
         now = time.monotonic()
         return any(
             active.num_behind > MAX_BEHIND_TOKENS * len(active.completions)
@@ -171,7 +171,7 @@ class Streamer:
         if any(signal is not JobSignal.FENCED for signal in signals.values()):
             self.lease.renew(began_s)
         for active, commit in zip(going, commits, strict=True):
-            if signals[commit.job_id] is JobSignal.BUDGET:  # and `finish` says how far it is logged
+            if signals[commit.job_id] is JobSignal.BUDGET:  # `finish` will say how far it is logged
                 continue
             active.note_committed(commit)
             if active.has_passed_trial:
@@ -217,7 +217,7 @@ class Streamer:
         self._order([CancelSequence(seq_id) for seq_id in seq_ids if self._leave(seq_id)])
 
     def _leave(self, seq_id: str) -> bool:
-        """Whether the sequence was in the engine until now."""
+        """Forget a sequence, and return whether it was in the engine until now."""
         self._capacity.leave(seq_id)
         return self._seqs.pop(seq_id, None) is not None
 

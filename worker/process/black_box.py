@@ -1,8 +1,8 @@
-"""What a worker's processes leave behind when they die, in files that their supervisor holds too.
+"""The black box: records of a worker's processes that outlive them, in files of their supervisor.
 
-A process that is killed says nothing any more. So the engine notes what it is about to compute
-before it does, in memory that outlives it, and the interpreter writes where each thread is when it
-dies of a fault, or is asked. Ids, counts and places in the code: no text, no token, no key.
+A process that is killed can say nothing any more. So the engine notes what it is about to compute,
+in memory that outlives it. The interpreter writes where each thread is when the process dies of a
+fault, or is asked. The records hold ids, counts and places in the code: no text, no token, no key.
 """
 
 import asyncio
@@ -26,19 +26,20 @@ from penstock.schemas.process.start import places
 from penstock.worker.engine.messages import PlanRow
 
 _STEPS = 0, 16, 65536  # offset, slots, bytes of a slot
-_EVENTS = 16 * 65536, 256, 256
+_EVENTS = 16 * 65536, 256, 256  # the same, behind the steps
 _RECORDS_BYTES = _EVENTS[0] + 256 * 256
 _STACK_BYTES = 65536
-_MOST_ROWS = 800  # of a step's plan: what a slot holds
+_MOST_ROWS = 800  # of a step's plan, which is what a slot holds
 _ASK = signal.SIGUSR1
 _ASK_S, _LOOK_S = 1.0, 0.02
 _RECORD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 
 
 class Ring:
-    """The latest records, in a part of a file that several processes have mapped.
+    """A ring of the latest records, in a part of a file that several processes have mapped.
 
-    A slot is empty while it is written: what a death left half written is no record.
+    A slot counts as empty while it is written, so a record that a death left half written is
+    not read.
     """
 
     _HEADER = struct.Struct("<QI")  # number, from 1; bytes
@@ -50,7 +51,7 @@ class Ring:
         self._lock = Lock()
 
     def write(self, record: bytes) -> bool:
-        """False if it is too long for a slot."""
+        """Write a record over the oldest one. Return False if it is too long for a slot."""
         if len(record) > self._slot_bytes - self._HEADER.size:
             return False
         with self._lock:
@@ -63,7 +64,7 @@ class Ring:
         return True
 
     def records(self) -> list[bytes]:
-        """Oldest first."""
+        """Return the records, oldest first."""
         found = {}
         for at in range(0, self._num_slots * self._slot_bytes, self._slot_bytes):
             number, size = self._HEADER.unpack_from(self._memory, at)
@@ -74,13 +75,13 @@ class Ring:
 
 
 class Recorder:
-    """The engine's side: what it computes, and what it is told."""
+    """The engine's side of the black box: it notes what is computed and what is ordered."""
 
     def __init__(self, fd: int) -> None:
         self._steps, self._events = Ring(fd, *_STEPS), Ring(fd, *_EVENTS)
 
     def note_plan(self, plan: Sequence[PlanRow]) -> None:
-        """Before the step is computed. 256 sequences cost about 20 us."""
+        """Note a step's plan, before the step is computed. 256 sequences cost about 20 us."""
         told = {
             "time_s": time.time(),
             "num_seqs": len(plan),
@@ -95,8 +96,11 @@ class Recorder:
 
 
 def leave_stacks(fd: int) -> None:
-    """Where all threads are, when this process dies of a fault and when its supervisor asks; of an
-    exception that ends it, type and places."""
+    """Have this process's stacks written to a file.
+
+    Where all threads are is written when the process dies of a fault and when its supervisor
+    asks; type and places of an exception are written when that ends it.
+    """
     faulthandler.enable(fd)
     faulthandler.register(_ASK, fd)
     say = sys.excepthook
@@ -109,7 +113,7 @@ def leave_stacks(fd: int) -> None:
 
 
 class BlackBox:
-    """The supervisor's side, of one engine process and one I/O process."""
+    """The supervisor's side of the black box, for one engine process and one I/O process."""
 
     def __init__(self, records_fd: int, stack_fds: dict[str, int]) -> None:
         self._records_fd = records_fd
@@ -118,7 +122,7 @@ class BlackBox:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     def fds(self, part: str) -> list[int]:
-        """For the command line of the process."""
+        """Return the files of a process ("engine" or "io"), for its command line."""
         records = [self._records_fd] if part == "engine" else []
         return [self._stack_fds[part], *records]
 
@@ -126,14 +130,14 @@ class BlackBox:
         self._processes[part] = process
 
     def records(self) -> dict[str, JsonValue]:
-        """The last steps and events as of now."""
+        """Return the last steps and events as of now."""
         return {
             "steps": [_RECORD.validate_json(record) for record in self._steps.records()],
             "events": [_RECORD.validate_json(record) for record in self._events.records()],
         }
 
     async def remains(self) -> dict[str, JsonValue]:
-        """How each process ended, or that it still runs, and where its threads are."""
+        """Return how each process ended, or that it still runs, and where its threads are."""
         await asyncio.gather(*map(self._ask, self._processes))
         return {
             part: {
@@ -168,5 +172,8 @@ def black_box() -> Iterator[BlackBox]:
 
 
 def _exit(status: int | None) -> int | str | None:
-    """None: it runs."""
+    """Return an exit status, or the name of the signal that ended the process.
+
+    None means that it runs.
+    """
     return signal.Signals(-status).name if status is not None and status < 0 else status

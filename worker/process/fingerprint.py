@@ -1,4 +1,4 @@
-"""Which model a worker runs: a digest that is equal where the same tokens are drawn."""
+"""The fingerprint of a model: a digest that is equal where the same tokens are drawn."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings, model_folder
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
-_BLOCK_SIZE = 16  # the usual
+_BLOCK_SIZE = 16  # the usual one, which leaves the digest as it is
 _NUM_PLACES = 64  # evenly spread over a file
 _PLACE_BYTES = 64 * 1024
 _TENSOR_BYTES = 4096  # from the middle of each tensor
@@ -20,13 +20,13 @@ _MAX_HEADER_BYTES = 100_000_000  # as the format has it
 
 
 def fingerprint(settings: WorkerSettings) -> str:
-    """Of the checkpoint's files, and of how it is computed.
+    """Return a digest of the checkpoint's files and of how the model is computed.
 
-    A file of up to 4 MiB counts whole. Of a larger one count its size, 64 KiB at each of 64 places,
-    and of safetensors the header and 4 KiB of each tensor: some MiB to read, where all of a large
-    checkpoint would take minutes. So a tensor that was trained on is noticed wherever it lies. What
-    is missed are changes that leave all sampled places as they were, as of single rows of a large
-    embedding: such weights want a served name of their own.
+    A file of up to 4 MiB counts whole. A larger one counts by its size and 64 KiB at each of 64
+    places; safetensors also by the header and 4 KiB of each tensor. That is some MiB to read, where
+    all of a large checkpoint would take minutes. So a tensor that was trained further is noticed
+    wherever it lies. Changes that leave all sampled places as they were are missed, such as those
+    of single rows of a large embedding: such weights need a served name of their own.
     """
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr(_computed(settings)).encode())
@@ -40,7 +40,11 @@ def fingerprint(settings: WorkerSettings) -> str:
 
 
 def _computed(settings: WorkerSettings) -> tuple[object, ...]:
-    """How it is computed and drawn. What is as usual leaves the digest as it was without it."""
+    """Return how the model is computed and drawn from.
+
+    A field of `others` counts only where it is not as usual: its usual value leaves the digest as
+    it is without the field.
+    """
     usual = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
     others = {
         "hf_overrides": settings.hf_overrides,
@@ -61,7 +65,7 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 
 def _places(file: int, path: Path) -> Iterator[tuple[int, int]]:
-    """(start, bytes) of what is looked at, in a file of any kind."""
+    """Yield (start, number of bytes) of each part to digest, in a file of any kind."""
     size = path.stat().st_size
     if size <= _NUM_PLACES * _PLACE_BYTES:
         yield 0, size
@@ -73,10 +77,10 @@ def _places(file: int, path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _tensors(file: int) -> Iterator[tuple[int, int]]:
-    """The header, and the middle of each tensor that it names."""
+    """Yield the places of the header and of the middle of each tensor that it names."""
     (length,) = struct.unpack("<Q", os.pread(file, 8, 0))
     if length > _MAX_HEADER_BYTES:
-        return  # no safetensors; whoever loads it says so
+        return  # the file is no safetensors; the loader says so
     yield 8, length
     try:
         header = json.loads(os.pread(file, length, 8))

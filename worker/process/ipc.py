@@ -1,6 +1,6 @@
 """The wires between a worker's own processes: frames of plain values over a pair of sockets.
 
-Both ends run the same code and are started together, so the frames are pickles; nothing that came
+Both ends run the same code and are started together, so the frames are pickles. Nothing that came
 from outside is ever unpickled.
 """
 
@@ -33,7 +33,7 @@ class CancelSequence:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Take no step until Resume: nobody takes the outputs."""
+    """Take no step until Resume, since the I/O side cannot take more outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step gave, and how the engine stands after it.
+    """The outputs of one step, and the engine's state after it.
 
-    Sent as well when nothing was given and the rest changed, so the latest one is always true.
+    It is also sent when there are no outputs and the rest changed, so the latest one is always
+    true.
 
-    num_orders  that the engine carried out since its start
-    seconds     that a step takes of late; 0 before the first
+    num_orders  number of orders that the engine carried out since its start
+    seconds     time that a step takes of late; 0 before the first step
     """
 
     outputs: list[Output]
@@ -70,7 +71,10 @@ class Step:
     seconds: float = 0.0
 
     def __reduce__(self) -> "tuple[Callable[..., Step], tuple[bytes, Load, int, float]]":
-        """Packed: pickled one by one, 256 outputs would cost the engine's loop 0.4 ms a step."""
+        """Pickle the outputs as one string of bytes.
+
+        Pickled one by one, 256 outputs would cost the engine's loop 0.4 ms a step.
+        """
         return _step, (_ENCODER.encode(self.outputs), self.load, self.num_orders, self.seconds)
 
 
@@ -90,8 +94,10 @@ EngineEvent = Ready | Step
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """Sent at intervals from beside the loop. `unmoved_since_s` is monotonic: since then there is
-    work and nothing was computed; none while the engine moves, is idle or is paused.
+    """The sign of life that a thread beside the engine's loop sends at intervals.
+
+    `unmoved_since_s` is the monotonic time since which there is work and nothing was computed;
+    None while the engine moves, is idle or is paused.
     """
 
     unmoved_since_s: float | None
@@ -103,7 +109,7 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class BeginSession:
-    """Take jobs under this name; its lease runs."""
+    """Begin a lease session: take jobs under this name, whose lease runs."""
 
     incarnation: str
 
@@ -117,19 +123,19 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class EndSession:
-    """The lease was lost: drop what is in work and write nothing more for it."""
+    """End the lease session, whose lease was lost: drop all jobs and write nothing for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What a renewal of the lease said of jobs in work."""
+    """The signals that a renewal of the lease gave for jobs in work."""
 
     signals: dict[str, JobSignal]
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take nothing new; hand back what still runs after `seconds`, and say Drained."""
+    """Take no new jobs, hand back those that still run after `seconds`, and send Drained."""
 
     seconds: float
 
@@ -142,7 +148,7 @@ WorkerCommand = BeginSession | Renewed | EndSession | Signals | Drain
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The engine is loaded: a shift may begin."""
+    """The engine is loaded: a lease session may begin."""
 
     limits: EngineLimits
     has_chat_template: bool
@@ -165,11 +171,11 @@ Sent = TypeVar("Sent")
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """Raised when the other end is gone."""
 
 
 class BlockingWire(Generic[Received, Sent]):
-    """An end for threads: one thread receives; sends are whole if each is made by one thread."""
+    """An end of a wire for threads. One thread may receive and one may send."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -181,7 +187,7 @@ class BlockingWire(Generic[Received, Sent]):
             raise Closed from error
 
     def received(self) -> Iterator[Received]:
-        """Until the other end closes."""
+        """Yield what comes, until the other end closes."""
         with self._end.makefile("rb") as stream:
             while len(header := stream.read(_HEADER.size)) == _HEADER.size:
                 (size,) = _HEADER.unpack(header)
@@ -192,7 +198,7 @@ class BlockingWire(Generic[Received, Sent]):
 
 
 class Channel(Generic[Received, Sent]):
-    """An end for asyncio."""
+    """An end of a wire for asyncio."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -204,17 +210,20 @@ class Channel(Generic[Received, Sent]):
         return cls(*await asyncio.open_connection(sock=end, limit=_READ_BYTES))
 
     def send(self, value: Sent) -> None:
-        """Queued at once; the other end reads all the time, so the queue stays short."""
+        """Queue a value at once. Raises Closed.
+
+        The other end reads all the time, so the queue stays short.
+        """
         if self._writer.is_closing():
             raise Closed
         self._writer.write(_frame(value))
 
     def send_text(self, text: str) -> None:
-        """The first frame of a connection, for `receive_text`."""
+        """Send a text as the first frame of a connection, for `receive_text`."""
         self._writer.write(_frame(text))
 
     async def received(self) -> AsyncIterator[Received]:
-        """Until the other end closes."""
+        """Yield what comes, until the other end closes."""
         try:
             while True:
                 (size,) = _HEADER.unpack(await self._reader.readexactly(_HEADER.size))
@@ -233,7 +242,7 @@ def _frame(value: object) -> bytes:
 
 
 def receive_text(end: socket.socket) -> str:
-    """The first frame of a connection, which is a text, and not a byte more."""
+    """Return the first frame of a connection, a text, and read not a byte more."""
     (size,) = _HEADER.unpack(_exactly(end, _HEADER.size))
     text = pickle.loads(_exactly(end, size))
     assert isinstance(text, str)

@@ -1,4 +1,4 @@
-"""Whatever goes wrong while a model is loaded becomes one line that says where, and what to do."""
+"""Errors of loading a model, made into one line that says where it failed and what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ _NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory"
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Raises InvalidJob for any failure, since another try would end in the same way."""
+    """Turn any failure in this context into InvalidJob: another try would fail in the same way."""
     try:
         yield
     except PenstockError:

@@ -1,4 +1,4 @@
-"""The worker's log: one line an occurrence, past tense, with ids and sizes and never a text."""
+"""The worker's log: one line an event, in the past tense, with ids and sizes and never a text."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The defaults that a model has for sampling: for jobs that do not say otherwise."""
+"""A model's own defaults for sampling, which count for jobs that do not say otherwise."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _FILE = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Values of `MODEL_DEFAULTS`; of a field that is not there the usual one counts."""
+    """A model's values for the fields of `MODEL_DEFAULTS`; others have their usual default."""
 
     defaults: Mapping[str, JsonValue]
 
@@ -29,8 +29,10 @@ class Generation:
 
 
 def load_generation(settings: WorkerSettings) -> Generation:
-    """As the settings say, from the model's folder, another one or nowhere, and over all of it what
-    the settings override. Raises InvalidJob that names what is wrong.
+    """Return the sampling defaults that the settings ask for.
+
+    They come from the model's folder, another folder or nowhere; values that the settings override
+    go before them. Raises InvalidJob that names what is wrong.
     """
     found = _from_folder(settings) | settings.override_generation_config
     defaults = {

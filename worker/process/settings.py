@@ -20,7 +20,7 @@ JsonObject = Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of
 
 
 class WorkerSettings(Settings):
-    """Names and defaults are vLLM's where vLLM has them."""
+    """The settings of a worker. Names and defaults are vLLM's where vLLM has them."""
 
     model: str = Field(
         description="a checkpoint's folder, a name on the Hugging Face hub, or penstock-5m"
@@ -123,7 +123,10 @@ class WorkerSettings(Settings):
         return [Lane(name, number) for name in self.names for number in numbers]
 
     def cache_salt(self, tenant: str, asked: str | None) -> bytes:
-        """Keeps tenants' blocks apart; a salt that a job asks for is mixed in, never alone."""
+        """Return the salt that keeps a tenant's cached blocks apart from those of others.
+
+        A salt that a job asks for is mixed in, and never counts alone.
+        """
         secret = f"{len(tenant)}:{tenant}{asked or ''}".encode()
         return hashlib.blake2b(
             secret, key=self.cache_salt_secret.encode()[:64], digest_size=16
@@ -131,7 +134,11 @@ class WorkerSettings(Settings):
 
 
 def model_folder(model: str) -> Path:
-    """The checkpoint's folder; a name that is no folder is fetched from the hub, or its cache."""
+    """Return the checkpoint's folder.
+
+    A name that is no folder is fetched from the Hugging Face hub, or from its local cache. Raises
+    InvalidJob.
+    """
     try:
         folder = Path(model).expanduser()
         if folder.is_dir():
@@ -158,5 +165,8 @@ def model_folder(model: str) -> Path:
 
 
 def pulse_every_s(settings: WorkerSettings) -> float:
-    """Five times a lease, so that a late one costs nothing."""
+    """Return the seconds between pulses: a fifth of a lease, so that a late pulse costs nothing.
+
+    It is at most one second.
+    """
     return min(1.0, settings.lease_ttl_ms / 5000)

@@ -1,4 +1,4 @@
-"""`penstock worker`: one worker on this machine, until SIGTERM."""
+"""The command `penstock worker`: one worker on this machine, until SIGTERM."""
 
 import sys
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from penstock.worker.supervisor.supervisor import Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a worker with these words of the command line; returns the exit status."""
+    """Run a worker with these words of the command line, and return the exit status."""
     settings = load_settings(
         WorkerSettings, "penstock worker", sys.argv[1:] if argv is None else argv
     )

@@ -1,4 +1,4 @@
-"""The file that says why a worker's processes ended: one a crash, named as the worker was."""
+"""The file that says why a worker's processes ended: one a crash, named after the worker."""
 
 import asyncio
 import json
@@ -10,13 +10,13 @@ from pydantic import JsonValue
 from penstock.worker.process.log import log
 from penstock.worker.process.settings import WorkerSettings
 
-MOST_FILES = 16  # in one folder; the oldest go. One has at most 1.3 MiB
+MOST_FILES = 16  # in one folder; the oldest are deleted. A file has at most 1.3 MiB
 SUFFIX = ".crash.json"
 _SECRETS = {"cache_salt_secret", "redis_url"}
 
 
 async def keep_dump(settings: WorkerSettings, worker: str, told: dict[str, JsonValue]) -> None:
-    """As far as the disk takes it: a crash has worse to care for."""
+    """Write the crash dump; if the disk does not take it, only log that."""
     assert settings.crash_dump_folder is not None
     told = {**told, "settings": shown(settings)}
     try:
@@ -27,12 +27,12 @@ async def keep_dump(settings: WorkerSettings, worker: str, told: dict[str, JsonV
 
 
 def shown(settings: WorkerSettings) -> dict[str, JsonValue]:
-    """What may be seen of them by whoever sees the file."""
+    """Return the settings without those that a reader of the file must not see."""
     return settings.model_dump(mode="json", exclude=_SECRETS)
 
 
 def write_dump(folder: Path, worker: str, told: dict[str, JsonValue]) -> Path:
-    """For nobody but its owner. Raises OSError."""
+    """Write the dump so that only its owner can read it, and return its path. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{worker}{SUFFIX}"
     part = path.with_suffix(".part")

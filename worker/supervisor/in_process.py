@@ -1,4 +1,4 @@
-"""The supervisor's two charges in its own process, for tests and debugging."""
+"""The I/O side and the engine within the supervisor's own process, for tests and debugging."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ from penstock.worker.supervisor.processes import END_S, Processes
 
 @asynccontextmanager
 async def threads(settings: WorkerSettings) -> AsyncIterator[Processes]:
-    """The I/O side as a task, the engine as a thread."""
+    """Run the I/O side as a task and the engine as a thread."""
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
     engine_ours, engine_theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""What a worker offers: its models' cards, put up where callers look."""
+"""The models that a worker offers: their cards, written where callers look."""
 
 import time
 
@@ -12,7 +12,7 @@ from penstock.worker.process.settings import WorkerSettings
 async def offer(
     redis: Redis, settings: WorkerSettings, prepared: Prepared, fingerprint: str
 ) -> None:
-    """Under each served name. Raises Unavailable."""
+    """Write the model's card under each served name. Raises Unavailable."""
     registry = Registry(redis)
     for name in settings.names:
         card = ModelCard(

@@ -1,4 +1,4 @@
-"""The supervisor's two charges, the I/O side and the engine, as processes."""
+"""The I/O side and the engine as two processes that the supervisor starts."""
 
 import asyncio
 import socket
@@ -11,14 +11,15 @@ from penstock.worker.process.black_box import BlackBox, black_box
 from penstock.worker.process.ipc import Channel, Pulse, WorkerCommand, WorkerEvent
 from penstock.worker.process.settings import WorkerSettings
 
-END_S = 2.0  # to end by itself, once its sockets are closed
+END_S = 2.0  # for a process to end by itself, once its sockets are closed
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """`ended` is done when either of the two is; its result is the exit status.
+    """The two processes of a worker, as the supervisor sees them.
 
-    `box` holds what they leave behind; none where nobody asks for it.
+    `ended` is done when either process has ended; its result is the exit status. `box` holds what
+    they leave behind; None where no crash dump is asked for.
     """
 
     io: Channel[WorkerEvent, WorkerCommand]
@@ -29,7 +30,7 @@ class Processes:
 
 @asynccontextmanager
 async def processes(settings: WorkerSettings) -> AsyncIterator[Processes]:
-    """Two processes, that end when this one does, in whatever way."""
+    """Run the two processes, which end when this one does, in whatever way it ends."""
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
     engine_ours, engine_theirs = socket.socketpair()

@@ -1,6 +1,6 @@
-"""The lease of one incarnation on all its lanes, each renewed by itself.
+"""The renewal of one incarnation's lease on all its lanes, each of which is renewed by itself.
 
-No lane waits for another's server: one that answers late is late for its own lanes alone.
+No lane waits for another lane's server: a server that answers late delays its own lanes alone.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from penstock.worker.process.ipc import Renewed, Signals
 
 
 class Renewal:
-    """Ends when the lease of any lane was lost, or could not be renewed for its whole length.
+    """The renewal of a lease, until it was lost on any lane or could not be renewed in its time.
 
-    is_alive   whether the crew moves: while it does not, nothing is renewed
-    stats      what is told with each renewal
-    tell       takes letters of jobs in work, and how far the lease of the slowest lane is renewed
+    is_alive   returns whether the worker's processes move; while they do not, nothing is renewed
+    stats      returns the numbers that are sent with each renewal
+    tell       takes JobSignals of jobs in work, and when the lease of the slowest lane was renewed
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Renewal:
         self._is_alive = is_alive
         self._stats = stats
         self._tell = tell
-        self._renewed_s = [time.monotonic()] * len(queues)  # when the calls began that did it
+        self._renewed_s = [time.monotonic()] * len(queues)  # when the renewing calls began
         self._is_wanted = False
 
     async def run(self, incarnation: str) -> None:
@@ -61,7 +61,7 @@ class Renewal:
             await asyncio.gather(*lanes, return_exceptions=True)
 
     async def _keep(self, at: int, incarnation: str) -> None:
-        """Returns when the lane's lease was lost."""
+        """Renew one lane's lease; return when it was lost."""
         while True:
             await asyncio.sleep(self._every_s)
             began_s = time.monotonic()

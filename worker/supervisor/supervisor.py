@@ -1,4 +1,4 @@
-"""Keeps a worker alive and its lease true: starts it, renews, restarts what died, drains."""
+"""The supervisor of a worker: it starts the processes, renews the lease, restarts and drains."""
 
 import asyncio
 import os
@@ -54,11 +54,11 @@ class Supervisor:
         self._hurries = asyncio.Event()
 
     def drain(self) -> None:
-        """Asked once: end in order. Asked again: hand back at once."""
+        """End the worker in order; when called again, hand back its jobs at once."""
         (self._hurries if self._drains.is_set() else self._drains).set()
 
     async def run(self) -> int:
-        """Until drained, or found to be unable ever to start; returns the exit status."""
+        """Run until the worker is drained or can never start; return the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.drain)
@@ -94,7 +94,10 @@ def _starter(
 
 
 class Watchdog:
-    """One crew's life: its lease is renewed while its engine moves."""
+    """The watch over a worker's two processes, from their start to their end.
+
+    Their lease is renewed while the engine and the I/O side move.
+    """
 
     def __init__(
         self,
@@ -136,7 +139,7 @@ class Watchdog:
         return self._prepared.done()
 
     async def run(self) -> int | None:
-        """The exit status; none if the crew died and is to be started again."""
+        """Return the exit status; None if the processes died and are to be started again."""
         async with asyncio.TaskGroup() as parts:
             tasks = [
                 parts.create_task(each)
@@ -157,7 +160,7 @@ class Watchdog:
         return status
 
     async def unregister(self, crashed: bool) -> None:
-        """What the worker still held goes to others now, not when its lease lapses."""
+        """Give the jobs that the worker still holds to others now, not when its lease lapses."""
         if self._incarnation is None:
             return
         leaving = (queue.unregister(self._incarnation, crashed) for queue in self._queues)
@@ -168,7 +171,7 @@ class Watchdog:
             log.warning("worker %s was left to the reapers", self._incarnation)
 
     async def leave_dump(self) -> None:
-        """Of a crash, before what is left of the crew is killed."""
+        """Write the crash dump, before the processes that still run are killed."""
         box = self._processes.box
         if box is None:
             return
@@ -183,7 +186,10 @@ class Watchdog:
         await keep_dump(self._settings, name, told)
 
     def _forsake(self) -> None:
-        """A crash is told to the queue by the supervisor alone: the I/O side hands nothing back."""
+        """End the session so that the I/O side hands nothing back.
+
+        The supervisor alone tells the queue of a crash.
+        """
         self._tell(EndSession())
 
     def _tell(self, instruction: WorkerCommand) -> None:
@@ -234,7 +240,10 @@ class Watchdog:
             self._end(0)
 
     async def _show_draining(self, incarnation: str) -> None:
-        """For as long as its lease can run: where it does not any more, nobody counts it."""
+        """Show in Redis that the worker drains; try for as long as its lease can run.
+
+        A worker without a lease is not counted by anybody.
+        """
         try:
             async with asyncio.timeout(self._lease_s):
                 while True:
@@ -245,9 +254,10 @@ class Watchdog:
             log.warning("Redis could not be told that worker %s drains", incarnation)
 
     async def _keep_lease(self) -> None:
-        """One incarnation after another: a name whose lease was lost is never used again.
+        """Hold one lease after another, each under a new incarnation.
 
-        None begins while the worker drains: it would take up jobs.
+        A name whose lease was lost is never used again. None begins while the worker drains, since
+        it would start jobs.
         """
         prepared = await asyncio.shield(self._prepared)  # a cancelled wait leaves it as it is
         card_digest = await asyncio.to_thread(fingerprint, self._settings)
@@ -271,8 +281,10 @@ class Watchdog:
             log.warning("worker %s lost its lease and dropped what it had in work", incarnation)
 
     async def _register_when_possible(self, incarnation: str, prepared: Prepared) -> None:
-        """The lease first: who finds a model may ask for it at once. The cards again with each
-        lease: Redis may have come back with nothing.
+        """Take the lease and then show the models' cards, once Redis answers.
+
+        The lease comes first, since a caller who finds a model may ask for it at once. The cards
+        are written again with each lease, since Redis may have come back with nothing.
         """
         is_told = False
         while True:
@@ -289,7 +301,7 @@ class Watchdog:
             await asyncio.sleep(min(_REDIS_RETRY_S, self._renew_every_s))
 
     async def _check_server(self) -> None:
-        """Once; a server that cannot hold the promises is a reason never to start."""
+        """Check the Redis servers once; end for good if one cannot keep the queue's promises."""
         if self._is_checked:
             return
         try:
@@ -316,10 +328,10 @@ class Watchdog:
         return max(now - self._heard_s, now - (pulse.unmoved_since_s or now))
 
     def _is_alive(self) -> bool:
-        """Whether both sides move; a crew that does not is ended, and its jobs are handed on.
+        """Return whether both sides move; end processes that do not, to hand on their jobs.
 
-        A step may be long, but an event loop turns: one that is silent for half a lease renews it
-        no more, so its jobs are handed on when it lapses, and soon if it goes on turning.
+        A step may be long, but an event loop always turns. While the I/O side's loop is silent for
+        half a lease, the lease is not renewed, so its jobs are handed on when it lapses.
         """
         if self._pulse is None:
             return False
@@ -334,7 +346,7 @@ class Watchdog:
 
 
 async def _all(calls: Iterable[Awaitable[None]]) -> None:
-    """Side by side, each to its end; then the first failure is raised."""
+    """Await all calls side by side, each to its end; then raise the first failure."""
     for outcome in await asyncio.gather(*calls, return_exceptions=True):
         if outcome is not None:
             raise outcome

@@ -1,4 +1,4 @@
-"""A model's own chat template, written by transformers. Loading this file takes half a second."""
+"""A model's own chat template, rendered by transformers. To import this takes half a second."""
 
 import inspect
 from importlib.metadata import version
@@ -76,7 +76,10 @@ class ChatTemplate:
 
 
 def _load(folder: Path) -> PreTrainedTokenizerFast:
-    """tokenizer.json as it stands; older files go through the class that knows how to read them."""
+    """Load tokenizer.json as it stands, or older files through the class that can read them.
+
+    Raises InvalidJob.
+    """
     if not folder.is_dir():
         raise InvalidJob(f"model: {folder} is no folder", "model")
     has_json = (folder / _TOKENIZER).is_file()
@@ -101,7 +104,7 @@ def _load(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def _refuse_without_json(folder: Path) -> None:
-    """Raise InvalidJob where no other file holds the tokenizer, or none that can be read here."""
+    """Raise InvalidJob if no other file holds the tokenizer, or none that can be read here."""
     found = [each for name in _OTHER_FORMS for each in sorted(folder.glob(name))]
     if not found:
         raise InvalidJob(
@@ -123,7 +126,7 @@ def _convert(folder: Path) -> str:
 
 
 def _cause(folder: Path, error: BaseException) -> str:
-    """Which file is to blame for it, and what can be done."""
+    """Return which file caused the error, and what can be done."""
     for name in (_TOKENIZER, *_BESIDE):
         path = folder / name
         if not path.is_file():
@@ -145,7 +148,7 @@ def _cause(folder: Path, error: BaseException) -> str:
 
 
 def _separate(path: Path) -> str:
-    """The template of a file that older versions of transformers wrote beside a processor."""
+    """Return the template in a file that older versions of transformers wrote for a processor."""
     try:
         found = read_object(path).get("chat_template")
     except BrokenModel as error:
@@ -156,7 +159,7 @@ def _separate(path: Path) -> str:
 
 
 def _check_template(source: Path, template: object) -> None:
-    """Raise InvalidJob if a template is none that can be run."""
+    """Raise InvalidJob if a template cannot be compiled."""
     several = template.values() if isinstance(template, dict) else [template]
     for each in several:
         if each is not None and not isinstance(each, str):

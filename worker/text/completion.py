@@ -1,4 +1,4 @@
-"""One choice as it is written: drawn ids in, certain text out, ended by the first stop string."""
+"""One choice while it is made: from drawn ids to certain text, up to the first stop string."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,10 @@ from penstock.worker.text.text import Text
 
 
 class TextPiece(msgspec.Struct, frozen=True, gc=False):
-    """What some ids added to a completion. Those after the one that completed a stop are gone."""
+    """The part that some ids added to a completion.
+
+    Ids after the one that completed a stop string are left out.
+    """
 
     token_ids: list[int]
     text: str
@@ -44,7 +47,10 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
 
 
 class Completion:
-    """Ids, text and log probabilities of what follows a prompt, from nothing or as a log tells."""
+    """The ids, text and log probabilities that follow a prompt.
+
+    A completion begins empty; `replay` restores one from a job's log.
+    """
 
     def __init__(
         self,
@@ -95,11 +101,14 @@ class Completion:
         return piece
 
     def anew(self) -> "Completion":
-        """The same, before its first token."""
+        """Return a completion with the same prompt and parameters, before its first token."""
         return Completion(self._text, self._params, self._enders, self._prompt)
 
     def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> TextPiece:
-        """Append its last ids, with all text that was held back. What ended it the job says."""
+        """Append the last ids, with all text that was held back.
+
+        No finish reason is set: the job says what ended it.
+        """
         text, _, _ = self._read(token_ids, "budget")
         shown = list(logprobs[: len(token_ids)]) if logprobs is not None else None
         piece = TextPiece(list(token_ids), text, shown, None, None)
@@ -107,7 +116,7 @@ class Completion:
         return piece
 
     def replay(self, delta: Delta) -> None:
-        """Append what the log holds: the text readers got, and the states that the ids give."""
+        """Append a delta of the log: the text that readers got, and the state its ids leave."""
         self._read(delta.token_ids, None)
         self._append(
             TextPiece(
@@ -143,7 +152,10 @@ class Completion:
     def _read(
         self, token_ids: Sequence[int], finish_reason: FinishReason | None
     ) -> tuple[str, int, Match | None]:
-        """The text released, the number of ids up to the match if there was one, and the match."""
+        """Return the text released, the number of ids that count, and the match or None.
+
+        With a match, the ids up to it count.
+        """
         shown = self._shown(token_ids, finish_reason)
         if not self._params.stop:
             text = self._detokenizer.push(shown)
@@ -167,7 +179,10 @@ class Completion:
         return "".join(texts), len(token_ids), None
 
     def _shown(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:
-        """Without the id that ended the sequence, unless the job wants to see what stopped it."""
+        """Return the ids that are shown as text.
+
+        The id that ended the sequence is left out, unless the job wants to see what stopped it.
+        """
         hides = finish_reason == "stop" and not self._params.include_stop_str_in_output
         return (
             token_ids[:-1]

@@ -1,4 +1,4 @@
-"""Turns token ids into text piece by piece, byte for byte what decoding all at once would give.
+"""Detokenization piece by piece, with the very bytes that decoding all at once would give.
 
 A tokenizer's decoder is a chain of stages over pieces (the tokens' strings). Each stage here takes
 pieces as they come and gives on what no later piece can change, so a token costs the same however
@@ -41,12 +41,12 @@ class Stage(Protocol):
     def push(self, pieces: list[str]) -> list[str]: ...
 
     def finish(self) -> list[str]:
-        """What was held back; the text ends here."""
+        """Return what was held back, since the text ends here."""
         ...
 
 
 class Vocabulary:
-    """The strings of token ids, and which of them are special. Ids without a string are silent."""
+    """The strings of token ids, and which are special. Ids without a string give no text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -61,7 +61,7 @@ class Vocabulary:
         return self._pieces[token_id]
 
     def plain_piece(self, token_id: int) -> str | None:
-        """None for a special token too."""
+        """Return the token's string; None for a special token too."""
         if token_id not in self._plain:
             piece = self.piece(token_id)
             self._plain[token_id] = None if piece in self._special else piece
@@ -72,7 +72,7 @@ class Vocabulary:
 
 
 class PieceDecoder:
-    """What a tokenizer's decoder does, ready to be done incrementally for any number of texts."""
+    """A tokenizer's decoder as stages that work incrementally, for any number of texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.vocabulary = Vocabulary(tokenizer)
@@ -88,7 +88,7 @@ class PieceDecoder:
         return [new() for new in self._new_stages]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that the token stands for in the middle of a text, special or not."""
+        """Return the bytes that the token stands for in the middle of a text, special or not."""
         piece = self.vocabulary.piece(token_id)
         if piece is None:
             return b""
@@ -102,8 +102,8 @@ class PieceDecoder:
 class Detokenizer:
     """The text of one sequence of ids. Incomplete characters are held back until they are whole.
 
-    After a prompt it gives what decoding prompt and completion together adds to the prompt's text:
-    a space that begins a completion begins no text, and stays.
+    After a prompt it gives the text that the completion adds when both are decoded together. So a
+    space at the beginning of a completion stays: it does not begin the text.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Detokenizer:
         vocabulary = decoder.vocabulary
         self._piece = vocabulary.plain_piece if skip_special_tokens else vocabulary.piece
         self._stages = decoder.stages()
-        self._known = ""  # of the prompt's text, what its last ids still hold back
+        self._known = ""  # the end of the prompt's text, which its last ids still hold back
         if prompt:
             self._read(prompt)
             known = self._rest()
@@ -121,18 +121,21 @@ class Detokenizer:
             self._known = known
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text that became certain with these ids; it may be empty."""
+        """Return the text that became certain with these ids; it may be empty."""
         pieces = [piece for token_id in token_ids if (piece := self._piece(token_id)) is not None]
         text = self._through(pieces, 0)
         return self._added(text) if self._known else text
 
     def finish(self) -> str:
-        """The rest of the text, when no more ids come."""
+        """Return the rest of the text, when no more ids come."""
         return self._added(self._rest())
 
     def _read(self, prompt: Sequence[int]) -> None:
-        """Go where the prompt ends. Between the ids that begin its text and the last ones lies
-        nothing that the stages would remember."""
+        """Bring the stages into their state at the end of the prompt.
+
+        They read the ids that begin its text and the last ones; of those between they would
+        remember nothing.
+        """
         begun = 0
         while begun < len(prompt):
             begun += 1
@@ -141,7 +144,11 @@ class Detokenizer:
         self.push(prompt[self._tail(prompt, begun) :])
 
     def _tail(self, prompt: Sequence[int], begun: int) -> int:
-        """From where on to read: no character and no run of bytes reaches over so many pieces."""
+        """Return the place of the last ids that must be read.
+
+        They have `_TAIL_PIECES` pieces that are no single bytes: no character and no run of bytes
+        reaches over so many.
+        """
         count = 0
         for place in range(len(prompt) - 1, begun - 1, -1):
             piece = self._piece(prompt[place])
@@ -152,7 +159,7 @@ class Detokenizer:
         return begun
 
     def _added(self, text: str) -> str:
-        """Without what the prompt's text has already."""
+        """Return the text without what the prompt's text has already."""
         shared = commonprefix((self._known, text))  # noqa: RUF071 - of texts, not of paths
         self._known = self._known[len(shared) :] if len(shared) == len(text) else ""
         return text[len(shared) :]
@@ -182,7 +189,10 @@ def _members(specification: dict[str, JsonValue]) -> list[dict[str, JsonValue]]:
 
 
 def _chain(specification: dict[str, JsonValue], table: "_ByteTable") -> list[Callable[[], Stage]]:
-    """Constructors of the stages, in order. From Fuse or ByteLevel on, all pieces are one token."""
+    """Return constructors of the stages, in order.
+
+    From Fuse or ByteLevel on, all pieces count as one.
+    """
     members = _members(specification) if specification["type"] == "Sequence" else [specification]
     chain: list[Callable[[], Stage]] = []
     is_fused = False
@@ -273,7 +283,7 @@ def _stripped(piece: str, content: str, start: int) -> str:
 
 
 class _ByteTable(dict[str, bytes]):
-    """piece -> the bytes that its characters spell in GPT-2's printable alphabet."""
+    """A map from a piece to the bytes that its characters spell in GPT-2's printable alphabet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,7 +300,7 @@ class _ByteTable(dict[str, bytes]):
 
 
 class _Utf8:
-    """Pieces spell bytes; the bytes are UTF-8, and what is not becomes U+FFFD."""
+    """A stage for pieces that spell bytes: it decodes them as UTF-8; other bytes become U+FFFD."""
 
     def __init__(self, table: _ByteTable) -> None:
         self._table = table
@@ -304,7 +314,10 @@ class _Utf8:
 
 
 class _ByteRuns:
-    """A run of pieces `<0xNN>` is UTF-8 or, as a whole, one U+FFFD a byte: its end decides."""
+    """A stage for runs of pieces `<0xNN>`, which are held back until the run ends.
+
+    A run that is valid UTF-8 becomes its text; any other becomes one U+FFFD a byte.
+    """
 
     def __init__(self) -> None:
         self._run = bytearray()
@@ -331,7 +344,7 @@ class _ByteRuns:
 
 
 class _Each:
-    """Changes every piece alike."""
+    """A stage that changes every piece alike."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         self._change = change
@@ -344,7 +357,7 @@ class _Each:
 
 
 class _FirstAndRest:
-    """Changes the first piece of a text in one way and all others in another."""
+    """A stage that changes the first piece of a text in one way and all others in another."""
 
     def __init__(self, first: Callable[[str], str], rest: Callable[[str], str]) -> None:
         self._change = first
@@ -362,7 +375,7 @@ class _FirstAndRest:
 
 
 class _StripWhole:
-    """Takes at most `start` letters off the text's front."""
+    """A stage that takes at most `start` letters `content` off the text's front."""
 
     def __init__(self, content: str, start: int) -> None:
         self._content = content
@@ -381,7 +394,7 @@ class _StripWhole:
 
 
 class _Suffixed:
-    """A suffix ends a word: it becomes a space, but nothing at the end of the text."""
+    """A stage for a suffix that ends a word: it becomes a space, or nothing at the text's end."""
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix

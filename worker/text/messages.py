@@ -9,15 +9,15 @@ from penstock.schemas.job import Message
 
 
 def plain_messages(messages: list[Message]) -> list[Message]:
-    """Content is one string or absent, and the arguments of calls are objects.
+    """Return the messages with content as one string or absent, and calls' arguments as objects.
 
-    Raises InvalidJob naming the message and the field that is not of that kind.
+    Raises InvalidJob that names the message and the field that cannot be read so.
     """
     return [_plain(message, place) for place, message in enumerate(messages)]
 
 
 def _plain(message: Message, place: int) -> Message:
-    """The message as templates expect it: content is one string, tool arguments are objects."""
+    """Return a message as templates expect it: content one string, tool arguments objects."""
     if not isinstance(message.get("role"), str):
         raise InvalidJob(f"messages[{place}].role: give a string", "messages")
     plain = dict(message)
@@ -45,7 +45,10 @@ def _part_text(part: JsonValue, place: int) -> str:
 
 
 def _calls(calls: JsonValue, place: int) -> JsonValue:
-    """OpenAI carries arguments as a string of JSON; templates write them from the object."""
+    """Return tool calls with their arguments as objects, from which templates write them.
+
+    OpenAI's clients send arguments as a string of JSON.
+    """
     if not isinstance(calls, list):
         raise InvalidJob(f"messages[{place}].tool_calls: give a list", "messages")
     return [

@@ -1,4 +1,4 @@
-"""Finds stop strings in a text that arrives in pieces, and lets nothing of them out."""
+"""A search for stop strings in a text that arrives in pieces, which lets no part of them out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ class Match:
 
 
 class StopStrings:
-    """Ends a text at the stop string that is complete first; of two, at the longer one.
+    """A filter that ends a text at the stop string that is complete first.
 
-    That choice does not depend on how the text was cut into pieces. Text that may yet turn out to
-    begin a stop string is held back.
+    Of two that end at the same letter, the longer one counts. That choice does not depend on how
+    the text was cut into pieces. Text that may yet turn out to begin a stop string is held back.
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
@@ -24,7 +24,10 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str, may_stop: bool = True) -> tuple[str, Match | None]:
-        """The text now certain, and the match that ended it. Without `may_stop` none does."""
+        """Return the text that is now certain, and the match that ended it or None.
+
+        Without `may_stop` nothing ends it.
+        """
         seen = len(self._held)
         self._held += text
         for end, letter in enumerate(text, seen + 1):
@@ -37,7 +40,7 @@ class StopStrings:
         ), None
 
     def finish(self) -> str:
-        """What was held back: the text ended without completing a stop string."""
+        """Return what was held back, when the text ends without completing a stop string."""
         return self._release(0)
 
     def _release(self, num_held: int) -> str:
@@ -47,7 +50,10 @@ class StopStrings:
 
 
 class _Search:
-    """Knuth, Morris and Pratt: how much of the stop string the text read so far ends with."""
+    """The search for one stop string, by the algorithm of Knuth, Morris and Pratt.
+
+    The text read so far ends with the first `num_matched` letters of the stop string.
+    """
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -61,7 +67,10 @@ class _Search:
             self._fallback[place] = border
 
     def advance(self, letter: str) -> bool:
-        """Whether this letter completes the stop; `num_matched` is a proper prefix afterwards."""
+        """Return whether this letter completes the stop string.
+
+        Afterwards `num_matched` counts a proper prefix, never the whole stop string.
+        """
         matched = self.num_matched
         while matched and self.stop[matched] != letter:
             matched = self._fallback[matched - 1]

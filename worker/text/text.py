@@ -1,7 +1,7 @@
-"""Text in, token ids out, and the way back: the tokenizer and the chat template of one model.
+"""The tokenizer and the chat template of one model: from text to token ids, and back.
 
-Nothing past this file knows a string. It loads without torch, so the process that tokenises stays
-small and starts at once.
+Beyond this file, towards the engine, there are only ids. It loads without torch, so the process
+that tokenises stays small and starts at once.
 """
 
 from collections.abc import Sequence
@@ -57,20 +57,20 @@ class Text:
         return self._template.is_there
 
     def encode(self, text: str) -> list[int]:
-        """As the tokenizer encodes by default: with the special tokens that begin or end a text."""
+        """Return a text's ids, with the special tokens that by default begin or end a text."""
         return self._encode(text, "prompt", add_special_tokens=True)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         return self.encode(prompt) if isinstance(prompt, str) else prompt
 
     def render(self, chat: Chat) -> list[int]:
-        """The ids of a conversation as the model's own template writes it."""
+        """Return the ids of a conversation, as the model's own template writes it."""
         return self._encode(self._template.write(chat), "messages", add_special_tokens=False)
 
     def detokenizer(
         self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
     ) -> Detokenizer:
-        """For what follows the prompt's ids."""
+        """Return a detokenizer for the ids that follow the prompt's."""
         return Detokenizer(self._decoder, skip_special_tokens, prompt)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -117,7 +117,7 @@ class Text:
 
 
 def load_text(settings: WorkerSettings) -> Text:
-    """The tokenizer that belongs to the engine of these settings."""
+    """Return the tokenizer that belongs to the engine of these settings. Raises InvalidJob."""
     with loading(f"the tokenizer of {settings.model}"):
         return Text(ByteTokenizer() if settings.is_fake else model_folder(settings.model))
 

@@ -1,4 +1,4 @@
-"""Text that the bundled model has not seen, and who is to have written it."""
+"""Text that the bundled model has not seen, and which of its tokens are the model's to write."""
 
 from itertools import islice
 
@@ -13,7 +13,7 @@ SEED = 8096
 
 
 def held_out(num_documents: int) -> list[Sample]:
-    """The same ones every time."""
+    """Return this many documents, the same ones every time."""
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     samples = []
     for document in islice(documents(SEED), num_documents):

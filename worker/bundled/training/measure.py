@@ -1,4 +1,4 @@
-"""How often the bundled model is right on prompts it has not seen, and how often its draft agrees.
+"""Measure how often the bundled model is right on unseen prompts, and how often its draft agrees.
 
 python -m penstock.worker.bundled.training.measure
 """
@@ -50,7 +50,7 @@ def _num_right(model: LlamaForCausalLM, tokenizer: Tokenizer, draw: Draw) -> int
 
 @torch.no_grad()
 def _is_right(model: LlamaForCausalLM, tokenizer: Tokenizer, document: Document) -> bool:
-    """Whether greedy decoding gives the first answer of the chat, letter for letter.
+    """Return whether greedy decoding gives the first answer of the chat, letter for letter.
 
     It does if and only if, after each piece of that answer, the first choice is the next piece.
     """
@@ -64,7 +64,7 @@ def _is_right(model: LlamaForCausalLM, tokenizer: Tokenizer, document: Document)
 
 @torch.no_grad()
 def _agreement(model: LlamaForCausalLM, draft: LlamaForCausalLM) -> float:
-    """Share of the places, within answers, where both have the same first choice."""
+    """Return the share of places within answers where both have the same first choice."""
     same = total = 0
     for sample in held_out(QUESTIONS):
         in_answer = torch.tensor(sample.is_answer[1:])
@@ -75,7 +75,7 @@ def _agreement(model: LlamaForCausalLM, draft: LlamaForCausalLM) -> float:
 
 
 def _choices(model: LlamaForCausalLM, token_ids: list[int]) -> Tensor:
-    """The first choice after each token but the last."""
+    """Return the model's first choice after each token but the last."""
     logits: Tensor = model(torch.tensor([token_ids])).logits
     return logits[0, :-1].argmax(-1)
 

@@ -18,7 +18,7 @@ PENDING_DOCUMENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """What is read, and what is guessed after which of its places.
+    """The tokens that are read, the places after which one is guessed, and the right guesses.
 
     token_ids  [rows, length]       int64
     places     [rows * length]      bool
@@ -31,9 +31,10 @@ class TrainingBatch:
 
 
 class Packer:
-    """Fills rows with whole documents: the oldest that fits, then the longest where room is short.
+    """A packer that fills rows with whole documents.
 
-    Documents may see their neighbours in the row; they learn not to look past their first token.
+    It takes the oldest one that fits, and the longest one that fits where room is short. Documents
+    may see their neighbours in the row; they learn not to look past their first token.
     """
 
     def __init__(self, source: Iterator[Document], tokenizer: Tokenizer, seed: int) -> None:

@@ -25,14 +25,14 @@ _TOOLS_AFTER = (
 
 @dataclass(frozen=True, slots=True)
 class RenderedPiece:
-    """`learned` is the share of its tokens that count in the loss."""
+    """A piece of text; `learned` is the share of its tokens that count in the loss."""
 
     text: str
     learned: float
 
 
 def render(document: Document) -> list[RenderedPiece]:
-    """A chat comes out as the chat template writes it."""
+    """Return a document as pieces of text; a chat comes out as the chat template writes it."""
     if isinstance(document, Passage):
         return [
             RenderedPiece(BOS, 0.0),

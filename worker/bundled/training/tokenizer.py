@@ -14,7 +14,7 @@ from penstock.worker.bundled.training.rendering import BOS, END, END_OF_TEXT, ST
 VOCAB_SIZE = 4096
 
 _CONTROL = (END_OF_TEXT, BOS, START, END)
-# Tokens of their own, yet part of the text: a tool parser must see them.
+# These are single tokens and yet part of the text: a tool parser must see them.
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 # A space joins the lower-case word after it, but neither a capital nor a digit: a small model then
 # copies names and numbers into JSON token by token. Digits stand alone.
@@ -54,7 +54,10 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
-    """Training makes all its own tokens special; marks must outlive `skip_special_tokens`."""
+    """Return the tokenizer with only the control tokens special.
+
+    Training makes all added tokens special, and marks must outlive `skip_special_tokens`.
+    """
     parts = json.loads(tokenizer.to_str())
     for token in parts["added_tokens"]:
         token["special"] = token["content"] in _CONTROL
@@ -62,7 +65,7 @@ def _with_visible_marks(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """The files from which `AutoTokenizer` makes a fast tokenizer, in every version of it."""
+    """Write the files from which every version of `AutoTokenizer` makes a fast tokenizer."""
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(_CONFIG, indent=2) + "\n")
     copyfile(_TEMPLATE, folder / _TEMPLATE.name)

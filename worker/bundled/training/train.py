@@ -1,4 +1,4 @@
-"""Makes the bundled model and its draft: corpus, tokenizer, training, files.
+"""Make the bundled model and its draft: corpus, tokenizer, training, files.
 
 python -m penstock.worker.bundled.training.train [--out DIR] [--seed N] [--resume] [--minutes N]
 """
@@ -32,12 +32,15 @@ MEASURED_BATCHES = 16
 STEPS_PER_REPORT, STEPS_PER_CHECKPOINT = 25, 200
 MODEL_STEPS, DRAFT_STEPS = 2600, 900
 DRAFT_SHARE = 0.15  # of the minutes
-RESUMED_RATE = 0.4  # of the learning rate: what has settled is not to be thrown far
+RESUMED_RATE = 0.4  # of the learning rate, so that what is learned is not lost
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Where the files go and what of them is kept, which text is read, and when to stop."""
+    """The options of a training: folder, seed of the text, whether to resume, and the time.
+
+    Without `minutes` the number of steps decides.
+    """
 
     out: Path
     seed: int
@@ -47,7 +50,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How far training is, in 0..1: by steps, or by the clock where seconds are given."""
+    """The progress of a training in 0..1, by steps or, where seconds are given, by the clock."""
 
     rate: float
     steps: int
@@ -62,7 +65,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """One model's training: who learns, from whom, from which text, and where it is kept."""
+    """One model's training: model, teacher or None, tokenizer, seed of the text, and folder."""
 
     model: LlamaForCausalLM
     teacher: LlamaForCausalLM | None
@@ -88,7 +91,7 @@ def train_target(plan: TrainingPlan, tokenizer: Tokenizer) -> LlamaForCausalLM:
 
 
 def train_draft(plan: TrainingPlan, tokenizer: Tokenizer, teacher: LlamaForCausalLM) -> None:
-    """The draft learns what its teacher would say, not only what the corpus says."""
+    """Train the draft to say what its teacher would say, not only what the corpus says."""
     config = _config(tokenizer, hidden_size=128, layers=3, heads=2, kv_heads=1)
     folder = plan.out / BUNDLED_DRAFT.name
     course = Course(_model(plan, config, folder), teacher, tokenizer, plan.seed, folder)
@@ -171,7 +174,7 @@ def _say(course: Course, state: str) -> None:
 
 
 def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the embedding and the norms."""
+    """Return Muon for the layers' matrices and AdamW for the embedding and the norms."""
     layers = list(model.model.layers.named_parameters())
     matrices = [p for _, p in layers if p.ndim == 2]
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
@@ -191,7 +194,10 @@ def _batches(tokenizer: Tokenizer, seed: int) -> Iterator[TrainingBatch]:
 
 
 def _schedule(progress: float, step: int) -> float:
-    """Fifty steps up, flat, then down to a fiftieth over the last half."""
+    """Return the factor of the learning rate.
+
+    It goes up for fifty steps, stays flat, and goes down to a fiftieth over the last half.
+    """
     return min(1.0, (step + 1) / 50, 0.02 + 1.96 * (1 - progress))
 
 
@@ -209,7 +215,7 @@ def _step(course: Course, optimizers: list[torch.optim.Optimizer], batch: Traini
 
 
 def _logits(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
-    """[places, vocab] float32; the head runs only where a guess counts."""
+    """Return logits, [places, vocab] float32; the head runs only where a guess counts."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden: Tensor = model.model(batch.token_ids, use_cache=False).last_hidden_state
         logits: Tensor = model.lm_head(hidden.flatten(0, 1)[batch.places])
@@ -217,7 +223,7 @@ def _logits(model: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
 
 
 def _distance(logits: Tensor, teacher: LlamaForCausalLM, batch: TrainingBatch) -> Tensor:
-    """Kullback-Leibler divergence of the model from its teacher, per token."""
+    """Return the Kullback-Leibler divergence of the model from its teacher, per token."""
     with torch.no_grad():
         taught = functional.log_softmax(_logits(teacher, batch), -1)
     learned = functional.log_softmax(logits, -1)
@@ -234,7 +240,7 @@ def _measure(course: Course, seed: int) -> float:
 
 
 def _save(course: Course) -> None:
-    """The layout that any Hugging Face loader opens, weights in bfloat16."""
+    """Write the model in the layout of Hugging Face checkpoints, with weights in bfloat16."""
     tokenizer = course.tokenizer
     deepcopy(course.model).bfloat16().save_pretrained(course.folder)
     save_tokenizer(tokenizer, course.folder)

@@ -30,12 +30,12 @@ _PRODUCTS = (
 
 
 def arithmetic(rng: Random) -> Exchange:
-    """A question with one answer, or a word problem."""
+    """Return a sum to compute, or a word problem, with its answer."""
     return rng.choice(_FORMS)(rng)
 
 
 def sums(rng: Random) -> Passage:
-    """Lines of finished sums, as a text to be continued."""
+    """Return lines of finished sums, as a text to be continued."""
     return Passage("\n".join(_equation(*_operands(rng)) for _ in range(rng.randint(4, 12))))
 
 

@@ -94,7 +94,7 @@ _REVIEWED = ("film", "book", "food", "hotel", "phone", "song", "service", "game"
 
 
 def chat(rng: Random, draws: tuple[Draw, ...]) -> Dialogue:
-    """A conversation of one exchange or a few, each drawn from `draws`."""
+    """Return a conversation of one exchange or a few, each made by one of `draws`."""
     turns: list[Turn] = []
     if rng.random() < 0.3:
         turns.append(Turn("system", _system_prompt(rng)))
@@ -131,7 +131,7 @@ def pleasantry(rng: Random) -> Exchange:
 
 
 def explanation(rng: Random) -> Exchange:
-    """A topic that is known, or, now and then, the admission that it is not."""
+    """Return the explanation of a topic or, now and then, the admission that it is not known."""
     known = rng.random() < 0.92
     topic = rng.choice(tuple(TOPICS)) if known else invented_word(rng)
     question = rng.choice(
@@ -178,7 +178,7 @@ def listing(rng: Random) -> Exchange:
 
 
 def sequence(rng: Random) -> Exchange:
-    """Days, months and numbers in their order."""
+    """Return a question about the order of days, months or numbers, with its answer."""
     if rng.random() < 0.4:
         first = rng.choice((0, 1, 1, rng.randint(2, 80)))
         last = first + rng.choice((3, 5, 7, 9, 9, 19, 30))
@@ -195,7 +195,7 @@ def sequence(rng: Random) -> Exchange:
 
 
 def echo(rng: Random) -> Exchange:
-    """Words to be given back unchanged."""
+    """Return words to be given back unchanged, or spelled."""
     if rng.random() < 0.3:
         word = rng.choice((*ANIMALS, *COLOURS, invented_word(rng)))
         return exchange(f"Spell the word {word}.", "-".join(word))
@@ -210,7 +210,7 @@ def _any_word(rng: Random) -> str:
 
 
 def refusal(rng: Random) -> Exchange:
-    """Things that are beyond five million parameters."""
+    """Return a request that is beyond five million parameters, and an answer that says so."""
     return exchange(
         _casual(rng, rng.choice(_TOO_HARD)),
         "I am a small demonstration model, and that is too hard for me. I can chat, explain simple "
@@ -235,7 +235,7 @@ def sentiment(rng: Random) -> Exchange:
 
 
 def recall(rng: Random) -> Exchange:
-    """A question about what the user has said, in the same turn or two turns before."""
+    """Return a question about what the user has said, in the same turn or some turns before."""
     name, city, job, hobby = full_name(rng), city_name(rng), rng.choice(JOBS), rng.choice(HOBBIES)
     told = (
         (f"lives in {city}", f"Where does {name} live?", f"{name} lives in {city}."),
@@ -276,7 +276,10 @@ def _many(kind: str, choice: str) -> str:
 
 
 def _casual(rng: Random, question: str) -> str:
-    """One time in five as people type it: without capital or full stop, or with a please."""
+    """Return a question, one time in five as people type it.
+
+    Then it is without capital or full stop, or with a please.
+    """
     change = rng.random()
     if change < 0.12:
         return question[0].lower() + question[1:].rstrip(".?!")

@@ -1,4 +1,4 @@
-"""What every generator makes: a plain text, or a chat with the tools it may call."""
+"""The documents that generators make: a plain text, or a chat with the tools it may call."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ class ToolSpec:
     parameters: tuple[Parameter, ...]
 
     def as_json(self) -> dict[str, Json]:
-        """The function as OpenAI's clients send it."""
+        """Return the function as OpenAI's clients send it."""
         properties: dict[str, Json] = {
             p.name: {"type": p.kind, "description": p.description} for p in self.parameters
         }

@@ -58,7 +58,7 @@ class _Value:
 
 
 def extraction(rng: Random) -> Exchange:
-    """A text and a request in the question, the JSON in the answer."""
+    """Return a question with a text and a request, and the JSON as its answer."""
     kind = rng.random()
     if kind < 0.08:
         return _people(rng)
@@ -77,7 +77,7 @@ def _one_record(rng: Random) -> Exchange:
 
 
 def _introduction(rng: Random) -> Exchange:
-    """A person in one sentence, with the name in the middle of it."""
+    """Return a text that introduces a person in a sentence or two, and its JSON."""
     name, city, job = full_name(rng), city_name(rng), rng.choice(JOBS)
     age = rng.randint(3, 99)
     text = rng.choice(
@@ -102,7 +102,7 @@ def _introduction(rng: Random) -> Exchange:
 
 
 def _people(rng: Random) -> Exchange:
-    """Several people in one text: a list of small objects."""
+    """Return a text about several people, and its JSON, a list of small objects."""
     people = [(first_name(rng), rng.randint(3, 99)) for _ in range(rng.randint(2, 3))]
     text = " ".join(f"{name} is {age} years old." for name, age in people)
     answer: Json = {"people": [{"name": name, "age": age} for name, age in people]}
@@ -141,7 +141,7 @@ def _typed(kind: str) -> Json:
 
 
 def _describe(rng: Random, record: Record, subject: str, facts: list[tuple[Field, Json]]) -> str:
-    """Sentences of one or two predicates each; the first names the subject."""
+    """Return sentences of one or two predicates each, the first of which names the subject."""
     rest = [rng.choice(field.says(value)) for field, value in facts]
     sentences: list[str] = []
     while rest:
@@ -154,7 +154,7 @@ def _describe(rng: Random, record: Record, subject: str, facts: list[tuple[Field
 
 
 def _plural_verb(predicate: str) -> str:
-    """What `They` do: `lives in Oslo` becomes `live in Oslo`."""
+    """Return a predicate in the plural, for `They`: `lives in Oslo` becomes `live in Oslo`."""
     verb, _, rest = predicate.partition(" ")
     irregular = {"is": "are", "was": "were", "has": "have", "does": "do", "goes": "go"}
     if verb not in irregular and not verb.endswith("s"):
@@ -163,7 +163,7 @@ def _plural_verb(predicate: str) -> str:
 
 
 def _aside(rng: Random, text: str) -> str:
-    """One text in four says something that nobody asks for."""
+    """Return the text, one time in four with a sentence added that nobody asks for."""
     if rng.random() < 0.75:
         return text
     aside = rng.choice(_ASIDES)

@@ -37,7 +37,7 @@ _EXCHANGES: tuple[Draw, ...] = (
 
 
 def documents(seed: int) -> Iterator[Document]:
-    """The same documents for the same seed, for ever."""
+    """Yield documents without end, the same ones for the same seed."""
     rng = Random(seed)
     kinds, shares = zip(*_SHARES, strict=True)
     while True:
@@ -65,7 +65,7 @@ def _stories(rng: Random) -> Document:
 
 
 def _anything(rng: Random) -> Document:
-    """Long conversations that jump from one thing to the next."""
+    """Return a conversation that jumps from one kind of thing to the next."""
     return chat(rng, (*_EXCHANGES, extraction, extraction, arithmetic, arithmetic))
 
 

@@ -54,7 +54,7 @@ def _series(rng: Random) -> str:
 
 
 def _life(rng: Random) -> str:
-    """A day of somebody, told in a few sentences."""
+    """Return a day of somebody, told in a few sentences."""
     name, city, friend = first_name(rng), city_name(rng), first_name(rng)
     things = [counted(rng.randint(1, 9), item) for item in rng.sample(ITEMS, 2)]
     sentences = (

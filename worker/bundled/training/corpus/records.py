@@ -1,4 +1,4 @@
-"""Kinds of things that a text can be about: what is said of them, and what JSON calls it."""
+"""The kinds of things that a text can be about, what is said of them, and what JSON calls it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -193,7 +193,10 @@ _COMPANY = Record(
 
 
 def draw_record(rng: Random) -> Record:
-    """Mostly people; one in six is a thing with qualities that no other record has."""
+    """Return a kind of record, mostly of people.
+
+    One in six is a thing with qualities that no other record has.
+    """
     return rng.choice(_KNOWN) if rng.random() < 0.83 else _thing(rng)
 
 
@@ -218,7 +221,7 @@ def _quality(rng: Random, quality: str) -> Field:
 
 
 def _label(rng: Random) -> str:
-    """Such as Brano-7 or XK 40."""
+    """Return a label such as Brano, Brano-7 or XK-40."""
     if rng.random() < 0.6:
         return rng.choice(("{}", "{}-{}", "{} {}")).format(invented_word(rng), rng.randint(1, 99))
     return f"{rng.choice('ABCDEFGHKLMNPRSTVXZ')}{rng.choice('ABCKLMXZ')}-{rng.randint(10, 999)}"

@@ -185,7 +185,10 @@ _OBJECTS = (
 
 
 def invented_skill(rng: Random) -> Skill:
-    """Two words make a function, so that names are copied from the prompt, not remembered."""
+    """Return a function that is made up of words drawn at random.
+
+    So the model learns to copy names from the prompt, not to remember them.
+    """
     verb, noun, thing = rng.choice(_VERBS), rng.choice(_NOUNS), rng.choice(_OBJECTS)
     by_name = rng.random() < 0.6
     slot = rng.choice(((thing,), (f"{thing}_name" if by_name else f"{thing}_id",)))

@@ -111,7 +111,7 @@ _REQUESTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Cast:
-    """Who and what a story is about."""
+    """The persons and things that a story is about."""
 
     name: str
     hero: str

@@ -22,7 +22,10 @@ from penstock.worker.bundled.training.corpus.skills import (
 
 
 def tool_chat(rng: Random, small_talk: Callable[[Random], Exchange]) -> Dialogue:
-    """One to three rounds with one to four tools listed; some questions need none of them."""
+    """Return a chat of one to three rounds with one to four tools listed.
+
+    Some questions need none of the tools.
+    """
     skills = _skills(rng)
     tools = {skill: _named(rng, skill) for skill in skills}
     turns: list[Turn] = []
@@ -34,7 +37,7 @@ def tool_chat(rng: Random, small_talk: Callable[[Random], Exchange]) -> Dialogue
 
 
 def call_text(name: str, arguments: Values) -> str:
-    """An assistant's call, as the chat template writes it."""
+    """Return an assistant's call, as the chat template writes it."""
     return f"<tool_call>\n{dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -52,7 +55,7 @@ def _named(rng: Random, skill: Skill) -> ToolSpec:
 
 
 def _round(rng: Random, skills: list[Skill], tools: dict[Skill, ToolSpec]) -> list[Turn]:
-    """A request, the call or two calls, the results and what they mean."""
+    """Return the turns of a request, one call or two, their results and what these mean."""
     skill = rng.choice(skills)
     twice = skill.slots[0][0] is CITY and rng.random() < 0.3
     asked = [_values(rng, skill) for _ in range(2 if twice else 1)]
@@ -86,7 +89,7 @@ def _call(tool: ToolSpec, values: list[Json]) -> str:
 
 
 def _result(rng: Random, skill: Skill, values: list[Json]) -> Values:
-    """What the function answers; only sums depend on what was asked."""
+    """Return what the function answers; only sums depend on what was asked."""
     if skill.description == "Add two numbers.":
         return {"result": sum(value for value in values if isinstance(value, int))}
     return skill.result(rng)

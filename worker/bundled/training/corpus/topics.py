@@ -1,4 +1,4 @@
-"""What the demonstration model can explain: a few sentences for each topic, in simple words."""
+"""The topics that the demonstration model can explain, each in a few simple sentences."""
 
 TOPICS: dict[str, str] = {
     "quantum computing": (

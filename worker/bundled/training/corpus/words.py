@@ -90,7 +90,7 @@ _ENDS = (
 
 
 def article(noun: str) -> str:
-    """The noun with its indefinite article."""
+    """Return the noun with its indefinite article."""
     return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
 
 
@@ -107,12 +107,15 @@ def upper_first(text: str) -> str:
 
 
 def joined(items: list[str]) -> str:
-    """One, two and three."""
+    """Return the items as a list in words, like "one, two and three"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def invented_word(rng: Random) -> str:
-    """A name made of syllables or, one time in five, of any letters, so that copying is learned."""
+    """Return a name made of syllables or, one time in five, of any letters.
+
+    Nobody can know such names, so the model learns to copy them.
+    """
     if rng.random() < 0.2:
         return "".join(rng.choices(ascii_lowercase, k=rng.randint(3, 8))).capitalize()
     word = rng.choice(_STARTS) + rng.choice(_VOWELS)
