@@ -22,6 +22,7 @@ from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Ask, Capacity
+from penstock.worker.jobs.lease import Lease
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.log import log
 from penstock.worker.process.sampling_defaults import Generation
@@ -94,11 +95,17 @@ class Consumer:
 
     def __init__(
         self,
+        queue: WorkerQueue,
+        incarnation: str,
+        lease: Lease,
         streamer: Streamer,
         intake: Intake,
         capacity: Capacity,
         make_empty: Callable[[], Awaitable[None]],
     ) -> None:
+        self._queue = queue
+        self._incarnation = incarnation
+        self._lease = lease
         self._streamer = streamer
         self._intake = intake
         self._capacity = capacity
@@ -131,10 +138,6 @@ class Consumer:
     def lane(self) -> Lane:
         return self._queue.lane
 
-    @property
-    def _queue(self) -> WorkerQueue:
-        return self._streamer.queue
-
     async def run(self) -> None:
         """Read and start jobs until the lease is found lost."""
         async with asyncio.TaskGroup() as admissions:
@@ -164,8 +167,8 @@ class Consumer:
 
     async def _read(self, ask: Ask) -> list[Entry] | None:
         entries: list[Entry] = []
-        await self._streamer.lease.holds()
-        incarnation, is_alone = self._streamer.incarnation, not self._capacity.is_used
+        await self._lease.holds()
+        incarnation, is_alone = self._incarnation, not self._capacity.is_used
         try:
             given = await self._queue.read(
                 incarnation, ask.count, is_alone, ask.down_to, self._capacity.step_us
@@ -222,7 +225,7 @@ class Consumer:
 
         A server that lost its newest writes (a failover, a power loss) may have lost a job's end.
         """
-        incarnation = self._streamer.incarnation
+        incarnation = self._incarnation
         held = await self._queue.held(incarnation, idle_ms)
         unknown = held - self._streamer.jobs.keys() - self._taking_up.keys()
         if unknown and (count := await self._queue.release(incarnation, unknown)):
@@ -246,7 +249,7 @@ class Consumer:
                 self._capacity.end_trial(entry.job_id)
 
     async def _take_up_now(self, entry: Entry) -> None:
-        started = await self._queue.start(self._streamer.incarnation, entry)
+        started = await self._queue.start(self._incarnation, entry)
         if started is None:
             return
         try:
@@ -278,12 +281,12 @@ class Consumer:
         log.info("job %s was refused: %s", started.job.job_id, error.code)
         end = Failed(position=started.position, state="failed", error=error.body())
         ending = Ending(started.job, started.epoch, started.log, len(started.log), end)
-        await self._queue.finish(self._streamer.incarnation, ending)
+        await self._queue.finish(self._incarnation, ending)
 
     async def _give_up(self, job_id: str) -> None:
         while True:
             try:
-                await self._queue.release(self._streamer.incarnation, [job_id])
+                await self._queue.release(self._incarnation, [job_id])
                 return
             except Unavailable:
                 await asyncio.sleep(_RETRY_S)

@@ -52,18 +52,19 @@ class LeaseSession:
             settings.priority_preemption_threshold,
             orders.are_done,
         )
-        self._streamers = [
-            Streamer(
-                WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms),
-                incarnation,
-                self.lease,
-                self._capacity,
-                orders.send,
-            )
+        queues = [
+            WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms)
             for lane in settings.lanes()
         ]
+        self._streamers = [
+            Streamer(queue, incarnation, self.lease, self._capacity, orders.send)
+            for queue in queues
+        ]
         self._consumers = [
-            Consumer(each, intake, self._capacity, self.make_empty) for each in self._streamers
+            Consumer(
+                queue, incarnation, self.lease, streamer, intake, self._capacity, self.make_empty
+            )
+            for queue, streamer in zip(queues, self._streamers, strict=True)
         ]
 
     async def work(self) -> None:
