@@ -1,4 +1,4 @@
-"""The one place of this room that asks where a tensor lives."""
+"""Tells on which device a tensor lies, for the other modules of `kernels`."""
 
 import ctypes
 
@@ -13,6 +13,9 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def ops_for(x: Tensor) -> ctypes.CDLL | None:
-    """The compiled operations, where they compute on such tensors: bf16 of a CPU."""
+    """Return the compiled operations if they work on such tensors, which are bf16 on a CPU.
+
+    Return None otherwise.
+    """
     on_cpu = x.dtype == torch.bfloat16 and x.device.type == "cpu"
     return compiled_ops() if on_cpu else None

@@ -1,4 +1,4 @@
-"""Drawing one token from each row of logits: the likeliest, or by inverse distribution function.
+"""Draws one token from each row of logits: the likeliest, or by inverse distribution function.
 
     logits       [rows, vocab]  float32
     temperature  [rows]         float32, above 0
@@ -22,24 +22,25 @@ from torch import Tensor
 from penstock.kernels.device import on_gpu
 
 UNIT = 2.0**40
-WIDTHS = (64, 256, 4096)  # how many of the likeliest to look at; few distributions need the last
+WIDTHS = (64, 256, 4096)  # how many of the likeliest tokens to look at; few rows need the last
 BLOCK = 2**22  # logits whose weights are held at once on a GPU: 32 MiB
-CPU_BLOCK = 2**19  # about a core's cache
+CPU_BLOCK = 2**19  # logits; about the size of a core's cache
 LOG2_E = 1.44269504
-STEEPEST = 3e38  # so that the likeliest of the coldest row is no infinity times zero
-# 2**x for x in [-0.5, 0.5], within 2e-7: a minimax polynomial, highest power first; ends with 1.
+STEEPEST = 3e38  # the largest scale; an infinite one would give NaN
+# 2**x for x in [-0.5, 0.5], within 2e-7: a minimax polynomial, highest power first. Its last
+# coefficient is 1, and is not listed.
 POWERS = (1.32647273e-3, 9.67151299e-3, 5.55073358e-2, 2.40222424e-1, 6.93147004e-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What keeps unlikely tokens out, row by row: [rows] each.
+    """The parameters that exclude unlikely tokens, row by row: [rows] each.
 
     top_k   int64    keep the k likeliest; the size of the vocabulary keeps all
-    top_p   float64  keep the likeliest while those before them are less likely than p together
-    min_p   float64  keep what is at least p times as likely as the likeliest
+    top_p   float64  keep the likeliest until together they reach the probability p
+    min_p   float64  keep tokens at least p times as likely as the likeliest
 
-    They apply in vLLM's order: min_p, then top_k, then top_p among what the two left.
+    They apply in vLLM's order: min_p, then top_k, then top_p among the tokens that these keep.
     """
 
     top_k: Tensor
@@ -51,10 +52,10 @@ class Cut:
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's largest logit and its id, the first of equal ones. NaN counts as the largest."""
+    """Return each row's largest logit and its id, the first of equal ones. NaN is the largest."""
     rows, vocab = logits.shape
     size = chunk_size(vocab)
-    chunks = logits.view(rows, -1, size)  # a maximum without its place is ten times faster
+    chunks = logits.view(rows, -1, size)  # amax without an index is ten times faster
     tops = chunks.amax(-1)
     top, chunk = tops.max(-1)
     inner = chunks[torch.arange(rows, device=logits.device), chunk].argmax(-1)
@@ -68,7 +69,10 @@ def draw(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def draw_cut(logits: Tensor, temperature: Tensor, cut: Cut, uniforms: Tensor) -> Tensor:
-    """Draw from what `cut` keeps. Rows that their likeliest few do not decide look at more."""
+    """Draw from the tokens that `cut` keeps.
+
+    Each row looks at its likeliest few, and at more only where these do not decide.
+    """
     vocab = logits.shape[1]
     nucleus = ((cut.top_k >= vocab) & (cut.min_p == 0)).nonzero()[:, 0]
     masses = torch.zeros_like(cut.top_k)
@@ -88,14 +92,14 @@ def draw_cut(logits: Tensor, temperature: Tensor, cut: Cut, uniforms: Tensor) ->
 
 
 def mass(logits: Tensor, temperature: Tensor) -> Tensor:
-    """The sum of each row's weights [rows], int64; 2**40 is that of the likeliest token alone."""
+    """Return the sum of each row's weights [rows], int64; the likeliest token weighs 2**40."""
     if not len(logits):
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     return torch.cat([_weights(*block).sum(-1) for block in _blocks(logits, temperature)])
 
 
 def chunk_size(vocab: int, limit: int = 512) -> int:
-    """The largest divisor of the vocabulary up to the limit."""
+    """Return the largest divisor of the vocabulary's size up to the limit."""
     return next(size for size in range(min(limit, vocab), 0, -1) if vocab % size == 0)
 
 
@@ -116,9 +120,11 @@ def _likeliest_few(logits: Tensor, width: int) -> _Few:
 def _draw_among(
     few: _Few, temperature: Tensor, cut: Cut, masses: Tensor, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The tokens [rows], and which of them are final [rows]: no token outside is kept.
+    """Return the tokens [rows], and which of them are final [rows].
 
-    masses  [rows]  of the whole vocabulary where top_p alone cuts, else 0
+    A token is final where `cut` keeps no token outside `few`.
+
+    masses  [rows]  the mass of the whole vocabulary where top_p alone cuts, else 0
     """
     width = few.ids.shape[1]
     powers = _powers(few.logits, temperature)
@@ -137,7 +143,7 @@ def _draw_among(
 
 
 def _draw_block(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
-    """First the chunk that holds the place, then the token in it."""
+    """Draw from whole rows: find the chunk that holds the place, then the token in it."""
     rows, vocab = logits.shape
     size = chunk_size(vocab)
     weights = _weights(logits, temperature).view(rows, -1, size)
@@ -156,22 +162,28 @@ def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _target(total: Tensor, uniforms: Tensor) -> Tensor:
-    """The place of each draw: at least 0, below the total."""
+    """Return the place of each draw: at least 0, below the total."""
     return torch.minimum((uniforms * total).long(), total - 1)
 
 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:
-    """Where a rising row first exceeds its target; the last place if it never does (NaN)."""
+    """Return where each rising row first exceeds its target.
+
+    Where it never does (NaN), that is the last place.
+    """
     return (ends <= target[:, None]).sum(-1).clamp(max=ends.shape[1] - 1)
 
 
 def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
-    """2**40 for the likeliest token of each row, less for the others in proportion; int64."""
+    """Return the tokens' weights, int64: 2**40 for each row's likeliest, less for the others."""
     return _exponentials(_powers(logits, temperature))
 
 
 def _powers(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Of 2, relative to each row's likeliest token. They never fall as logits rise."""
+    """Return each token's probability relative to the row's likeliest, as a power of 2.
+
+    The powers never fall as logits rise.
+    """
     scale = torch.full_like(temperature, LOG2_E).div_(temperature).clamp_(max=STEEPEST)
     return (logits - logits.amax(-1, keepdim=True)).mul_(scale[:, None])
 
@@ -188,7 +200,7 @@ def _exponentials(powers: Tensor) -> Tensor:
 
 
 def _blocks(logits: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Groups of rows, so that memory is bounded."""
+    """Yield groups of rows, so that memory is bounded."""
     rows, vocab = logits.shape
     count = max(1, (BLOCK if on_gpu(logits) else CPU_BLOCK) // vocab)
     for start in range(0, rows, count):
@@ -196,5 +208,5 @@ def _blocks(logits: Tensor, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _rows(logits: Tensor, index: Tensor) -> Tensor:
-    """Those rows; no copy when it is all of them, in order."""
+    """Return those rows; without a copy when they are all rows, in order."""
     return logits if len(index) == len(logits) else logits[index]

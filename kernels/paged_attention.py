@@ -2,12 +2,12 @@
 
     query     [tokens, heads, head_dim]; the slices of several sequences, end to end
     kv_cache  [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; holds the batch's own
-              keys and values; what was never written is finite
-    window    a query sees this many keys, its own included; None: all before it
+              keys and values; slots that were never written are finite
+    window    a query sees this many keys, its own included; None means all before it
     returns   [tokens, heads, head_dim], contiguous
 
-`plan_attention` does what the layers of a step share, once; each layer calls what it returns.
-Deterministic: the bits of a row do not depend on the rows beside it.
+`plan_attention` does once the work that the layers of a step share; each layer calls what it
+returns. Deterministic means that the bits of a row do not depend on the rows beside it.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,10 @@ Attend = Callable[[Tensor, Tensor, float], Tensor]
 def plan_attention(
     spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None, deterministic: bool
 ) -> Attend:
-    """kv_cache: any layer's; they have one shape."""
+    """Plan the attention of one step; return the function that each layer calls.
+
+    kv_cache  the cache of any layer; all have one shape
+    """
     if on_gpu(kv_cache):
         return _on_gpu(spans, window, deterministic)
     ops = ops_on_panels(kv_cache, shape)

@@ -1,7 +1,7 @@
-"""Causal attention over a paged cache in compiled code; `cpu/attention.c` says how.
+"""Causal attention over a paged cache in compiled code; `cpu/attention.c` describes the algorithm.
 
-The cache has the shape that it has everywhere, but within a block the keys of a head, and its
-values, lie in the panels that products read. Who writes into it asks `ops_on_panels` as who reads.
+The cache has the same shape as elsewhere, but within a block the keys of a head, and its values,
+lie in the panels that products read. Both writers and readers of a cache ask `ops_on_panels`.
 """
 
 import ctypes
@@ -16,7 +16,10 @@ _MAX_HEAD, _MAX_GROUP = 256, 48
 
 
 def ops_on_panels(kv_cache: Tensor, shape: HeadShape) -> ctypes.CDLL | None:
-    """The compiled operations, if they keep such a cache: then its blocks hold panels."""
+    """Return the compiled operations if they work on such a cache; its blocks then hold panels.
+
+    Return None otherwise.
+    """
     lies = (
         shape.head_dim % 32 == 0
         and shape.head_dim <= _MAX_HEAD
@@ -27,7 +30,7 @@ def ops_on_panels(kv_cache: Tensor, shape: HeadShape) -> ctypes.CDLL | None:
 
 
 def to_panels(kv_cache: Tensor) -> Tensor:
-    """A copy in panels of a cache that has each position's numbers in a row."""
+    """Return a copy, in panels, of a cache that has each position's numbers in a row."""
     keys, values = kv_cache.unbind(2)
     blocks, kv_heads, size, head_dim = keys.shape
     keys = keys.view(blocks, kv_heads, size // 16, 16, head_dim // 2, 2).transpose(3, 4)
@@ -45,7 +48,10 @@ def paged_attention_panels(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """A row's bits depend neither on how a prompt was cut, nor on what is beside it."""
+    """Compute the attention.
+
+    A row's bits depend neither on how a prompt was cut into slices, nor on the rows beside it.
+    """
     _, heads, head_dim = query.shape
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     tables = spans.block_tables.contiguous()

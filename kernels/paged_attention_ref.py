@@ -1,4 +1,4 @@
-"""Causal attention over a paged cache in plain torch: what is seen is gathered, then multiplied.
+"""Causal attention over a paged cache in plain torch: it gathers keys and values, then multiplies.
 
 The indices are the same in all layers of a step, so they are planned once (`plan_gathers`) and used
 by every layer (`attend`). Batched products beat SDPA here: on a CPU without AMX its bf16 kernel
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from penstock.kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
 
-# Sequences whose numbers of blocks stand in this ratio or closer are padded to the longest.
+# Sequences whose numbers of blocks have this ratio or a closer one are padded to the longest.
 _CLOSE = 0.75
 # Up to this many blocks the padding costs less than another gather.
 _FEW_BLOCKS = 4
-# What one gather copies stays in the processor's cache until it is read.
+# The most that one gather copies, so that it stays in the processor's cache until it is read.
 _GATHER_BYTES = 8 << 20
-# Query rows of one product, all heads of a group counted: keys after the last of them are not read.
+# Query rows of one product, all heads of a group counted. Keys after the last row are not read.
 _STACKED_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """One-token queries of n sequences of similar length.
+    """The one-token queries of n sequences of similar length.
 
     rows   [n]                               rows of the query tensor
     tiles  [2 * n * kv_heads * max_blocks]   rows of block_size * head_dim of the flat cache
@@ -38,10 +38,11 @@ class _Decodes:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """Some rows of a slice against keys first:last of its gather.
+    """A product of some rows of a slice with the keys first:last of its gather.
 
-    tail  [rows * group, up to rows]  0 or -inf, for the last keys: those of the rows themselves
-    head  likewise for the first keys, which leave the window one by one; None where none does
+    tail  [rows * group, up to rows]  0 or -inf, the mask of the last keys: those of the rows
+          themselves
+    head  the mask of the first keys, which leave the window one by one; None where none does
     """
 
     start: int
@@ -54,7 +55,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A slice of several tokens, rows start:stop of the batch. tiles [2 * kv_heads * blocks]."""
+    """A slice of several tokens: rows start:stop of the batch. tiles [2 * kv_heads * blocks]."""
 
     start: int
     stop: int
@@ -64,7 +65,10 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """scratch: room for the largest gather; fresh memory would cost more than the copy."""
+    """The plan of a step's gathers and products, the same for all layers.
+
+    scratch  memory for the largest gather; new memory each time would cost more than the copy
+    """
 
     shape: HeadShape
     decodes: list[_Decodes]
@@ -82,7 +86,7 @@ def paged_attention_ref(
 def plan_gathers(
     spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None
 ) -> GatherPlan:
-    """kv_cache gives block size, type and device; any layer's will do."""
+    """Plan the gathers of a step. kv_cache, of any layer, gives block size, type and device."""
     tables = _Tables(spans.block_tables, shape, kv_cache.shape[3], kv_cache.dtype)
     found = read_spans(spans, window)
     singles = [span for span in found if span.stop - span.start == 1]
@@ -95,7 +99,7 @@ def plan_gathers(
 
 
 def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scale: float) -> Tensor:
-    """query [tokens, heads, head_dim] -> the same shape, contiguous."""
+    """Compute the attention: query [tokens, heads, head_dim] -> the same shape, contiguous."""
     shape = plan.shape
     flat = kv_cache.view(-1, plan.scratch.shape[1])
     grouped = query.view(-1, shape.num_kv_heads, shape.group, shape.head_dim)
@@ -126,7 +130,7 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scale: float) -> T
 
 
 def _gather(flat: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int) -> Tensor:
-    """-> [2, pairs, keys, head_dim]; a pair is a sequence and a key head."""
+    """Return keys and values [2, pairs, keys, head_dim]; a pair is a sequence and a key head."""
     picked = plan.scratch[: tiles.numel()]
     torch.index_select(flat, 0, tiles, out=picked)
     return picked.view(2, pairs, -1, plan.shape.head_dim)
@@ -135,7 +139,7 @@ def _gather(flat: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int) -> Tensor
 def _attend_product(
     rows: Tensor, key: Tensor, value: Tensor, product: _Product, scale: float
 ) -> Tensor:
-    """rows [kv_heads, rows * group, head_dim]"""
+    """Compute the attention of rows [kv_heads, rows * group, head_dim] to the product's keys."""
     scores = torch.baddbmm(rows.new_empty(()), rows, key.transpose(1, 2), beta=0, alpha=scale)
     scores[..., -product.tail.shape[1] :] += product.tail
     if product.head is not None:
@@ -145,7 +149,7 @@ def _attend_product(
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The block tables, and what turns block ids into rows of the flat cache."""
+    """The block tables, with the numbers that turn block ids into rows of the flat cache."""
 
     blocks: Tensor
     shape: HeadShape
@@ -153,7 +157,10 @@ class _Tables:
     dtype: torch.dtype
 
     def tiles(self, blocks: Tensor) -> Tensor:
-        """blocks [n, max_blocks] -> rows of (keys or values, n, kv head, block), flat."""
+        """Return the flat cache's rows of blocks [n, max_blocks].
+
+        They are ordered by keys or values, n, kv head and block, and flat.
+        """
         heads = torch.arange(self.shape.num_kv_heads, device=blocks.device)[:, None]
         keys = (blocks.to(torch.int64)[:, None] * self.shape.num_kv_heads + heads).mul_(2).view(-1)
         return torch.cat((keys, keys + 1))
@@ -164,13 +171,13 @@ class _Tables:
 
     @property
     def block_bytes(self) -> int:
-        """Of keys and values, all heads."""
+        """Return the bytes of one block: keys and values of all heads."""
         elements = 2 * self.shape.num_kv_heads * self.block_size * self.shape.head_dim
         return elements * self.dtype.itemsize
 
 
 def _alike(singles: list[Span], tables: _Tables) -> list[list[Span]]:
-    """Groups that are padded to their longest at little waste, longest first."""
+    """Group sequences so that padding to the longest of a group wastes little; longest first."""
     sized = [(stop - first, span) for span in singles for first, stop in [_blocks(span, tables)]]
     groups: list[list[Span]] = []
     longest = 0
@@ -223,7 +230,7 @@ def _prefill(span: Span, tables: _Tables, window: int | None) -> _Prefill:
 
 
 def _product(span: Span, start: int, stop: int, tables: _Tables, window: int | None) -> _Product:
-    """Rows start:stop of the slice."""
+    """Plan the product of the slice's rows start:stop."""
     offset = _blocks(span, tables)[0] * tables.block_size
     position = span.first_position + start
     first, last = first_seen(position, window), span.first_position + stop

@@ -1,10 +1,10 @@
-"""Causal attention over a paged cache, each query's bits independent of what is computed beside it.
+"""Causal attention over a paged cache, deterministic: no query's bits depend on the others.
 
 Products have one fixed shape: a tile of query rows by a tile of keys. Key tiles are counted from
 position 0 and taken in order with a running softmax in float32; a key that a query does not see
-adds an exact zero. So neither the batch nor the cut of a prompt into slices changes a bit. This
-rests on operations whose result for a row depends on that row alone: `bmm` of a fixed shape, `exp`,
-and reductions over a last dimension of fixed length.
+adds an exact zero. So neither the batch nor the cut of a prompt into slices changes a bit. The
+method needs operations whose result for a row depends on that row alone: `bmm` of a fixed shape,
+`exp`, and reductions over a last dimension of fixed length.
 """
 
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from torch import Tensor
 from penstock.kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
 
 _KEYS = 128
-# Rows of a product; a query gives one for each head of its group.
+# Rows of a product; a query has one row for each head of its group.
 _STACKED_ROWS = 16
-# Query tiles that advance together: what they gather stays small.
+# Query tiles that advance together, few enough that their gathers stay small.
 _TILES_TOGETHER = 64
-# Below every score, and finite: what is hidden stays an exact zero before the first key is seen.
+# Below every score, and finite, so that hidden keys weigh exactly zero before any key is seen.
 _LOWEST = -1e30
 
 
 @dataclass(frozen=True, slots=True)
 class _Advance:
-    """One key tile for each of the first n query tiles.
+    """One step of the loop: a key tile for each of the first n query tiles.
 
     tiles   [2 * n * kv_heads * blocks]  rows of the flat cache
-    hidden  [n, 1, rows * group, keys]   bool; None where every key is seen
+    hidden  [n, 1, rows * group, keys]   bool; None where no key is hidden
     """
 
     num_tiles: int
@@ -38,10 +38,10 @@ class _Advance:
 
 @dataclass(frozen=True, slots=True)
 class _Together:
-    """Query tiles, those that see the most key tiles first.
+    """Query tiles that advance together; those that see the most key tiles come first.
 
     rows      [tiles * rows a tile]  rows of the query tensor; the last of a tile may repeat
-    kept      [queries]              which of them are not repeats
+    kept      [queries]              the places in `rows` that are not repeats
     """
 
     rows: Tensor
@@ -64,7 +64,7 @@ def paged_attention_tiled(
 
 
 def plan_tiles(spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None) -> TilePlan:
-    """kv_cache gives the block size; any layer's will do."""
+    """Plan the tiles of a step. kv_cache, that of any layer, gives the block size."""
     block_size = kv_cache.shape[3]
     blocks = _Blocks(spans.block_tables, shape, block_size, max(1, _KEYS // block_size))
     rows = max(1, _STACKED_ROWS // shape.group)
@@ -82,7 +82,7 @@ def plan_tiles(spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | N
 
 
 def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scale: float) -> Tensor:
-    """query [tokens, heads, head_dim] -> the same shape, contiguous."""
+    """Compute the attention: query [tokens, heads, head_dim] -> the same shape, contiguous."""
     flat = kv_cache.view(-1, plan.block_size * plan.shape.head_dim)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     for together in plan.together:
@@ -95,7 +95,7 @@ def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scale: float) 
 def _attend_together(
     rows: Tensor, flat: Tensor, together: _Together, shape: HeadShape, scale: float
 ) -> Tensor:
-    """rows [tiles * rows, heads, head_dim] -> the same shape, float32."""
+    """Compute some tiles: rows [tiles * rows, heads, head_dim] -> the same shape, float32."""
     kv_heads, group, head_dim = shape.num_kv_heads, shape.group, shape.head_dim
     num_tiles = together.advances[0].num_tiles
     # [tiles * kv_heads, rows * group, head_dim]
@@ -125,7 +125,10 @@ def _attend_together(
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Query rows start:stop of sequence `seq`, the first at `position`; key tiles first:end."""
+    """A tile: query rows start:stop of sequence `seq`, the first at `position`.
+
+    The rows see the key tiles first:end.
+    """
 
     seq: int
     start: int
@@ -137,7 +140,7 @@ class _Tile:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """The block tables; `per_tile` blocks make a key tile."""
+    """The block tables, divided into key tiles of `per_tile` blocks."""
 
     tables: Tensor
     shape: HeadShape
@@ -149,7 +152,11 @@ class _Blocks:
         return self.per_tile * self.block_size
 
     def tiles(self, seqs: Tensor, first: Tensor, ends: Tensor) -> Tensor:
-        """Rows of (keys or values, tile, kv head, block); blocks from `first` on, before `ends`."""
+        """Return the flat cache's rows of one key tile each, with blocks from `first` on.
+
+        They are ordered by keys or values, tile, kv head and block. Blocks from `ends` on are
+        replaced by the last one before.
+        """
         ahead = first[:, None] + torch.arange(self.per_tile, device=seqs.device)
         blocks = self.tables[seqs[:, None], torch.minimum(ahead, ends[:, None] - 1)]
         heads = torch.arange(self.shape.num_kv_heads, device=seqs.device)[:, None]
@@ -173,7 +180,7 @@ def _together(tiles: list[_Tile], rows: int, blocks: _Blocks, window: int | None
     row = torch.arange(rows, device=device)
     ahead = torch.minimum(row, length[:, None] - 1)
     positions = position[:, None] + ahead
-    # The last block that a tile's last row sees; what lies beyond may not be there.
+    # The end of the blocks that a tile's last row sees; later blocks may not exist.
     ends = torch.div(position + length - 1, blocks.block_size, rounding_mode="floor") + 1
     advances = []
     for step in range(tiles[0].end - tiles[0].first):

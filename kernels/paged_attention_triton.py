@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penstock.kernels.spans import Spans
 
-# The interpreter computes bf16 on raw 16-bit integers: there everything is float32.
+# The interpreter computes bf16 on raw 16-bit integers, so with it everything is float32.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _KEYS = 64
 _ROWS = 16
@@ -37,7 +37,10 @@ def paged_attention_triton(
     *,
     deterministic: bool = False,
 ) -> Tensor:
-    """deterministic: one tile shape and no split; a row's bits do not depend on the batch."""
+    """Compute the attention.
+
+    deterministic  use one tile shape and no split, so that a row's bits do not depend on the batch
+    """
     tokens, heads, head_dim = query.shape
     splits = 1 if deterministic else _splits(spans, window)
     rows = _ROWS if deterministic or spans.max_query_len == 1 else _PREFILL_ROWS
@@ -91,7 +94,7 @@ def paged_attention_triton(
 
 
 def _splits(spans: Spans, window: int | None) -> int:
-    """A power of two, more than 1 only for one-token queries."""
+    """Return the number of splits: a power of two, more than 1 only for one-token queries."""
     if spans.max_query_len > 1:
         return 1
     seen = min(spans.max_context_len, window or spans.max_context_len)
@@ -144,7 +147,7 @@ def _paged_attention(
     position = context - query_len + token
     head = kv_head * GROUP + row % GROUP
     column = tl.arange(0, HEAD_DIM)
-    # int64 before a stride: a batch of long rows, and a cache, pass 2**31 elements.
+    # int64 before it meets a stride: long batches and caches have more than 2**31 elements.
     token_row = (start + token).to(tl.int64)
     query = tl.load(
         query_ptr + (token_row * query_row + head * query_head)[:, None] + column[None, :],
@@ -197,7 +200,7 @@ def _paged_attention(
         mixed = tl.dot(weight.to(values.dtype), values, mixed, input_precision="ieee")
         top = now
 
-    # A split may lie wholly outside a row's sight: it weighs nothing in the merge.
+    # A row may see no key of a split, which then has no weight in the merge.
     seen_some = total > 0
     mixed = mixed / tl.where(seen_some, total, 1.0)[:, None]
     place = (split.to(tl.int64) * tokens + token_row) * heads + head
@@ -221,7 +224,7 @@ def _merge(
     SPLITS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """parts [SPLITS, tokens, heads, HEAD_DIM], each divided by its own total 2 ** lse."""
+    """Merge parts [SPLITS, tokens, heads, HEAD_DIM], each divided by its own total 2 ** lse."""
     place = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     split = tl.arange(0, SPLITS).to(tl.int64) * tokens * heads + place
     column = tl.arange(0, HEAD_DIM)

@@ -1,5 +1,6 @@
-"""Products of bf16 rows in compiled code, with weights of 16, 8 or 4 bits; `cpu/linear.c` says how.
+"""Products of bf16 rows, in compiled code, with weights of 16, 8 or 4 bits.
 
+`cpu/linear.c` describes the algorithm.
 A row's bits do not depend on the rows that come with it.
 """
 
@@ -13,16 +14,20 @@ from torch import Tensor
 from penstock.kernels.device import ops_for
 from penstock.kernels.huge_pages import take
 
-_PANEL = 16  # columns that lie side by side
+_PANEL = 16  # columns of a panel, which lie side by side
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """bits of a number of the weight, and how many along the inner dimension share a scale."""
+    """The packing of a weight.
+
+    bits   bits of a number
+    group  how many numbers along the inner dimension share a scale
+    """
 
     bits: int
-    group: int | None = None  # all of them; the last may be fewer
-    depth: int = 64  # in_features is a multiple of it
+    group: int | None = None  # None means all share one; the last group may have fewer
+    depth: int = 64  # in_features must be a multiple of this
 
 
 PACKINGS = {
@@ -34,21 +39,21 @@ PACKINGS = {
 
 
 def panel_ops(weight: Tensor, packing: Packing) -> ctypes.CDLL | None:
-    """The compiled operations, if they multiply with such a weight."""
+    """Return the compiled operations if they can multiply with such a weight, else None."""
     return ops_for(weight) if weight.shape[1] % packing.depth == 0 else None
 
 
 class _After(IntEnum):
-    """What becomes of a product's sums; the C code knows them by number."""
+    """The last operation on a product's sums; the C code has the same numbers."""
 
     NARROW = 0  # bf16
-    ADD = 1  # bf16, added to what is there
-    SILU_MUL = 2  # bf16: silu of the first part's, times the second's
+    ADD = 1  # bf16, added to the output
+    SILU_MUL = 2  # bf16: silu of the first part's product times the second's
     WIDE = 3  # float32
 
 
 class PackedWeight(ctypes.Structure):
-    """A weight as compiled operations take it, `struct weight`: addresses, not what is there."""
+    """A weight as compiled operations take it: `struct weight`, with addresses of its memory."""
 
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in ("panels", "scales", "bias")],
@@ -57,9 +62,11 @@ class PackedWeight(ctypes.Structure):
 
 
 class PanelLinear:
-    """x [rows, in_features] bf16, contiguous -> [rows, out_features]. Keeps panels, no weight.
+    """A product in compiled code: x [rows, in_features] bf16, contiguous -> [rows, out_features].
 
-    parts  so many weights of one shape lie one below the other; `silu_mul` takes two
+    It keeps the weight as panels, not the weight itself.
+
+    parts  the number of weights of one shape that lie one below the other; `silu_mul` needs two
     """
 
     def __init__(
@@ -113,21 +120,24 @@ class PanelLinear:
         return self._multiply(x, x.new_empty(len(x), self.out_features), _After.NARROW)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """residual [rows, out_features], contiguous; becomes the sum."""
+        """Add the product to residual [rows, out_features], contiguous, in place; return it."""
         return self._multiply(x, residual, _After.ADD)
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        """silu of the first part's product, times the second's."""
+        """Return silu of the first part's product times the second's."""
         return self._multiply(x, x.new_empty(len(x), self.out_features), _After.SILU_MUL)
 
     def wide(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """float32, never rounded to less. out: contiguous; none: a new one."""
+        """Return the product in float32, never rounded to bf16.
+
+        out  a contiguous tensor for the result; None means a new one
+        """
         if out is None:
             out = x.new_empty(len(x), self.out_features, dtype=torch.float32)
         return self._multiply(x, out, _After.WIDE)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Rows of the weight: index [n] int64 -> [n, in_features]."""
+        """Return rows of the weight: index [n] int64 -> [n, in_features]."""
         out = torch.empty(len(index), self.in_features, dtype=torch.bfloat16)
         self._ops.rows_of(self._weight, index.data_ptr(), out.data_ptr(), len(index))
         return out

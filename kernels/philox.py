@@ -1,14 +1,14 @@
-"""Counter-based random numbers: each is a pure function of (seed, choice, position).
+"""Counter-based random numbers, each a pure function of (seed, choice, position).
 
 Philox4x32 with ten rounds (Salmon and others, "Parallel random numbers: as easy as 1, 2, 3", 2011):
 the seed is the key, (choice, position, 0, 0) the counter. Nothing is carried from one number to the
-next, so whoever knows a token's place can draw it again.
+next, so a token can be drawn again from its place alone.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]  # 32-bit words, each in 64 bits: a product of two fits
+Words = NDArray[np.uint64]  # 32-bit words, each in 64 bits so that a product of two fits
 
 NUM_ROUNDS = 10
 LOW = np.uint64(0xFFFFFFFF)
@@ -18,7 +18,7 @@ WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)  # golden ratio, sqrt(3) - 
 
 
 def key_schedule(seeds: list[int]) -> Words:
-    """The round keys [10, 2, seeds] of 64-bit seeds, signed or not."""
+    """Return the round keys [10, 2, seeds] of 64-bit seeds, signed or not."""
     whole: Words = np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], np.uint64)
     first = np.stack([whole & LOW, whole >> HALF])
     rounds: Words = np.arange(NUM_ROUNDS, dtype=np.uint64)[:, None, None]
@@ -27,7 +27,10 @@ def key_schedule(seeds: list[int]) -> Words:
 
 
 def philox(keys: Words, counters: Words) -> Words:
-    """Four random words [4, n] for each counter [4, n]; keys as of `key_schedule` [10, 2, n]."""
+    """Return four random words [4, n] for each counter [4, n].
+
+    keys [10, 2, n] are those of `key_schedule`.
+    """
     even, odd = counters[0::2], counters[1::2]
     for key in keys:
         product = even * MULTIPLIERS
@@ -36,7 +39,7 @@ def philox(keys: Words, counters: Words) -> Words:
 
 
 def uniforms(keys: Words, choices: list[int], positions: list[int]) -> NDArray[np.float64]:
-    """Numbers [n] in [0, 1), multiples of 2**-53: one for each key, choice and position."""
+    """Return numbers [n] in [0, 1), multiples of 2**-53: one for each key, choice and position."""
     counters = np.zeros((4, len(positions)), np.uint64)
     counters[0], counters[1] = choices, positions
     words = philox(keys, counters)

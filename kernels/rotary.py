@@ -1,6 +1,6 @@
-"""Rotary positions, neox style: the first half of a head is rotated against its second half.
+"""Rotates heads by their positions, neox style: the first half against the second half.
 
-x         [tokens, heads, head_dim]   queries and keys may stand in one tensor
+x         [tokens, heads, head_dim]   queries and keys may be in one tensor
 cos, sin  [tokens, head_dim]          sin's first half negated, so that the rotation is
                                       x * cos + roll(x, head_dim / 2) * sin
 returns   [tokens, heads, head_dim]   contiguous, dtype of x

@@ -1,11 +1,13 @@
-"""Between a layer's first product and its attention: the heads of queries and keys are normalised,
-if the model does that, and rotated; keys and values go into their slots of the paged cache.
+"""The work between a layer's first product and its attention.
+
+The heads of queries and keys are normalised, if the model does that, and rotated. Keys and values
+go into their slots of the paged cache.
 
     qkv       [tokens, (heads + 2 * kv_heads) * head_dim], contiguous
-    kv_cache  as attention has it; gains the keys and values
+    kv_cache  as in `paged_attention`; gains the keys and values
     returns   [tokens, heads, head_dim], the queries, contiguous or not
 
-`plan_store` does what the layers of a step share, once; each layer calls what it returns.
+`plan_store` does once the work that the layers of a step share; each layer calls what it returns.
 """
 
 import ctypes
@@ -24,7 +26,7 @@ from penstock.kernels.store_kv import key_rows, store_rows
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights [head_dim] of the norms of queries and keys."""
+    """The weights [head_dim] of the norms of queries and keys."""
 
     query: Tensor
     key: Tensor
@@ -37,9 +39,9 @@ Store = Callable[[Tensor, HeadNorms | None, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where each token stands, and where its keys and values go.
+    """The rotation of each token, and the slot for its keys and values.
 
-    cos, sin      [tokens, head_dim]  as `penstock.kernels.rotary` has them
+    cos, sin      [tokens, head_dim]  as `penstock.kernels.rotary` reads them
     slot_mapping  [tokens]            int64; block * block_size + offset; no slot twice
     """
 
@@ -49,7 +51,10 @@ class Places:
 
 
 def plan_store(places: Places, shape: HeadShape, kv_cache: Tensor) -> Store:
-    """kv_cache: any layer's; they have one shape."""
+    """Plan one step; return the function that each layer calls.
+
+    kv_cache  the cache of any layer; all have one shape
+    """
     ops = ops_on_panels(kv_cache, shape)
     if ops is not None:
         return lambda qkv, norms, kv_cache: rotate_and_store_panels(
@@ -69,7 +74,7 @@ def rotate_and_store_ref(
     kv_cache: Tensor,
     rows: Tensor,
 ) -> Tensor:
-    """rows: as of `key_rows`"""
+    """Rotate and store in torch. `rows` are those of `key_rows`."""
     num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, shape.head_dim)
     turning, value = heads.tensor_split((num_heads + num_kv_heads,), 1)
@@ -90,7 +95,7 @@ def rotate_and_store_panels(
     shape: HeadShape,
     kv_cache: Tensor,
 ) -> Tensor:
-    """On a cache whose blocks hold panels."""
+    """Rotate and store in compiled code, into a cache whose blocks hold panels."""
     query = qkv.new_empty(len(qkv), shape.num_heads, shape.head_dim)
     ops.rotate_and_store(
         qkv.data_ptr(),

@@ -1,12 +1,12 @@
-"""A token for each row of logits, drawn as the row asks.
+"""Draws a token for each row of logits, by the row's own parameters.
 
-    logits     [rows, vocab]             float32, contiguous; those of a masked row change
-    positions  [rows]                    int64; of each token in its row's completion
+    logits     [rows, vocab]             float32, contiguous; a masked row is changed
+    positions  [rows]                    int64; the token's position in the row's completion
     masks      [rows, ceil(vocab / 32)]  int32 on the host, read where a row is masked; token t is
-                                         bit t % 32 of word t // 32, 1 allows
+                                         bit t % 32 of word t // 32, and 1 allows it
     returns    [rows]                    int64; NO_TOKEN where the largest logit is not finite
 
-A row's random number is that of its seed, choice and position. The compiled operation and the
+A row's random number follows from its seed, choice and position. The compiled operation and the
 reference give the same tokens, whatever the batch.
 """
 
@@ -27,8 +27,8 @@ from penstock.kernels.token_mask import apply_token_mask, byte_penalties
 
 NO_TOKEN = -1
 
-# How a row draws, as cpu/sample.c has it. temperature 0: the likeliest. top_k 0, top_p 1, min_p 0:
-# all are kept. is_masked: 0 or 1.
+# The parameters of one row, with the layout that cpu/sample.c has. Temperature 0 takes the
+# likeliest token. top_k 0, top_p 1 and min_p 0 keep all tokens. is_masked is 0 or 1.
 WAY = np.dtype(
     [
         ("top_p", np.float64),
@@ -40,14 +40,14 @@ WAY = np.dtype(
         ("temperature", np.float32),
     ]
 )
-Ways = NDArray[np.void]  # [rows] of WAY
+Ways = NDArray[np.void]  # [rows], each a WAY
 
 # (logits, positions, masks) -> tokens
 Sample = Callable[[Tensor, NDArray[np.int64], Tensor | None], Tensor]
 
 
 def plan_sample(ways: Ways, vocab: int, device: torch.device) -> Sample:
-    """For the steps of a batch that stays as it is."""
+    """Return the function that draws the tokens of one batch of rows, step after step."""
     ops = _ops_on(device)
     if ops is None:
         return SampleRef(ways, vocab, device)
@@ -73,7 +73,7 @@ def sample_compiled(
 
 
 class SampleRef:
-    """In torch, on any device: each kind of draw over all rows that ask for it."""
+    """Draws in torch, on any device: each kind of draw over all rows that ask for it."""
 
     def __init__(self, ways: Ways, vocab: int, device: torch.device) -> None:
         draws = ways["temperature"] > 0
@@ -110,14 +110,14 @@ class SampleRef:
 
 
 def log_total(logits: Tensor) -> Tensor:
-    """The logarithm of the sum of each row's exponentials [rows], float64."""
+    """Return the logarithm of the sum of each row's exponentials [rows], float64."""
     ops = _ops_on(logits.device)
     sums = mass_ref(logits) if ops is None else mass_compiled(ops, logits)
     return logits.amax(-1).double() + (sums.double() / UNIT).log()
 
 
 def mass_ref(logits: Tensor) -> Tensor:
-    """What each row's weights add up to at temperature 1 [rows], int64."""
+    """Return the sum of each row's weights at temperature 1 [rows], int64."""
     return mass(logits, torch.ones(len(logits), device=logits.device))
 
 
@@ -131,7 +131,7 @@ def mass_compiled(ops: ctypes.CDLL, logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The rows that draw in one way: [rows of the group] each."""
+    """The rows that draw in one way, with columns [rows of the group]."""
 
     places: NDArray[np.int64]
     index: Tensor  # the same, on the device

@@ -1,4 +1,4 @@
-"""The gate of a feed-forward layer: silu of the first half of each row, times the second half.
+"""The gate of a feed-forward layer: silu of the first half of each row times the second half.
 
 gate_up   [tokens, 2 * hidden]
 returns   [tokens, hidden]       contiguous
@@ -18,9 +18,10 @@ def silu_mul_ref(gate_up: Tensor) -> Tensor:
 
 
 def silu_mul_rowwise(gate_up: Tensor) -> Tensor:
-    """The same bits for a row whatever rows come with it.
+    """Compute the gate with the same bits for a row whatever rows come with it.
 
-    `F.silu` rounds otherwise where a vector or a thread's share ends; `exp` and quotients do not.
+    `F.silu` rounds differently at the end of a vector or of a thread's share; `exp` and quotients
+    do not.
     """
     gate, up = gate_up.chunk(2, -1)
     wide = gate.float()

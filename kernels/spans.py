@@ -1,4 +1,4 @@
-"""Which rows of a batch belong to which sequence, and where each sequence's keys lie."""
+"""The spans of a batch: the rows of each sequence, and the places of its keys."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,10 +8,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Row r of sequence i's queries stands at position context_lens[i] - (its query length) + r.
+    """The rows and the keys of all sequences in a batch, on the device.
+
+    Row r of sequence i's queries stands at position context_lens[i] - (its query length) + r.
 
     query_start   [seqs + 1]          int32; sequence i's rows are query_start[i]:query_start[i+1]
-    context_lens  [seqs]              int32; keys of each sequence, those of its own rows included
+    context_lens  [seqs]              int32; number of keys of each sequence, its own rows' included
     block_tables  [seqs, max_blocks]  int32; any strides; entries past a sequence's last are unread
     """
 
@@ -24,7 +26,10 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Consecutive query heads share a key head. One head size for queries, keys and values."""
+    """The numbers of heads and their size, which queries, keys and values share.
+
+    Consecutive query heads share a key head.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -32,13 +37,13 @@ class HeadShape:
 
     @property
     def group(self) -> int:
-        """Query heads of one key head."""
+        """Return the number of query heads of one key head."""
         return self.num_heads // self.num_kv_heads
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Sequence `seq` on the host: query rows start:stop see keys first_key:context at most."""
+    """One sequence, on the host: query rows start:stop see keys first_key:context at most."""
 
     seq: int
     start: int
@@ -51,12 +56,15 @@ class Span:
         return self.context - (self.stop - self.start)
 
     def blocks(self, block_size: int) -> tuple[int, int]:
-        """Columns of the block table, from and to."""
+        """Return the first column of the block table that the span reads, and the end."""
         return self.first_key // block_size, -(-self.context // block_size)
 
 
 def read_spans(spans: Spans, window: int | None) -> list[Span]:
-    """The sequences that have rows. Waits for the device if the tensors are not the host's."""
+    """Return the spans of the sequences that have rows.
+
+    It waits for the device if the tensors are not on the host.
+    """
     return [
         Span(seq, start, stop, first_seen(context - (stop - start), window), context)
         for seq, ((start, stop), context) in enumerate(
@@ -67,5 +75,5 @@ def read_spans(spans: Spans, window: int | None) -> list[Span]:
 
 
 def first_seen(position: int, window: int | None) -> int:
-    """The oldest key that a query sees; a window counts its own."""
+    """Return the position of the oldest key that a query sees; a window includes its own key."""
     return 0 if window is None else max(0, position - window + 1)

@@ -19,7 +19,10 @@ def store_kv_ref(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Ten
 
 
 def key_rows(slot_mapping: Tensor, kv_heads: int, block_size: int) -> Tensor:
-    """Where each key goes, in rows of head_dim: [tokens * kv_heads], the same for all layers."""
+    """Return the place of each key, in rows of head_dim: [tokens * kv_heads].
+
+    It is the same for all layers.
+    """
     block = slot_mapping.div(block_size, rounding_mode="floor")
     offset = slot_mapping - block * block_size
     heads = torch.arange(kv_heads, device=slot_mapping.device)
@@ -27,7 +30,7 @@ def key_rows(slot_mapping: Tensor, kv_heads: int, block_size: int) -> Tensor:
 
 
 def store_rows(key: Tensor, value: Tensor, kv_cache: Tensor, rows: Tensor) -> None:
-    """As `store_kv`, with `key_rows` computed before."""
+    """Store keys and values like `store_kv`, at the rows that `key_rows` has computed."""
     block_size, head_dim = kv_cache.shape[3:]
     flat = kv_cache.view(-1, head_dim)
     flat.index_copy_(0, rows, key.reshape(-1, head_dim))

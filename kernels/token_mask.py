@@ -1,7 +1,7 @@
-"""Forbidding tokens: a bit for each token of each row says whether it may come next.
+"""Masks that forbid tokens: a bit for each token of each row says whether it may come next.
 
 logits   [rows, vocab]             float32, changed in place
-bitmask  [rows, ceil(vocab / 32)]  int32; token t is bit t % 32 of word t // 32; 1 allows
+bitmask  [rows, ceil(vocab / 32)]  int32; token t is bit t % 32 of word t // 32; 1 allows it
 """
 
 import numpy as np
@@ -11,14 +11,14 @@ from torch.nn.functional import embedding
 
 
 def apply_token_mask(logits: Tensor, bitmask: Tensor, penalties: Tensor) -> None:
-    """Set what is forbidden to minus infinity; `penalties` as of `byte_penalties`."""
+    """Set the logits of forbidden tokens to minus infinity; `penalties` is `byte_penalties`'s."""
     rows, vocab = logits.shape
     spread = embedding(bitmask.view(torch.uint8).int(), penalties)  # [rows, bytes, 8]
     logits.add_(spread.view(rows, -1)[:, :vocab])
 
 
 def byte_penalties(device: torch.device) -> Tensor:
-    """What each of a byte's eight bits adds to its logit [256, 8]: 0 or minus infinity.
+    """Return what each of a byte's eight bits adds to its logit [256, 8]: 0 or minus infinity.
 
     A lookup is six times faster on a CPU than spreading the bits and filling under a boolean mask.
     """
@@ -27,7 +27,7 @@ def byte_penalties(device: torch.device) -> Tensor:
 
 
 def allow_all_but(ids: list[int], vocab_size: int) -> Tensor:
-    """A row of bits [ceil(vocab / 32)] that forbids these, and what is past the vocabulary."""
+    """Return a mask [ceil(vocab / 32)] that forbids these ids and all past the vocabulary."""
     bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     bits[:vocab_size] = True
     bits[ids] = False

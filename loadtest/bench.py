@@ -1,4 +1,4 @@
-"""`penstock bench`: what is measured, loaded only when asked for."""
+"""`penstock bench`: the measurements, each loaded only when it is asked for."""
 
 import importlib
 import os
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     if argv[0] not in COMMANDS:
         print(f"penstock bench: there is no command {argv[0]!r}\n\n{_usage()}", file=sys.stderr)
         return BAD_USAGE
-    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # for all: spinning starves a neighbour
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # spinning threads starve neighbours
     module, _ = COMMANDS[argv[0]]
     try:
         code: int = importlib.import_module(f"penstock.{module}").main(argv[1:])

@@ -1,9 +1,9 @@
-"""What ends a measurement with one line."""
+"""The errors that end a measurement with one line."""
 
 
 class BadOption(Exception):
-    """The message names the option and what is wrong with it."""
+    """Raised for a bad option; the message names it and says what is wrong with it."""
 
 
 class CannotMeasure(RuntimeError):
-    """Something that was to be measured did not start, or answers nothing."""
+    """Raised when something to be measured does not start, or does not answer."""

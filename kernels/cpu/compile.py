@@ -1,4 +1,4 @@
-"""The C sources as a library: compiled for this processor, and kept in the user's cache."""
+"""Compiles the C sources to a library for this processor, kept in the user's cache."""
 
 import atexit
 import fcntl
@@ -24,11 +24,14 @@ _log = logging.getLogger("penstock.kernels")
 
 
 class Unusable(Exception):
-    """What stands in the way of compiled operations."""
+    """Raised when there are no compiled operations; the message says why."""
 
 
 def build(flags: Sequence[str], cache: Path | None = None, source: Path = _OPS) -> Path:
-    """The library under these flags: from the cache if it is whole there, else compiled into it."""
+    """Return the library compiled with these flags, from the cache if it is intact there.
+
+    Otherwise compile it into the cache. Raises Unusable when that fails.
+    """
     compiler = find_compiler()
     folder = _own_folder(cache or _cache())
     try:
@@ -43,7 +46,7 @@ def build(flags: Sequence[str], cache: Path | None = None, source: Path = _OPS) 
 
 
 def find_compiler() -> str:
-    """Its absolute path. $CC goes first."""
+    """Return a C compiler's absolute path; $CC goes first. Raises Unusable if there is none."""
     for name in (os.environ.get("CC", ""), *_COMPILERS):
         if name and (found := shutil.which(name)):
             return found
@@ -59,7 +62,10 @@ def _cache() -> Path:
 
 
 def _own_folder(folder: Path) -> Path:
-    """The folder, if only we write there: code is loaded from it. Else one of this process."""
+    """Return the folder if only this user writes there, since code is loaded from it.
+
+    Otherwise return a folder of this process.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.stat()
@@ -80,7 +86,10 @@ def _folder_of_this_process() -> Path:
 
 
 def digest_of(flags: Sequence[str], *others: bytes) -> str:
-    """Of all that decides what is compiled: sources, flags, the kind of machine, and others."""
+    """Return the digest of all that decides what is compiled.
+
+    That is the sources, the flags, the kind of machine, and `others`.
+    """
     parts = [" ".join(flags).encode(), platform.machine().encode(), *others]
     parts += [file.read_bytes() for file in sorted(_SOURCES.glob("*.[ch]"))]
     digest = hashlib.blake2b(digest_size=12)
@@ -90,13 +99,13 @@ def digest_of(flags: Sequence[str], *others: bytes) -> str:
 
 
 def _digest(compiler: str, flags: Sequence[str], source: Path) -> str:
-    """Of `-march=native` too: what it means depends on the compiler and the processor."""
+    """Return the digest with the compiler and the processor, on which `-march=native` depends."""
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_COMPILE_S)
     return digest_of(flags, version.stdout, _processor(), source.read_bytes())
 
 
 def _processor() -> bytes:
-    """What it is and can: the lines of its first core that say so."""
+    """Return the lines of /proc/cpuinfo that tell the first core's model and features."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"\n")
     except OSError:
@@ -106,7 +115,10 @@ def _processor() -> bytes:
 
 
 def is_whole(built: Path) -> bool:
-    """As it was compiled: a cut file would kill the process that loads it."""
+    """Return whether the file is as it was compiled.
+
+    A truncated file kills the process that loads it.
+    """
     try:
         return built.with_suffix(".sum").read_text() == _checksum(built)
     except OSError:
@@ -118,7 +130,10 @@ def _checksum(path: Path) -> str:
 
 
 def compile_ops(compiler: str, flags: Sequence[str], built: Path, source: Path = _OPS) -> None:
-    """Beside it lies its checksum. Raises Unusable, OSError, SubprocessError."""
+    """Compile the library to `built`, and write its checksum beside it.
+
+    Raises Unusable, OSError or SubprocessError.
+    """
     fresh = built.with_suffix(f".{os.getpid()}")
     command = [compiler, *flags, str(source), "-o", str(fresh), *_FLAGS]
     try:

@@ -1,6 +1,6 @@
-"""The compiled operations: made ahead or compiled for this processor, and loaded.
+"""Loads the compiled operations, made ahead or compiled for this processor.
 
-Who gets None computes in torch: a line of the log says why, and what that costs.
+A caller that gets None computes in torch; a line of the log says why, and what that costs.
 """
 
 import ctypes
@@ -21,12 +21,12 @@ _log = logging.getLogger("penstock.kernels")
 
 
 class TilesRefused(Unusable):
-    """The processor has AMX, and the system gives it to nobody."""
+    """Raised when the processor has AMX, but the system gives it to no process."""
 
 
 @functools.cache
 def compiled_ops() -> ctypes.CDLL | None:
-    """For this processor, once a process."""
+    """Return this processor's operations, loaded once in a process; None if there are none."""
     native = (build(flags) for flags in (_NATIVE, _NATIVE + _NO_TILES))
     complaints = []
     for libraries in (prebuilt(), native):
@@ -42,7 +42,10 @@ def compiled_ops() -> ctypes.CDLL | None:
 
 
 def _first(libraries: Iterable[Path]) -> ctypes.CDLL:
-    """The next one asks less of the system."""
+    """Load the first library that the system allows; each one asks less of it than the last.
+
+    Raises Unusable when there is none.
+    """
     refusal = Unusable("`penstock prebuild` made none for this processor")
     for library in libraries:
         try:
@@ -53,7 +56,10 @@ def _first(libraries: Iterable[Path]) -> ctypes.CDLL:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Loads a library, asks the system for what it needs, and declares its functions."""
+    """Load a library, ask the system for what it needs, and declare its functions.
+
+    Raises Unusable, or TilesRefused where the system does not give AMX.
+    """
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

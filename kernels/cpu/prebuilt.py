@@ -1,8 +1,9 @@
-"""The operations compiled ahead: where an image or a wheel is made there is a compiler, where it is
-used there may be none, and the processor is another.
+"""The operations compiled ahead, for images and wheels.
 
-A level is a set of features that processors have together; of those that this one has, the first is
-taken. The levels of x86-64 are those of its psABI, and above them what multiplies bf16.
+Where these are used there may be no compiler, and the processor is another one.
+
+A level is a set of features that processors have together. The first level that this processor has
+is used. The levels of x86-64 are those of its psABI, and above them those that multiply bf16.
 """
 
 import logging
@@ -21,7 +22,7 @@ FOLDER = Path(__file__).parent / "prebuilt"
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """`features` as /proc/cpuinfo names them."""
+    """A level of processors; `features` are named as in /proc/cpuinfo."""
 
     name: str
     machines: tuple[str, ...]
@@ -50,12 +51,15 @@ LEVELS = (
 
 
 def levels() -> list[Level]:
-    """Those of this kind of machine, the best first."""
+    """Return the levels of this kind of machine, the best first."""
     return [level for level in LEVELS if platform.machine() in level.machines]
 
 
 def prebuild(chosen: Sequence[Level], folder: Path = FOLDER) -> Iterator[Path]:
-    """Compile them for others too, in the place of what was there. Raises Unusable."""
+    """Compile the chosen levels into the folder, and yield each file.
+
+    Older files there are removed first. Raises Unusable when a level cannot be compiled.
+    """
     compiler = find_compiler()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +73,10 @@ def prebuild(chosen: Sequence[Level], folder: Path = FOLDER) -> Iterator[Path]:
 
 
 def prebuilt(folder: Path = FOLDER, features: frozenset[str] | None = None) -> Iterator[Path]:
-    """What was made of these very sources for processors with these features; none: this one's."""
+    """Yield the intact libraries made of these sources for processors with these features.
+
+    None means the features of this machine.
+    """
     has = this_processors() if features is None else features
     for level in levels() if folder.is_dir() else []:
         file = level.file(folder)
@@ -82,7 +89,7 @@ def prebuilt(folder: Path = FOLDER, features: frozenset[str] | None = None) -> I
 
 
 def this_processors() -> frozenset[str]:
-    """The features of this machine's first core; empty where the system does not tell."""
+    """Return the features of this machine's first core; none where the system does not tell."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

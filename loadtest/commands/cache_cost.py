@@ -1,7 +1,8 @@
-"""The CPU that the prefix cache costs where nothing is shared: the host's work with it and without.
+"""Measures the CPU that the prefix cache costs where nothing is shared.
 
-The runner answers at once, so what is compared is a few tenths of a second of scheduling and no
-model; the difference of two whole runs would drown in what the machine does meanwhile.
+It compares the host's work with the cache and without. The runner answers at once, so the work is a
+few tenths of a second of scheduling and no model. The difference of two runs with a model would be
+lost in the noise of the machine.
 """
 
 import time
@@ -22,7 +23,10 @@ _TRIES = 7
 
 
 def cache_cost_s(requests: Sequence[Request], concurrency: int) -> float:
-    """CPU seconds for all requests; the least of several tries with it, less that without."""
+    """Return the CPU seconds that the cache costs for all requests.
+
+    That is the least of several tries with the cache, less the least without.
+    """
     took: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(_TRIES):
         for remembers, tries in took.items():

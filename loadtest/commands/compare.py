@@ -1,8 +1,8 @@
 """`penstock bench compare`: engines beside each other on the same requests, in one run.
 
-Rounds alternate: each engine is asked once before any is asked again, and of its rounds the one
-with the middle throughput counts. No two rounds or workloads share a prefix, so a server that stays
-up does not find in its cache what an earlier one left there.
+Rounds alternate: each engine runs once before any runs again, and of its rounds the one with the
+middle throughput counts. No two rounds or workloads share a prefix, so a server that stays up does
+not find an earlier round's prompts in its cache.
 """
 
 import tempfile
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
     cases = _cases(settings)
     with tempfile.TemporaryDirectory() as scratch:
         comparison = _Comparison(settings, own, console, Path(scratch))
-        with suppress(KeyboardInterrupt):  # then what was measured is shown
+        with suppress(KeyboardInterrupt):  # what was measured until then is shown
             for number in range(settings.rounds):
                 comparison.measure_speeds()
                 for place, case in enumerate(cases):
@@ -111,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _cases(settings: CompareSettings) -> list[Case]:
-    """Those asked for, with the engines asked for."""
+    """Return the cases and engines that were asked for. Raises BadOption if there are none."""
     cases = list(CASES)
     if settings.dataset_path is not None:
         ours = (LLM, QUEUE, BATCHED)
@@ -150,7 +150,7 @@ class _Comparison:
             self.speeds = self.speeds.at_least(in_a_process(measure_speeds))
 
     def run(self, case: Case, turn: int) -> None:
-        """Each engine once."""
+        """Measure each engine of a case once."""
         folder = self._folder(case)
         requests = varied(self._requests(case), turn, vocab_size(folder))
         for subject in case.subjects:
@@ -166,7 +166,7 @@ class _Comparison:
             self._console.print(f"{case.name}: {subject.name}: {told}", style="dim")
 
     def measured(self, case: Case) -> Case:
-        """With the engines that have had a round."""
+        """Return the case with only the engines that have had a round."""
         return case.of([each for each in case.subjects if (case.name, each.name) in self._rows])
 
     def _measured(self, subject: Subject, task: Task) -> Round:
@@ -189,7 +189,11 @@ class _Comparison:
         return Section(case.name, text, case.concurrency, limits, rows, lines)
 
     def _limit(self, case: Case, requests: Sequence[Request], subject: Subject) -> float | None:
-        """None: the model is for prompts of ids and answers of a given length."""
+        """Return the tokens a second of the ideal engine.
+
+        Return None where prompts are texts or answers follow a schema: the ideal engine's model
+        is only for prompts of ids and answers of a given length.
+        """
         if any(isinstance(request.prompt, str) or request.schema for request in requests):
             return None
         given = self._settings.given() | subject.settings if subject.is_ours else {}
@@ -200,7 +204,7 @@ class _Comparison:
     def _lines(
         self, case: Case, requests: Sequence[Request], found: dict[str, Round]
     ) -> Iterator[str]:
-        """What the figures are to each other."""
+        """Yield lines that compare the figures with each other."""
         ours = found.get(LLM.name)
         if ours is None or ours.found is None:
             return

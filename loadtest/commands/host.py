@@ -1,9 +1,9 @@
-"""`penstock bench host`: what a step costs beside the model, which here answers at once.
+"""`penstock bench host`: the cost of a step beside the model, which here answers at once.
 
 Engine, scheduler, block pool, batch, runner and sampler are the real ones; a decoder that computes
-nothing gives logits over two tokens. Once all sequences only decode; once whoever ends is followed
-by a sequence with a prompt that nobody had. Times are the thread's CPU time: a neighbour on its
-core does not count.
+nothing gives logits over two tokens. It measures two batches. In one all sequences only decode. In
+the other each sequence that ends is followed by one with a new prompt. Times are the thread's CPU
+time, so a neighbour on its core does not count.
 """
 
 import random
@@ -38,10 +38,10 @@ PERCENTAGES = (0, 50, 99)
 GOAL_US = {50: "150", 99: "300"}
 PARTS = ("inbox", "schedule", "batch", "runner", "sampler", "update")
 VOCAB = 2
-IDS = 32_000  # of prompts
+IDS = 32_000  # ids of prompts are below this
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 4096
-NUM_IN, NUM_OUT = 160, 107  # tokens of a sequence that comes and goes: workload W's
+NUM_IN, NUM_OUT = 160, 107  # tokens of a changing sequence, as in workload W
 
 
 class HostSettings(Settings):
@@ -52,7 +52,7 @@ class HostSettings(Settings):
 
 
 class InstantDecoder:
-    """Answers at once: hidden states and logits of zero."""
+    """A decoder that answers at once, with hidden states and logits of zero."""
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
         return torch.zeros(len(batch.token_ids), 1)
@@ -93,7 +93,7 @@ def _table(num_seqs: int, found: dict[str, dict[str, np.ndarray]]) -> Table:
 
 
 def _measure(num_seqs: int, num_steps: int, replaced: bool) -> dict[str, np.ndarray]:
-    """Microseconds of each step's parts [steps], and of all of it: `step`."""
+    """Return the microseconds of each step's parts [steps], and of the whole as `step`."""
     rng = random.Random(0)
     watch = _Watch()
     engine = _engine(num_seqs, watch)
@@ -111,7 +111,7 @@ def _measure(num_seqs: int, num_steps: int, replaced: bool) -> dict[str, np.ndar
     for _ in range(num_seqs):
         add()
     rows = []
-    num_warm = NUM_OUT + num_seqs // 10  # all have been admitted, and spread over their lengths
+    num_warm = NUM_OUT + num_seqs // 10  # until all are admitted, and at different places
     for _ in range(num_warm + num_steps):
         begin_s = time.thread_time()
         outputs = engine.step()
@@ -125,7 +125,7 @@ def _measure(num_seqs: int, num_steps: int, replaced: bool) -> dict[str, np.ndar
 
 
 class _Watch:
-    """Looks at the thread's clock around calls."""
+    """Times calls by the thread's clock."""
 
     def __init__(self) -> None:
         self.spans: dict[str, tuple[float, float]] = {}
@@ -142,7 +142,10 @@ class _Watch:
         setattr(owner, name, outer)
 
     def parts(self, begin_s: float, end_s: float) -> tuple[float, ...]:
-        """Seconds, as PARTS has them; then the sum. All but the update were watched."""
+        """Return the seconds of each of PARTS, then their sum.
+
+        The inbox and the update are not watched themselves; they are the rest of the step.
+        """
         (scheduled_s, planned_s), (run_s, ran_s) = self.spans["schedule"], self.spans["run"]
         batch_s, sampler_s = (
             end - begin for begin, end in (self.spans["build"], self.spans["sample"])

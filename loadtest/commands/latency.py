@@ -1,4 +1,4 @@
-"""`penstock bench latency`: how long one batch takes; options and result keys are vLLM's."""
+"""`penstock bench latency`: the time of one batch; options and result keys are vLLM's."""
 
 import json
 import time

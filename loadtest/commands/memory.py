@@ -1,8 +1,8 @@
 """`penstock bench memory`: how much of the KV memory that is taken holds nothing.
 
 Waste is 1 - live tokens / slots taken, over all steps of a trace. A block pool wastes about half a
-block a sequence, so 8 / mean length with blocks of 16; an allocator that gives each sequence
-`max_model_len` slots in one piece wastes what the sequence does not come to use.
+block for each sequence, so 8 / mean length with blocks of 16. An allocator that gives each sequence
+`max_model_len` slots in one piece wastes those that the sequence does not use.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,10 @@ NUM_BLOCKS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Shares of the slots taken, and how many sequences ran at once, both averaged over steps."""
+    """The wasted shares of the slots taken, and the mean numbers of sequences that ran at once.
+
+    They are taken over all steps, under a paged and a contiguous allocator.
+    """
 
     paged: float
     contiguous: float
@@ -43,14 +46,14 @@ class Waste:
 
 
 class InstantRunner:
-    """Answers at once: what is measured is the scheduler's and the pool's doing."""
+    """A runner that answers at once, so that only scheduler and pool are measured."""
 
     def run(self, plan: Plan) -> Sampled:
         count = sum(piece.draws for piece in plan)
         return Sampled([0] * count, [None] * count)
 
     def zero(self, blocks: list[int]) -> None:
-        """There is no cache behind the blocks."""
+        """Do nothing, since there is no cache behind the blocks."""
 
 
 class WasteSettings(Settings):
@@ -102,7 +105,10 @@ def _trace() -> list[AddSequence]:
 def _replay(
     trace: list[AddSequence], max_num_seqs: int, region: int | None = None
 ) -> tuple[float, float]:
-    """The waste, and the mean number running. A region: slots taken by each sequence."""
+    """Return the waste, and the mean number of running sequences.
+
+    region  the slots that each sequence takes; None means those of its blocks
+    """
     limits = EngineLimits(MAX_MODEL_LEN, 1000, NUM_BLOCKS, BLOCK_SIZE, max_num_seqs, frozenset())
     pool = BlockPool(NUM_BLOCKS, BLOCK_SIZE)
     scheduler = Scheduler(pool, max_num_seqs, max_num_batched_tokens=8192)

@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     settings = load_settings(OfflineSettings, PROGRAM, argv)
     requests = settings.requests(settings.own_vocab_size)
     llm = TimedLLM(settings.model, **settings.given())
-    llm.answer(requests[:1], settings.temperature)  # what is set up on first use
+    llm.answer(requests[:1], settings.temperature)  # set-up on first use is not measured
     with Neighbours() as neighbours:
         found = llm.answer(requests, settings.temperature)
     num_tokens = found.num_prompt_tokens + found.num_tokens

@@ -1,4 +1,4 @@
-"""`penstock bench quantization`: what weights of fewer bits save, and what they cost."""
+"""`penstock bench quantization`: the savings and the costs of weights of fewer bits."""
 
 import math
 import tempfile
@@ -41,7 +41,7 @@ WEIGHTS: tuple[Quantization | None, ...] = (None, "int8", "int4_g128", "int4_g64
 AT_ONCE = (1, 8)
 _BLOCK_SIZE = 16
 _KV_CACHE_BYTES = 2**26
-_SLICE = 128  # of a document, a pass
+_SLICE = 128  # tokens of a document in one pass
 _PROMPT = 64
 _BURSTS, _BURST_STEPS = 20, 4
 
@@ -62,7 +62,10 @@ class QuantizationSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Of all tokens, and of those that the model is to write: prompts are mostly random words."""
+    """The perplexity on all tokens, and on the answers that the model is to write.
+
+    Prompts are mostly random words.
+    """
 
     all: float
     answers: float
@@ -95,7 +98,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _held_out(num_documents: int) -> list[Sample]:
-    """Raises CannotMeasure where the repository's scripts that make the text are not there."""
+    """Return documents that the bundled model has not seen.
+
+    Raises CannotMeasure where the repository's scripts that make the text are not there.
+    """
     try:
         from penstock.worker.bundled.training.held_out import held_out
     except ModuleNotFoundError as error:
@@ -136,14 +142,14 @@ def _beside(found: float, plain: float) -> list[str]:
 
 def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | None, QuantizationRow]:
     engines = {name: engine_of(folder, name) for name in WEIGHTS}
+    # Before any step: a head keeps the memory of its scores.
+    num_bytes = {name: _weight_bytes(engine) for name, engine in engines.items()}
     speeds = {count: _decoding(engines, count) for count in AT_ONCE}
     rows = {}
     for name, engine in engines.items():
         found = perplexity(engine, samples) if samples else None
         by_count = {count: speeds[count][name] for count in AT_ONCE}
-        decoder = _runner(engine).decoder
-        assert isinstance(decoder, Decoder)
-        rows[name] = QuantizationRow(_weight_bytes(decoder), found, by_count)
+        rows[name] = QuantizationRow(num_bytes[name], found, by_count)
     return rows
 
 
@@ -156,6 +162,7 @@ def engine_of(folder: Path, quantization: Quantization | None) -> Engine:
             quantization=quantization,
             block_size=_BLOCK_SIZE,
             kv_cache_memory_bytes=_KV_CACHE_BYTES,
+            max_num_batched_tokens=max(AT_ONCE) * _PROMPT,  # all prompts in one step
             enable_prefix_caching=False,
         )
     )
@@ -169,7 +176,10 @@ def _runner(engine: Engine) -> ModelRunner:
 def _decoding(
     engines: dict[Quantization | None, Engine], count: int
 ) -> dict[Quantization | None, float]:
-    """Tokens a second with so many sequences, by the median step; engines take turns in bursts."""
+    """Return each engine's tokens a second with `count` sequences, by its median step.
+
+    The engines take turns in bursts.
+    """
     steps_s: dict[Quantization | None, list[float]] = {name: [] for name in engines}
     for engine in engines.values():
         for seq in range(count):
@@ -192,14 +202,14 @@ def _decoding(
 
 @torch.inference_mode()
 def perplexity(engine: Engine, samples: Sequence[Sample]) -> Perplexity:
-    """By the engine's decoder, in the blocks of its cache; nothing may run in it."""
+    """Measure the perplexity with the engine's decoder and KV blocks; no sequence may run in it."""
     losses = torch.cat([_losses(_runner(engine), sample.token_ids) for sample in samples])
     answers = torch.tensor([each for sample in samples for each in sample.is_answer[1:]])
     return Perplexity(math.exp(losses.mean()), math.exp(losses[answers].mean()))
 
 
 def _losses(runner: ModelRunner, token_ids: list[int]) -> Tensor:
-    """Of each token but the first."""
+    """Return the loss of each token but the first."""
     ids = torch.tensor(token_ids)
     logits = []
     for start in range(0, len(ids) - 1, _SLICE):
@@ -219,14 +229,16 @@ def _losses(runner: ModelRunner, token_ids: list[int]) -> Tensor:
     return F.cross_entropy(torch.cat(logits), ids[1:], reduction="none")
 
 
-def _weight_bytes(decoder: Decoder) -> int:
+def _weight_bytes(engine: Engine) -> int:
+    decoder = _runner(engine).decoder
+    assert isinstance(decoder, Decoder)
     parts = (decoder.embedding, decoder.layers, decoder.norm, decoder.head)
     found = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(parts)}
     return sum(found.values())
 
 
 def _tensors(part: object) -> Iterator[Tensor]:
-    """Wherever an object of ours keeps them; those that two share come twice."""
+    """Yield the tensors inside an object of ours; one that two objects share comes twice."""
     inner: Iterable[object] = ()
     if isinstance(part, Tensor):
         yield part
@@ -236,7 +248,7 @@ def _tensors(part: object) -> Iterator[Tensor]:
         inner = part.args
     elif isinstance(part, MethodType):
         inner = [part.__self__]
-    elif hasattr(part, "__dict__") and type(part).__module__.startswith(("worker.", "kernels.")):
+    elif hasattr(part, "__dict__") and type(part).__module__.startswith("penstock."):
         inner = vars(part).values()
     for each in inner:
         yield from _tensors(each)

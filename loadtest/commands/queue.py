@@ -1,4 +1,4 @@
-"""`penstock bench queue`: what the way through the queue takes, beside the goals for it."""
+"""`penstock bench queue`: the costs of the way through the queue, beside the goals for them."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class QueueBenchSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is measured, the figures to show of it, and how high (or low) each may be."""
+    """One measurement, with its goals: how high (or, with `at_least`, how low) a figure may be."""
 
     name: str
     measure: Callable[[int], Awaitable[queue_path.Figures]]
@@ -73,7 +73,10 @@ LINES = [
 
 
 async def overhead_fake(num_tokens: int) -> queue_path.Figures:
-    """Tokens a second lost against the same engine called in process, the same steps long."""
+    """Measure the tokens a second lost against the same engine, called in this process.
+
+    Both take the same time for a step.
+    """
     requests = [Request([50], num_tokens) for _ in range(NUM_STREAMS)]
     flags = (*queue_path.FAKE, "--fake-step-ms", str(queue_path.STEP_MS))
     return await _overhead(
@@ -83,7 +86,7 @@ async def overhead_fake(num_tokens: int) -> queue_path.Figures:
 
 
 async def overhead_bundled() -> queue_path.Figures:
-    """The same with a model that computes, on the workload of the engine's comparison."""
+    """Measure the same loss with the bundled model, on workload W of the comparison."""
     requests = workloads(vocab_size(BUNDLED_MODEL))["W"]
     task = Task(BUNDLED_MODEL, requests, len(requests))
     return await _overhead(

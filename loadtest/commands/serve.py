@@ -188,7 +188,7 @@ def _save(
 
 
 def _detailed(measured: Measurement) -> dict[str, object]:
-    """In seconds; of a request that failed, what there was of it."""
+    """Return each request's times in seconds; of one that failed, those that it had."""
     each = measured.timelines
     return {
         "input_lens": [one.num_prompt for one in each],

@@ -29,7 +29,7 @@ from penstock.schemas.process.start import load_settings, words_of
 
 PROGRAM = "penstock bench sweep"
 OURS = "Penstock"
-A_CLIENT = 8  # requests that each asks, if there are so many
+A_CLIENT = 8  # requests that each client sends, if there are so many
 
 
 class SweepSettings(OwnSettings, DatasetSettings):
@@ -56,7 +56,7 @@ class SweepSettings(OwnSettings, DatasetSettings):
     output_json: Path | None = Field(None, description="write the figures there too")
 
     def ways(self) -> list[tuple[str, Way]]:
-        """Of asking, each with a label."""
+        """Return the ways of sending requests, each with a label."""
         if self.request_rates:
             return [(f"{rate:g}/s", Way(request_rate=rate)) for rate in self.request_rates]
         return [(f"{count}", Way(max_concurrency=count)) for count in self.concurrencies]
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_plot(path: Path) -> None:
-    """Before anything is measured."""
+    """Check that the plot can be drawn, before anything is measured. Raises BadOption."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise BadOption(f"--plot: {path}: the name ends with .png, .svg or .pdf")
     if find_spec("matplotlib") is None:

@@ -1,4 +1,4 @@
-"""What the comparison compares: workloads, how many requests at once, and which engines."""
+"""The cases of the comparison: workloads, numbers of requests at once, and engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +29,10 @@ _POOL_BYTES = 512 * 2**20
 @dataclass(frozen=True, slots=True)
 class Case:
     name: str
-    workload: Name | None  # none: a file's
+    workload: Name | None  # None for a file's
     concurrency: int
     subjects: Sequence[Subject]
-    pool_bytes: int = _POOL_BYTES  # of KV, of an engine of ours
+    pool_bytes: int = _POOL_BYTES  # KV memory of an engine of ours
 
     def of(self, subjects: Sequence[Subject]) -> "Case":
         return replace(self, subjects=subjects)
@@ -50,7 +50,7 @@ CASES = (
 
 
 def servers(given: Sequence[str]) -> list[Subject]:
-    """Of words `name=http://host:port/v1`. Raises BadOption."""
+    """Return the servers that words `name=http://host:port/v1` name. Raises BadOption."""
     return [
         Subject(name, server(one), port=one.local_port)
         for name, one in named_targets(given).items()
@@ -58,7 +58,7 @@ def servers(given: Sequence[str]) -> list[Subject]:
 
 
 def named_targets(given: Sequence[str]) -> dict[str, Target]:
-    """Raises BadOption."""
+    """Return each word's target by its name. Raises BadOption."""
     found = {}
     for word in given:
         name, equals, url = word.partition("=")

@@ -1,4 +1,7 @@
-"""The comparison's checkpoint as GGUF, llama.cpp's format. Needs gguf, llama.cpp's own package."""
+"""Writes the comparison's checkpoint as GGUF, llama.cpp's format.
+
+It needs gguf, llama.cpp's own package.
+"""
 
 from pathlib import Path
 from typing import Literal
@@ -27,7 +30,7 @@ _OF_LAYER = {
 
 
 def save_gguf(checkpoint: Path, file: Path, kind: Kind) -> None:
-    """checkpoint: a folder of a Llama with a tied head, as `save_135m` writes it."""
+    """Write a checkpoint, a folder of a Llama with a tied head as of `save_135m`, as GGUF."""
     config = AutoConfig.from_pretrained(checkpoint)
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_name(checkpoint.name)
@@ -78,7 +81,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path) -> None:
 
 
 def _known(name: str) -> tuple[str, str]:
-    """What a tensor of the checkpoint is of its layer, and llama.cpp's name for it."""
+    """Return a tensor's part of its layer, and llama.cpp's name for the tensor."""
     words = name.removeprefix("model.").removesuffix(".weight")
     if words in _TOP:
         return words, f"{_TOP[words]}.weight"
@@ -87,6 +90,6 @@ def _known(name: str) -> tuple[str, str]:
 
 
 def _pairs_together(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """llama.cpp turns neighbours of a head, a checkpoint its halves: rows are put in that order."""
+    """Reorder rows for llama.cpp, which rotates neighbours in a head, not its two halves."""
     halves = weight.reshape(heads, 2, -1, weight.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))

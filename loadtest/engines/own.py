@@ -1,4 +1,4 @@
-"""Settings of an engine of ours that is to be measured: all of a worker's."""
+"""The settings of an engine of ours to be measured: all of a worker's."""
 
 import json
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class OwnSettings(WorkerSettings):
     redis_url: CliSuppress[str] = Field("", description="not read: it starts a server")
 
     def given(self) -> dict[str, object]:
-        """What was said of the engine, beside its model."""
+        """Return the settings that were given for the engine, without its model."""
         names = WorkerSettings.model_fields.keys() & self.model_fields_set - {
             "model",
             "config",
@@ -37,12 +37,12 @@ class OwnSettings(WorkerSettings):
 
 
 def vocab_size(folder: Path) -> int:
-    """Of a checkpoint."""
+    """Return the size of a checkpoint's vocabulary."""
     return int(json.loads((folder / "config.json").read_text())["vocab_size"])
 
 
 def flags(settings: Mapping[str, object]) -> list[str]:
-    """Of a command line, for a worker's process."""
+    """Return the settings as flags of a worker's command line."""
     words = []
     for name, value in settings.items():
         flag = name.replace("_", "-")

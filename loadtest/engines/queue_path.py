@@ -1,4 +1,4 @@
-"""What the way through the queue costs and how long it takes, with an engine that costs nothing."""
+"""Measures the time and the CPU of the way through the queue, with an engine that costs nothing."""
 
 import asyncio
 import json
@@ -28,12 +28,12 @@ from penstock.worker.engine.messages import AddSequence
 
 MODEL, BENCH = "fake", "bench"
 FAKE = ("--model", "fake", "--load-format", "fake", "--max-num-seqs", "256")
-STEP_MS = 20.0  # of 64 sequences of a small model on two cores
+STEP_MS = 20.0  # a step of 64 sequences of a small model on two cores
 Figures = dict[str, float]
 
 
 async def delivery(num_streams: int, num_tokens: int) -> Figures:
-    """From a step's end to the event in a reader's hands, and the CPU of who carries it."""
+    """Measure from a step's end until a reader has the event, and the CPU of worker and reader."""
     with tempfile.NamedTemporaryFile() as file:
         stamps = Stamps(Path(file.name))
         flags = (*FAKE, "--fake-step-ms", str(STEP_MS), "--fake-stamps", file.name)
@@ -57,7 +57,7 @@ async def delivery(num_streams: int, num_tokens: int) -> Figures:
 
 
 async def _arrivals(client: Client, number: int, num_tokens: int) -> list[float]:
-    """When each token of one stream came."""
+    """Return the times at which the tokens of one stream came."""
     came: list[float] = []
     prompt = f"stream {number:03d}"
     job_id = await client.enqueue(prompt, max_tokens=num_tokens, ignore_eos=True)
@@ -71,10 +71,10 @@ async def _arrivals(client: Client, number: int, num_tokens: int) -> list[float]
 
 
 async def sse(num_streams: int, num_tokens: int) -> Figures:
-    """The gateway's CPU for each token of streams over HTTP, read by this process."""
+    """Measure the gateway's CPU for each token of streams over HTTP, which this process reads."""
     async with system(*FAKE, "--fake-step-ms", str(STEP_MS)) as whole:
         with whole.gateway() as (gateway, port):
-            await _read_http(port, 2)  # the first request pays for what is made once
+            await _read_http(port, 2)  # the first request includes one-time set-up
             before_s = gateway.cpu_s()
             streams = [_read_http(port, num_tokens) for _ in range(num_streams)]
             await asyncio.gather(*streams)
@@ -98,7 +98,10 @@ async def _read_http(port: int, num_tokens: int) -> None:
 
 @asynccontextmanager
 async def _lane() -> AsyncIterator[tuple[Client, WorkerQueue]]:
-    """A client, and the lane as its one worker, this process, sees it over its own connection."""
+    """Yield a client and the queue of a lane, whose one worker is this process.
+
+    The worker's side has a connection of its own.
+    """
     with Server() as server:
         async with Client.from_url(server.url) as client, connect(server.url) as redis:
             await Registry(redis).register(ModelCard(name=MODEL))
@@ -108,7 +111,7 @@ async def _lane() -> AsyncIterator[tuple[Client, WorkerQueue]]:
 
 
 async def enqueue(num_at_once: int, num_rounds: int) -> Figures:
-    """From a submission until a worker has read it, many at once."""
+    """Measure from a submission until a worker has read it, with many at once."""
     took_ms: list[float] = []
     async with _lane() as (client, queue):
         for _ in range(num_rounds):
@@ -125,14 +128,14 @@ async def enqueue(num_at_once: int, num_rounds: int) -> Figures:
                         read_s[entry.job_id] = time.monotonic()
 
             reading = asyncio.create_task(read())
-            await asyncio.sleep(0.01)  # it waits by now
+            await asyncio.sleep(0.01)  # by now the reader waits
             await asyncio.gather(reading, *(submit() for _ in range(num_at_once)))
             took_ms += [(read_s[job_id] - at_s) * 1e3 for job_id, at_s in begun_s.items()]
     return _percentiles(took_ms)
 
 
 async def submissions(num_jobs: int, num_at_once: int) -> Figures:
-    """Jobs put in by one process without HTTP."""
+    """Measure how many jobs a second one process submits without HTTP."""
     async with _lane() as (client, _):
         client.max_queued = num_jobs
         left = iter(range(num_jobs))
@@ -147,7 +150,7 @@ async def submissions(num_jobs: int, num_at_once: int) -> Figures:
 
 
 async def crash(num_tokens: int) -> Figures:
-    """The longest pause of a stream whose worker is killed in its middle."""
+    """Measure the longest pause of a stream whose worker is killed in its middle."""
     flags = (*FAKE, "--fake-step-ms", str(STEP_MS))
     async with system(*flags, num_workers=2) as whole:
         client = whole.client
@@ -170,7 +173,7 @@ async def _kill(whole: System, owner: str | None) -> None:
 
 
 async def through(requests: Sequence[Request], *flags: str) -> Measurement:
-    """All requests at once through a queue of their own; this process reads them."""
+    """Run all requests at once through a queue of their own, read by this process."""
     async with system(*flags) as whole:
         (model,) = await whole.client.models()
         warm = [Request(request.prompt, 4) for request in requests]
@@ -201,7 +204,7 @@ async def _followed(client: Client, model: str, request: Request) -> Timeline:
 
 
 def in_process(requests: Sequence[Request]) -> Measurement:
-    """The fake engine, called."""
+    """Run the requests on the fake engine in this process."""
     engine = fake_engine(None, len(requests), 16, STEP_MS / 1e3)
     begin_s = time.perf_counter()
     timelines = {str(number): Timeline(begin_s, 1) for number in range(len(requests))}

@@ -1,4 +1,7 @@
-"""The 135M judge of speed: a Llama shape with random weights; speed does not ask what they say."""
+"""The 135M model for measuring speed: a Llama shape with random weights.
+
+Speed does not depend on the weights' values.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 VOCAB_SIZE = 49_152
-POSITIONS = 8192  # the long prompts fit
+POSITIONS = 8192  # enough for the long prompts
 SPECIAL = ("<unk>", "<s>", "</s>")
 
 
@@ -37,7 +40,7 @@ def save_135m(folder: Path) -> None:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """Text goes in as bytes; what comes out are words, a different one for each id."""
+    """Return a tokenizer that reads text as bytes, and writes another word for each id."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"Ġw{number}" for number in range(VOCAB_SIZE - len(SPECIAL) - len(alphabet))]
     vocabulary = {text: number for number, text in enumerate([*SPECIAL, *alphabet, *words])}

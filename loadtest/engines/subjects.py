@@ -1,7 +1,7 @@
-"""The engines of the comparison: each answers the same requests, so many at once, greedily.
+"""The engines of the comparison. Each answers the same requests, so many at once, greedily.
 
-Each runs in processes of its own, so that none inherits another's memory or threads, and begins
-with one short request, so that what is set up on first use is not measured.
+Each runs in processes of its own, so that none inherits another's memory or threads. Each begins
+with one short request, so that set-up on first use is not measured.
 """
 
 import time
@@ -22,7 +22,7 @@ from penstock.loadtest.requests.workload import Request
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a subject is asked. `settings` are for an engine of ours."""
+    """The task that a subject gets. `settings` are for an engine of ours."""
 
     folder: Path
     requests: Sequence[Request]
@@ -35,8 +35,8 @@ class Subject:
     name: str
     measure: Callable[[Task], Measurement]
     settings: dict[str, object] = field(default_factory=dict)
-    sampled: bool = False  # slow: it is given the first few requests alone
-    is_beside: bool = False  # a neighbour takes its share meanwhile
+    sampled: bool = False  # slow, so it gets only the first few requests
+    is_beside: bool = False  # runs beside a neighbour that takes its share
     port: int | None = None  # of a server that others started
 
     @property
@@ -57,7 +57,7 @@ def generate_batch(task: Task) -> Measurement:
 
 
 def through_queue(task: Task) -> Measurement:
-    """Gateway, Redis and worker, streaming, with the client on the same cores."""
+    """Measure gateway, Redis and worker, streaming, with the client on the same cores."""
 
     async def measure() -> Measurement:
         begin_s = time.perf_counter()
@@ -68,7 +68,7 @@ def through_queue(task: Task) -> Measurement:
 
 
 def server(given: Target) -> Callable[[Task], Measurement]:
-    """One that runs already."""
+    """Return the function that measures a server that already runs."""
 
     def measure(task: Task) -> Measurement:
         return replace(uvloop.run(_ask(given, task, 0.0)), start_s=0.0)
@@ -101,7 +101,10 @@ def _llm(task: Task, begin_s: float) -> Measurement:
 
 
 def begin_in_turn(timelines: Sequence[Timeline], concurrency: int) -> None:
-    """Count requests handed over at once from their turn: so a client asks who waits for room."""
+    """Count requests that were handed over at once from their turn, as if a client had waited.
+
+    Each after the first `concurrency` begins when an earlier one has ended.
+    """
     ends = sorted(timeline.tokens_s[-1] for timeline in timelines)
     for timeline, end_s in zip(timelines[concurrency:], ends, strict=False):
         timeline.begin_s = end_s

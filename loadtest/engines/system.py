@@ -1,4 +1,4 @@
-"""A whole queue of its own for a measurement: server, workers, gateway, each a real process."""
+"""A whole Penstock for a measurement: server, workers, gateway, each a real process."""
 
 import asyncio
 import os
@@ -24,14 +24,14 @@ START_S = 120.0
 
 
 class DidNotStart(CannotMeasure):
-    """A part of the system did not become ready; the message says which."""
+    """Raised when a part of the system does not become ready; the message says which."""
 
 
 class Part:
     """One `penstock` command in a process group of its own."""
 
     def __init__(self, *words: str, fds: Sequence[int] = ()) -> None:
-        """With the open files `fds` of this process, under the same numbers."""
+        """Start the command, with this process's open files `fds` under the same numbers."""
         self._name = words[0]
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
         self._process = subprocess.Popen(
@@ -48,12 +48,12 @@ class Part:
         return self._process.pid
 
     def cpu_s(self, module: str = "") -> float:
-        """Of all its processes, or of the one that runs a module."""
+        """Return the CPU time of all its processes, or of the one that runs a module."""
         pids = family(self.pid)
         return sum(cpu_s(pid) for pid in pids if not module or module_of(pid) == module)
 
     def check(self) -> None:
-        """Raises DidNotStart, with its last words, if it ended by itself."""
+        """Raise DidNotStart, with the command's last line of output, if it has ended by itself."""
         status = self._process.poll()
         if status is not None:
             raise DidNotStart(f"it ended with status {status}; {self.last_words}")
@@ -65,7 +65,7 @@ class Part:
         return f"penstock {self._name} said: {lines[-1]}"
 
     def kill(self) -> None:
-        """All of its processes at once, as a lost machine would."""
+        """Kill all of its processes at once, as the loss of a machine would."""
         if self._process.poll() is None:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -74,7 +74,7 @@ class Part:
 
 @asynccontextmanager
 async def system(*worker_flags: str, num_workers: int = 1) -> AsyncIterator["System"]:
-    """Ready to take jobs; all of it ends with the block."""
+    """Yield a system that is ready to take jobs; all of it ends with the block."""
     with Server() as server:
         flags = ("--redis-url", server.url, *worker_flags)
         workers = [Part("worker", *flags) for _ in range(num_workers)]
@@ -95,7 +95,7 @@ class System:
 
     @contextmanager
     def gateway(self) -> Iterator[tuple[Part, int]]:
-        """A gateway and its port."""
+        """Yield a gateway and its port."""
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port, fd = int(listening.getsockname()[1]), listening.fileno()
             part = Part("gateway", "--redis-url", self.server.url, "--fd", str(fd), fds=[fd])
@@ -108,7 +108,7 @@ class System:
 
 @asynccontextmanager
 async def serving(model: str, *worker_flags: str) -> AsyncIterator[tuple[str, "System"]]:
-    """A whole Penstock of one worker, and its gateway's URL."""
+    """Yield the URL of the gateway of a whole Penstock with one worker, and the system."""
     async with system("--model", model, *worker_flags) as whole:
         with whole.gateway() as (_, port):
             yield f"http://127.0.0.1:{port}", whole

@@ -1,4 +1,7 @@
-"""`LLM`, with the time of each token. All that `generate` does is measured, its text included."""
+"""`LLM` with the time of each token.
+
+The time of all that `generate` does counts, its text included.
+"""
 
 import sys
 import time
@@ -15,7 +18,7 @@ from penstock.worker.progress import Progress
 
 class TimedLLM(LLM):
     def answer(self, requests: Sequence[Request], temperature: float = 0.0) -> Measurement:
-        """All of them, handed over at once."""
+        """Answer all requests, handed over at once, and measure them."""
         self._came: defaultdict[int, list[float]] = defaultdict(list)  # number -> each token's time
         params = [_params(request, temperature) for request in requests]
         cpu_s, begin_s = time.process_time(), time.perf_counter()

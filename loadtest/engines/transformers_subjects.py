@@ -1,4 +1,4 @@
-"""transformers by its own public interface, fed the workloads as token ids, greedily."""
+"""transformers, called by its public interface with the workloads as token ids, greedily."""
 
 import logging as stdlib_logging
 import time
@@ -18,11 +18,14 @@ from transformers.utils import logging
 from penstock.loadtest.requests.measurement import Measurement, Timeline
 from penstock.loadtest.requests.workload import Request
 
-NO_END = -1  # an end token that no model draws: lengths are the workload's
+NO_END = -1  # an end token that no model draws, so that the workload sets the lengths
 
 
 def generate(folder: Path, requests: Sequence[Request], begin_s: float) -> Measurement:
-    """transformers' `generate`, one request after the other. `begin_s`: of its process."""
+    """Measure transformers' `generate`, one request after the other.
+
+    begin_s  the time at which the process began
+    """
     model = _load(folder)
 
     def answer(request: Request) -> Timeline:
@@ -47,7 +50,7 @@ def generate(folder: Path, requests: Sequence[Request], begin_s: float) -> Measu
 def generate_batch(
     folder: Path, requests: Sequence[Request], concurrency: int, begin_s: float
 ) -> Measurement:
-    """transformers' own continuous batching, its pages as many as it can use."""
+    """Measure transformers' own continuous batching, with as many pages as it can use."""
     model = _load(folder)
     with _continuous_batching(model, requests) as manager:
 
@@ -100,7 +103,7 @@ def _continuous_batching(
 
 
 class Clock(BaseStreamer):
-    """Notes when each token comes; the first call brings the prompt."""
+    """A streamer that notes when each token comes; its first call brings the prompt."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -126,5 +129,5 @@ def _load(folder: Path) -> GenerationMixin:
 
 
 def _short(requests: Sequence[Request]) -> Request:
-    """What is set up on first use is not measured."""
+    """Return a short request, sent first so that set-up on first use is not measured."""
     return Request(requests[0].ids[::-1][:16], 4)

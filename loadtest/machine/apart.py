@@ -1,4 +1,4 @@
-"""Calls in a process of their own: none inherits the memory or the threads of the one before."""
+"""Calls in processes of their own, so that none inherits an earlier one's memory or threads."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -10,6 +10,6 @@ T = TypeVar("T")
 
 
 def in_a_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call in a fresh process; its result."""
+    """Call the function in a fresh process, and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *args, **kwargs).result()

@@ -1,15 +1,17 @@
-"""What the machine can do at most, as measured, and what follows for a workload.
+"""The most tokens a second that the machine allows for a workload.
 
-The ideal engine computes in each step the next token of all that run, and the whole prompt of those
-that begin, less what it shares with the first prompt of all. A step takes the longer of two times:
+It is the speed of an ideal engine. In each step that engine computes the next token of all running
+requests, and the whole prompts of those that begin, less what they share with the first prompt of
+all. A step takes the longer of two times:
 
-    bytes / B, bytes = weights + KV of all running contexts, what they share once
+    bytes / B, bytes = weights + KV of all running contexts, shared parts counted once
     flops / F, flops = 2 * parameters of the layers * tokens + 2 * parameters of the head * draws
                        + 4 * heads * head size * layers * contexts attended to
 
 B is the speed at which all cores together read so many bytes over and over, F the most that they
-multiply, both as `loadtest.machine.speeds` measures them; for weights of 8 or 4 bits their own
-bytes count, and products of int8. Nothing else takes time, so an engine reaches a part of it.
+multiply, both as `loadtest.machine.speeds` measures them. For weights of 8 or 4 bits their own
+bytes count, and products of int8. Nothing else takes time, so a real engine reaches only a part of
+the limit.
 """
 
 import json
@@ -20,13 +22,13 @@ from pathlib import Path
 from penstock.loadtest.machine.speeds import Speeds
 from penstock.loadtest.requests.workload import Request
 
-# Of a number; with fewer bits they have bf16 scales, one for each group.
+# Bytes of one number of a weight; with 4 bits the groups have bf16 scales.
 _WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4_g64": 0.5 + 2 / 64, "int4_g128": 0.5 + 2 / 128}
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a Llama-like decoder in bfloat16, or with weights of fewer bits."""
+    """The sizes of a Llama-like decoder in bfloat16, or with weights of fewer bits."""
 
     layer_parameters: int  # of all layers
     head_parameters: int
@@ -54,7 +56,7 @@ def shape_of(folder: Path, quantization: str | None = None) -> Shape:
 def limit_tokens_per_s(
     speeds: Speeds, shape: Shape, requests: Sequence[Request], concurrency: int
 ) -> float:
-    """Output tokens a second of the ideal engine. The prompts are ids."""
+    """Return the ideal engine's output tokens a second. The prompts must be ids."""
     waiting = list(reversed(requests))
     running: list[_Running] = []
     took_s, first = 0.0, requests[0].ids
@@ -88,7 +90,7 @@ def limit_tokens_per_s(
 @dataclass(slots=True)
 class _Running:
     context: int
-    shared: int  # of it, with the first prompt of all
+    shared: int  # tokens of the context that are shared with the first prompt of all
     left: int  # tokens to make
 
 

@@ -1,4 +1,4 @@
-"""A neighbour on the machine, which wants a share of one core.
+"""A neighbour: a process that uses a share of one core.
 
 python -m penstock.loadtest.machine.neighbour SHARE
 """
@@ -19,14 +19,14 @@ _PERIOD_S = 0.02
 
 @dataclass(slots=True)
 class Busy:
-    """What neighbours got: a share of all cores, known when they have gone."""
+    """The share of all cores that neighbours got, known when they have ended."""
 
     share: float = 0.0
 
 
 @contextmanager
 def busy(share: float) -> Iterator[Busy]:
-    """While it is entered others want this share of all cores together."""
+    """Run neighbours that want this share of all cores together, until the block ends."""
     got, begin_s = Busy(), time.monotonic()
     cores = os.cpu_count() or 1
     of_one_core = share * cores
@@ -50,7 +50,7 @@ def busy(share: float) -> Iterator[Busy]:
 
 
 def main(share: float) -> None:
-    """In bursts, each as long as it takes to get the share."""
+    """Use the share in bursts, each as long as it takes to reach the share."""
     begin_s = time.perf_counter()
     while True:
         while time.process_time() < share * (time.perf_counter() - begin_s):

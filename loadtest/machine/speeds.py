@@ -1,8 +1,9 @@
-"""How fast the machine reads memory and multiplies: ceilings, which nothing passes but by noise.
+"""Measures how fast the machine reads memory and multiplies.
 
-Plain loops in C read memory, in several ways and with nothing else to do. Others multiply what is
-in registers, by each kind of instruction; AMX's takes more than a loop, and the fastest product
-found stands for it. Without a compiler torch reads and multiplies, and an engine may pass that.
+The figures are ceilings, which nothing passes except by noise. Plain loops in C read memory, in
+several ways and with nothing else to do. Other loops multiply numbers in registers, by each kind of
+instruction. AMX needs more than a loop, so the fastest product found stands for it. Without a
+compiler torch reads and multiplies, and an engine may be faster than that.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ from penstock.kernels.cpu.compile import Unusable, build
 from penstock.kernels.huge_pages import take
 from penstock.kernels.panel_linear import PACKINGS, PanelLinear, panel_ops
 
-# Weights are read over and over: of a few the caches keep some, and what they keep is read faster.
+# Weights are read over and over. The caches keep a part of small ones, so these are read faster.
 _SIZES = tuple(2**bits for bits in range(23, 30, 2))
 _WAYS = 8
 _PASSES, _SHORT_PASSES = 6, 60
@@ -29,24 +30,27 @@ _ROWS, _INNER, _COLUMNS = 512, 1024, 4096
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """reads  bytes a second, by how many bytes are read over and over"""
+    """The machine's speeds.
+
+    reads  bytes a second, by the number of bytes that are read over and over
+    """
 
     reads: dict[int, float]
     flops_per_s: float
     int8_flops_per_s: float
 
     def read_bytes_per_s(self, num_bytes: float) -> float:
-        """Of as much memory, or of less, which is no slower."""
+        """Return the speed for so much memory, or for the next smaller size, which is no slower."""
         sizes = [size for size in self.reads if size <= num_bytes]
         return self.reads[max(sizes, default=min(self.reads))]
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Of far more than caches hold."""
+        """Return the speed for far more memory than the caches hold."""
         return self.reads[max(self.reads)]
 
     def at_least(self, other: "Speeds") -> "Speeds":
-        """The better of each: what a neighbour took away is no limit of the machine."""
+        """Return the better of each figure: what a neighbour took is no limit of the machine."""
         sizes = self.reads | other.reads
         return Speeds(
             {size: max(self.reads.get(size, 0), other.reads.get(size, 0)) for size in sizes},
@@ -56,7 +60,7 @@ class Speeds:
 
 
 def measure_speeds(sizes: Sequence[int] = _SIZES) -> Speeds:
-    """The best of several ways and tries."""
+    """Measure the speeds, each as the best of several ways and tries."""
     loops = _loops()
     memory = take(max(sizes)).fill_(1)
     reads = {size: _read_bytes_per_s(loops, memory[:size]) for size in sizes}
@@ -93,7 +97,7 @@ def _read_bytes_per_s(loops: ctypes.CDLL | None, memory: torch.Tensor) -> float:
 
 
 def _of_products() -> tuple[float, float]:
-    """Operations a second of the fastest product of bf16 or float32, and of int8."""
+    """Return the operations a second of the fastest product of bf16 or float32, and of int8."""
     x, weight = torch.randn(_ROWS, _INNER).bfloat16(), torch.randn(_COLUMNS, _INNER).bfloat16()
     products, of_int8 = _products(x, weight)
     flops = 2 * _ROWS * _INNER * _COLUMNS
@@ -104,7 +108,7 @@ def _of_products() -> tuple[float, float]:
 def _products(
     x: torch.Tensor, weight: torch.Tensor
 ) -> tuple[list[Callable[[], object]], list[Callable[[], object]]]:
-    """Ways to compute x @ weight.T: of bf16 or float32, and of int8."""
+    """Return the ways to compute x @ weight.T: in bf16 or float32, and in int8."""
     wide_x, wide_weight = x.float(), weight.float()
     products: list[Callable[[], object]] = [lambda: wide_x @ wide_weight.T]
     of_int8: list[Callable[[], object]] = []

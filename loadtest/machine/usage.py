@@ -1,4 +1,7 @@
-"""Who used the CPU and how much memory: a figure says little without it. Linux's /proc."""
+"""The CPU and memory that processes use, read from Linux's /proc.
+
+A figure says little without them.
+"""
 
 import os
 import threading
@@ -24,13 +27,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of one process since it began."""
+    """Return the user and system time of one process since it began."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that came of it and lives."""
+    """Return a process and all its living descendants."""
     children: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -41,7 +44,7 @@ def family(pid: int) -> list[int]:
 
 
 def module_of(pid: int) -> str:
-    """What a Python process was started to run: `-m` of its command line; empty if it has ended."""
+    """Return the module after `-m` in a process's command line; empty if it has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except OSError:
@@ -50,7 +53,7 @@ def module_of(pid: int) -> str:
 
 
 def listener(port: int) -> int | None:
-    """The process of this machine that takes connections there, if it may be known."""
+    """Return the process of this machine that listens on a port; None where it cannot be found."""
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -65,7 +68,7 @@ def listener(port: int) -> int | None:
 
 
 def description() -> dict[str, object]:
-    """Of this machine, as far as its speed depends on it."""
+    """Return a description of this machine, as far as its speed depends on it."""
     fields = dict[str, str]()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -82,12 +85,12 @@ def description() -> dict[str, object]:
 
 
 class Neighbours:
-    """While it is entered, looks at who uses the CPU; `share` is that of all cores used by others.
+    """Measures the CPU that others use while it is entered; `share` is their part of all cores.
 
-    Others are neither this process nor what came of it, nor `also` with what came of that; what a
-    virtual machine's host takes away for itself counts too. `peak_bytes` is the most memory that
-    was resident in ours but this process: of each living one the most it ever had, so pages that
-    they share count in each.
+    Others are all processes but this one, `also`, and the descendants of the two. Time that a
+    virtual machine's host takes for itself counts as others'. `peak_bytes` is the most memory that
+    was resident in our processes without this one. It adds the most that each living one ever had,
+    so pages that they share count in each.
     """
 
     def __init__(self, also: int | None = None) -> None:

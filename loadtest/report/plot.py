@@ -1,4 +1,4 @@
-"""Throughput against latency, drawn: to the right and down is better. Needs matplotlib."""
+"""Plots throughput against latency; to the right and down is better. It needs matplotlib."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _GREY, _PALE = "#5f5f5f", "#e4e4e4"
 
 
 def draw(path: Path, title: str, points: Sequence[Point]) -> None:
-    """A line a server: the median, and dotted the 99th percentile."""
+    """Draw one line for each server: the median, and dotted the 99th percentile."""
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _panel(left, points, "itl", "Inter-token latency, ms")

@@ -1,4 +1,4 @@
-"""The points of a sweep: one for each server and load, and what was measured there."""
+"""The points of a sweep: one for each server and load, with its measurement."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

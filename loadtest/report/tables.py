@@ -1,4 +1,4 @@
-"""The comparison's tables, and the same as JSON."""
+"""The comparison's tables, and the same figures as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ _LIBRARIES = ("penstock", "torch", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One engine, asked once. Without a measurement: what it failed by."""
+    """One round of one engine: its measurement, or the reason why it failed."""
 
     found: Measurement | None
-    others: float  # share of the CPU
+    others: float  # share of the CPU that others used
     peak_bytes: int
     failure: str = ""
-    neighbour: float = 0.0  # share of the CPU that the one that was asked for got
+    neighbour: float = 0.0  # share of the CPU that the requested neighbour got
 
     @property
     def tokens_per_s(self) -> float:
@@ -41,18 +41,18 @@ class Row:
 
     @property
     def middle(self) -> Round:
-        """The round with the median throughput; of an even number the worse one."""
+        """Return the round with the median throughput; of an even number the worse one."""
         return sorted(self.rounds, key=lambda each: each.tokens_per_s)[(len(self.rounds) - 1) // 2]
 
 
 @dataclass(slots=True)
 class Section:
-    """One workload with so many requests at once."""
+    """The part of the tables for one workload with so many requests at once."""
 
     name: str
     workload: str
     concurrency: int
-    limits_tokens_per_s: dict[str, float | None]  # of each row; of weights with fewer bits more
+    limits_tokens_per_s: dict[str, float | None]  # for each row; higher for weights with fewer bits
     rows: list[Row]
     lines: list[str] = field(default_factory=list)
 
@@ -131,7 +131,7 @@ def _ms(value: float) -> str:
 
 
 def write_results(path: Path, speeds: Speeds, sections: Sequence[Section]) -> None:
-    """With the date, the machine and what others used; no name of a host."""
+    """Write the figures, with date, machine and the CPU that others used, but no host name."""
     written = {
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "machine": description(),

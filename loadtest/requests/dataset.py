@@ -1,6 +1,7 @@
-"""Which requests a measurement asks: a named workload, random ids, or a file of JSON lines.
+"""The requests of a measurement: a named workload, random ids, or a file of JSON lines.
 
-A line: {"prompt": text or ids, "max_tokens": n, "json_schema": {..}}, all but the prompt optional.
+A line is {"prompt": text or ids, "max_tokens": n, "json_schema": {..}}; all but the prompt is
+optional.
 """
 
 import json
@@ -36,7 +37,7 @@ DatasetName = Literal[
 
 
 class DatasetSettings(Settings):
-    """Names are vLLM's."""
+    """The settings that choose the requests. Names are vLLM's."""
 
     dataset_name: DatasetName = Field(
         "random",
@@ -64,7 +65,7 @@ class DatasetSettings(Settings):
     seed: int = Field(0, ge=0, description="of random prompts and arrivals")
 
     def requests(self, vocab_size: int) -> list[Request]:
-        """Raises BadOption."""
+        """Return the requests that the settings ask for. Raises BadOption."""
         if self.dataset_path is not None and self.dataset_name != "custom":
             raise BadOption(f"--dataset-path goes with --dataset-name custom, not {self._named}")
         if self.dataset_name == "random":
@@ -99,12 +100,15 @@ class _Line(msgspec.Struct):
         | Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
     )
     max_tokens: _Count | None = None
-    output_tokens: _Count | None = None  # what vLLM's own files call it
+    output_tokens: _Count | None = None  # the name of max_tokens in vLLM's own files
     json_schema: dict[str, object] | None = None
 
 
 def read(path: Path, output_len: int) -> list[Request]:
-    """Raises BadOption with the number of a bad line and the name of its field."""
+    """Read the requests of a file.
+
+    Raises BadOption with the number of a bad line and the name of its field.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -129,7 +133,7 @@ def _request(path: Path, number: int, line: bytes, output_len: int) -> Request:
 
 
 def write(path: Path, requests: Sequence[Request]) -> None:
-    """One line each, to be given to other engines too."""
+    """Write the requests, one on each line, for other engines too."""
     with path.open("w") as file:
         for request in requests:
             line: dict[str, object] = {"prompt": request.prompt, "max_tokens": request.max_tokens}

@@ -1,4 +1,4 @@
-"""Requests on their way to a server: when each sets out, and how many are there at once."""
+"""Sends requests to a server: when each one starts, and how many run at once."""
 
 import asyncio
 import time
@@ -19,8 +19,10 @@ Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How requests are asked. `burstiness` is the shape of the gamma distribution that the time
-    between arrivals follows: 1 makes it a Poisson process, less makes bursts.
+    """The way in which requests are sent.
+
+    `burstiness` is the shape of the gamma distribution that the time between arrivals follows: 1
+    makes it a Poisson process, less makes bursts.
     """
 
     endpoint: Endpoint = "/v1/completions"
@@ -33,7 +35,7 @@ class Way:
 
 
 async def drive(server: Target, model: str, requests: Sequence[Request], way: Way) -> Measurement:
-    """Ask all, and wait for all. A request that fails is counted, and stops no other."""
+    """Send all requests, and wait for all. One that fails is counted, and stops no other."""
     gate = asyncio.Semaphore(way.max_concurrency) if way.max_concurrency else nullcontext()
     asked = [_asked(model, request, way) for request in requests]
     cpu_s, begin_s = time.process_time(), time.perf_counter()
@@ -53,7 +55,10 @@ async def drive(server: Target, model: str, requests: Sequence[Request], way: Wa
 
 
 async def warm_up(server: Target, model: str, requests: Sequence[Request], way: Way) -> Timeline:
-    """One short request that shares nothing with the others. Raises CannotMeasure if it fails."""
+    """Send one short request that shares nothing with the others.
+
+    Raises CannotMeasure if it fails.
+    """
     prompt = requests[0].prompt
     short = Request("Hello" if isinstance(prompt, str) else prompt[::-1][:16], 4)
     timeline = await stream(server, way.endpoint, _asked(model, short, way))
@@ -63,7 +68,10 @@ async def warm_up(server: Target, model: str, requests: Sequence[Request], way: 
 
 
 def arrivals_s(count: int, way: Way) -> list[float]:
-    """After the first, at zero. Over all of them the rate is what was asked."""
+    """Return the arrival times, in seconds after the first one at zero.
+
+    Over all of them the rate is the one that was asked for.
+    """
     if way.request_rate == float("inf"):
         return [0.0] * count
     scale = 1 / (way.request_rate * way.burstiness)
@@ -95,5 +103,5 @@ def _asked(model: str, request: Request, way: Way) -> dict[str, object]:
 
 
 def _text(prompt: list[int] | str) -> str:
-    """A chat takes no ids: a word for each."""
+    """Return the prompt as text; a chat takes no ids, so each id becomes a word."""
     return prompt if isinstance(prompt, str) else " ".join(f"w{each}" for each in prompt)

@@ -1,4 +1,4 @@
-"""A streamed answer of an OpenAI-compatible server, read at little cost: it shares the cores.
+"""Reads streamed answers of an OpenAI-compatible server at little cost, since it shares the cores.
 
 Of the readers looked at, with 64 streams and one event a chunk, httpx takes 150 us of CPU an event,
 httpcore 105, aiohttp 60, h11 52; httptools on a bare protocol, with msgspec for the JSON, 24.
@@ -26,7 +26,7 @@ _SHOWN = 300  # characters of a server's words
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, by the URL under which `/v1` is; a URL that ends with `/v1` is the same."""
+    """A server, named by the URL that has `/v1` below it; a URL may also end with `/v1`."""
 
     base_url: str
     api_key: str | None = None
@@ -45,14 +45,14 @@ class Target:
 
     @property
     def local_port(self) -> int | None:
-        """Where the server's process may be looked at."""
+        """Return the port of a server on this machine, whose process can be found; else None."""
         return self.port if self.host in ("127.0.0.1", "localhost", "::1") else None
 
     def url(self, endpoint: str) -> str:
         return self.base_url.rstrip("/").removesuffix("/v1") + endpoint
 
     def head(self, endpoint: str, num_bytes: int) -> bytes:
-        """Of a request."""
+        """Return the head of a request."""
         lines = [
             f"POST {urlsplit(self.url(endpoint)).path} HTTP/1.1",
             f"Host: {urlsplit(self.base_url).netloc}",
@@ -69,7 +69,7 @@ class Target:
 
 
 def target(base_url: str, option: str = "--base-url") -> Target:
-    """With the key that the environment has for it. Raises BadOption."""
+    """Return the target of a URL, with the environment's key. Raises BadOption for a bad URL."""
     parts = urlsplit(base_url)
     try:
         is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
@@ -81,7 +81,7 @@ def target(base_url: str, option: str = "--base-url") -> Target:
 
 
 def first_model(server: Target) -> str:
-    """The name under which the first of its models is asked for. Raises CannotMeasure."""
+    """Return the name of the server's first model. Raises CannotMeasure where it names none."""
     url = server.url("/v1/models")
     try:
         asked = urllib.request.Request(url, headers=server.authorization)
@@ -94,7 +94,10 @@ def first_model(server: Target) -> str:
 
 
 async def stream(server: Target, endpoint: str, asked: Mapping[str, object]) -> Timeline:
-    """Ask, and note when each piece of text comes. What fails is the timeline's `error`."""
+    """Send a request, and note when each piece of text comes.
+
+    A failure is not raised, but noted in the timeline's `error`.
+    """
     body = json.dumps(asked).encode()
     reader = _Reader(server.head(endpoint, len(body)) + body)
     transport: asyncio.BaseTransport | None = None
@@ -128,7 +131,10 @@ class _Choice(msgspec.Struct):
 
     @property
     def is_piece(self) -> bool:
-        """A token may have no text of its own; what opens and closes an answer has none either."""
+        """Return whether the choice brings a piece of the answer.
+
+        A token may have no text of its own, as the chunks that open and close an answer have none.
+        """
         if self.delta is not None:
             return bool(self.delta.content or self.delta.reasoning_content)
         return bool(self.text) or self.finish_reason is None
@@ -161,7 +167,7 @@ class _Reader(asyncio.Protocol):
         self.ended = asyncio.get_running_loop().create_future()
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
-        self._rest = b""  # of a line that has not come whole
+        self._rest = b""  # the start of a line that has not come whole
         self._is_stream = False
         self._is_done = False
 

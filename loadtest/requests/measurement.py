@@ -1,4 +1,4 @@
-"""What was measured of one engine on one workload, and the figures that follow from it."""
+"""The measurement of one engine on one workload, and the figures that follow from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ Metric = Literal["ttft", "tpot", "itl", "e2el"]
 
 @dataclass(slots=True)
 class Timeline:
-    """One request: when it was handed over, and when each of its tokens came, in seconds.
+    """The times of one request, in seconds: when it was handed over, and when each token came.
 
-    Of a stream it is when each piece with text came; how many tokens they were, its server counts.
+    For a stream the times are those of pieces with text, and the server counts the tokens.
     """
 
     begin_s: float
@@ -30,17 +30,17 @@ class Timeline:
 
     @property
     def ttft_ms(self) -> float:
-        """To the first token."""
+        """Return the time to the first token."""
         return (self.tokens_s[0] - self.begin_s) * 1e3
 
     @property
     def e2el_ms(self) -> float:
-        """To the end."""
+        """Return the time to the end."""
         return ((self.end_s or self.tokens_s[-1]) - self.begin_s) * 1e3
 
     @property
     def tpot_ms(self) -> float:
-        """Of each token after the first."""
+        """Return the mean time of each token after the first."""
         return (self.e2el_ms - self.ttft_ms) / (self.num_tokens - 1)
 
     @property
@@ -50,7 +50,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Of the requests that failed nothing counts but that they did."""
+    """The measured requests. Of one that failed, nothing counts but the failure."""
 
     timelines: list[Timeline]
     wall_s: float
@@ -81,7 +81,7 @@ class Measurement:
         return self.percentile("ttft", percent)
 
     def itl_ms(self, percent: float) -> float:
-        """Inter-token latency over all gaps of all requests."""
+        """Return a percentile of the inter-token latency, over all gaps of all requests."""
         return self.percentile("itl", percent)
 
     def percentile(self, metric: Metric, percent: float) -> float:
@@ -98,7 +98,7 @@ class Measurement:
         return [timeline.e2el_ms for timeline in came]
 
     def summary(self, metrics: Sequence[Metric], percentiles: Sequence[float]) -> dict[str, float]:
-        """By vLLM's names."""
+        """Return the figures of the metrics by vLLM's names."""
         found: dict[str, float] = {}
         for metric in metrics:
             latencies = self.latencies_ms(metric) or [0.0]

@@ -1,4 +1,4 @@
-"""The workloads of the speed comparisons, from one seed: all but one as token ids."""
+"""The workloads of the speed comparisons, made from one seed; all but one are token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from pydantic import JsonValue
 
 NUM_REQUESTS = 64
 SEED = 20261121
-FIRST_ID = 10  # below it lie special tokens
+FIRST_ID = 10  # lower ids are special tokens
 NUM_IDS = 32_000
 
 NUM_LONG, NUM_ONE = 8, 16
@@ -40,9 +40,9 @@ SCHEMA: dict[str, JsonValue] = {
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one client asks: exactly `max_tokens` tokens, whatever the model would say.
+    """One client's request: exactly `max_tokens` tokens, whatever the model would say.
 
-    With a schema at most so many: an object of the schema, which ends where it ends.
+    With a schema it is at most so many: an object of the schema, which ends by itself.
     """
 
     prompt: list[int] | str
@@ -51,13 +51,13 @@ class Request:
 
     @property
     def ids(self) -> list[int]:
-        """For those who take nothing else."""
+        """Return the prompt's ids, for engines that take nothing else."""
         assert not isinstance(self.prompt, str), "a text has no ids of its own"
         return self.prompt
 
 
 def workloads(vocab_size: int = NUM_IDS, seed: int = SEED) -> dict[Name, list[Request]]:
-    """All of them; the ids of a smaller vocabulary are folded into it."""
+    """Return all workloads; ids are folded into a smaller vocabulary."""
     rng = np.random.default_rng(seed)
     prompts = _lognormal(rng, median=160, sigma=0.7, low=16, high=768)
     outputs = _lognormal(rng, median=96, sigma=0.6, low=8, high=256)
@@ -85,7 +85,7 @@ def workloads(vocab_size: int = NUM_IDS, seed: int = SEED) -> dict[Name, list[Re
 def random_requests(
     count: int, num_in: int, num_out: int, vocab_size: int = NUM_IDS, seed: int = 0
 ) -> list[Request]:
-    """All of one length."""
+    """Return requests of random ids, all of one length."""
     rng = np.random.default_rng(seed)
     top = min(vocab_size, NUM_IDS)
     return [
@@ -95,7 +95,10 @@ def random_requests(
 
 
 def varied(requests: Sequence[Request], turn: int, vocab_size: int = NUM_IDS) -> list[Request]:
-    """The same lengths and the same sharing, and no prefix that another turn had; turn 0: as is."""
+    """Return requests of the same lengths and sharing, but with no prefix of another turn.
+
+    Turn 0 leaves the requests as they are.
+    """
     top = min(vocab_size, NUM_IDS)
 
     def changed(prompt: list[int] | str) -> list[int] | str:
@@ -107,7 +110,7 @@ def varied(requests: Sequence[Request], turn: int, vocab_size: int = NUM_IDS) ->
 
 
 def _folded(ids: NDArray[np.int64], top: int) -> list[int]:
-    """Into [FIRST_ID, top)."""
+    """Fold the ids into [FIRST_ID, top)."""
     return [int(number) for number in (ids - FIRST_ID) % (top - FIRST_ID) + FIRST_ID]
 
 

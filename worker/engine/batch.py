@@ -1,4 +1,4 @@
-"""The host's copy of what runs, kept from step to step, and the tensors cut from it."""
+"""The host's copy of the running sequences, kept from step to step, and the tensors made of it."""
 
 import numpy as np
 import torch
@@ -9,10 +9,10 @@ from penstock.worker.layers.batch import Batch
 
 
 class PersistentBatch:
-    """One row a running sequence: its tokens and its block table, appended to and never rebuilt.
+    """A table with one row for each running sequence: its tokens and its block table.
 
-    Rows are as wide as the longest sequence may be; the pages behind them are touched only as far
-    as tokens were written.
+    Rows are appended to and never rebuilt. They are as wide as the longest sequence may be; their
+    memory pages are touched only as far as tokens were written.
     """
 
     def __init__(
@@ -25,11 +25,11 @@ class PersistentBatch:
         self._tokens = np.zeros((max_num_seqs, width * block_size), np.int32)
         self._tables = np.zeros((max_num_seqs, width), np.int32)
         self._columns = columns
-        # As far as they are written here.
+        # How far each row is written here.
         self._num_tokens, self._num_blocks, self._stay = np.zeros((3, max_num_seqs), np.int64)
 
     def build(self, plan: Plan) -> Batch:
-        """The tensors of one step; the slices come end to end, in the plan's order."""
+        """Return the tensors of one step; the slices come end to end, in the plan's order."""
         rows, starts, counts = plan.rows, plan.starts, plan.counts
         self._catch_up(plan.seqs, rows)
         query_start = np.zeros(len(plan) + 1, np.int32)
@@ -55,7 +55,7 @@ class PersistentBatch:
         )
 
     def _catch_up(self, seqs: list[Sequence], rows: Numbers) -> None:
-        """Write what each gained since its last step: as a rule one token, and no block."""
+        """Write what each sequence gained since its last step: as a rule one token and no block."""
         known = self._columns
         num_tokens, num_blocks, stay = (
             known.num_tokens[rows],
@@ -71,7 +71,7 @@ class PersistentBatch:
         self._num_tokens[rows], self._num_blocks[rows] = num_tokens, num_blocks
 
     def _write(self, seq: Sequence) -> None:
-        """What the sequence gained, or all of it on a new stay."""
+        """Write what the sequence gained, or all of it when it has been given a row again."""
         row = seq.row
         if self._stay[row] != self._columns.stay[row]:
             self._stay[row] = self._columns.stay[row]

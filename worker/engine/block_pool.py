@@ -1,4 +1,4 @@
-"""Which KV block belongs to whom, and which hold something worth finding again."""
+"""The pool of KV blocks: which sequences hold each one, and which can be found by their content."""
 
 from collections import OrderedDict
 
@@ -6,12 +6,12 @@ from penstock.worker.engine.sequence import Sequence
 
 
 class BlockPool:
-    """Blocks are held or not, remembered or not.
+    """The KV blocks of one engine. Each is held or not, and remembered or not.
 
     A block is held while a block table names it. A computed, full block is remembered by the
-    digest of every token up to its end. Reused are blank blocks first, then the remembered that
-    nobody holds, least recently used first, and forgotten at that moment - so a remembered block is
-    always true.
+    digest of every token up to its end. A sequence gets blank blocks first. Then it gets remembered
+    blocks that nobody holds, the least recently used first. Such a block is forgotten at that
+    moment, so a remembered block always has the content that its digest stands for.
     """
 
     def __init__(self, num_blocks: int, block_size: int, remembers: bool = True) -> None:
@@ -19,8 +19,8 @@ class BlockPool:
         self.block_size = block_size
         self.remembers = remembers
         self._holders = [0] * num_blocks
-        self._blank = list(range(num_blocks))  # held by nobody, nothing to find
-        # Held by nobody, still findable; in order of use, the oldest first.
+        self._blank = list(range(num_blocks))  # held by nobody, with no content to find
+        # Held by nobody and still remembered, the least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._digest: list[bytes | None] = [None] * num_blocks
         self._remembered: dict[bytes, int] = {}
@@ -36,23 +36,23 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Unheld blocks that a prefix could still find."""
+        """Return the number of unheld blocks that a prefix can still find."""
         return len(self._cached)
 
     def num_needed(self, seq: Sequence, num_tokens: int) -> int:
-        """Blocks to add to the sequence's table so that it covers `num_tokens`."""
+        """Return how many blocks the sequence's table lacks to cover `num_tokens`."""
         return max(0, -(-num_tokens // self.block_size) - len(seq.block_table))
 
     def awaits(self, seq: Sequence) -> bool:
-        """Whether a running sequence is about to compute the block that this one needs next."""
+        """Return whether a running sequence will compute the block that this one needs next."""
         return seq.awaited is not None and seq.awaited in self._promised
 
     def attach(self, seq: Sequence) -> bool:
         """Give the sequence its remembered prefix, and promise others the rest of its full blocks.
 
-        False, with nothing held, when the first missing block is promised by another: better to
-        wait for that one than to compute it twice. The last token is never taken from the cache,
-        since the next one is drawn from its logits.
+        Return False, with nothing held, when another sequence has promised the first missing block:
+        to wait for that one is better than to compute it twice. The last token is never taken from
+        the cache, since the next one is drawn from its logits.
         """
         if not self.remembers:
             return True
@@ -84,7 +84,7 @@ class BlockPool:
         return True
 
     def remember(self, seq: Sequence, start: int, end: int) -> None:
-        """Of a step that computed the tokens start:end: find its full blocks again."""
+        """Remember the full blocks of a step that computed the sequence's tokens start:end."""
         if not self.remembers:
             return
         seq.grow_digests(self.block_size)
@@ -96,7 +96,7 @@ class BlockPool:
                 self._digest[block] = digest
 
     def release(self, seq: Sequence) -> None:
-        """Take everything back; what was remembered stays findable until it is reused."""
+        """Take all blocks back; remembered ones can be found until they are reused."""
         for block in reversed(seq.block_table):  # tail first: the shared head is forgotten last
             self._holders[block] -= 1
             if self._holders[block]:
@@ -111,7 +111,7 @@ class BlockPool:
         seq.block_table.clear()
 
     def forget_own(self, seq: Sequence) -> list[int]:
-        """Make the blocks that only this sequence holds unfindable, and return them."""
+        """Forget the blocks that only this sequence holds, and return them."""
         own = [block for block in seq.block_table if self._holders[block] == 1]
         for block in own:
             self._forget(block)

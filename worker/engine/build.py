@@ -1,4 +1,4 @@
-"""An engine from a checkpoint's folder: what fits where."""
+"""Build an engine from a checkpoint's folder, with sizes that fit the memory."""
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ def build_engine(config: EngineConfig) -> Engine:
         vocab_size=model.vocab_size,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        max_num_seqs=min(config.max_num_seqs, step_tokens),  # each has one token of a step at least
+        max_num_seqs=min(config.max_num_seqs, step_tokens),  # each has at least one token of a step
         eos_token_ids=model.eos_token_ids,
     )
     decoder.table.cover(limits.max_model_len)
@@ -83,7 +83,7 @@ def _device(config: EngineConfig) -> str:
 
 
 def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one block in all layers: keys and values of `block_size` tokens."""
+    """Return the bytes of one block in all layers: keys and values of `block_size` tokens."""
     return (
         2
         * model.num_layers
@@ -120,7 +120,10 @@ def _num_blocks(
 def _free_gpu_bytes(
     config: EngineConfig, step_tokens: int, decoder: Decoder, device: torch.device
 ) -> int:
-    """What `gpu_memory_utilization` leaves for the KV cache after weights and the largest step."""
+    """Return the bytes that `gpu_memory_utilization` leaves for the KV cache.
+
+    The weights, the largest step and other processes' memory are taken off.
+    """
     torch.cuda.reset_peak_memory_stats(device)
     try_step(decoder, step_tokens, config.max_num_seqs, config.block_size, device)
     peak = torch.cuda.max_memory_reserved(device)
@@ -131,7 +134,10 @@ def _free_gpu_bytes(
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
-    """What was asked, if the cache can hold it; else as much of the model's own as it can."""
+    """Return the length that was asked for, or else as much of the model's own as the cache holds.
+
+    Raises DoesNotFit when the model or the cache cannot hold the length that was asked for.
+    """
     holds = num_blocks * config.block_size
     if config.max_model_len is None:
         return min(model.max_model_len, holds)
@@ -154,8 +160,11 @@ def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) ->
 def _zeros(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, at_once: bool
 ) -> Tensor:
-    """Zeros, so that no stray NaN meets a masked weight. On a CPU their pages are taken at once
-    where somebody asked for so many bytes, else when they are written: few models need them all."""
+    """Return a tensor of zeros, so that no stray NaN meets a masked weight.
+
+    at_once  on a CPU, take all memory pages now, because somebody asked for so many bytes; else
+             they are taken when they are written, since few models need them all
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize

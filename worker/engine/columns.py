@@ -1,23 +1,26 @@
-"""The running sequences in columns: a step's host work is a few operations on all of them."""
+"""The state of the running sequences in columns.
+
+A step's work on the host is thus a few array operations on all sequences at once.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.worker.engine.sequence import Sequence
 
-_STOPS = 4  # ids that end a sequence; who has more is looked at by itself
-_NO_STOP = -2  # no token, and not what is drawn instead of one
+_STOPS = 4  # stop ids kept here; a sequence with more is watched
+_NO_STOP = -2  # neither a token id nor NO_TOKEN
 Numbers = NDArray[np.int64]
 
 
 class Columns:
-    """A row a running sequence, `seq.row`. What the sequence itself says is said here too.
+    """The columns, with one row for each running sequence at `seq.row`; they copy its numbers.
 
-    longest     tokens, prompt and completion, with which it ends
+    longest     the number of tokens, prompt and completion, at which the sequence ends
     stop_ids    [rows, 4]
-    is_watched  what it draws is more than a number: a grammar's, one with log probabilities, or one
-                that may be any of many stop ids
-    stay        a number for each time that a sequence got a row
+    is_watched  whether each drawn token needs more work: the sequence has a grammar, asks for log
+                probabilities, or has more stop ids than fit here
+    stay        a new number for each time that a sequence gets a row
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -34,7 +37,7 @@ class Columns:
         self._num_stays = 0
 
     def enter(self, seq: Sequence) -> None:
-        """It has its row, its blocks, and what of its tokens was found computed."""
+        """Fill the row of a sequence that was just admitted; it has its row and blocks already."""
         row, stops = seq.row, sorted(seq.stop_ids)
         self._num_stays += 1
         self.stay[row] = self._num_stays
@@ -47,7 +50,10 @@ class Columns:
         )
 
     def draw(self, rows: Numbers, token_ids: Numbers) -> NDArray[np.bool_]:
-        """Each row gains a token. Returns who may end with it, or has more to it than the id."""
+        """Add a drawn token to each row; return which rows need a closer look.
+
+        Those are the rows that may end with the token, that are watched, or that drew none.
+        """
         lengths = self.num_tokens[rows] + 1
         self.num_tokens[rows], self.last_token[rows] = lengths, token_ids
         special: NDArray[np.bool_] = (self.stop_ids[rows] == token_ids[:, None]).any(1)

@@ -1,4 +1,4 @@
-"""How an engine is asked to be. Names and defaults are vLLM's."""
+"""The configuration of an engine. Names and defaults are vLLM's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,10 @@ from pydantic import JsonValue
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """None means: find out. On a CPU the KV cache takes `kv_cache_memory_bytes`, or 1 GiB."""
+    """The settings of an engine. `None` means that the engine chooses a value itself.
+
+    On a CPU the KV cache takes `kv_cache_memory_bytes`, or 1 GiB.
+    """
 
     model: Path
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -1,4 +1,4 @@
-"""The loop: schedule, run, update."""
+"""The engine and its loop: schedule a step, run it, update the sequences."""
 
 import time
 from collections import deque
@@ -21,16 +21,20 @@ from penstock.worker.engine.sequence import Plan, Sequence, Status
 
 class Runner(Protocol):
     def run(self, plan: Plan) -> Sampled:
-        """Draw one token for each slice that reaches its sequence's end, in the plan's order."""
+        """Compute the plan, and draw the tokens that follow from it.
+
+        One token is drawn for each slice that reaches its sequence's end, in the plan's order.
+        """
 
     def zero(self, blocks: list[int]) -> None:
-        """Make the blocks harmless to whoever gets them next."""
+        """Make the blocks harmless to the sequences that get them next."""
 
 
 class Engine:
-    """Tokens in, tokens out. It knows nothing of text, Redis or HTTP.
+    """The engine: tokens in, tokens out. It knows nothing of text, Redis or HTTP.
 
-    One thread steps it; `add` and `cancel` may be called from any, and act at the next step.
+    One thread calls `step`. `add` and `cancel` may be called from any thread, and act at the next
+    step.
     """
 
     def __init__(
@@ -50,11 +54,11 @@ class Engine:
         self._inbox.put(lambda: self._add(addition))
 
     def cancel(self, seq_id: str) -> None:
-        """The sequence ends without a word; one that ended already is no error."""
+        """End the sequence without an output; one that has already ended is no error."""
         self._inbox.put(lambda: self._cancel(seq_id))
 
     def step(self) -> list[Output]:
-        """Compute once; return what each sequence gained, and who was refused."""
+        """Compute one step; return the new tokens, and the errors of refused sequences."""
         outputs = self._drain_inbox()
         begin = time.perf_counter()
         plan = self.scheduler.schedule()
@@ -69,17 +73,17 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would have anything to do now."""
+        """Return whether a step would have anything to do now."""
         waits = self.scheduler.running or self.scheduler.waiting
         return bool(waits or self._pending_calls or not self._inbox.empty())
 
     @property
     def num_steps(self) -> int:
-        """That computed something."""
+        """Return the number of steps that computed something."""
         return self._stats.num_steps
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Sleep until there is something to do; false when nothing came in time."""
+        """Sleep until there is something to do; return False when nothing came in time."""
         if not self.busy:
             try:
                 self._pending_calls.append(self._inbox.get(timeout=timeout_s))
@@ -143,7 +147,7 @@ class Engine:
         )
 
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
-        """The grammar is ready: the sequence may run. Until now it held no blocks."""
+        """Start a sequence whose grammar is ready, or refuse it. Until now it held no blocks."""
         if seq.status is Status.FINISHED:
             return None
         error = grammar.exception()
@@ -166,7 +170,7 @@ class Engine:
         self.scheduler.remove(seq)
 
     def _update(self, plan: Plan, sampled: Sampled) -> list[Output]:
-        """Take over what the step computed; end what is complete."""
+        """Record what the step computed, and end the sequences that are complete."""
         columns, block_size = self.scheduler.columns, self.limits.block_size
         ends = plan.starts + plan.counts
         columns.num_computed[plan.rows] = ends
@@ -203,7 +207,7 @@ class Engine:
         return outputs + others
 
     def _spoil(self, seq: Sequence) -> Output:
-        """What it left in the cache goes with it: no number there is worse than none."""
+        """End the sequence with an error, and clear the blocks of its own, which may hold NaN."""
         self.runner.zero(self.scheduler.pool.forget_own(seq))
         return self._fail(seq, _why_no_token(seq))
 
@@ -228,7 +232,10 @@ class Engine:
 
 
 def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
-    """Why the sequence ends with this token, and the asked-for id that ended it; or neither."""
+    """Return why the sequence ends with this token, and the id in `stop_token_ids` that ended it.
+
+    Both are None where the sequence goes on; the id is None where something else ended it.
+    """
     if token_id in seq.stop_ids:
         return "stop", token_id if token_id in seq.params.stop_token_ids else None
     if seq.constraint is not None and seq.constraint.is_complete:

@@ -1,9 +1,9 @@
 """An engine without a model: each token is a digest of prompt, seed, choice and its place.
 
-It costs nothing and imports no torch, so queue and recovery can be driven hard. Its vocabulary is
-the 256 bytes and two special tokens; what it says are words of eight bytes, with characters of
-several bytes among them. As with a model, whoever knows the tokens so far can go on. A long prompt
-takes a step for each `prefill_tokens` of it.
+It costs nothing and imports no torch, so tests can put queue and recovery under load. Its
+vocabulary is the 256 bytes and two special tokens. Its completions are words of eight bytes, with
+characters of several bytes among them. As with a model, a completion can be continued from the
+tokens so far. A long prompt takes a step for each `prefill_tokens` of it.
 
 With `poison`, a word, it also fails as engines do. A prompt that begins `<word>:crash:5` kills its
 process in the step that would make the sixth token; `hang` never ends that step, `raise` ends it
@@ -39,10 +39,11 @@ _WORDS_A_COMPLETION = 64  # on average
 
 
 class Stamps:
-    """A file in which the steps note when they made each token, for whoever measures delivery.
+    """A file in which the steps note when they made each token, to measure delivery.
 
-    Monotonic seconds, which all processes of a machine share; 0: not made. A row is the number
-    that a prompt ends with, in three digits; a column is a token's place in the completion.
+    Times are monotonic seconds, which all processes of a machine share; 0 means not made. A row is
+    the number that a prompt ends with, in three digits; a column is a token's place in the
+    completion.
     """
 
     ROWS, COLUMNS = 256, 4096
@@ -73,13 +74,13 @@ class _Sequence:
 
 @dataclass(slots=True)
 class FakeEngine:
-    """Has the interface of `Engine`, and takes `step_s` for every step."""
+    """An engine with the interface of `Engine`, which takes `step_s` for every step."""
 
     limits: EngineLimits
     step_s: float = 0.002
     poison: str = ""
     stamps: Stamps | None = None
-    prefill_tokens: int = 2048  # of one prompt, a step
+    prefill_tokens: int = 2048  # of one prompt in one step
     note_plan: Callable[[list[PlanRow]], None] | None = None
     _inbox: SimpleQueue[AddSequence | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class FakeEngine:
 
     @property
     def num_steps(self) -> int:
-        """That computed something."""
+        """Return the number of steps that computed something."""
         return self._stats.num_steps
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -164,7 +165,7 @@ class FakeEngine:
         return seq.addition.seq_id, min(seq.num_pending, self.prefill_tokens), seq.num_computed
 
     def _compute(self, seq: _Sequence) -> bool:
-        """Whether the next token follows from this step."""
+        """Compute the next part of the prompt; return whether this step gives the next token."""
         seq.num_computed += min(seq.num_pending, self.prefill_tokens)
         return not seq.num_pending
 
@@ -217,7 +218,7 @@ def fake_engine(
 
 
 def _fails(word: str, seq: _Sequence) -> bool:
-    """Whether this step computes nothing, if it ends at all."""
+    """Fail as the prompt asks; return whether the step computes nothing, if it ends at all."""
     prompt = bytes(token for token in seq.addition.prompt if token < EOS).decode(errors="replace")
     asked = re.match(re.escape(word) + r":(crash|hang|raise|idle):(\d+)", prompt)
     if not asked or seq.num_made < int(asked[2]):
@@ -237,6 +238,6 @@ def _key(addition: AddSequence) -> bytes:
 
 
 def _logprob(token_id: int, num_top: int) -> Logprob:
-    """Falls off with the rank; the drawn token is the likeliest."""
+    """Return log probabilities that fall with the rank; the drawn token is the likeliest."""
     top_ids = [token_id, *(other for other in range(num_top + 1) if other != token_id)][:num_top]
     return Logprob(token_id, -0.5, top_ids, [-0.5 - rank for rank in range(len(top_ids))])

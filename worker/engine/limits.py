@@ -1,4 +1,7 @@
-"""What one engine can take, and the check of what is asked of it; the I/O side asks it too."""
+"""The limits of one engine, and the check of a sequence against them.
+
+The worker's I/O side uses the same check.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +12,10 @@ from penstock.worker.engine.messages import AddSequence
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """max_model_len counts prompt and completion, and never exceeds what the KV cache can hold."""
+    """The limits of one engine.
+
+    max_model_len counts prompt and completion, and never exceeds what the KV cache can hold.
+    """
 
     max_model_len: int
     vocab_size: int
@@ -22,7 +28,10 @@ class EngineLimits:
         return params.max_tokens or self.max_model_len - num_prompt
 
     def check(self, addition: AddSequence) -> PenstockError | None:
-        """None when the sequence can run to its end, alone if need be; else why it never will."""
+        """Return None when the sequence can run to its end, alone if need be; else the error.
+
+        The error says why the sequence can never run.
+        """
         return self._check_length(addition) or self._check_ids(addition)
 
     def _check_length(self, addition: AddSequence) -> PenstockError | None:

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: token ids and numbers, never text."""
+"""The engine's input and output messages: token ids and numbers, never text."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from penstock.schemas.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class AddSequence:
-    """A sequence to run, or to continue: the ids in `completion` were drawn before, elsewhere."""
+    """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before."""
 
     seq_id: str
     prompt: list[int]
@@ -20,15 +20,16 @@ class AddSequence:
     choice: int = 0
     completion: list[int] = field(default_factory=list)
     cache_salt: bytes = b""
-    priority: int = 0  # of its class: lower runs first
-    turn: int = 0  # in its class the earlier goes first: microseconds, comparable over lanes
+    priority: int = 0  # of the sequence's class; a lower number runs first
+    turn: int = 0  # microseconds, comparable over lanes; in a class the earlier goes first
 
 
-PlanRow = tuple[str, int, int]  # of a step: sequence, tokens to compute, tokens computed before
+# One slice of a step: sequence id, tokens to compute, tokens computed before.
+PlanRow = tuple[str, int, int]
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Log probabilities of the drawn token and of the likeliest, likeliest first."""
+    """The log probabilities of the drawn token and of the likeliest tokens, likeliest first."""
 
     token_id: int
     logprob: float
@@ -37,9 +38,9 @@ class Logprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What one step did for one sequence. An error ends it with no token.
+    """The result of one step for one sequence. An error ends the sequence with no token.
 
-    Made once a token, and sent to another process: hence no dataclass.
+    It is no dataclass, because one is made for each token and sent to another process.
     """
 
     seq_id: str
@@ -52,29 +53,32 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Load(NamedTuple):
-    """How full an engine is, counted at each step."""
+    """The load of an engine, counted at each step."""
 
     num_held_blocks: int = 0
-    num_waiting: int = 0  # sequences that lack room; not those whose grammar is being compiled
+    num_waiting: int = 0  # sequences without capacity; not those whose grammar is being compiled
 
 
 @dataclass(slots=True)
 class Stats:
-    """Gauges as of now, and counters since the start; `step_seconds` includes the scheduler's."""
+    """The engine's gauges as of now, and its counters since the start.
+
+    `step_seconds` includes `scheduler_seconds`.
+    """
 
     num_blocks: int = 0
     block_size: int = 0
     max_num_batched_tokens: int = 0
     num_held_blocks: int = 0
     num_cached_blocks: int = 0
-    num_live_slots: int = 0  # KV slots of held blocks that hold a token; the others are waste
+    num_live_slots: int = 0  # KV slots of held blocks that hold a token; the others are unused
     num_running: int = 0
     num_waiting: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
-    prompt_tokens: int = 0  # of sequences admitted, found in the cache or not
+    prompt_tokens: int = 0  # of admitted sequences, found in the cache or not
     cached_tokens: int = 0  # of those, found in the prefix cache
-    computed_tokens: int = 0  # all that went through the model, again after a preemption too
+    computed_tokens: int = 0  # all that went through the model, repeats after a preemption included
     generation_tokens: int = 0
     scheduler_seconds: float = 0.0
     step_seconds: float = 0.0

@@ -1,4 +1,7 @@
-"""The three penalties on what a sequence has seen, from sparse counts that grow with it."""
+"""The repetition, frequency and presence penalties, from sparse token counts.
+
+The counts grow with the sequence.
+"""
 
 import numpy as np
 import torch
@@ -13,7 +16,7 @@ _FLOAT = np.finfo(np.float32)
 class SeenTokens:
     """The distinct tokens of a sequence, and how often each is in the completion.
 
-    `token_ids` is the sequence's own list; what it gained since the last look is counted then.
+    `token_ids` is the sequence's own list. `look` counts the tokens added since the last look.
     """
 
     def __init__(self, params: SamplingParams, token_ids: list[int], num_prompt: int) -> None:
@@ -27,7 +30,7 @@ class SeenTokens:
         self._places = {token: place for place, token in enumerate(self._ids.tolist())}
 
     def look(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The distinct ids, and how often each is in the completion."""
+        """Return the distinct ids, and how often each is in the completion."""
         for token in self._token_ids[self._num_counted :]:
             place = self._place(token)
             self._counts[place] += 1
@@ -37,7 +40,7 @@ class SeenTokens:
 
     def _place(self, token: int) -> int:
         place = self._places.setdefault(token, len(self._places))
-        if place == len(self._ids):  # twice the room each time: a token costs the same on average
+        if place == len(self._ids):  # doubles the arrays, so that a token costs the same on average
             room = max(64, place)
             self._ids = np.concatenate([self._ids, np.zeros(room, np.int64)])
             self._counts = np.concatenate([self._counts, np.zeros(room, np.float32)])
@@ -46,10 +49,11 @@ class SeenTokens:
 
 
 def penalise(logits: Tensor, seen: list[tuple[int, SeenTokens]]) -> None:
-    """Change in place the logits [rows, vocab] of what each of these rows has seen.
+    """Change in place the logits [rows, vocab] of the tokens that each of these rows has seen.
 
-    Repetition divides a positive logit and multiplies a negative one, for prompt and completion;
-    frequency subtracts for each time in the completion, presence once.
+    The repetition penalty divides a positive logit and multiplies a negative one, for tokens of
+    prompt and completion. The frequency penalty is subtracted for each time that the token is in
+    the completion, the presence penalty once.
     """
     looks = [each.look() for _, each in seen]
     sizes = [len(ids) for ids, _ in looks]
@@ -57,7 +61,7 @@ def penalise(logits: Tensor, seen: list[tuple[int, SeenTokens]]) -> None:
     counts = np.concatenate([counts for _, counts in looks])
     rows = np.repeat([row for row, _ in seen], sizes)
     repetition = np.repeat([each.params.repetition_penalty for _, each in seen], sizes)
-    repetition = repetition.clip(min=_FLOAT.tiny)  # 0 times minus infinity would be no number
+    repetition = repetition.clip(min=_FLOAT.tiny)  # 0 times minus infinity would be NaN
     frequency = np.repeat([each.params.frequency_penalty for _, each in seen], sizes)
     presence = np.repeat([each.params.presence_penalty for _, each in seen], sizes)
     loss = counts * frequency + (counts > 0) * presence

@@ -1,4 +1,7 @@
-"""A plan in, the drawn tokens out: the only part of the engine that touches the model."""
+"""The model runner: it turns a plan into drawn tokens.
+
+It is the only part of the engine that touches the model.
+"""
 
 import math
 from dataclasses import replace
@@ -17,10 +20,10 @@ from penstock.worker.layers.batch import Batch
 
 class Model(Protocol):
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        """-> hidden states [tokens, hidden_size]"""
+        """Compute the hidden states [tokens, hidden_size] of the batch."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden_size] -> float32 [rows, vocab_size]"""
+        """Compute the logits of hidden [rows, hidden_size]: float32 [rows, vocab_size]."""
 
 
 class ModelRunner:
@@ -31,16 +34,16 @@ class ModelRunner:
         self.kv_caches = kv_caches
         self.batch = batch
         self.sampler = sampler
-        self._drawing: list[Sequence] = []  # who drew last, and what of them the sampler needs
+        self._drawing: list[Sequence] = []  # that drew last, and what the sampler needs of them
         self._rows: list[SamplerRow] = []
         self._constraints: list[Constraint | None] = []
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> Sampled:
-        """Compute every slice; draw a token for each that reaches its sequence's end, in order."""
+        """Compute the plan; draw a token for each slice that reaches its sequence's end."""
         batch = self.batch.build(plan)
         hidden = self.decoder(batch, self.kv_caches)
-        total = hidden.sum()  # no number if any of them is none
+        total = hidden.sum()  # not finite if any of them is not
         sampled = self._sample(plan, batch, hidden)
         if math.isfinite(float(total)):
             return sampled
@@ -56,7 +59,7 @@ class ModelRunner:
             self._drawing = plan.drawing
             self._rows = [seq.sampling for seq in plan.drawing]
             self._constraints = [seq.constraint for seq in plan.drawing]
-        masks = self.sampler.masks(self._constraints)  # while a GPU still computes
+        masks = self.sampler.masks(self._constraints)  # while a GPU may still compute
         return self.sampler.sample(
             self.decoder.logits(hidden),
             self._rows,
@@ -65,14 +68,20 @@ class ModelRunner:
         )
 
     def zero(self, blocks: list[int]) -> None:
-        """Overwrite what is no number: a later holder's unused slots meet a weight of zero, and
-        zero times NaN is NaN."""
+        """Overwrite the blocks with zeros, since they may hold NaN.
+
+        Attention gives the unused slots of a later holder a weight of zero, and zero times NaN is
+        NaN.
+        """
         for kv_cache in self.kv_caches:
             kv_cache[blocks] = 0
 
 
 def _without(sampled: Sampled, plan: Plan, spoilt: list[int]) -> Sampled:
-    """A slice may draw a number though one before it is none, which a window hides."""
+    """Return the sample without the tokens of spoilt slices.
+
+    Such a slice may draw a token all the same, when a sliding window hides its earlier NaN.
+    """
     drawn = {place: row for row, place in enumerate(np.flatnonzero(plan.draws).tolist())}
     rows = {drawn.get(place) for place in spoilt}
     token_ids = [NO_TOKEN if row in rows else each for row, each in enumerate(sampled.token_ids)]
@@ -80,7 +89,7 @@ def _without(sampled: Sampled, plan: Plan, spoilt: list[int]) -> Sampled:
 
 
 def _spoilt(query_start: Tensor, hidden: Tensor) -> list[int]:
-    """Which slices have a row that is no number."""
+    """Return the places of the slices with a row that is not finite."""
     rows = np.flatnonzero(~hidden.isfinite().all(-1).cpu().numpy())
     slices = np.searchsorted(query_start.cpu().numpy(), rows, side="right") - 1
     return [int(place) for place in np.unique(slices)]

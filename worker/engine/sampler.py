@@ -1,10 +1,11 @@
-"""The step from logits to tokens, for rows that may each ask for something else.
+"""The sampler: it turns logits into tokens, for rows that may each have other parameters.
 
-In order: logit_bias; eos and stop ids forbidden before min_tokens; repetition, frequency and
-presence penalties; the grammar's mask; the likeliest at temperature 0; else temperature, min_p,
-top_k, top_p and a draw. Log probabilities are of the logits as the model gave them.
+It applies in order: logit_bias; eos and stop ids forbidden before min_tokens; repetition, frequency
+and presence penalties; the grammar's mask; then at temperature 0 the likeliest token, else
+temperature, min_p, top_k, top_p and a draw. Log probabilities are of the logits as the model gave
+them.
 
-What a row gets depends on nothing but the row: its logits, its params, its token ids, its seed.
+A row's token depends on nothing but the row: its logits, its params, its token ids, its seed.
 """
 
 import math
@@ -23,17 +24,17 @@ from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.engine.penalties import SeenTokens, penalise
 
-GREEDY_BELOW = 1e-5  # one token has all the probability anyway; vLLM draws the line here too
-LEAST_LOGPROB = -9999.0  # of what the model rules out: JSON has no infinity
+GREEDY_BELOW = 1e-5  # below it one token has all the probability; vLLM has the same limit
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 MOST_KEPT = 2**31 - 1
 
 
 @dataclass(slots=True, eq=False)
 class SamplerRow:
-    """What the sampler needs of one sequence, for as long as the sequence lives.
+    """The sampler's view of one sequence, for as long as the sequence lives.
 
-    `token_ids` is the sequence's own list, prompt and then completion, and grows with it. All that
-    is kept follows from it, so a sequence rebuilt from its ids gets the same tokens.
+    `token_ids` is the sequence's own list, prompt and then completion, and grows with it. All
+    other state follows from it, so a sequence rebuilt from its ids gets the same tokens.
     """
 
     params: SamplingParams
@@ -42,8 +43,8 @@ class SamplerRow:
     token_ids: list[int]
     num_prompt: int
     seen: SeenTokens | None = field(init=False, default=None)
-    way: bytes = field(init=False)  # of WAY
-    is_plain: bool = field(init=False)  # a draw is all, perhaps under a grammar
+    way: bytes = field(init=False)  # one record of type WAY
+    is_plain: bool = field(init=False)  # needs only a draw, perhaps under a grammar
 
     def __post_init__(self) -> None:
         params = self.params
@@ -56,15 +57,15 @@ class SamplerRow:
 
     @property
     def position(self) -> int:
-        """Of the next token in the completion."""
+        """Return the next token's position in the completion."""
         return len(self.token_ids) - self.num_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A token for each row; NO_TOKEN where the logits were no numbers or allowed nothing.
+    """The tokens drawn, one for each row; NO_TOKEN where the logits were NaN or allowed nothing.
 
-    spoilt  places in the plan of slices with hidden states that are no numbers
+    spoilt  places in the plan of slices with hidden states that are not finite
     """
 
     token_ids: list[int]
@@ -73,7 +74,10 @@ class Sampled:
 
 
 class Sampler:
-    """Keeps the columns of the last rows: the same rows again cost one comparison of lists."""
+    """The sampler of one engine.
+
+    It keeps the columns made of the last rows; the same rows again cost one comparison of lists.
+    """
 
     def __init__(
         self, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device | str = "cpu"
@@ -85,7 +89,10 @@ class Sampler:
         self._columns = self._read([])
 
     def masks(self, constraints: list[Constraint | None]) -> Tensor | None:
-        """What the grammars of the rows allow, for `sample`; meant to run beside the model."""
+        """Return the masks of what the rows' grammars allow, for `sample`.
+
+        It is meant to run while the model computes.
+        """
         return self._masks.fill(constraints)
 
     def sample(
@@ -95,12 +102,12 @@ class Sampler:
         masks: Tensor | None = None,
         lengths: NDArray[np.int64] | None = None,
     ) -> Sampled:
-        """Draw the next token of each row. The list of rows is kept, to be known again.
+        """Draw the next token of each row. The list of rows is kept, to recognise it next time.
 
         logits  [rows, vocab]             float32, contiguous; overwritten
         masks   [rows, ceil(vocab / 32)]  int32 bits, 1 allows; on the host; read only for rows with
                                           structured_outputs, and overwritten
-        lengths [rows]                    tokens of each; none: as many as its list has
+        lengths [rows]                    tokens of each row; None means the length of its list
         """
         if not rows:
             return Sampled([], [])
@@ -115,7 +122,7 @@ class Sampler:
         return _with_logprobs(tokens, raw, columns)
 
     def _alter(self, logits: Tensor, columns: "_Columns", masks: Tensor | None) -> None:
-        """Change in place what bias, min_tokens and penalties change."""
+        """Apply bias, min_tokens and penalties to the logits, in place."""
         if columns.biases is not None:
             rows, ids, values = columns.biases
             logits[rows, ids] += values
@@ -143,7 +150,7 @@ class Sampler:
         )
 
     def _biases(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Row, token id and bias of each."""
+        """Return the row, token id and value of each bias; None where there is no bias."""
         entries = [
             (i, token, bias) for i, row in rows for token, bias in row.params.logit_bias.items()
         ]
@@ -169,7 +176,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class _Ban:
-    """Eos and stop ids, forbidden to a row until it has min_tokens."""
+    """The eos and stop ids that a row must not draw until it has min_tokens."""
 
     row: SamplerRow
     index: int
@@ -184,7 +191,10 @@ class _Ban:
         return self.row.params.structured_outputs is not None
 
     def forbid(self, allowed: Tensor) -> None:
-        """In the grammar's mask, unless nothing is left then: a grammar knows when it is over."""
+        """Forbid the ids in the grammar's mask, unless nothing else is left.
+
+        A grammar that allows only an end is over, and the ban gives way to it.
+        """
         left = allowed & allow_all_but(self.token_ids, BITS * len(allowed))
         if left.any():
             allowed.copy_(left)
@@ -192,7 +202,7 @@ class _Ban:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Params of one batch of rows, turned so that each step is over all rows at once."""
+    """The params of one batch of rows as columns, so that one operation covers all rows."""
 
     rows: list[SamplerRow]
     num_prompt: NDArray[np.int64]
@@ -203,7 +213,7 @@ class _Columns:
     sample: Sample
 
     def positions(self, lengths: NDArray[np.int64] | None) -> NDArray[np.int64]:
-        """Of each row's next token in its completion [rows]."""
+        """Return the position of each row's next token in its completion [rows]."""
         if lengths is None:
             lengths = np.array([len(row.token_ids) for row in self.rows], np.int64)
         return lengths - self.num_prompt
@@ -221,9 +231,12 @@ def _way(params: SamplingParams, seed: int, choice: int) -> bytes:
 
 
 def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
-    """raw [scored rows, vocab]: the logits of the rows that want log probabilities."""
+    """Return the tokens with log probabilities, for the rows that asked for them.
+
+    raw [scored rows, vocab]: the logits of those rows as the model gave them.
+    """
     wanted = [columns.rows[i].params.logprobs or 0 for i in columns.scored]
-    # Always as many: which of equal logits make the list must not depend on the other rows.
+    # Always the same number, so that the other rows do not decide which of equal logits are listed.
     num_top = min(MAX_LOGPROBS, raw.shape[1]) if any(wanted) else 0
     top, top_ids = _ordered(*raw.topk(num_top))
     drawn = tokens[columns.scored, None].clamp(min=0)
@@ -247,7 +260,7 @@ def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
 
 
 def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest value first, and of equal ones the smallest id first."""
+    """Order by value, the largest first, and equal values by id, the smallest first."""
     ids, by_id = ids.sort(-1)
     values, by_value = values.gather(1, by_id).sort(stable=True, descending=True)
     return values, ids.gather(1, by_value)

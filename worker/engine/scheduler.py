@@ -1,4 +1,4 @@
-"""Who computes what in the next step."""
+"""The scheduler: it plans which sequences compute which tokens in the next step."""
 
 import itertools
 from bisect import insort
@@ -11,19 +11,20 @@ from penstock.worker.engine.sequence import Plan, Sequence, Status
 
 
 def _place(seq: Sequence) -> tuple[int, ...]:
-    """Who comes first, runs first."""
+    """Return the sequence's place in line, as a key to sort by."""
     return seq.place
 
 
 class Scheduler:
-    """No phases: each sequence has pending tokens, and a step shares out one token budget.
+    """Shares one token budget for each step among the sequences.
 
-    In line are first the higher classes, then in each the earlier turn. Waiting sequences hold no
-    blocks. A victim of preemption is the last in line, so the first always moves on; it gives all
-    its blocks back, and what of them was not reused meanwhile is found again.
+    There are no phases of prefill and decode: each sequence has pending tokens. In line are first
+    the higher classes, then in each class the earlier turn. Waiting sequences hold no blocks. A
+    victim of preemption is the last in line, so the first always moves on. The victim gives all
+    its blocks back, and later finds those again that were not reused meanwhile.
 
-    preemption_threshold  classes that a running sequence must be below the first that waits for
-                          room, to give way to it; none: nobody gives way
+    preemption_threshold  how many classes a running sequence must be below the first one that
+                          waits for capacity, to give way to it; None means that nobody gives way
     """
 
     def __init__(
@@ -36,15 +37,15 @@ class Scheduler:
         self.pool = pool
         self.max_num_batched_tokens = max_num_batched_tokens
         self.preemption_threshold = preemption_threshold
-        self.waiting: list[Sequence] = []  # both in order, the first in line first
+        self.waiting: list[Sequence] = []  # waiting and running: the first in line first
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self.num_admitted_tokens = 0  # given at first admissions
-        self.num_cached_tokens = 0  # of those, found computed
+        self.num_admitted_tokens = 0  # of sequences at their first admission
+        self.num_cached_tokens = 0  # of those, found in the prefix cache
         self._arrivals = itertools.count()
         self.columns = Columns(max_num_seqs)
-        self._rows = list(range(max_num_seqs))  # unused
-        self._line: tuple[list[Sequence], Numbers] | None = None  # who runs, and their rows
+        self._rows = list(range(max_num_seqs))  # unused rows of the columns
+        self._line: tuple[list[Sequence], Numbers] | None = None  # running, and their rows
 
     def add(self, seq: Sequence) -> None:
         seq.place = seq.priority, seq.turn, next(self._arrivals)
@@ -64,7 +65,7 @@ class Scheduler:
         self._give_way()
         (seqs, rows), starts, pending, counts = self._go_on()
         left = self.max_num_batched_tokens - int(counts.sum())
-        if not left and not counts.all():  # there was not enough for the last in line
+        if not left and not counts.all():  # the budget was too small for the last in line
             some = np.count_nonzero(counts)
             seqs, rows = seqs[:some], rows[:some]
             starts, pending, counts = starts[:some], pending[:some], counts[:some]
@@ -86,9 +87,11 @@ class Scheduler:
         return Plan(seqs, rows, starts, counts, drawing, draws)
 
     def _go_on(self) -> tuple[tuple[list[Sequence], Numbers], Numbers, Numbers, Numbers]:
-        """Who runs; of each the tokens computed, those pending, and how many of these are next.
+        """Return the running sequences with their rows, and three columns of counts.
 
-        They have the blocks for it.
+        The columns are each sequence's computed tokens, its pending tokens, and how many of the
+        pending ones this step computes. The blocks for these are reserved, if need be by
+        preemption.
         """
         while True:
             seqs, rows = line = self._in_line()
@@ -102,14 +105,17 @@ class Scheduler:
             num_preemptions = self.num_preemptions
             for place in np.flatnonzero(is_short).tolist():
                 seq = seqs[place]
-                if seq.status is not Status.RUNNING:  # preempted a moment ago, for one before it
+                if seq.status is not Status.RUNNING:  # preempted by this loop, for one before it
                     break
                 self._make_room(seq, int(ends[place]))
             if self.num_preemptions == num_preemptions:
                 return line, starts, pending, counts
 
     def num_live_slots(self) -> int:
-        """KV slots in use, a shared one once: held blocks, less what their last ones lack."""
+        """Return the number of KV slots in use, with a shared slot counted once.
+
+        They are the slots of the held blocks, less the empty ones at the sequences' ends.
+        """
         (_, rows), columns, block_size = self._in_line(), self.columns, self.pool.block_size
         empty = columns.num_blocks[rows] * block_size - columns.num_computed[rows]
         return self.pool.num_held * block_size - int(empty.sum())
@@ -121,7 +127,7 @@ class Scheduler:
         return self._line
 
     def _make_room(self, seq: Sequence, num_tokens: int) -> None:
-        """Reserve the sequence's next blocks, at the cost of those behind it, or of itself."""
+        """Reserve the sequence's next blocks; preempt those behind it, or else itself, for them."""
         while not self.pool.reserve(seq, num_tokens):
             victim = self.running[-1]
             self._preempt(victim)
@@ -130,10 +136,10 @@ class Scheduler:
         self.columns.num_blocks[seq.row] = len(seq.block_table)
 
     def _give_way(self) -> None:
-        """Make room for the first in line, if those far enough below its class hold enough of it.
+        """Preempt sequences for the first in line, if those far enough below its class hold enough.
 
-        Who gave way stands right behind whom it gave way to, and gives way no more, so a flood of
-        a higher class starves nobody.
+        A sequence that gave way stands right behind the one that it gave way to, and gives way no
+        more, so a flood of a higher class starves nobody.
         """
         if self.preemption_threshold is None or not self.waiting:
             return
@@ -162,11 +168,12 @@ class Scheduler:
         self.pool.release(seq)
 
     def _admit(self) -> Sequence | None:
-        """Start the first in line that computes nothing twice, if all its pending tokens have room.
+        """Start the first in line that computes nothing twice, if all its tokens have blocks.
 
-        Room for the whole of it, not for its first slice: what is admitted on the last free block
-        is preempted a step later. Whoever lacks room is not overtaken, so nobody starves, and a
-        victim never comes back on the blocks that it just lost.
+        Blocks are needed for the whole sequence, not only for its first slice: one that is admitted
+        on the last free block is preempted a step later. A sequence without enough blocks is not
+        overtaken, so nobody starves, and a victim never comes back on the blocks that it just lost.
+        Return None where no sequence can start.
         """
         if not self._rows:
             return None

@@ -15,7 +15,10 @@ from penstock.worker.engine.sampler import SamplerRow
 
 
 class Status(Enum):
-    """NEW: not with the scheduler yet, its grammar is being compiled."""
+    """The state of a sequence.
+
+    NEW means that the scheduler does not have it yet, since its grammar is being compiled.
+    """
 
     NEW = auto()
     WAITING = auto()
@@ -25,15 +28,16 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt and completion in one list. How many tokens of it have KV in the blocks is said by the
-    columns of those who run.
+    """A sequence: prompt and completion in one list, and its state.
 
-    max_tokens  of the completion
-    stop_ids    the end tokens too, unless they are ignored
+    For running sequences, `Columns` says how many tokens have KV in the blocks.
+
+    max_tokens  the most tokens that the completion may have
+    stop_ids    ids that end the sequence; the end tokens too, unless they are ignored
     place       in line: class, turn in the class, order of addition; kept through preemption
-    num_found   tokens with KV in the prefix cache, as this stay began
-    num_cached  tokens of the prompt found in the prefix cache at its first admission
-    digests     of every full block's tokens, each with all before it; grows with the tokens
+    num_found   tokens found in the prefix cache at the last admission
+    num_cached  tokens of the prompt found in the prefix cache at the first admission
+    digests     one for each full block, of its tokens and all before it; grows with the tokens
     awaited     digest of the block that another sequence computes for this one to find
     row         its row in the persistent batch while running
     """
@@ -94,11 +98,11 @@ class Slice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """One step: of each sequence a slice, the next `counts` of its tokens from `starts` on.
+    """The plan of one step: a slice of each sequence, `counts` tokens from `starts` on.
 
-    rows     theirs in the columns
-    drawing  the sequences whose last known token is reached
-    draws    which these are; all of them as a rule
+    rows     the sequences' rows in the columns
+    drawing  the sequences whose last known token is reached, so that the next one is drawn
+    draws    a flag for each sequence: whether it is in `drawing`; as a rule all are
     """
 
     seqs: list[Sequence]
@@ -117,9 +121,9 @@ class Plan:
 
     @property
     def is_decode(self) -> bool:
-        """Whether each computes its last known token alone."""
+        """Return whether each sequence computes only its last known token."""
         return int(self.counts.sum()) == len(self.drawing) == len(self.seqs)
 
     def of_drawing(self, column: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A column of all, for those who draw."""
+        """Return the entries of a column that belong to the sequences in `drawing`."""
         return column if len(self.drawing) == len(self.seqs) else column[self.draws]

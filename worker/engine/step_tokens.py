@@ -1,8 +1,8 @@
-"""How many tokens a step has at most, where nobody said.
+"""The most tokens that a step computes, where the settings do not say.
 
-Who runs waits for each step, and the prompts read in it lengthen it. A CPU gains nothing by long
-ones: from some dozens of tokens on it takes as long for each. How long is a matter of model and
-processor, so it is measured.
+Running sequences wait for each step, and the prompts read in a step make it longer. A CPU gains
+nothing by long steps: from some dozens of tokens on, each token takes as long. How long depends on
+model and processor, so it is measured.
 """
 
 import logging
@@ -24,7 +24,10 @@ _log = logging.getLogger("penstock.worker.engine")
 
 
 def max_step_tokens(config: EngineConfig, decoder: Decoder, device: torch.device) -> int:
-    """What was asked; else what suits the device, and on a CPU the model."""
+    """Return the configured number of tokens, or one that suits the device.
+
+    On a CPU it suits the model too: steps are timed.
+    """
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
     if device.type != "cpu":
@@ -36,15 +39,17 @@ def max_step_tokens(config: EngineConfig, decoder: Decoder, device: torch.device
 
 
 def most_in_time(most: int, step_s: Callable[[int], float]) -> int:
-    """As many as a step computes in `PATIENCE_S`, or in twice the time of a single one.
+    """Return how many tokens a step computes in `PATIENCE_S`, or in twice the time of one token.
 
-    step_s  seconds that a step of so many tokens takes. Each of many takes no longer than each of
-            few, so what is told from `LEAST_TOKENS` is never too many
+    The longer of the two times counts, and the result is at most `most`.
+
+    step_s  returns the seconds that a step of so many tokens takes. With many tokens each takes no
+            longer than with few, so an estimate from `LEAST_TOKENS` is never too high
     """
-    single_s = min(step_s(1), step_s(1))  # the first one sets up what is set up once
+    single_s = min(step_s(1), step_s(1))  # the first call includes one-time set-up
     patience_s = max(PATIENCE_S, 2 * single_s)
     fits, took_s = 0, 0.0
-    while fits < most and took_s < _MEASURE_S:  # the best try: neighbours may disturb one
+    while fits < most and took_s < _MEASURE_S:  # the best try counts: one may be disturbed
         least_s = step_s(LEAST_TOKENS)
         took_s += least_s
         fits = max(fits, int(patience_s / least_s * LEAST_TOKENS))
@@ -61,13 +66,14 @@ def _step_s(decoder: Decoder, count: int, block_size: int) -> float:
 def try_step(
     decoder: Decoder, count: int, num_draws: int, block_size: int, device: torch.device
 ) -> None:
-    """One forward pass over so many tokens of one sequence, and as many rows of logits as drawn."""
+    """Run one forward pass over `count` tokens of one sequence, and `num_draws` rows of logits."""
     model = decoder.config
     num_blocks = -(-count // block_size)
     shape = (num_blocks, model.num_kv_heads, 2, block_size, model.head_dim)
     batch = Batch(
         token_ids=torch.zeros(count, dtype=torch.int64, device=device),
-        positions=torch.zeros(count, dtype=torch.int64, device=device),  # every model has the first
+        # Position 0, which every model has.
+        positions=torch.zeros(count, dtype=torch.int64, device=device),
         slot_mapping=torch.arange(count, device=device),
         query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
         context_lens=torch.tensor([count], dtype=torch.int32, device=device),

@@ -1,4 +1,4 @@
-"""How a model's products are computed."""
+"""The arithmetic of a model's matrix products."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,8 +10,11 @@ Quantization = Literal["int8", "int4_g64", "int4_g128"]
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """deterministic  a row's result is bitwise the same whatever is computed beside it
-    quantization   bits of a weight's numbers; with 4, how many share a scale. None: as it is
+    """The way in which a model's products are computed.
+
+    deterministic  a row's result is bitwise the same whatever is computed beside it
+    quantization   the bits of a weight's numbers and, with 4 bits, how many share a scale; None
+                   keeps the weights as they are
     """
 
     deterministic: bool = False
@@ -22,7 +25,10 @@ class Arithmetic:
         return PACKINGS[self.quantization or "bf16"]
 
     def of_head(self) -> "Arithmetic":
-        """8 bits where the layers have 4: of all weights, a head's lose most by it."""
+        """Return the arithmetic of the head: 8 bits even where the layers have 4.
+
+        Of all weights, the head's lose most by quantisation.
+        """
         return replace(self, quantization=self.quantization and "int8")
 
 

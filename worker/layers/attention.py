@@ -1,4 +1,4 @@
-"""Attention of one layer over the paged cache, and what all layers of a forward pass share."""
+"""The attention of one layer over the paged cache, and the plan that all layers share."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,9 +15,9 @@ from penstock.worker.layers.rotary import RotaryTable
 
 @dataclass(frozen=True)
 class PassPlan:
-    """What the layers of one forward pass share; planned when the first of them asks.
+    """The work that the layers of one forward pass share; the first layer that asks computes it.
 
-    kv_cache  that of any layer; they all have one shape
+    kv_cache  the cache of any layer; all layers' caches have one shape
     """
 
     places: Places
@@ -57,7 +57,10 @@ def plan_pass(
 
 
 class Attention:
-    """qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> [tokens, heads * head_dim]. Stores KV."""
+    """The attention of one layer; it also stores the keys and values in the cache.
+
+    qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> [tokens, heads * head_dim]
+    """
 
     def __init__(
         self,

@@ -7,11 +7,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Slices of several sequences; sequence i's rows are query_start[i]:query_start[i+1].
+    """The slices of several sequences; sequence i's rows are query_start[i]:query_start[i+1].
 
     token_ids     [tokens]            int64
-    positions     [tokens]            int64; of each token in its own sequence
-    slot_mapping  [tokens]            int64; where its KV goes: block * block_size + offset
+    positions     [tokens]            int64; the position of each token in its own sequence
+    slot_mapping  [tokens]            int64; the slot for its KV: block * block_size + offset
     query_start   [seqs + 1]          int32
     context_lens  [seqs]              int32; tokens whose KV exists after this pass
     block_tables  [seqs, max_blocks]  int32; entries past a sequence's last block are unread

@@ -1,4 +1,4 @@
-"""The layers of a decoder: Llama's, with what other families add given as data."""
+"""The layers of a decoder: Llama's layers, with the differences of other families as data."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from penstock.worker.layers.norm import RMSNorm
 
 
 class DecoderLayer:
-    """Attention, then the feed-forward layer, each added to the residual."""
+    """One layer: attention, then the feed-forward layer, each added to the residual."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class DecoderLayer:
         self.mlp = mlp
 
     def __call__(self, hidden: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
-        """hidden [tokens, hidden_size], overwritten -> the same after the layer."""
+        """Compute the layer: hidden [tokens, hidden_size], overwritten -> the same shape."""
         attended = self.attention(self.qkv(self.attention_norm(hidden)), kv_cache, plan)
         hidden = self.output.add(attended, hidden)
         return self.mlp.add(self.mlp_norm(hidden), hidden)
 
     def parts(self) -> LayerParts | None:
-        """For a compiled call; none if it has one that such a call does not know."""
+        """Return the layer's parts for a compiled call; None if such a call cannot compute all."""
         qkv, output, gate_up, down = self.qkv, self.output, self.mlp.gate_up, self.mlp.down
         if (
             isinstance(qkv, PanelLinear)
@@ -60,7 +60,7 @@ class DecoderLayer:
 
 
 class DecoderLayers:
-    """One after the other; all in one compiled call where that knows them."""
+    """All layers, run one after the other, or in one compiled call where it can compute them."""
 
     def __init__(self, layers: list[DecoderLayer]) -> None:
         self._layers = layers
@@ -71,7 +71,7 @@ class DecoderLayers:
         return len(self._layers)
 
     def __call__(self, hidden: Tensor, kv_caches: list[Tensor], plan: PassPlan) -> Tensor:
-        """hidden [tokens, hidden_size], overwritten -> the same after all layers."""
+        """Compute all layers: hidden [tokens, hidden_size], overwritten -> the same shape."""
         if self._together is not None:
             ops = self._together.ops(kv_caches[0])
             if ops is not None:

@@ -1,4 +1,4 @@
-"""From token ids to rows, and from rows to a score for each token id."""
+"""The embedding, from token ids to hidden rows, and the head, from hidden rows to logits."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,10 @@ Embedding = Callable[[Tensor], Tensor]
 
 
 class Head:
-    """hidden [rows, hidden] -> float32 [rows, vocab], which the next call may overwrite."""
+    """The model's head: hidden [rows, hidden] -> logits, float32 [rows, vocab].
+
+    The next call may overwrite the result.
+    """
 
     def __init__(self, product: Linear) -> None:
         self.product = product
@@ -25,18 +28,21 @@ class Head:
         if not isinstance(self.product, PanelLinear):
             return self.product.wide(hidden)
         rows, held = len(hidden), len(self._scores)
-        if held < rows:  # megabytes: new memory would cost a page fault for every thousand of them
+        if held < rows:  # megabytes: new memory costs a page fault for every thousand
             self._scores = torch.empty(max(rows, 2 * held), self.product.out_features)
         return self.product.wide(hidden, self._scores[:rows])
 
 
 def embedding(weight: Tensor) -> Embedding:
-    """weight [vocab, hidden]"""
+    """Return the embedding of weight [vocab, hidden]."""
     return partial(torch.index_select, weight, 0)
 
 
 def tied(weight: Tensor, arithmetic: Arithmetic) -> tuple[Embedding, Head]:
-    """Both of one weight [vocab, hidden], kept once where the head's panels give its rows."""
+    """Return the embedding and the head of one weight [vocab, hidden].
+
+    The weight is kept once where the head's panels can give its rows.
+    """
     product = linear(weight, None, arithmetic)
     rows = product.rows if isinstance(product, PanelLinear) else embedding(weight)
     return rows, Head(product)

@@ -1,4 +1,4 @@
-"""Products with a weight matrix, each the fastest way that the machine has."""
+"""Products with a weight matrix, each computed in the fastest way that the machine has."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -13,33 +13,38 @@ from penstock.worker.layers.arithmetic import Arithmetic
 
 Product = Callable[[Tensor], Tensor]
 
-# Rows for which oneDNN lays a weight out; other counts run from the same layout.
+# oneDNN lays a weight out for this number of rows; other numbers use the same layout.
 _PACKED_FOR_ROWS = 64
 # A product's rounding depends on its number of rows, so deterministic products all have this many.
 _TILE_ROWS = 32
 
 
 class Linear(Protocol):
-    """x [tokens, in_features] -> [tokens, out_features]; both contiguous."""
+    """A product: x [tokens, in_features] -> [tokens, out_features], both contiguous."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """The product added to residual [tokens, out_features], which may be overwritten."""
+        """Return the product plus residual [tokens, out_features], which may be overwritten."""
 
     def wide(self, x: Tensor) -> Tensor:
-        """In float32."""
+        """Return the product in float32."""
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        """silu of the first half of the columns, times the second: [tokens, out_features / 2]."""
+        """Return silu of the product's first half of columns times the second half.
+
+        The result is [tokens, out_features / 2].
+        """
 
 
 def linear(
     weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, is_gated: bool = False
 ) -> Linear:
-    """weight [out_features, in_features] is kept only if nothing better is made of it.
+    """Return the fastest product with weight [out_features, in_features].
 
-    is_gated  `silu_mul` is what is asked of it, and nothing else
+    The weight itself is kept only if no better layout is made of it.
+
+    is_gated  only `silu_mul` is called on the result
     """
     ops = panel_ops(weight, arithmetic.packing)
     if ops is not None:
@@ -49,7 +54,7 @@ def linear(
 
 
 def obstacle(width: int, device: torch.device, arithmetic: Arithmetic) -> str | None:
-    """What stands in the way of quantised weights with such an inner dimension."""
+    """Return why weights with such an inner dimension cannot be quantised; None where they can."""
     name, depth = arithmetic.quantization, arithmetic.packing.depth
     if name is None:
         return None
@@ -68,7 +73,7 @@ def obstacle(width: int, device: torch.device, arithmetic: Arithmetic) -> str | 
 
 
 class TorchLinear:
-    """Whatever torch does best on the device."""
+    """A product computed by torch, in the way that is fastest on the device."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, deterministic: bool) -> None:
         product = _packed(weight, bias) if _packs(weight) else _plain(weight, bias)
@@ -101,14 +106,14 @@ def _plain(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _packed(weight: Tensor, bias: Tensor | None) -> Product:
-    """oneDNN with the weight laid out once; `F.linear` lays it out again in every call."""
+    """Return oneDNN's product with the weight laid out once; `F.linear` does so in every call."""
     layout = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
     multiply = torch.ops.mkldnn._linear_pointwise.default
     return lambda x: multiply(x, layout, bias, "none", [], "")
 
 
 def _in_tiles(product: Product) -> Product:
-    """Bitwise the same row whatever rows come with it."""
+    """Return a product whose rows are bitwise the same whatever rows come with them."""
 
     def tiled(x: Tensor) -> Tensor:
         rows = x.shape[0]

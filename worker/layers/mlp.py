@@ -6,7 +6,10 @@ from penstock.worker.layers.linear import Linear
 
 
 class GatedMLP:
-    """x [tokens, hidden] -> [tokens, hidden]; gate and up are one product."""
+    """The gated feed-forward layer: x [tokens, hidden] -> [tokens, hidden].
+
+    Gate and up are one product.
+    """
 
     def __init__(self, gate_up: Linear, down: Linear) -> None:
         self.gate_up = gate_up

@@ -6,7 +6,7 @@ from penstock.kernels.rms_norm import rms_norm
 
 
 class RMSNorm:
-    """x [..., hidden] -> [..., hidden]."""
+    """The norm of one layer: x [..., hidden] -> [..., hidden]."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight

@@ -1,4 +1,4 @@
-"""The rotation of every position, computed once for a model."""
+"""The table of rotary positions, computed once for a model."""
 
 import torch
 from torch import Tensor
@@ -7,10 +7,16 @@ _FIRST_ROWS = 1024
 
 
 class RotaryTable:
-    """cos, sin [positions, head_dim], as `kernels.rotary` wants them, for as many as were asked."""
+    """The cosines and sines [positions, head_dim] of the rotations, for `kernels.rotary`.
+
+    It grows to as many positions as are asked for.
+    """
 
     def __init__(self, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype) -> None:
-        """inv_freq [head_dim / 2] float32; attention_factor scales queries and keys (yarn)."""
+        """Compute the first rows of the table.
+
+        inv_freq is [head_dim / 2] float32; attention_factor scales queries and keys (yarn).
+        """
         self._inv_freq = inv_freq
         self._attention_factor = attention_factor
         self._dtype = dtype
@@ -22,9 +28,9 @@ class RotaryTable:
         return len(self._cos)
 
     def cover(self, num_positions: int) -> None:
-        """Have at least so many; what a step needs beyond them it would compute while others wait.
+        """Extend the table to at least `num_positions`.
 
-        Rows that were there keep their bits.
+        A step extends it too, while its sequences wait. Rows that are there keep their bits.
         """
         if num_positions <= len(self._cos):
             return
@@ -36,6 +42,6 @@ class RotaryTable:
         self._sin = torch.cat((-sin, sin), 1).to(self._dtype)
 
     def rows(self, positions: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
-        """All positions are below num_positions."""
+        """Return the cosines and sines of `positions`, which are all below `num_positions`."""
         self.cover(num_positions)
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)

@@ -1,4 +1,4 @@
-"""What a decoder must know of a model, derived once from the configuration in its folder."""
+"""The model configuration that a decoder needs, derived once from the model's folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,14 +16,15 @@ from penstock.worker.models.rope import Rope, rope
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one family's checkpoints differ from Llama's.
+    """The differences between one family's checkpoints and Llama's.
 
     qkv_bias        queries, keys and values always have a bias
-    attention_bias  the configuration's field of that name is obeyed, for the output too
-    mlp_bias        likewise
+    attention_bias  the configuration's field `attention_bias` is obeyed, for the output too
+    mlp_bias        the configuration's field `mlp_bias` is obeyed
     qk_norm         each head of queries and keys is normalised before it is rotated
-    sliding_window  likewise
-    layer_types     likewise: some layers have the window, some see all
+    sliding_window  the configuration's field `sliding_window` is obeyed
+    layer_types     the configuration's field `layer_types` is obeyed: some layers have the window,
+                    some see all
     """
 
     qkv_bias: bool = False
@@ -42,7 +43,7 @@ FAMILIES = {
 }
 
 NOTHING: Mapping[str, JsonValue] = MappingProxyType({})
-_OLD_ROPE = ("rope_scaling", "rope_theta")  # which transformers makes into `rope_parameters`
+_OLD_ROPE = ("rope_scaling", "rope_theta")  # transformers turns these into `rope_parameters`
 _COUNTS = (
     "num_hidden_layers",
     "hidden_size",
@@ -54,7 +55,7 @@ _COUNTS = (
     "max_position_embeddings",
 )
 
-# Fields of related architectures that change the numbers: a folder that sets one is another model.
+# Fields of related architectures that change the computation. A folder that sets one is refused.
 _FOREIGN_FIELDS = (
     "attention_multiplier",
     "attn_logit_softcapping",
@@ -75,8 +76,11 @@ _FOREIGN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """max_model_len: tokens that the positions are made for. windows: keys that a query of each
-    layer sees, None: all. dtype None: the file is silent.
+    """The configuration of one model.
+
+    max_model_len  the number of tokens that the positions are made for
+    windows        for each layer the number of keys that a query sees; None means all
+    dtype          None where the file does not say
     """
 
     family: str
@@ -102,7 +106,7 @@ class ModelConfig:
 
 
 def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> ModelConfig:
-    """The configuration in a Hugging Face folder, with some fields as they are to be instead.
+    """Read the configuration in a Hugging Face folder, with some fields replaced by `overrides`.
 
     Raises a ModelError that names what cannot be served.
     """
@@ -115,7 +119,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
         raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))
     try:
         hf = CONFIG_MAPPING[model_type].from_dict(fields)
-    except Exception as error:  # of many types; the sentence names the field
+    except Exception as error:  # of many types; its message names the field
         raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
     usual = CONFIG_MAPPING[model_type]() if overrides else hf
     for field in overrides:
@@ -127,7 +131,10 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
 def overridden(
     fields: Mapping[str, JsonValue], overrides: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Objects are merged, so that a field inside one may be given alone."""
+    """Return the fields with the overrides in place.
+
+    Objects are merged, so that a field inside one may be given alone.
+    """
     found = dict(fields)
     for field, value in overrides.items():
         if field == "rope_scaling" and isinstance(fields.get("rope_parameters"), dict):
@@ -142,7 +149,10 @@ def overridden(
 
 
 def _max_model_len(hf: PreTrainedConfig) -> int:
-    """As vLLM derives it: a stretch counts from the length that it stretches. Llama 3's is done."""
+    """Return the model's length, derived as vLLM does.
+
+    Stretched positions multiply the length that they stretch. Llama 3's is stretched already.
+    """
     rope, length = hf.rope_parameters, int(hf.max_position_embeddings)
     if rope.get("rope_type") == "yarn":
         length = int(rope["original_max_position_embeddings"] * rope["factor"])
@@ -182,7 +192,7 @@ def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int])
         qk_norm=family.qk_norm,
         windows=_windows(hf, family),
         rope=_rope(hf, head_dim),
-        # What no row of the head stands for is never drawn.
+        # An id that the head has no row for is never drawn.
         eos_token_ids=frozenset(each for each in eos_token_ids if 0 <= each < hf.vocab_size),
         dtype=_dtype(hf),
     )
@@ -204,7 +214,10 @@ def _refuse_foreign(fields: Mapping[str, JsonValue]) -> None:
 
 
 def _refuse_counts(fields: Mapping[str, JsonValue]) -> None:
-    """Before transformers divides by one of them. Of other types it says so itself."""
+    """Refuse counts below 1 and a negative eps, before transformers divides by a count.
+
+    transformers itself refuses values of other types.
+    """
     for field in _COUNTS:
         count = fields.get(field)
         if isinstance(count, int) and count < 1:
@@ -234,7 +247,10 @@ def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
 
 
 def _eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
-    """generation_config.json is asked first: chat models end turns with ids that only it has."""
+    """Return the ids that end a completion.
+
+    generation_config.json goes first: chat models end turns with ids that only it has.
+    """
     generation = path / "generation_config.json"
     found = read_object(generation).get("eos_token_id") if generation.exists() else None
     ids = hf.eos_token_id if found is None else found

@@ -1,4 +1,4 @@
-"""The one decoder."""
+"""The decoder that computes the models of all families."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from penstock.worker.models.config import ModelConfig
 
 
 class Decoder:
-    """Token ids in, a hidden state for each out. Call under `torch.inference_mode`."""
+    """The model: token ids in, a hidden state for each out. Call under `torch.inference_mode`."""
 
     def __init__(
         self,
@@ -36,12 +36,15 @@ class Decoder:
         self.deterministic = deterministic
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        """-> [tokens, hidden_size]. kv_caches, one a layer, in `dtype`, gain the batch's KV."""
+        """Return the hidden states [tokens, hidden_size] of the batch.
+
+        kv_caches, one for each layer and in `dtype`, gain the batch's KV.
+        """
         shape = self.layers.shape
         plan = plan_pass(batch, self.table, shape, kv_caches[0], self.deterministic)
         hidden = self.layers(self.embedding(batch.token_ids), kv_caches, plan)
         return self.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [rows, hidden_size] -> float32 [rows, vocab_size]"""
+        """Return the logits, float32 [rows, vocab_size], of hidden [rows, hidden_size]."""
         return self.head(hidden)

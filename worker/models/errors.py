@@ -1,10 +1,10 @@
-"""What can be wrong with a model's folder.
+"""The errors that a model's folder can cause.
 
 ModelError
-├── UnknownOverride    a field that is to be another is none that such a configuration has
+├── UnknownOverride    an overridden field is none that such a configuration has
 ├── UnsupportedModel   the configuration asks for what this decoder does not compute
 ├── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
-└── CannotQuantise     the model could be served, and not with the bits that were asked for
+└── CannotQuantise     the model can be served, but not with the bits that were asked for
 """
 
 _MAX_REASON = 300  # characters
@@ -35,10 +35,14 @@ class CannotQuantise(ModelError):
 
 
 def is_failure(error: BaseException) -> bool:
-    """False for what is to end the process or the task. A panic in Rust is no Exception."""
+    """Return whether the error is a failure to report.
+
+    It is not where the error is meant to end the process or the task. A panic in Rust is a failure,
+    though it is no Exception.
+    """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def reason(error: BaseException) -> str:
-    """What the error says, in one line of bounded length; its kind where it says nothing."""
+    """Return the error's message in one line of bounded length; its type where it has none."""
     return " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__

@@ -1,4 +1,4 @@
-"""JSON files of a model's folder."""
+"""Reads the JSON files of a model's folder."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from penstock.worker.models.errors import BrokenModel
 
 
 def read_object(path: Path) -> dict[str, JsonValue]:
-    """The object in a file; raises BrokenModel with the file's name."""
+    """Return the object in a file. Raises BrokenModel with the file's name."""
     try:
         found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,7 +1,8 @@
-"""transformers' configuration classes, without the half of transformers and torch that comes along.
+"""transformers' configuration classes, without much of transformers and torch that they import.
 
-They check `hidden_act` against a table of activations if there is one. Importing that table takes
-2.5 s: it brings torch's compiler and its distributed tensors. `config.py` checks the field itself.
+The classes check `hidden_act` against a table of activations if there is one. To import that table
+takes 2.5 s, since it brings torch's compiler and its distributed tensors. `config.py` checks the
+field itself, so an empty table stands in during the import.
 """
 
 import sys
@@ -15,7 +16,7 @@ if _TABLE not in sys.modules:
     try:
         import transformers.utils.type_validators  # noqa: F401
     except ImportError:
-        pass  # another version of transformers, which takes more of it
+        pass  # another version of transformers, which needs more of the table
     finally:
         del sys.modules[_TABLE]
 

@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to a decoder, tensor by tensor, so that the model is held once."""
+"""Loads a decoder from a Hugging Face folder, tensor by tensor, so that memory holds it once."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,9 +35,11 @@ def load_decoder(
     load_format: LoadFormat = "auto",
     overrides: Mapping[str, JsonValue] = NOTHING,
 ) -> Decoder:
-    """Quantised weights are made of bfloat16, and everything else is computed in it.
+    """Load the decoder of a Hugging Face folder. Raises a ModelError that says what is wrong.
 
-    overrides  fields of config.json that are to be others than the file's
+    Quantised weights are made of bfloat16, and everything else is then computed in bfloat16.
+
+    overrides  fields of config.json that replace the file's
     """
     if arithmetic.quantization is not None:
         if dtype not in ("auto", "bfloat16"):
@@ -95,8 +97,10 @@ class _Loader:
         return Decoder(config, self.dtype, rows, layers, norm, head, table, deterministic)
 
     def _ends(self) -> tuple[Embedding, Head]:
-        """A head is tied if the configuration says so and no file says otherwise, as transformers
-        has it: of one of the two tensors in a file, or of both with equal numbers.
+        """Return the embedding and the head, tied or not, by transformers' rule.
+
+        They are tied if the configuration says so, and the files have only one of the two tensors,
+        or both with equal numbers.
         """
         shape = self.config.vocab_size, self.config.hidden_size
         rows, head = "model.embed_tokens.weight", "lm_head.weight"
@@ -160,7 +164,7 @@ class _Loader:
     def _linear(
         self, parts: dict[str, int], in_features: int, biased: bool, is_gated: bool = False
     ) -> Linear:
-        """parts: module name -> its rows; they become one product."""
+        """Load several modules as one product. parts: module name -> number of its rows."""
         weight = self._empty(sum(parts.values()), in_features)
         for name, rows in zip(parts, torch.split(weight, list(parts.values())), strict=True):
             self.weights.fill(rows, f"{name}.weight")

@@ -1,4 +1,4 @@
-"""The frequencies of a model's rotary positions, for each way of stretching them that is served."""
+"""The frequencies of a model's rotary positions, stretched in the ways that are supported."""
 
 from dataclasses import dataclass
 
@@ -13,14 +13,18 @@ _STRETCHED = ("linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """frequencies: radians a position, head_dim / 2 of them, exact in float32."""
+    """The rotary frequencies: head_dim / 2 of them, in radians a position, exact in float32."""
 
     frequencies: tuple[float, ...]
     attention_factor: float
 
 
 def rope(hf: PreTrainedConfig, head_dim: int) -> Rope:
-    """hf has unified the spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`."""
+    """Return the frequencies that a configuration asks for.
+
+    transformers has unified the spellings: `rope_theta` with `rope_scaling`, and `rope_parameters`.
+    Raises UnsupportedModel for a way of stretching that is not supported.
+    """
     parameters = hf.rope_parameters
     kind = parameters.get("rope_type")
     if kind is None and any(isinstance(value, dict) for value in parameters.values()):

@@ -1,4 +1,4 @@
-"""Where a model's tensors come from: safetensors files, mapped into memory, or random numbers."""
+"""The sources of a model's tensors: safetensors files mapped into memory, or random numbers."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Weights(Protocol):
-    """Every tensor is asked for once; `finish` complains of those that nobody wanted."""
+    """A source of tensors, each asked for once; `finish` raises where some were never asked for."""
 
     def has(self, name: str) -> bool: ...
 
@@ -26,7 +26,7 @@ class Weights(Protocol):
 
 
 class _File(Protocol):
-    """What is used of `safe_open`."""
+    """The part of `safe_open`'s interface that is used here."""
 
     def keys(self) -> list[str]: ...
 
@@ -45,7 +45,10 @@ class SafetensorsWeights:
         return name in self._file_of
 
     def fill(self, target: Tensor, name: str) -> None:
-        """Copy tensor `name` into target, which has its shape; converts its type."""
+        """Copy tensor `name` into target, which has its shape, and convert its type.
+
+        Raises BrokenModel when it is missing, damaged or of another shape.
+        """
         file = self._file_of.get(name)
         if file is None:
             files = ", ".join(sorted({file.name for file in self._file_of.values()}))
@@ -71,7 +74,7 @@ class SafetensorsWeights:
         left = sorted(
             name
             for name in set(self._file_of) - self._wanted
-            if not name.endswith("rotary_emb.inv_freq")  # old checkpoints store what rope computes
+            if not name.endswith("rotary_emb.inv_freq")  # in old checkpoints; rope computes it
         )
         if left:
             raise BrokenModel(
@@ -80,7 +83,7 @@ class SafetensorsWeights:
             )
 
     def dtype(self) -> torch.dtype:
-        """Of the first tensor."""
+        """Return the type of the first tensor."""
         name, file = next(iter(self._file_of.items()))
         return self._handle(file).get_tensor(name).dtype
 
@@ -91,7 +94,7 @@ class SafetensorsWeights:
 
 
 class DummyWeights:
-    """Normal random numbers of a fixed seed; norms are ones, biases zeros."""
+    """Random tensors: normal numbers of a fixed seed; norms are ones, biases zeros."""
 
     def __init__(self, std: float) -> None:
         self._std = std
@@ -116,7 +119,7 @@ class DummyWeights:
 
 
 def _locate(path: Path) -> dict[str, Path]:
-    """Which file holds each tensor."""
+    """Return the file that holds each tensor."""
     if (path / _INDEX).exists():
         return _shards(path)
     file = path / "model.safetensors"

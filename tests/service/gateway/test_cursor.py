@@ -131,6 +131,7 @@ def test_one_who_came_in_later_goes_on_exactly_where_it_came_in_at_a_border_of_b
             read(cursor, again)
 
 
+@example([(0, 0)] * 3, frozenset({2}), frozenset(), 1, 0)  # another text of the same length
 @given(TOKENS, CUTS, CUTS, st.integers(1, 30), st.integers(0, 30))
 def test_where_events_have_no_checksum_the_tokens_read_again_are_compared_all_the_same(
     tokens: list[Token], cuts: Cuts, other_cuts: Cuts, count: int, changed: int

@@ -207,6 +207,18 @@ def test_a_class_name_means_one_thing() -> None:
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
+# Clauses without a subject, which a newcomer reads three times.
+NO_SENTENCE = {"Who", "Whose", "What", "Whether", "Of", "That", "Before.", "After."}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+def test_a_docstring_begins_with_a_sentence(path: Path) -> None:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)]
+    texts = [text for node in nodes if (text := ast.get_docstring(node))]
+    assert [text for text in texts if text.split()[0].rstrip(":,;") in NO_SENTENCE] == []
+
+
 def folder_of(module: str) -> str:
     return module.rpartition(".")[0]
 

@@ -1,4 +1,7 @@
-"""Grammars that hold completions to a form: compiled once, and one matcher for each sequence."""
+"""Grammars that hold completions to a form.
+
+A grammar is compiled once, and each sequence that follows it has a matcher of its own.
+"""
 
 import json
 from collections import OrderedDict
@@ -18,34 +21,37 @@ from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits
 from penstock.worker.engine.grammar.structured import LIMITS, alternatives, reason_of, refusal
 from penstock.worker.models.errors import is_failure, reason
 
-BITS = 32  # tokens of a mask in one word
+BITS = 32  # tokens in one word of a mask
 ALL_ALLOWED = -1
 
 
 class Constraint:
-    """One sequence's place in its grammar. It never raises: what goes wrong is in `error`."""
+    """One sequence's place in its grammar. Its methods never raise; errors are in `error`."""
 
     def __init__(self, matcher: LLMatcher, completion: list[int]) -> None:
-        """Takes the matcher over; the completion was drawn before, and is replayed."""
+        """Take the matcher over, and replay the completion, which was drawn before."""
         self.matcher = matcher
         matcher.consume_tokens(completion)
 
     @property
     def error(self) -> str | None:
-        """Why the matcher gave up: a token that its mask forbade, or a limit. It stays so."""
+        """Return why the matcher gave up; None while it works.
+
+        It gives up for good, at a token that its mask forbade or at a limit.
+        """
         return reason_of(self.matcher) if self.matcher.is_error() else None
 
     @property
     def is_complete(self) -> bool:
-        """The form is fulfilled, and nothing but the end can follow."""
+        """Return whether the form is fulfilled, and nothing but the end can follow."""
         return self.matcher.is_stopped() and not self.matcher.is_error()
 
     def advance(self, token_id: int) -> None:
-        """The token was drawn."""
+        """Move on by the token that was drawn."""
         self.matcher.consume_token(token_id)
 
     def rollback(self, num_tokens: int) -> None:
-        """The last tokens are taken back."""
+        """Take the last `num_tokens` tokens back."""
         self.matcher.rollback(num_tokens)
 
 
@@ -53,21 +59,22 @@ class Grammar:
     """A compiled form; any number of sequences may follow it."""
 
     def __init__(self, prototype: LLMatcher, num_bytes: int) -> None:
-        self.num_bytes = num_bytes  # of memory, about
+        self.num_bytes = num_bytes  # approximate memory
         self._prototype = prototype
 
     def constraint(self, completion: list[int]) -> Constraint:
-        """For a sequence that starts, or one that continues after these tokens."""
+        """Return the constraint of a sequence that starts, or continues after these tokens."""
         return Constraint(self._prototype.deep_copy(), completion)
 
 
 class Grammars:
-    """The grammars of one engine, the latest of them kept, in memory alone.
+    """The grammars of one engine. The last used ones are kept, in memory alone.
 
-    Each is compiled in the sandbox first: what would take the engine down ends a child of that.
+    Each is compiled in the sandbox first, so that a grammar that would take the engine down ends
+    only a child of the sandbox. Nothing is loaded before the first grammar is asked for.
 
-    vocab_size is the number of the head's rows. It may be more than the tokenizer knows, or less:
-    only what both have is ever allowed. Nothing is loaded before the first grammar is asked for.
+    vocab_size is the number of rows of the model's head. It may be more or less than the tokenizer
+    knows; only tokens that both have are ever allowed.
     """
 
     def __init__(
@@ -93,7 +100,10 @@ class Grammars:
         self._loaded_lock = Lock()
 
     def compile(self, outputs: StructuredOutputs) -> Future[Grammar]:
-        """The grammar, in time, or InvalidJob that says why there is none. One future a form."""
+        """Return a future of the grammar, or of the InvalidJob that says why there is none.
+
+        One form has one future while it is kept.
+        """
         key = blake2b("\0".join(outputs.constraint).encode(errors="surrogatepass")).digest()
         with self._kept_lock:
             if key not in self._kept:
@@ -104,7 +114,7 @@ class Grammars:
             return self._kept[key]
 
     def close(self) -> None:
-        """End the threads and the sandbox; what was not begun is cancelled."""
+        """End the threads and the sandbox, and cancel what was not begun."""
         self._pool.shutdown(cancel_futures=True)
         if self._loaded is not None:
             self._loaded[1].close()
@@ -118,13 +128,13 @@ class Grammars:
         tokenizer, sandbox = self._load_once()
         kind, text = outputs.constraint
         try:
-            if kind == "choice":  # no pattern of a caller's, and what is heavy to load is here
+            if kind == "choice":  # needs no sandbox, which lacks the large libraries
                 kind, text = "regex", alternatives(json.loads(text))
             tried = sandbox.attempt(kind, text)
         except ValueError as error:
             raise refusal(outputs, str(error)) from None
         prototype = LLMatcher(tokenizer, tried.grammar, log_level=0, limits=LIMITS)
-        prototype.compute_bitmask()  # warms the copies
+        prototype.compute_bitmask()  # so that the copies start with warm caches
         if prototype.is_error():
             raise refusal(outputs, reason_of(prototype))
         return Grammar(prototype, tried.num_bytes)
@@ -152,7 +162,7 @@ class Grammars:
 
 
 class Masks:
-    """The bitmasks of a batch, in memory that is used again."""
+    """The token bitmasks of a batch, in memory that is used again."""
 
     def __init__(self, vocab_size: int, num_threads: int = 2) -> None:
         self.num_threads = num_threads
@@ -160,9 +170,10 @@ class Masks:
         self._executor: LLExecutor | None = None
 
     def fill(self, constraints: list[Constraint | None]) -> Tensor | None:
-        """[rows, ceil(vocab / 32)] int32: a row each, all ones where nothing constrains.
+        """Return the masks [rows, ceil(vocab / 32)] int32; a row without a constraint is all ones.
 
-        None when no row is constrained. Valid until the next call; lets other threads run.
+        Return None when no row has a constraint. The masks are valid until the next call. Other
+        threads can run meanwhile.
         """
         todo = [(each.matcher, row) for row, each in enumerate(constraints) if each is not None]
         if not todo:
@@ -178,7 +189,7 @@ class Masks:
 
 
 def _backend(folder: Path, vocab_size: int) -> tuple[str, set[int]]:
-    """The tokenizer as JSON, with the tokens that were added to it, and its own end."""
+    """Return the tokenizer as JSON, added tokens included, and its own end token."""
     # Loaded here: only an engine with a constrained job needs it.
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -195,13 +206,15 @@ def _backend(folder: Path, vocab_size: int) -> tuple[str, set[int]]:
 
 
 def without_rows_past(tokenizer: str, vocab_size: int) -> str:
-    """A tokenizer as JSON, less the ids that no row of the head stands for. None can be drawn, and
-    a form that has several spellings is to be spelled without them.
+    """Return the tokenizer, as JSON, without the ids that the model's head has no row for.
+
+    Such ids are never drawn, and a text that has several spellings in tokens must be spelled
+    without them.
     """
     made = json.loads(tokenizer)
     model = made["model"]
     made["added_tokens"] = [each for each in made["added_tokens"] if each["id"] < vocab_size]
-    if isinstance(model["vocab"], list):  # Unigram's: an id is a place
+    if isinstance(model["vocab"], list):  # Unigram's list, in which an id is an index
         model["vocab"] = model["vocab"][:vocab_size]
     else:
         model["vocab"] = {piece: id_ for piece, id_ in model["vocab"].items() if id_ < vocab_size}

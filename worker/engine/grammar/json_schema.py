@@ -1,7 +1,8 @@
-"""JSON Schemas as libraries write them, made into what llguidance compiles and means the same.
+"""Rewrites JSON Schemas, as libraries write them, into equal ones that llguidance compiles.
 
-What it does not know is not refused where JSON Schema says that it is to be ignored, and is spelled
-in other words where there are some. All else keeps its refusal, with the place in the schema.
+Keywords that llguidance does not know are left out where JSON Schema says to ignore them, and are
+said in other words where that is possible. All others are still refused, with their place in the
+schema.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,13 +12,13 @@ from pydantic import JsonValue
 
 Schema = dict[str, JsonValue]
 
-_MAX_STEP = 60  # characters of a name that are shown
-MAX_PROBES = 200  # parts of a schema that are looked at for the one that is refused
+_MAX_STEP = 60  # characters of a name that an error shows
+MAX_PROBES = 200  # parts of a schema to try, to find the one that is refused
 
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-# A text of the second form is one of the first, too.
+# A text of the format on the right is also one of the format on the left.
 _NARROWER = {
     "idn-email": "email",
     "idn-hostname": "hostname",
@@ -30,7 +31,7 @@ _NARROWER = {
     **{f"uuid{number}": "uuid" for number in range(1, 9)},
 }
 _DOMAIN = r"@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-# Of pydantic's decimals and zod's addresses: the same texts match, without looking around.
+# The patterns of pydantic's decimals and zod's addresses, and equal ones without look-around.
 _PATTERNS = {
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]" + _DOMAIN: (
@@ -44,7 +45,7 @@ _ALWAYS: tuple[JsonValue, ...] = ({}, True)
 
 
 def respelled(schema: JsonValue) -> JsonValue:
-    """The schema with every part in words that llguidance knows, where there are such."""
+    """Return the schema in keywords that llguidance knows, in every part where that is possible."""
     if isinstance(schema, list):
         return [respelled(each) for each in schema]
     if not isinstance(schema, dict):
@@ -54,12 +55,12 @@ def respelled(schema: JsonValue) -> JsonValue:
     found = {name: _inner(name, value) for name, value in schema.items()}
     for rewrite in (_format, _pattern, _bounds, _names):
         rewrite(found)
-    found.pop("uniqueItems", None)  # no grammar counts what was said; see the gateway's README
+    found.pop("uniqueItems", None)  # no grammar can compare items; see docs/http.md
     return found
 
 
 def parts(schema: JsonValue, path: str = "#") -> Iterator[tuple[str, JsonValue]]:
-    """The schemas right inside a schema, each with its place as a JSON pointer."""
+    """Yield the schemas directly inside a schema, each with its place as a JSON pointer."""
     if isinstance(schema, dict):
         for name, value in schema.items():
             if name in _NAMED and isinstance(value, dict):
@@ -74,7 +75,10 @@ def parts(schema: JsonValue, path: str = "#") -> Iterator[tuple[str, JsonValue]]
 
 
 def place_of(schema: Schema, reason: str, why: Callable[[Schema], str | None]) -> str:
-    """The innermost part that is refused by itself for the same reason, as a JSON pointer."""
+    """Return the place, as a JSON pointer, of the innermost part that is refused for that reason.
+
+    why  returns the reason why a schema is refused by itself; None where it is not refused
+    """
     shared: Schema = {name: schema[name] for name in _SHARED if name in schema}
     here, part, left = "#", schema, MAX_PROBES
     while left > 0:
@@ -102,7 +106,10 @@ def _inner(name: str, value: JsonValue) -> JsonValue:
 
 
 def _format(schema: Schema) -> None:
-    """Formats are notes; one that is not known says nothing."""
+    """Replace a format that llguidance does not know by a narrower one, or drop it.
+
+    JSON Schema lets unknown formats be ignored.
+    """
     wanted = schema.get("format")
     if isinstance(wanted, str) and wanted not in _FORMATS:
         del schema["format"]
@@ -118,14 +125,14 @@ def _pattern(schema: Schema) -> None:
 
 
 def _bounds(schema: Schema) -> None:
-    """In OpenAPI 3.0 and draft 4, whether a bound itself is excluded is a truth value."""
+    """Rewrite the bounds of OpenAPI 3.0 and draft 4, where an exclusive bound is a boolean."""
     for name, bound in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         if isinstance(schema.get(name), bool) and schema.pop(name) and bound in schema:
             schema[name] = schema.pop(bound)
 
 
 def _names(schema: Schema) -> None:
-    """What names of properties may be, said of the properties themselves."""
+    """Rewrite `propertyNames` as `patternProperties`."""
     names = schema.get("propertyNames")
     if names in _ALWAYS or names == {"type": "string"}:
         del schema["propertyNames"]

@@ -1,4 +1,7 @@
-"""Where grammars are tried before the engine compiles them: a process that may be killed."""
+"""The sandbox in which grammars are tried before the engine compiles them.
+
+It is a process that may be killed.
+"""
 
 import json
 import signal
@@ -21,16 +24,16 @@ from penstock.worker.engine.grammar.sandbox_process import (
 )
 
 _START_S = 120.0  # to load a large vocabulary on a busy machine
-_GRACE_S = 20.0  # past the limits the process itself hangs
+_GRACE_S = 20.0  # after the limits; then the process itself hangs
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Of one attempt."""
+    """The limits of one attempt."""
 
     cpu_s: int = 2
-    wall_s: float = 10.0  # a machine that is busy is no fault of the grammar
-    memory_bytes: int = 1 << 30  # beside what the tokenizer takes
+    wall_s: float = 10.0  # long, since a busy machine is no fault of the grammar
+    memory_bytes: int = 1 << 30  # in addition to what the tokenizer takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +41,11 @@ class Tried:
     """A grammar that was compiled once within the limits."""
 
     grammar: str
-    num_bytes: int  # of memory, about
+    num_bytes: int  # approximate memory
 
 
 class Sandbox:
-    """Tries grammars, several at once; from any thread. It starts with the first one."""
+    """Tries grammars, several at once and from any thread. Its process starts with the first."""
 
     def __init__(
         self,
@@ -51,7 +54,7 @@ class Sandbox:
         eos_token_ids: list[int],
         limits: SandboxLimits = SandboxLimits(),
     ) -> None:
-        """backend is the tokenizer as JSON."""
+        """Take the tokenizer as JSON in `backend`, and the limits of each attempt."""
         self._limits = limits
         self._start = Start(
             backend=backend,
@@ -66,9 +69,10 @@ class Sandbox:
         self._control: socket.socket | None = None
 
     def attempt(self, kind: ConstraintKind, text: str) -> Tried:
-        """Raises ValueError with the reason why there is no grammar.
+        """Compile the grammar of a text within the limits.
 
-        WorkerFailed: none could be tried, which is not the text's fault.
+        Raises ValueError with the reason why there is no grammar, and WorkerFailed when none could
+        be tried, which is not the text's fault.
         """
         try:
             return self._ask(kind, text)
@@ -81,7 +85,7 @@ class Sandbox:
             raise WorkerFailed("grammars cannot be tried: the sandbox ended") from error
 
     def close(self) -> None:
-        """End the process; what it had in work ends by its own limits."""
+        """End the process; attempts under way end by their own limits."""
         with self._lock:
             if self._process is not None and self._control is not None:
                 self._control.close()
@@ -123,7 +127,7 @@ class Sandbox:
 
 
 def _why(status: int, limits: SandboxLimits) -> str:
-    """What the limit was at which the process ended."""
+    """Return the reason that names the limit at which the process ended."""
     if status in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"compiling it takes more than {limits.cpu_s} s; make it simpler"
     if status == -signal.SIGALRM:

@@ -1,7 +1,8 @@
-"""The process that tries grammars: for each one it forks a child that is killed at the limits.
+"""The sandbox process: for each grammar it forks a child that is killed at the limits.
 
-It is the template of its children, so it stays small (no torch, no transformers) and starts no
-thread. A child gets one grammar, from a socket that comes with the request, and answers there.
+The process is the template of its children, so it stays small (no torch, no transformers) and
+starts no thread. A child gets one grammar over a socket that comes with the request, and answers
+over the same socket.
 """
 
 import json
@@ -22,14 +23,14 @@ from llguidance import LLMatcher, LLTokenizer
 from penstock.schemas.sampling import ConstraintKind
 from penstock.worker.engine.grammar.structured import LIMITS, grammar_of, place_in, reason_of
 
-MASK_S = 0.05  # of CPU: a step of the model waits for its masks
-NUM_STEPS = 24  # of a completion at random, whose masks are timed
+MASK_S = 0.05  # CPU time for one mask, which a step of the model waits for
+NUM_STEPS = 24  # tokens of a random completion, whose masks are timed
 
 _LENGTH = struct.Struct("!I")
 
 
 class Start(TypedDict):
-    """What all have in common: the tokenizer as JSON, and the limits of each."""
+    """The first message: the tokenizer as JSON, and the limits of each attempt."""
 
     backend: str
     vocab_size: int
@@ -45,14 +46,17 @@ class Question(TypedDict):
 
 
 class SandboxAnswer(TypedDict):
-    """Of two, one is empty: the grammar that compiled, or the reason why none did."""
+    """The grammar that compiled, or the reason why none did; the other one is empty."""
 
     grammar: str
     reason: str
 
 
 class Verdict(TypedDict):
-    """How the child ended: its exit status (of a signal: minus its number) and what it took."""
+    """How the child ended: its exit status and the memory it took.
+
+    The status of a child that a signal ended is minus the signal's number.
+    """
 
     status: int
     num_bytes: int
@@ -64,12 +68,18 @@ def send(wire: socket.socket, value: object) -> None:
 
 
 def receive(wire: socket.socket) -> bytes:
-    """One value as JSON; raises EOFError when there is none, TimeoutError as the socket does."""
+    """Receive one value as JSON.
+
+    Raises EOFError when there is none, and TimeoutError as the socket does.
+    """
     return _exactly(wire, _LENGTH.unpack(_exactly(wire, _LENGTH.size))[0])
 
 
 def main() -> None:
-    """Started with one socket: the tokenizer comes first, then a socket for each grammar."""
+    """Serve the control socket whose number is the only argument.
+
+    The tokenizer comes first, then a socket for each grammar.
+    """
     control = socket.socket(fileno=int(sys.argv[1]))
     start: Start = json.loads(receive(control))
     tokenizer = LLTokenizer(
@@ -80,7 +90,7 @@ def main() -> None:
         _, files, _, _ = socket.recv_fds(control, 1, 1)
         if not files:
             return
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that nobody waits for wardens
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the forked watchers need no wait
         if os.fork() == 0:
             control.close()
             _watch(socket.socket(fileno=files[0]), tokenizer, start)
@@ -88,7 +98,7 @@ def main() -> None:
 
 
 def _watch(wire: socket.socket, tokenizer: LLTokenizer, start: Start) -> None:
-    """Fork once more, and say how that one ended."""
+    """Fork once more to try the grammar, and report how that child ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
@@ -107,7 +117,7 @@ def _watch(wire: socket.socket, tokenizer: LLTokenizer, start: Start) -> None:
 
 
 def _limit(start: Start) -> None:
-    """Each limit ends the process; nothing of it is dumped or printed."""
+    """Set the limits, each of which ends the process; let it dump and print nothing."""
     quiet = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(quiet, number)
@@ -119,7 +129,7 @@ def _limit(start: Start) -> None:
 
 
 def _tried(tokenizer: LLTokenizer, question: Question) -> tuple[str, str]:
-    """The grammar that compiled, and no reason; or the reason why there is none."""
+    """Return the grammar that compiled and no reason, or no grammar and the reason."""
     try:
         grammar = grammar_of(question["kind"], question["text"])
     except ValueError as error:
@@ -147,7 +157,7 @@ def _why(tokenizer: LLTokenizer, grammar: str) -> str:
 
 
 def _advance(matcher: LLMatcher, mask: bytes, draw: random.Random) -> bool:
-    """Take any token that the mask allows; false at the end."""
+    """Take a random token that the mask allows; return False at the end."""
     some = [place for place, byte in enumerate(mask) if byte]
     if not some or matcher.is_stopped():
         return False

@@ -1,4 +1,4 @@
-"""From what a caller asks of a completion's form to a grammar, or to why there is none."""
+"""Turns the form that a caller asks of a completion into a grammar, or says why there is none."""
 
 import json
 import math
@@ -13,14 +13,14 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
 from penstock.worker.engine.grammar.json_schema import Schema, place_of, respelled
 
-MAX_DEPTH = 32  # brackets inside brackets of a schema
-MAX_REPETITION = 1000  # of a part of a pattern; of a part inside a part, the product
+MAX_DEPTH = 32  # of nested brackets in a schema
+MAX_REPETITION = 1000  # of a part of a pattern; nested repetitions are multiplied
 MAX_OPTIONAL = 256  # properties of one object that may be absent: masks slow down with their number
 MAX_REASON = 300  # characters
 MAX_SHOWN = 60  # characters of a name in a schema
-_LOOK_S = 0.3  # of CPU, for the place of what is refused
+_LOOK_S = 0.3  # of CPU time, to find the place of what is refused
 _UNKNOWN = re.compile(r'Unimplemented keys: \["(.*)"\]$')
-# Of a pattern or a grammar, what counts for repetitions; escapes and sets hide what is in them.
+# The signs of a pattern or a grammar that count for repetitions. An escape or a set is one sign.
 _SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|.", re.DOTALL)
 # Masks are computed while a step of the model runs: at 14,000 units of fuel a millisecond, the
 # worst pattern ends after some 15 ms with an error. Errors carry nothing of the parser's state.
@@ -30,9 +30,9 @@ LIMITS = LLParserLimits(
 
 
 def grammar_of(kind: ConstraintKind, text: str) -> str:
-    """The grammar in llguidance's form; raises ValueError where the text itself is broken.
+    """Return the grammar in llguidance's form. Raises ValueError where the text itself is broken.
 
-    What is worse than broken can take minutes, gigabytes or the process: call it in the sandbox.
+    A hostile text can take minutes or gigabytes, or end the process: call this in the sandbox.
     """
     try:
         if kind == "json":
@@ -46,7 +46,7 @@ def grammar_of(kind: ConstraintKind, text: str) -> str:
 
 
 def place_in(kind: ConstraintKind, text: str, reason: str, why: Callable[[str], str]) -> str:
-    """The reason with its place in the schema; `why` tells what is wrong with a grammar."""
+    """Return the reason with its place in the schema; `why` tells what is wrong with a grammar."""
     if kind != "json":
         return reason
 
@@ -66,7 +66,7 @@ def place_in(kind: ConstraintKind, text: str, reason: str, why: Callable[[str], 
 
 
 def alternatives(choices: list[str]) -> str:
-    """A pattern that each choice matches, and nothing else."""
+    """Return a pattern that matches each choice, and nothing else."""
     # Loading outlines takes a second, and most jobs ask for no choice.
     from outlines.types import Choice
     from outlines.types.dsl import to_regex
@@ -75,18 +75,18 @@ def alternatives(choices: list[str]) -> str:
 
 
 def refusal(outputs: StructuredOutputs, reason: str) -> InvalidJob:
-    """The error that names the field and says why."""
+    """Return the error that names the field and says why."""
     kind, _ = outputs.constraint
     alias = " (response_format)" if kind == "json" else ""
     told = " ".join(reason.split())
-    if len(told) > MAX_REASON:  # a long pattern, quoted twice around one line that says it all
+    if len(told) > MAX_REASON:  # a long pattern, quoted twice around the one line that matters
         lines = [line for line in reason.splitlines() if line.startswith("error: ")]
         told = (lines or [told])[0][:MAX_REASON]
     return InvalidJob(f"structured_outputs.{kind}{alias}: {told}", "structured_outputs")
 
 
 def reason_of(matcher: LLMatcher) -> str:
-    """What went wrong, without the compiler's advice on options that no caller has."""
+    """Return what went wrong, without the compiler's advice on options that no caller has."""
     error = matcher.get_error().partition("<non-verbose/>")[0].strip()
     if error.startswith("oneOf "):
         return "oneOf: its alternatives may overlap; tell them apart by a const, or use anyOf"
@@ -96,8 +96,10 @@ def reason_of(matcher: LLMatcher) -> str:
 
 
 def _json_grammar(schema: str) -> str:
-    """White space without bounds lets a weak model stay in it for ever. One space after a comma or
-    a colon may be: both spellings are common, and no model should be forced off its own.
+    """Return the grammar of a schema, with little white space.
+
+    Unbounded white space lets a weak model write it for ever. One space after a comma or a colon is
+    allowed: both spellings are common, and no model should be forced off its own.
     """
     return LLMatcher.grammar_from_json_schema(
         schema,
@@ -112,9 +114,9 @@ def _json_grammar(schema: str) -> str:
 
 
 def _schema(text: str) -> Schema:
-    """A schema in words that llguidance knows. What they mean, and whether they can be kept, it
-    says itself.
+    """Return the schema of a text in keywords that llguidance knows.
 
+    Raises ValueError where it is no schema. llguidance itself checks what the keywords say.
     (outlines' own check would hand the caller's patterns to `re`, and refuses what `re` lacks.)
     """
     schema = _parsed(text)
@@ -144,7 +146,10 @@ def _parsed(text: str) -> JsonValue:
 
 
 def _check_parts(value: JsonValue, path: str) -> None:
-    """Patterns and objects anywhere inside; what only looks like one, in a const, is treated so."""
+    """Check the patterns and objects anywhere inside; raise ValueError with the place of a bad one.
+
+    Parts of a const that look like patterns or objects are checked too.
+    """
     if isinstance(value, dict):
         pattern, patterns = value.get("pattern"), value.get("patternProperties")
         try:
@@ -194,7 +199,8 @@ def _depth(value: JsonValue) -> int:
 
 def check_repetitions(pattern: str) -> None:
     """Raise ValueError if a part may be asked for more than `MAX_REPETITION` times."""
-    last, most, opened = 1, 1, list[int]()  # of the part before, of the group, of those around
+    # Repetitions: of the last part, the most in this group, and the most in each group around it.
+    last, most, opened = 1, 1, list[int]()
     for sign, count in ((each[0], each[2] or each[1]) for each in _SIGNS.finditer(pattern)):
         if sign == "(":
             opened.append(most)
@@ -211,7 +217,10 @@ def check_repetitions(pattern: str) -> None:
 
 
 def _regex_grammar(pattern: str) -> str:
-    r"""Matched whole. `\d` and `\w` are ASCII, as in JSON Schema: dialects differ on the rest."""
+    r"""Return the grammar of a pattern that the whole text must match.
+
+    `\d` and `\w` are ASCII, as in JSON Schema; dialects differ on the rest.
+    """
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise ValueError("it ends in a backslash that escapes nothing")
     check_repetitions(pattern)
