@@ -1,4 +1,4 @@
-"""The page of Redis's keys, `compose/README.md`: of which type each is, and which of them stay."""
+"""The page of Redis's keys, `docs/operating.md`: of which type each is, and which of them stay."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import redis
 
 from paths import ROOT
 
-PAGE = ROOT / "compose" / "README.md"
+PAGE = ROOT / "docs" / "operating.md"
 UNDER = re.compile(r", under `(penstock:.*)`$")
 ROW = re.compile(r"^\| `([^`]+)` \| (\w+) \| .+ \| ([CWHO ]+) \|(.*)\|$")
 

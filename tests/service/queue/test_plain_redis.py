@@ -16,7 +16,7 @@ from scripted import MODEL, ScriptedWorker, delta, queue_at
 
 
 class Plain:
-    """What the README says, in code."""
+    """What docs/protocol.md says, in code."""
 
     def __init__(self, url: str, model: str, lane: int = 0) -> None:
         self.redis = redis.Redis.from_url(url, decode_responses=True)

@@ -1,4 +1,4 @@
-"""The page of Redis's keys, `compose/README.md`, and the code name the same keys."""
+"""The page of Redis's keys, `docs/operating.md`, and the code name the same keys."""
 
 import re
 

@@ -26,7 +26,7 @@ from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.text import load_text
 
-PAGE = ROOT / "gateway" / "README.md"
+PAGE = ROOT / "docs" / "http.md"
 ROW = re.compile(r"^\| (\w[^|]*) \| (\d+) \| (\d{3}|closed|tried again) \|$", re.MULTILINE)
 
 ENDED = re.compile(

@@ -1,0 +1,55 @@
+"""The pages name files that exist, and the short ones stay short."""
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from paths import ROOT
+
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "worker" / "bundled" / "README.md"]
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+NAMED = re.compile(r"`((?:[\w.-]+/)+[\w-]+\.(?:py|lua|c|h|md|json|toml|yml))`")
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+def wrong(page: Path) -> list[str]:
+    """What a page links to or names in backticks, from the top, and nobody finds."""
+    text = FENCED.sub("", page.read_text())
+    found = [each for each in NAMED.findall(text) if "NAME" not in each]
+    lost = [f"`{each}`" for each in found if not (ROOT / each).exists()]
+    for link in LINK.findall(text):
+        target, _, part = unquote(link).partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        path = page.parent / target if target else page
+        if not path.exists() or (part and part not in anchors(path)):
+            lost.append(link)
+    return lost
+
+
+def anchors(page: Path) -> set[str]:
+    """The parts of a page that a link may name."""
+    heads = re.findall(r"^#+ (.+)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_is_there(page: Path) -> None:
+    assert wrong(page) == []
+
+
+def test_a_link_to_nothing_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A head\n[a](b.md) [c](#a-head) [d](#none) `schemas/none.py` `schemas/job.py`\n"
+    )
+    assert wrong(page) == ["`schemas/none.py`", "b.md", "#none"]
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 140), ("docs/words.md", 40)])
+def test_a_short_page_stays_short(name: str, most: int) -> None:
+    assert len((ROOT / name).read_text().splitlines()) <= most
