@@ -80,7 +80,7 @@ class Started:
     """A job to run, or to continue after `log`. The next delta's position is `position`."""
 
     job: Job
-    epoch: int
+    epoch: int  # the fencing token; it also grows when a job ends without a worker
     log: list[Delta]
     left_ms: int | None  # until the deadline, by Redis's clock; None without one
     waited_ms: int  # since submission

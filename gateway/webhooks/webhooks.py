@@ -1,4 +1,4 @@
-"""Webhooks in the Standard Webhooks form: their receivers, and how each one is sent."""
+"""Webhooks in the Standard Webhooks form: their receivers, and how each one is sent and retried."""
 
 import asyncio
 import base64

@@ -1,4 +1,8 @@
-"""The time for which a worker may write, by the monotonic clock that all its processes share."""
+"""The time for which a worker may write, by the monotonic clock that all its processes share.
+
+This is the worker's own copy. In Redis the lease is renewed by `worker.supervisor.renewal`, and by
+each commit and each end of a job.
+"""
 
 import asyncio
 import time

@@ -35,6 +35,7 @@ class Family:
     layer_types: bool = False
 
 
+# By transformers' `model_type`. What else a new one touches: docs/where.md, "Add a model family".
 FAMILIES = {
     "llama": Family(attention_bias=True, mlp_bias=True),
     "mistral": Family(sliding_window=True),

@@ -1,6 +1,7 @@
 """The renewal of one incarnation's lease on all its lanes, each of which is renewed by itself.
 
 No lane waits for another lane's server: a server that answers late delays its own lanes alone.
+Commits and ends of jobs renew it too; this is for the time between them.
 """
 
 import asyncio
