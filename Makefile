@@ -12,7 +12,7 @@ up: .venv/installed
 test: .venv/installed
 	$(BIN)/pytest -n 3 --dist worksteal
 
-# What needs no process, no server and no model: half a minute.
+# What needs no process, no server and no model: under a minute.
 quick: .venv/installed
 	$(BIN)/pytest -n 2 tests/unit
 
