@@ -47,6 +47,13 @@ def main(argv: list[str]) -> int:
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         print(f"{PROGRAM}: name a model first: {PROGRAM} MODEL [--flag VALUE ...]", file=sys.stderr)
         return BAD_USAGE
+    for flag, instead in (
+        ("--model", "the first word names it"),
+        ("--fd", "give --host and --port"),
+    ):
+        if any(word.split("=")[0] == flag for word in argv):
+            print(f"{PROGRAM}: {flag} is not taken here: {instead}", file=sys.stderr)
+            return BAD_USAGE
     words = argv if argv[0].startswith("-") else ["--model", *argv]
     settings = load_settings(ServeSettings, PROGRAM, words)
     os.environ.update(handed_on(settings))

@@ -4,7 +4,6 @@ An editable install hides what a wheel lacks, and what it would take from its us
 built from a copy of the tree, and its files alone are looked at.
 """
 
-import importlib.util
 import subprocess
 import sys
 import sysconfig
@@ -92,7 +91,3 @@ def test_a_project_with_packages_of_these_names_uses_both(wheel: Path, tmp_path:
 def isolated(code: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-I", "-S", "-c", code]
     return subprocess.run(words, capture_output=True, text=True, timeout=300)
-
-
-def test_the_python_that_builds_is_new_enough() -> None:
-    assert importlib.util.find_spec("setuptools") is not None

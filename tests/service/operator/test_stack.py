@@ -258,10 +258,16 @@ def test_serve_takes_a_model_as_its_first_word_and_the_flags_of_every_part() -> 
         assert httpx.get(url).status_code == 401
         models = httpx.get(url, headers={"Authorization": "Bearer k"}).json()["data"]
         assert {each["id"]: each["max_model_len"] for each in models} == {"small": 77, "alias": 77}
-    for words in ((), ("--port", "0")):
+    wrong = {
+        (): "name a model first",
+        ("--port", "0"): "name a model first",
+        ("fake", "--model", "other"): "--model is not taken here",
+        ("fake", "--fd=5"): "--fd is not taken here",
+    }
+    for words, says in wrong.items():
         refused = penstock("serve", *words)
         assert (refused.returncode, refused.stdout) == (2, "")
-        assert "name a model first" in refused.stderr
+        assert says in refused.stderr
     assert "--max-num-seqs" in penstock("serve", "--help").stdout
 
 
