@@ -4,22 +4,27 @@ The table is the TOML files of `tests/faults/mutants/`, one file an area, each a
 
     [[mutant]]
     defence = "what is taken out, in words"
-    file = "schemas/scripts/lane.lua"
-    old = '''text that occurs exactly once in the file'''
+    at = "Client.enqueue"       # a function, method or class; or a file: "url.py", "lane.lua"
+    old = '''statements, or a part of one, that occur exactly once there'''
     new = '''what stands there instead'''
     test = "tests/test_x.py::test_that_must_fail"   # words for pytest as a shell's; one is best
     # Where two defences stand behind one another, both are taken out:
-    also = [{ file = "...", old = '''...''', new = '''...''' }]
+    also = [{ at = "...", old = '''...''', new = '''...''' }]
+
+`at` says no more than it must to mean one place: code may move to another room, or deeper into its
+function, and spaces and line breaks do not count, so that a mutant outlives both.
 
 Each mutant gets a copy of the tree, so the checkout stays as it is. It is caught when its test
-fails and says so in time; one that hangs, or cannot begin, has not failed. `make mutants ONLY=word`
-runs those whose area, defence, file or test holds the word; `RESUME=path` keeps the names of the
-caught ones in that file and passes over those it has already; `CHECK=1` only looks whether the
-table fits the code. The exit status is 1 when a mutant was not caught or does not fit.
+fails and says so in time; one that hangs, or cannot begin, has not failed. `make mutants
+ONLY=word` runs those whose area, defence, place or test holds the word; `RESUME=path` keeps the names of the caught
+ones in that file and passes over those it has already; `CHECK=1` only looks whether the table fits
+the code. The exit status is 1 when a mutant was not caught or does not fit.
 """
 
 import argparse
+import ast
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -32,7 +37,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 TABLES = Path(__file__).parent / "mutants"
@@ -41,27 +48,109 @@ NO_LUA = "Error compiling script"
 TREE = "PENSTOCK_MUTANT_TREE"  # in the environment of all that a test starts
 
 
+class Misfit(Exception):
+    """The table does not fit the code."""
+
+
 @dataclass(frozen=True, slots=True)
 class Edit:
-    file: str
+    at: str
     old: str
     new: str
 
     def complaint(self) -> str | None:
-        path = ROOT / self.file
-        text = path.read_text() if path.exists() else ""
-        if (count := text.count(self.old)) != 1:
-            return f"its text occurs {count} times in {self.file}"
-        if path.suffix == ".py":
+        try:
+            name, text = self.edited(ROOT)
+        except Misfit as misfit:
+            return str(misfit)
+        if name.endswith(".py"):
             try:
-                compile(text.replace(self.old, self.new), self.file, "exec")
+                compile(text, name, "exec")
             except SyntaxError as error:
                 return f"what stands there instead is no Python: {error}"
         return None
 
     def apply(self, tree: Path) -> None:
-        path = tree / self.file
-        path.write_text(path.read_text().replace(self.old, self.new))
+        name, text = self.edited(tree)
+        (tree / name).write_text(text)
+
+    def edited(self, tree: Path) -> tuple[str, str]:
+        """The file of `at` in this tree and its text with the edit. Raises Misfit."""
+        file, names = place(self.at)
+        text = (tree / file).read_text()
+        first, past = span(text, names)
+        found = list(spaceless(self.old).finditer(text, first, past))
+        if len(found) != 1:
+            raise Misfit(f"its text occurs {len(found)} times in {self.at}")
+        began, ended = found[0].span()
+        line = text[text.rfind("\n", 0, began) + 1 :]
+        margin = line[: len(line) - len(line.lstrip(" "))]
+        new = f"\n{margin}".join(dedent(self.new).strip().split("\n"))
+        return file, text[:began] + new + text[ended:]
+
+
+@cache
+def places() -> dict[str, set[tuple[str, str]]]:
+    """Every end of a place's full name, to the places (a file and the names in it) it may mean."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for file in listed():
+        if (ROOT / file).is_symlink() or file.startswith(("tests/", "docs/")):
+            continue
+        for end in ends(file, "/"):
+            found.setdefault(end, set()).add((file, ""))
+        if file.endswith(".py"):
+            module = file.removesuffix(".py").replace("/", ".")
+            for names, _ in defined(ast.parse((ROOT / file).read_text())):
+                for end in ends(f"{module}.{names}", "."):
+                    found.setdefault(end, set()).add((file, names))
+    return found
+
+
+def ends(name: str, separator: str) -> list[str]:
+    parts = name.split(separator)
+    return [separator.join(parts[first:]) for first in range(len(parts))]
+
+
+def place(at: str) -> tuple[str, str]:
+    """The file that `at` means, and the names in it that lead to its function. Raises Misfit."""
+    if len(found := places().get(at, set())) != 1:
+        means = ", ".join(sorted(f"{names} of {file}" for file, names in found)) or "nothing"
+        raise Misfit(f"{at} means {means}")
+    return next(iter(found))
+
+
+Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def defined(node: ast.AST, before: str = "") -> Iterator[tuple[str, Defined]]:
+    for each in ast.iter_child_nodes(node):
+        is_named = isinstance(each, Defined)
+        name = f"{before}{each.name}" if is_named else ""
+        if is_named:
+            yield name, each
+        yield from defined(each, f"{name}." if is_named else before)
+
+
+def span(text: str, names: str) -> tuple[int, int]:
+    """From where to where in the text the function stands; the whole text for no name."""
+    if not names:
+        return 0, len(text)
+    nodes = [node for name, node in defined(ast.parse(text)) if name == names]
+    if len(nodes) != 1:
+        raise Misfit(f"there are {len(nodes)} {names}")
+    first = min([nodes[0].lineno, *(each.lineno for each in nodes[0].decorator_list)])
+    lines = text.splitlines(keepends=True)
+    return len("".join(lines[: first - 1])), len("".join(lines[: nodes[0].end_lineno]))
+
+
+def spaceless(code: str) -> re.Pattern[str]:
+    """A pattern for this code however it is spaced and broken into lines."""
+    pattern, before = "", ""
+    for word in re.findall(r"\w+|[^\w\s]", code):
+        are_apart = before[-1:].isidentifier() and word[0].isidentifier()
+        pattern += (r"\s+" if are_apart else r"\s*") * bool(before) + re.escape(word)
+        before = word
+    return re.compile(pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +165,8 @@ class Mutant:
         return f"{self.area}: {self.defence}"
 
     def holds(self, word: str) -> bool:
-        files = " ".join(edit.file for edit in self.edits)
-        return word in f"{self.name} {files} {self.test}"
+        files = {file for edit in self.edits for file, _ in places().get(edit.at, set())}
+        return word in " ".join([self.name, self.test, *files, *(edit.at for edit in self.edits)])
 
     def complaint(self) -> str | None:
         """Why the table does not fit the code; none when it does."""
@@ -94,7 +183,7 @@ def mutants() -> Iterator[Mutant]:
     for path in sorted(TABLES.glob("*.toml")):
         for row in tomllib.loads(path.read_text()).get("mutant", []):
             edits = [Edit(**each) for each in row.get("also", [])]
-            edits.insert(0, Edit(row["file"], row["old"], row["new"]))
+            edits.insert(0, Edit(row["at"], row["old"], row["new"]))
             yield Mutant(path.stem, row["defence"], edits, row["test"])
 
 
@@ -130,12 +219,16 @@ def verdict(mutant: Mutant, limit_s: float = LIMIT_S) -> Verdict:
     return Verdict(False, "SURVIVED" if status == 0 else f"BROKE THE TEST ({status}): {reason}")
 
 
+def listed() -> list[str]:
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout
+    return [name for name in filter(None, names.decode().split("\0")) if (ROOT / name).exists()]
+
+
 def copy_tree(tree: Path) -> None:
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout
-    for name in filter(None, names.decode().split("\0")):
+    for name in listed():
         source = ROOT / name
-        if (source.is_file() or source.is_symlink()) and name != ".venv":
+        if source.is_file() or source.is_symlink():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, tree / name, follow_symlinks=False)
 
