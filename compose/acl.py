@@ -66,7 +66,7 @@ class AclSettings(Settings):
 
 def script_commands() -> list[str]:
     """Return the commands that scripts call. A script runs with the rights of its caller."""
-    texts = (path.read_text() for path in SCRIPTS.glob("*.lua"))
+    texts = (path.read_text() for path in SCRIPTS.rglob("*.lua"))
     return sorted({name.lower() for text in texts for name in CALL.findall(text)})
 
 

@@ -1,12 +1,13 @@
 """The text of a Lua script as Redis gets it: the parts of shared files that it uses, then its own.
 
-    python -m penstock.schemas.script enqueue
+    python -m penstock.schemas.script jobs/enqueue
 
 prints one, for a client that has nothing but Redis: `EVAL` it with one key, the lane's prefix.
 
 Redis runs the whole text at each call, and each function that it defines takes time. So the shared
 files are split into parts at their blank lines, and a part is sent where a name that it defines is
-used.
+used. A script is named with its room: `jobs` are those of clients, `workers` those of workers,
+`housekeeping` those of a lane's upkeep, `units` those that hand chores to gateways.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ def _parts() -> list[str]:
     return [
         part.strip("\n")
         for name in SHARED
-        for part in re.split(r"\n\n+", (SCRIPTS / f"{name}.lua").read_text())
+        for part in re.split(r"\n\n+", (SCRIPTS / "shared" / f"{name}.lua").read_text())
     ]
 
 

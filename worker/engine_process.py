@@ -1,6 +1,6 @@
 """The engine in a process or thread of its own.
 
-Orders come in and steps go out; a thread beside the loop sends a pulse to the supervisor.
+Commands come in and steps go out; a thread beside the loop sends a pulse to the supervisor.
 """
 
 import os
@@ -65,8 +65,8 @@ class EngineLoop:
         self._unmoved_since_s: float | None = None
         self._stats = replace(engine.stats())
         self._stats_taken_s = 0.0
-        self._num_orders = 0  # orders given to the engine so far
-        self._told = Load(), 0  # the load and the number of orders last sent
+        self._num_commands = 0  # commands given to the engine so far
+        self._told = Load(), 0  # the load and the number of commands last sent
         self._step_s = 0.0  # what a step takes of late
 
     def run(self, when_closed: Callable[[], None] = lambda: None) -> None:
@@ -84,13 +84,13 @@ class EngineLoop:
             return
 
     def _step(self) -> None:
-        num_orders = self._num_orders  # these at least are carried out when the step is over
+        num_commands = self._num_commands  # these at least are carried out when the step is over
         if not self._engine.wait(_IDLE_WAIT_S):
             self._unmoved_since_s = None
             self._take_stats()
-            self._report([], num_orders)
+            self._report([], num_commands)
             return
-        num_orders, num_steps = self._num_orders, self._engine.num_steps
+        num_commands, num_steps = self._num_commands, self._engine.num_steps
         began_s = time.monotonic()
         if self._unmoved_since_s is None:
             self._unmoved_since_s = began_s
@@ -103,14 +103,14 @@ class EngineLoop:
             self._note_step_s(time.monotonic() - began_s)
         self._take_stats()
         self._note_ends(outputs)
-        self._report(outputs, num_orders)
+        self._report(outputs, num_commands)
 
-    def _report(self, outputs: list[Output], num_orders: int) -> None:
-        """Send a Step if there are outputs, or if the load or the number of orders changed.
+    def _report(self, outputs: list[Output], num_commands: int) -> None:
+        """Send a Step if there are outputs, or if the load or the number of commands changed.
 
         The I/O side goes by these numbers, so they must be true also after a step without outputs.
         """
-        told = self._engine.load(), num_orders
+        told = self._engine.load(), num_commands
         if outputs or told != self._told:
             self._told = told
             self._io.send(Step(outputs, *told, self._step_s))
@@ -132,19 +132,19 @@ class EngineLoop:
             self._stats_taken_s = now
 
     def _listen(self, when_closed: Callable[[], None]) -> None:
-        for orders in self._io.received():
-            for order in orders:
-                self._obey(order)
-            self._num_orders += len(orders)
+        for commands in self._io.received():
+            for command in commands:
+                self._obey(command)
+            self._num_commands += len(commands)
         self._is_closed.set()
         when_closed()
 
-    def _obey(self, order: EngineCommand) -> None:
-        match order:
+    def _obey(self, command: EngineCommand) -> None:
+        match command:
             case AddSequence(seq_id, prompt, completion=completion):
                 if self._recorder is not None:
                     self._recorder.note("added", seq_id, len(prompt), len(completion))
-                self._engine.add(order)
+                self._engine.add(command)
             case CancelSequence(seq_id):
                 if self._recorder is not None:
                     self._recorder.note("cancelled", seq_id)

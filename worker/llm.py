@@ -25,7 +25,7 @@ from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.progress import Progress
 from penstock.worker.text.completion import Completion
-from penstock.worker.text.text import Text, load_text
+from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
@@ -84,13 +84,13 @@ class LLM:
             self._settings = WorkerSettings.model_validate({"model": str(model), **settings})
         except ValidationError as error:
             raise _refusal(error) from error
-        self._text = load_text(self._settings)
+        self._text = load_tokenizer(self._settings)
         self._generation = load_generation(self._settings)
         self._engine = load_engine(self._settings)
         self._numbers = itertools.count()
 
     @property
-    def text(self) -> Text:
+    def text(self) -> ModelTokenizer:
         """The model's tokenizer."""
         return self._text
 

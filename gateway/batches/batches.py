@@ -166,7 +166,7 @@ class Batches:
         """
         batch_id = f"batch_{short_digest(secrets.token_hex(16))}"
         reply = await self._connection.run(
-            "batch_add",
+            "batches/add",
             CHORES,
             batch_id,
             tenant,
@@ -211,7 +211,7 @@ class Batches:
 
     async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
         """Cancel a batch and, soon, its open lines. One that has ended stays as it is."""
-        reply = await self._connection.run("batch_cancel", CHORES, batch_id, tenant)
+        reply = await self._connection.run("batches/cancel", CHORES, batch_id, tenant)
         if reply[0] == b"ok":
             await self.due.poke(batch_id, CANCEL)
         return await self.get(tenant, batch_id)
@@ -246,7 +246,7 @@ class Batches:
             for name, value in fields.items()
         }
         reply = await self._connection.run(
-            "batch_keep",
+            "batches/keep",
             CHORES,
             batch_id,
             turn,

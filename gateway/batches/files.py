@@ -145,13 +145,13 @@ class Files:
         return [record for record in found if record is not None]
 
     async def delete(self, record: FileRecord) -> None:
-        await self._connection.run("file_drop", CHORES, record.id, record.tenant, record.bytes)
+        await self._connection.run("files/drop", CHORES, record.id, record.tenant, record.bytes)
         self.path(record.id).unlink(missing_ok=True)
 
     async def sweep(self) -> int:
         """Delete expired files and old ones that Redis does not know; return how many."""
         count = 0
-        while records := await self._connection.run("files_expired", CHORES, PAGE):
+        while records := await self._connection.run("files/expired", CHORES, PAGE):
             for text in records:
                 await self.delete(FileRecord.model_validate_json(text))
                 count += 1
@@ -178,7 +178,7 @@ class Files:
         path = self.path(record.id)
         await asyncio.to_thread(_move, part, path)
         reply = await self._connection.run(
-            "file_add",
+            "files/add",
             CHORES,
             record.id,
             record.tenant,

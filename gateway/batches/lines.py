@@ -74,13 +74,13 @@ def headed_lines(path: Path, offset: int, most: int) -> list[tuple[LinePosition,
 
 
 def line_at(path: Path, place: LinePosition) -> BatchLine:
-    """Return the line at a place. `complaints` must have checked the file before."""
+    """Return the line at a place. `line_errors` must have checked the file before."""
     with path.open("rb") as file:
         file.seek(place.offset)
         return BatchLine.model_validate_json(file.read(place.length))
 
 
-def complaints(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue]]]:
+def line_errors(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue]]]:
     """Return the number of lines of a file, and at most a hundred errors in them.
 
     It stops early once it has a hundred errors, or more lines than `MAX_LINES`. Only a line's form,
@@ -89,7 +89,7 @@ def complaints(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue
     seen, count, wrong = set[bytes](), 0, list[dict[str, JsonValue]]()
     for count, (_, raw) in enumerate(lines_from(path, 0), 1):
         code = "too_many_lines" if count > MAX_LINES else "invalid_line"
-        sentence = _complaint(raw, endpoint, seen)
+        sentence = _line_error(raw, endpoint, seen)
         if count > MAX_LINES:
             sentence = f"the file has more than {MAX_LINES} lines"
         if sentence:
@@ -139,7 +139,7 @@ def _written(
     return to_json_in_pieces(shape) + b"\n"
 
 
-def _complaint(raw: bytes, endpoint: str, seen: set[bytes]) -> str | None:
+def _line_error(raw: bytes, endpoint: str, seen: set[bytes]) -> str | None:
     if len(raw) > MAX_LINE_BYTES:
         return f"longer than {MAX_LINE_BYTES} bytes"
     if excess := too_much(raw):

@@ -24,10 +24,10 @@ from penstock.gateway.batches.lines import (
     LinePosition,
     abandoned,
     answered,
-    complaints,
     form_of,
     headed_lines,
     line_at,
+    line_errors,
     refused,
 )
 from penstock.gateway.batches.parts import Parts, PartsLost, Written, closing, part_path, writing
@@ -93,7 +93,7 @@ class BatchRun:
                 try:
                     await this.run()
                 except (FileNotFoundError, PartsLost) as error:
-                    await this.fail([_complaint(error)])
+                    await this.fail([_file_error(error)])
                 await this.tell()
 
 
@@ -144,9 +144,9 @@ class _Turn:
     async def _validate(self) -> None:
         try:
             path = await self._input()
-            total, wrong = await asyncio.to_thread(complaints, path, self.batch.asked.endpoint)
+            total, wrong = await asyncio.to_thread(line_errors, path, self.batch.asked.endpoint)
         except JobNotFound as error:
-            total, wrong = 0, [_complaint(error)]
+            total, wrong = 0, [_file_error(error)]
         if wrong:
             await self.fail(wrong)
         else:
@@ -409,7 +409,7 @@ class _Turn:
         self.batch = batch
 
 
-def _complaint(error: Exception) -> dict[str, JsonValue]:
+def _file_error(error: Exception) -> dict[str, JsonValue]:
     ours = isinstance(error, PenstockError)
     return {
         "code": error.code if isinstance(error, PenstockError) else "file_not_found",

@@ -92,7 +92,7 @@ class Create(KeysCommand, SecretSettings):
         try:
             text, key = ApiKey.issue(secret, record)
         except ValidationError as error:
-            raise CommandRefused(_complaint(error)) from None
+            raise CommandRefused(_error_text(error)) from None
         await store.put(key)
         if self.as_json:
             print(json.dumps({"key": text} | _shown(key)))
@@ -196,6 +196,6 @@ def _minute(time_s: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(time_s))
 
 
-def _complaint(error: ValidationError) -> str:
+def _error_text(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     return f"--{first['loc'][-1]}: {first['msg']}".replace("_", "-")

@@ -125,7 +125,7 @@ def worker(settings: HousekeepingSettings) -> Worker:
         run = BatchRun(client, files, batches, postman, settings.batch_window)
 
     async def say(ctx: dict[str, ArqRedis]) -> None:
-        log.info("housekeeping took up its chores")
+        log.info("housekeeping started its chores")
 
     disk: Sync = GroupSync(client.redis) if settings.durability == "fsync" else NoSync()
     chores = Chores(client, postman, batches, Reconciler(client.redis), disk, run)

@@ -36,7 +36,9 @@ class Reconciler:
         connection, mended = Connection(self.redis), list[tuple[str, str]]()
         while time.monotonic() < until:
             cursor = self._cursors.get(prefix, b"0")
-            reply = await connection.run("mend", prefix, cursor, KEYS_A_STEP, self.missing_ms)
+            reply = await connection.run(
+                "housekeeping/mend", prefix, cursor, KEYS_A_STEP, self.missing_ms
+            )
             self._cursors[prefix] = reply[0]
             texts = [text.decode() for text in reply[1:]]
             for what, where in zip(texts[::2], texts[1::2], strict=True):

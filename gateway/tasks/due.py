@@ -35,15 +35,15 @@ class Due:
 
     async def poke(self, unit: str, item: str, delay_ms: int = 0) -> None:
         """Make an item due after a delay. An item that is there already keeps its time."""
-        await self._run("poke", unit, item, delay_ms)
+        await self._run("units/poke", unit, item, delay_ms)
 
     async def units(self, most: int = 256) -> list[tuple[str, int]]:
         """Return the units that are due, each with its turn, which `holding` takes."""
-        reply = [text.decode() for text in await self._run("due", most)]
+        reply = [text.decode() for text in await self._run("units/due", most)]
         return [(reply[at], int(reply[at + 1])) for at in range(0, len(reply), 2)]
 
     async def items(self, unit: str, most: int) -> list[str]:
-        return [text.decode() for text in await self._run("due_items", unit, most)]
+        return [text.decode() for text in await self._run("units/due_items", unit, most)]
 
     @asynccontextmanager
     async def holding(self, unit: str, turn: int, lease_ms: int) -> AsyncIterator[Held | None]:
@@ -51,7 +51,7 @@ class Due:
 
         Yields None if this turn of the unit was taken already.
         """
-        if await self._run("take", unit, turn, lease_ms) != [b"taken"]:
+        if await self._run("units/take", unit, turn, lease_ms) != [b"taken"]:
             yield None
             return
         held = Held(unit)
@@ -63,14 +63,14 @@ class Due:
             raise
         finally:
             renewing.cancel()
-            await self._run("put_back", unit, turn + 1, held.again_ms)
+            await self._run("units/put_back", unit, turn + 1, held.again_ms)
 
     async def _renew(self, unit: str, turn: int, lease_ms: int) -> None:
         reply = [b"ok"]
         while reply == [b"ok"]:
             await asyncio.sleep(lease_ms / 3000)
             with suppress(PenstockError):  # it is tried again, until the lease lapses
-                reply = await self._run("hold_on", unit, turn, lease_ms)
+                reply = await self._run("units/hold_on", unit, turn, lease_ms)
 
     async def _run(self, script: str, *args: str | int) -> list[bytes]:
         return await self._connection.run(script, CHORES, self.kind, *args)
@@ -78,7 +78,7 @@ class Due:
 
 async def fields_of(connection: Connection, key: str) -> tuple[int, dict[str, str]]:
     """Return the time in milliseconds by Redis's clock, and the fields of a hash of the chores."""
-    reply = await connection.run("fields", CHORES, key)
+    reply = await connection.run("units/fields", CHORES, key)
     now_ms, *texts = [text.decode(errors="replace") for text in reply]
     return int(now_ms), dict(zip(texts[::2], texts[1::2], strict=True))
 

@@ -51,7 +51,7 @@ async def drain(
     """
     connection, handed, count = Connection(redis), list[bytes](), 0
     mark = await disk.begin(lane.prefix)
-    while reply := await connection.run("outbox", lane.prefix, PAGE, *handed):
+    while reply := await connection.run("housekeeping/outbox", lane.prefix, PAGE, *handed):
         await disk.wait(mark)
         width = 1 + len(FIELDS)
         for at in range(0, len(reply), width):

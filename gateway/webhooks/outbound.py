@@ -117,8 +117,8 @@ class Outbound:
     async def post(self, url: str, headers: Mapping[str, str], content: bytes) -> ReceiverAnswer:
         """Send one POST request. No redirect is followed.
 
-        Raises InvalidJob when the URL or its address may not be called, NoAnswer when it should be
-        tried again.
+        A status of any kind is returned: the caller decides whether it tries again. Raises
+        InvalidJob when the URL or its address may not be called, NoAnswer when no answer came.
         """
         target = self.check(url)
         limit_s = self._settings.webhook_timeout_s

@@ -26,7 +26,7 @@ from penstock.schemas.wire import Report, read_or_none
 LISTED = 1000  # how many webhooks a tenant's list holds
 LIST_KEPT_S = 30 * 86_400  # how long the list is kept after its last webhook
 AT_ONCE = 8  # requests to one host
-LEASE_MS = 5000  # of a host, renewed while it is served
+HOST_LEASE_MS = 5000  # of a host, renewed while it is served
 NEWS_S = 0.5  # how soon a new webhook joins those that are being sent
 WINDOW_S = 10.0  # how long one chore serves one host
 MOST_DELAY_S = 3600.0
@@ -140,7 +140,7 @@ class Webhooks:
             identity = short_digest(f"{occurrence.subject} {occurrence.type} {receiver}")
             unit, webhook_id = host_of(receiver), f"wh_{identity}"
             reply = await self._run(
-                "notify",
+                "webhooks/notify",
                 webhook_id,
                 occurrence.tenant,
                 receiver,
@@ -154,7 +154,7 @@ class Webhooks:
 
     async def redeliver(self, tenant: str, webhook_id: str) -> bool:
         """Send a webhook again under its id. Returns False if it is not known, or was forgotten."""
-        reply = await self._run("redeliver", tenant, webhook_id)
+        reply = await self._run("webhooks/redeliver", tenant, webhook_id)
         if reply[0] == b"missing":
             return False
         await self.due.poke(reply[1].decode(), webhook_id)
@@ -182,16 +182,19 @@ class Postman(Webhooks):
     """Sends the webhooks that are due, each host's on their own: a dead host delays no other."""
 
     def __init__(
-        self, redis: Redis, outbound: Outbound, patience: RetrySchedule, timeout_s: float
+        self, redis: Redis, outbound: Outbound, retries: RetrySchedule, timeout_s: float
     ) -> None:
         super().__init__(redis)
         self._outbound = outbound
-        self._patience = patience
-        self._lease_ms = int(1000 * (timeout_s + 5))
+        self._retries = retries
+        self._attempt_lease_ms = int(1000 * (timeout_s + 5))
 
     async def deliver(self, unit: str, turn: int) -> None:
         """Send what is due for one host, for about `WINDOW_S` seconds. arq runs it as a chore."""
-        async with self.due.holding(unit, turn, LEASE_MS) as held, asyncio.TaskGroup() as requests:
+        async with (
+            self.due.holding(unit, turn, HOST_LEASE_MS) as held,
+            asyncio.TaskGroup() as requests,
+        ):
             until, tasks = time.monotonic() + WINDOW_S, set[asyncio.Task[None]]()
             while held and time.monotonic() < until:
                 for webhook_id in await self.due.items(unit, AT_ONCE - len(tasks)):
@@ -203,19 +206,26 @@ class Postman(Webhooks):
                 )
 
     async def _attempt(self, unit: str, webhook_id: str) -> None:
-        reply = await self._run("attempt", webhook_id, unit, self._lease_ms)
+        reply = await self._run("webhooks/attempt", webhook_id, unit, self._attempt_lease_ms)
         if reply[0] != b"send":
             return
         turn, attempts, now_s, tenant, url, body = reply[1], int(reply[2]), *reply[3:]
         secret = await self.secret(tenant.decode())
         headers = signed(webhook_id, now_s.decode(), body, [secret])
         state, answered, retry_after_s = await self._post(url.decode(), headers, body)
-        if state == "pending" and attempts >= self._patience.max_attempts:
+        if state == "pending" and attempts >= self._retries.max_attempts:
             state = "failed"
         log.info("webhook %s, attempt %d: %s (%s)", webhook_id, attempts, state, answered)
-        delay_ms = self._patience.delay_ms(attempts, retry_after_s)
+        delay_ms = self._retries.delay_ms(attempts, retry_after_s)
         await self._run(
-            "outcome", webhook_id, unit, turn, state, answered, delay_ms, self._patience.kept_s
+            "webhooks/outcome",
+            webhook_id,
+            unit,
+            turn,
+            state,
+            answered,
+            delay_ms,
+            self._retries.kept_s,
         )
 
     async def _post(self, url: str, headers: dict[str, str], body: bytes) -> tuple[str, str, float]:
@@ -231,7 +241,8 @@ class Postman(Webhooks):
             return "pending", error.message, 0
         if 200 <= answer.status < 300:
             return "delivered", str(answer.status), 0
-        state = "failed" if answer.status == 410 else "pending"  # Gone: the receiver wants no more
+        # 410 Gone: the receiver wants no more. After any other, as 503, it is tried again.
+        state = "failed" if answer.status == 410 else "pending"
         return state, str(answer.status), answer.retry_after_s
 
 

@@ -128,7 +128,7 @@ async def _until_served(client: Client, workers: list[Part]) -> None:
         if len(living) >= len(workers):
             return
         await asyncio.sleep(0.1)
-    raise DidNotStart(f"no worker took up work within {START_S:.0f} s; {workers[0].last_words}")
+    raise DidNotStart(f"no worker started serving within {START_S:.0f} s; {workers[0].last_words}")
 
 
 def _until_answered(part: Part, port: int) -> None:

@@ -114,7 +114,7 @@ class Queue:
         if note is not None:
             options["note"] = note
         reply = await self._run(
-            "enqueue",
+            "jobs/enqueue",
             job.job_id,
             own_digest if digest is None else digest,
             text,
@@ -130,7 +130,7 @@ class Queue:
 
     async def workers(self) -> list[WorkerStatus]:
         """Return every worker that registered and was not reaped."""
-        reply = await self._run("workers")
+        reply = await self._run("workers/list")
         return [
             WorkerStatus(
                 worker=reply[at].decode(),
@@ -145,11 +145,11 @@ class Queue:
 
     async def reap(self) -> int:
         """Hand jobs of workers with a lapsed lease to others, at most 64. Return how many."""
-        return int((await self._run("reap", MAX_JOBS_A_CALL))[0])
+        return int((await self._run("housekeeping/reap", MAX_JOBS_A_CALL))[0])
 
     async def next_lapse_ms(self) -> int | None:
         """Return the milliseconds until the first lease ends if not renewed; None if none runs."""
-        left_ms = int((await self._run("lapse"))[0])
+        left_ms = int((await self._run("housekeeping/lapse"))[0])
         return left_ms if left_ms >= 0 else None
 
     async def sweep(self) -> int:
@@ -159,7 +159,7 @@ class Queue:
         """
         total, count = 0, MAX_JOBS_A_CALL
         while count >= MAX_JOBS_A_CALL:
-            reply = await self._run("sweep", self.orphan_grace_ms, MAX_JOBS_A_CALL)
+            reply = await self._run("housekeeping/sweep", self.orphan_grace_ms, MAX_JOBS_A_CALL)
             count = int(reply[0])
             total += count
         return total
@@ -167,7 +167,7 @@ class Queue:
     async def counts(self) -> LaneStatus:
         reply, reasons, seen = list[str](), Counter[str](), 0
         while not reply or int(reply[15]) >= MAX_JOBS_A_CALL:
-            reply = [item.decode() for item in await self._run("counts", seen)]
+            reply = [item.decode() for item in await self._run("jobs/counts", seen)]
             reasons.update(dict(zip(reply[16::2], map(int, reply[17::2]), strict=True)))
             seen += int(reply[15])
         running, ended, interval_ms, handed_back, delayed = reply[:5]
@@ -190,12 +190,12 @@ class Queue:
 
     async def dead_letters(self, most: int = 100) -> tuple[list[DeadLetter], int]:
         """Return the newest dead letters, newest first, and how many older ones were dropped."""
-        dropped, *letters = await self._run("dead", "", most)
+        dropped, *letters = await self._run("jobs/dead", "", most)
         return [DeadLetter.model_validate_json(text) for text in letters], int(dropped)
 
     async def dead_letter(self, job_id: str) -> tuple[DeadLetter, Job | None]:
         """Return a dead letter and its job, None if that was not kept. Raises JobNotFound."""
-        _, *rest = await self._run("dead", job_id, 1)
+        _, *rest = await self._run("jobs/dead", job_id, 1)
         if not rest:
             raise JobNotFound(job_id)
         job = Job.model_validate_json(rest[1]) if rest[1] else None
@@ -203,7 +203,7 @@ class Queue:
 
     async def drop_dead(self, job_id: str) -> bool:
         """Drop a dead letter and its request. Return False when there was none."""
-        return (await self._run("drop", job_id))[0] == b"1"
+        return (await self._run("jobs/drop", job_id))[0] == b"1"
 
     async def requeue_dead(self, job_id: str) -> Submission:
         """Submit a dead job again, in the background, under an id that follows from its own.
@@ -234,7 +234,7 @@ class Queue:
         There is no gap between this log and what is published on the channel.
         Raises JobNotFound, and JobGone when the result was kept no longer.
         """
-        reply = await self._run("attach", tenant, job_id, channel, cursor, PAGE)
+        reply = await self._run("jobs/attach", tenant, job_id, channel, cursor, PAGE)
         state = _known(reply, job_id)
         if reply[1] == b"result":
             return Page(state, await _apart(_events_of_result, reply[2]), more=False)
@@ -242,14 +242,14 @@ class Queue:
         return Page(state, events, more=len(events) >= PAGE)
 
     async def detach(self, job_id: str, channel: str) -> None:
-        await self._run("detach", job_id, channel)
+        await self._run("jobs/detach", job_id, channel)
 
     async def cancel(self, tenant: str, job_id: str) -> JobStatus:
         """Cancel a job, and return its status. Raises JobNotFound.
 
         A queued job ends here, the worker of a running one is told, and an ended one is left alone.
         """
-        _known(await self._run("cancel", tenant, job_id, 0), job_id)
+        _known(await self._run("jobs/cancel", tenant, job_id, 0), job_id)
         return await self.status(tenant, job_id)
 
     async def delete(self, tenant: str, job_id: str) -> None:
@@ -257,10 +257,10 @@ class Queue:
 
         Raises JobNotFound.
         """
-        _known(await self._run("cancel", tenant, job_id, 1), job_id)
+        _known(await self._run("jobs/cancel", tenant, job_id, 1), job_id)
 
     async def status(self, tenant: str, job_id: str) -> JobStatus:
-        reply = await self._run("status", tenant, job_id)
+        reply = await self._run("jobs/status", tenant, job_id)
         state = _known(reply, job_id)
         tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:9]
         priority_class, metadata, position, reason, eta_ms = (item.decode() for item in reply[9:])
@@ -285,7 +285,7 @@ class Queue:
 
     async def rates(self, account: str) -> Rates:
         """Return what an account has left of its minute in this lane."""
-        requests, tokens, reset_ms = await self._run("rates", account)
+        requests, tokens, reset_ms = await self._run("jobs/rates", account)
         return Rates(_int(requests), _int(tokens), int(reset_ms))
 
     async def owner(self, job_id: str) -> str | None:
@@ -298,7 +298,7 @@ class Queue:
 
         Where no worker ended the job, choices without a token at the end of the list are left out.
         """
-        reply = await self._run("result", tenant, job_id)
+        reply = await self._run("jobs/result", tenant, job_id)
         _known(reply, job_id)
         if reply[1] == b"running":
             return None

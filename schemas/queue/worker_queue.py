@@ -42,14 +42,14 @@ class WorkerQueue(Queue):
 
     async def register(self, worker: str, card: WorkerCard) -> None:
         """Begin a lease, or change the card of a running one."""
-        await self._run("register", worker, self.lease_ms, card.dump())
+        await self._run("workers/register", worker, self.lease_ms, card.dump())
 
     async def unregister(self, worker: str, crashed: bool = False) -> None:
         """End a lease at once. Jobs that the worker still held go to others.
 
         `crashed` says that it died of something it was working on; see `reap.lua` for the blame.
         """
-        await self._run("unregister", worker, "crashed" if crashed else "left")
+        await self._run("workers/unregister", worker, "crashed" if crashed else "left")
         while await self.reap():
             pass
 
@@ -74,7 +74,7 @@ class WorkerQueue(Queue):
         """
         cost = "" if step_us is None else step_us
         reply = await self._run(
-            "read", worker, self._ticket, count, int(alone), down_to or "", cost
+            "workers/read", worker, self._ticket, count, int(alone), down_to or "", cost
         )
         self._idle = (reply[1], int(reply[2])) if reply[0] == b"idle" else None
         self.must_be_empty = reply[0] == b"empty"
@@ -107,7 +107,7 @@ class WorkerQueue(Queue):
         payload cannot be read, as Failed. A started job is the worker's until it finishes or
         releases it.
         """
-        reply = await self._run("start", worker, entry.ready, entry.entry_id, entry.job_id)
+        reply = await self._run("workers/start", worker, entry.ready, entry.entry_id, entry.job_id)
         if reply[0] != b"started":
             return None
         epoch, left_ms, waited_ms = int(reply[1]), int(reply[2]), int(reply[3])
@@ -119,7 +119,7 @@ class WorkerQueue(Queue):
         try:
             job = Job.model_validate_json(request)
         except ValidationError as error:
-            await self._refuse(worker, entry.job_id, epoch, log, _complaint(error))
+            await self._refuse(worker, entry.job_id, epoch, log, _error_text(error))
             return None
         if (job.job_id, job.model) != (entry.job_id, self.lane.model):
             sentence = (
@@ -155,7 +155,9 @@ class WorkerQueue(Queue):
         self, worker: str, stats: dict[str, JsonValue] | None = None
     ) -> dict[str, JobSignal] | None:
         """Renew the lease, and return signals of held jobs that must stop; None if it is lost."""
-        reply = await self._run("beat", worker, self.lease_ms, json.dumps(stats) if stats else "")
+        reply = await self._run(
+            "workers/beat", worker, self.lease_ms, json.dumps(stats) if stats else ""
+        )
         if reply[0] == b"lost":
             return None
         texts = [text.decode() for text in reply[1:]]
@@ -176,7 +178,7 @@ class WorkerQueue(Queue):
         job = ending.job
         tail, usage = ending.deltas[ending.num_committed :], ending.end.usage
         reply = await self._run(
-            "finish",
+            "workers/finish",
             worker,
             self.lease_ms,
             job.job_id,
@@ -198,18 +200,18 @@ class WorkerQueue(Queue):
         ids, count = list(job_ids), 0
         for at in range(0, len(ids), MAX_JOBS_A_CALL):
             some = ids[at : at + MAX_JOBS_A_CALL]
-            count += int((await self._run("release", worker, *some))[0])
+            count += int((await self._run("workers/release", worker, *some))[0])
         return count
 
     async def held(self, worker: str, idle_ms: int) -> set[str]:
         """Return jobs that the worker claimed at least `idle_ms` ago, known to it or not."""
-        return {job_id.decode() for job_id in await self._run("held", worker, idle_ms)}
+        return {job_id.decode() for job_id in await self._run("workers/held", worker, idle_ms)}
 
     async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:
         args: list[Word] = []
         for commit in commits:
             args += _commit_args(commit)
-        reply = await self._run("commit", worker, self.lease_ms, len(commits), *args)
+        reply = await self._run("workers/commit", worker, self.lease_ms, len(commits), *args)
         ids = [commit.job_id for commit in commits]
         return dict(zip(ids, [SIGNALS[signal] for signal in reply], strict=True))
 
@@ -253,7 +255,7 @@ def _prompt(num_prompt: int | None, num_cached: int) -> str:
     return "" if num_prompt is None else f"{num_prompt}:{num_cached}"
 
 
-def _complaint(error: ValidationError) -> str:
+def _error_text(error: ValidationError) -> str:
     """Return the first error of a payload: field and limit, and nothing of what it held."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "job"

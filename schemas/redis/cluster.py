@@ -56,18 +56,18 @@ class Cluster:
     async def _ask_for_map(self) -> None:
         known = list(dict.fromkeys([*self._owners.values(), *self._place.addresses]))
         random.shuffle(known)
-        complaints = []
+        errors = []
         for address in known:
             try:
                 async with asyncio.timeout(self._place.timeout_s / 2):
                     reply = await (await self._get_link(address)).ask(SLOTS)
                 owners = dict(owners_of(reply, address))
             except (LinkLost, ServerRefused, TimeoutError) as error:
-                complaints.append(f"{address}: {error or 'no answer'}")
+                errors.append(f"{address}: {error or 'no answer'}")
                 continue
             self._owners, self._is_doubted = owners, False
             return
-        raise LinkLost(f"no server of the cluster answers: {'; '.join(complaints)}")
+        raise LinkLost(f"no server of the cluster answers: {'; '.join(errors)}")
 
 
 def owners_of(reply: Reply, asked: Address) -> Iterator[tuple[int, Address]]:

@@ -65,16 +65,16 @@ class Sentinels(Primary):
     """Finds the primary that a sentinel names, if that server says itself that it is primary."""
 
     async def _look(self) -> Address:
-        complaints = []
+        errors = []
         for sentinel in self._place.addresses:
             try:
                 address = await self._ask(sentinel)
                 if await self._is_primary(address):
                     return address
-                complaints.append(f"{sentinel} names {address}, which is a replica")
+                errors.append(f"{sentinel} names {address}, which is a replica")
             except (LinkLost, ServerRefused) as error:
-                complaints.append(f"{sentinel}: {error}")
-        raise LinkLost(f"no primary of {self._place.service!r}: {'; '.join(complaints)}")
+                errors.append(f"{sentinel}: {error}")
+        raise LinkLost(f"no primary of {self._place.service!r}: {'; '.join(errors)}")
 
     async def _ask(self, sentinel: Address) -> Address:
         link = await open_link(sentinel, self._place, self._place.sentinel_login, 0)

@@ -15,10 +15,10 @@ The table is the TOML files of `tests/faults/mutants/`, one file an area, each a
 function, and spaces and line breaks do not count, so that a mutant outlives both.
 
 Each mutant gets a copy of the tree, so the checkout stays as it is. It is caught when its test
-fails and says so in time; one that hangs, or cannot begin, has not failed. `make mutants
-ONLY=word` runs those whose area, defence, place or test holds the word; `RESUME=path` keeps the names of the caught
-ones in that file and passes over those it has already; `CHECK=1` only looks whether the table fits
-the code. The exit status is 1 when a mutant was not caught or does not fit.
+fails and says so in time; one that hangs, or cannot begin, has not failed. `ONLY=word` runs those
+whose area, defence, place or test holds the word; `RESUME=path` keeps the names of the caught ones
+in that file and passes over those it has already; `CHECK=1` only looks whether the table fits the
+code. The exit status is 1 when a mutant was not caught or does not fit.
 """
 
 import argparse

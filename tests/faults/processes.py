@@ -97,7 +97,7 @@ class Process:
 
 
 class Worker(Process):
-    AT_WORK = " took up work on "
+    AT_WORK = " started serving "
 
     def __init__(self, model: str | Path, flags: list[str], proxy: Proxy, env: dict[str, str]):
         fake = ["--load-format", "fake"] if model == "fake" else []
@@ -132,7 +132,7 @@ class Gateway(Process):
 
 
 class Housekeeping(Process):
-    AT_WORK = " took up its chores"
+    AT_WORK = " started its chores"
 
     def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
         super().__init__("penstock.gateway.housekeeping.main", flags, proxy, env)
@@ -263,9 +263,24 @@ class System:
     def restart_server(self, away_s: float = 0.0) -> None:
         """Kill Redis and start it on what it wrote."""
         with self.redis_lock:
+            self._wait_until_written()
             self.server.kill()
             time.sleep(away_s)
             self.start_server()
+
+    def _wait_until_written(self) -> None:
+        """Wait while a sync of the disk is under way, for which Redis puts off writing.
+
+        What a kill loses then is `lose_tail`'s part.
+        """
+        client = redis.Redis.from_url(self.server.url, socket_timeout=5)
+        with contextlib.suppress(redis.RedisError), client:
+            until_s = time.monotonic() + 5
+            while time.monotonic() < until_s:
+                found = client.info("persistence")
+                if not found.get("aof_pending_bio_fsync") and not found.get("aof_buffer_length"):
+                    return
+                time.sleep(0.005)
 
     def start_server(self) -> None:
         """In a thread that lives as long as the system: the server ends with its starter."""

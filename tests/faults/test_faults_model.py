@@ -28,7 +28,7 @@ from penstock.worker.jobs.consumer import Intake
 from penstock.worker.llm import LLM, RequestOutput
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
-from penstock.worker.text.text import Text, load_text
+from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
 from worker_process import same
 
 KV = 30_000_000
@@ -227,7 +227,7 @@ def engine_of(judge: Path, **changes: object) -> tuple[AnyEngine, Intake]:
         **changes,
     )
     engine = load_engine(settings)
-    return engine, Intake(settings, load_text(settings), engine.limits, Generation({}))
+    return engine, Intake(settings, load_tokenizer(settings), engine.limits, Generation({}))
 
 
 @pytest.mark.parametrize("params", CUT.values(), ids=CUT)
@@ -262,7 +262,7 @@ def test_cut_at_every_position_each_choice_goes_on_from_its_own_prompts_text(
     """A tokenizer as Llama 2 has it strips the first space of a text, and none of a completion."""
     runner, intake = engine
     folder = tokenizers_made.save(tokenizers_made.byte_fallback(), tmp_path)
-    spaced = runner, replace(intake, text=Text(folder))
+    spaced = runner, replace(intake, text=ModelTokenizer(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     words = dict.fromkeys(tokenizer.convert_tokens_to_ids(["▁the", "▁fox"]), 50.0)
     params = SamplingParams(n=2, max_tokens=10, seed=3, logit_bias=words)

@@ -25,7 +25,7 @@ def system() -> Iterator[System]:
 def test_a_worker_is_parted_past_its_lease_and_its_jobs_go_on_elsewhere(system, held):
     """What it decoded meanwhile, and sends once it is heard again, is neither kept nor shown."""
     parted, other = system.workers
-    before = parted.logged().count(" took up work on ")
+    before = parted.logged().count(" started serving ")
     handed = other.logged().count("handed on")
 
     def act() -> None:
@@ -37,7 +37,7 @@ def test_a_worker_is_parted_past_its_lease_and_its_jobs_go_on_elsewhere(system, 
         parted.proxy.heal()
 
     run(system, asks(24, max_tokens=120), act, at_tokens=200)
-    until(lambda: parted.logged().count(" took up work on ") > before, "it to come back")
+    until(lambda: parted.logged().count(" started serving ") > before, "it to come back")
 
 
 def test_a_machine_is_lost_and_redis_hears_no_connection_end(system):

@@ -74,7 +74,7 @@ class WorkerProcess:
 
         def is_ready() -> bool:
             assert self.process.poll() is None, self.logged()
-            return " took up work on " in self.logged()
+            return " started serving " in self.logged()
 
         until(is_ready, f"a worker to get ready: {self.logged()}")
         return self

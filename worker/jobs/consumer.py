@@ -22,13 +22,13 @@ from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Ask, Capacity
-from penstock.worker.jobs.lease import Lease
+from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.log import log
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.completion import Completion
-from penstock.worker.text.text import Text
+from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 READ_BLOCK_MS = 1000
 _RETRY_S = 0.5
@@ -42,7 +42,7 @@ class Intake:
     """The parts of a worker that turn a job into sequences."""
 
     settings: WorkerSettings
-    text: Text
+    text: ModelTokenizer
     limits: EngineLimits
     generation: Generation
 
@@ -97,7 +97,7 @@ class Consumer:
         self,
         queue: WorkerQueue,
         incarnation: str,
-        lease: Lease,
+        lease: LeaseClock,
         streamer: Streamer,
         intake: Intake,
         capacity: Capacity,
@@ -151,7 +151,7 @@ class Consumer:
                 for entry in entries:
                     # Decided here and now: what is read next depends on it.
                     is_admitted = self._capacity.admits(entry.job_id, entry.is_suspect)
-                    admissions.create_task(self._take_up(entry, is_admitted))
+                    admissions.create_task(self._start(entry, is_admitted))
                 if not entries:
                     await (self._capacity.until_free(_PEEK_S) if ask.down_to else self._news())
 
@@ -231,11 +231,11 @@ class Consumer:
         if unknown and (count := await self._queue.release(incarnation, unknown)):
             log.warning("handed on %d jobs that this worker held and did not know", count)
 
-    async def _take_up(self, entry: Entry, is_admitted: bool) -> None:
+    async def _start(self, entry: Entry, is_admitted: bool) -> None:
         self._taking_up[entry.job_id] = JobSignal.KEPT
         try:
             if is_admitted and not self._is_closed:
-                await self._take_up_now(entry)
+                await self._start_now(entry)
             else:
                 await self._give_up(entry.job_id)
         except Unavailable as error:
@@ -248,7 +248,7 @@ class Consumer:
             if entry.job_id not in self._streamer.jobs:
                 self._capacity.end_trial(entry.job_id)
 
-    async def _take_up_now(self, entry: Entry) -> None:
+    async def _start_now(self, entry: Entry) -> None:
         started = await self._queue.start(self._incarnation, entry)
         if started is None:
             return

@@ -16,9 +16,9 @@ from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.servers import Redis
+from penstock.worker.jobs.command_sender import CommandSender
 from penstock.worker.jobs.consumer import Intake
-from penstock.worker.jobs.lease import Lease
-from penstock.worker.jobs.orders import Orders
+from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.session import LeaseSession
 from penstock.worker.process.black_box import leave_stacks
 from penstock.worker.process.ipc import (
@@ -45,7 +45,7 @@ from penstock.worker.process.ipc import (
 from penstock.worker.process.log import log
 from penstock.worker.process.sampling_defaults import Generation, load_generation
 from penstock.worker.process.settings import WorkerSettings, pulse_every_s
-from penstock.worker.text.text import Text, load_text
+from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
 
 _LOOK_S = 0.01
 
@@ -63,7 +63,7 @@ class Service:
     def __init__(
         self,
         settings: WorkerSettings,
-        text: Text,
+        text: ModelTokenizer,
         generation: Generation,
         redis: Redis,
         engine: Channel[EngineEvent, list[EngineCommand]],
@@ -74,7 +74,7 @@ class Service:
         self._generation = generation
         self._redis = redis
         self._engine = engine
-        self._orders = Orders(engine)
+        self._commands = CommandSender(engine)
         self._supervisor = supervisor
         self._session: LeaseSession | None = None
         self._work: asyncio.Task[None] | None = None
@@ -110,12 +110,12 @@ class Service:
     ) -> None:
         async for step in happenings:
             if isinstance(step, Step):
-                self._orders.note(step)
+                self._commands.note(step)
             if isinstance(step, Step) and self._session:
                 self._session.take(step)
                 if self._session.is_behind() and not self._is_paused:
                     self._is_paused = True
-                    self._orders.send([Pause()])
+                    self._commands.send([Pause()])
                     parts.create_task(self._resume_when_caught_up())
         raise EngineGone
 
@@ -123,7 +123,7 @@ class Service:
         log.warning("engine was paused: the queue is behind")
         await _until(lambda: not (self._session and self._session.is_behind()))
         self._is_paused = False
-        self._orders.send([Resume()])
+        self._commands.send([Resume()])
 
     async def _follow_supervisor(self, intake: Intake, parts: asyncio.TaskGroup) -> None:
         async for instruction in self._supervisor.received():
@@ -148,9 +148,9 @@ class Service:
 
         The next session begins when one is stuck.
         """
-        lease: Lease | None = None
+        lease: LeaseClock | None = None
         while True:
-            self._session = LeaseSession(incarnation, intake, self._redis, self._orders, lease)
+            self._session = LeaseSession(incarnation, intake, self._redis, self._commands, lease)
             lease = self._session.lease
             await self._session.work()
             await self._session.leave()
@@ -203,7 +203,7 @@ async def _beat(supervisor: Channel[WorkerCommand, WorkerEvent], every_s: float)
 
 async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: socket.socket) -> None:
     """Run the I/O side, with its sockets to the engine and to the supervisor."""
-    text = await asyncio.to_thread(load_text, settings)
+    text = await asyncio.to_thread(load_tokenizer, settings)
     generation = await asyncio.to_thread(load_generation, settings)
     engine_wire: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(engine)
     supervisor_wire: Channel[WorkerCommand, WorkerEvent] = await Channel.open(supervisor)

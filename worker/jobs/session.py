@@ -8,10 +8,10 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.servers import Redis
 from penstock.worker.engine.messages import Load
 from penstock.worker.jobs.capacity import Capacity
+from penstock.worker.jobs.command_sender import CommandSender
 from penstock.worker.jobs.consumer import Consumer, Intake
 from penstock.worker.jobs.control import follow_control
-from penstock.worker.jobs.lease import Lease
-from penstock.worker.jobs.orders import Orders
+from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.ipc import Step
 from penstock.worker.process.log import log
@@ -35,29 +35,29 @@ class LeaseSession:
         incarnation: str,
         intake: Intake,
         redis: Redis,
-        orders: Orders,
-        lease: Lease | None = None,
+        commands: CommandSender,
+        lease: LeaseClock | None = None,
     ) -> None:
         settings = intake.settings
         self._redis = redis
         self._lease_ms = settings.lease_ttl_ms
         self._stuck_after_s = settings.step_timeout_s
         self._limits = intake.limits
-        self._orders = orders
+        self._commands = commands
         self._load = Load()
-        self.lease = lease or Lease(settings.lease_ttl_ms / 1000)
+        self.lease = lease or LeaseClock(settings.lease_ttl_ms / 1000)
         self._capacity = Capacity(
             intake.limits,
             len(settings.lanes()),
             settings.priority_preemption_threshold,
-            orders.are_done,
+            commands.are_done,
         )
         queues = [
             WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms)
             for lane in settings.lanes()
         ]
         self._streamers = [
-            Streamer(queue, incarnation, self.lease, self._capacity, orders.send)
+            Streamer(queue, incarnation, self.lease, self._capacity, commands.send)
             for queue in queues
         ]
         self._consumers = [
@@ -109,7 +109,7 @@ class LeaseSession:
             and self._load.num_held_blocks <= self._limits.num_blocks // 2
         )
         is_tried = any(not job.has_passed_trial for job in jobs)
-        return has_room and not is_tried and self._orders.are_done() and self.lease.runs
+        return has_room and not is_tried and self._commands.are_done() and self.lease.runs
 
     def take(self, step: Step) -> None:
         self._load = step.load

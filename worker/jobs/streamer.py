@@ -1,4 +1,6 @@
-"""The way from the engine's steps to the readers: it commits deltas, obeys signals and ends jobs.
+"""The jobs in work: their sequences go to the engine, and what it makes of them to the readers.
+
+It commits deltas, obeys the queue's signals and ends jobs.
 
 There is one commit at a time. While it runs, steps go on and merge, so a slow Redis makes larger
 deltas and not a longer queue.
@@ -14,7 +16,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Capacity
-from penstock.worker.jobs.lease import Lease
+from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.process.ipc import CancelSequence, EngineCommand
 from penstock.worker.process.log import log
 
@@ -31,16 +33,16 @@ class Streamer:
         self,
         queue: WorkerQueue,
         incarnation: str,
-        lease: Lease,
+        lease: LeaseClock,
         capacity: Capacity,
-        order: Callable[[list[EngineCommand]], None],
+        send: Callable[[list[EngineCommand]], None],
     ) -> None:
         self.queue = queue
         self.incarnation = incarnation
         self.lease = lease
         self.jobs: dict[str, ActiveJob] = {}
         self._capacity = capacity
-        self._order = order
+        self._send = send
         self._seqs: dict[str, tuple[ActiveJob, int]] = {}
         self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
         self._dirty: set[ActiveJob] = set()
@@ -53,7 +55,7 @@ class Streamer:
         for index in active.open_choices():
             self._seqs[active.seq_id(index)] = active, index
         self._capacity.enter(additions)
-        self._order([*additions])
+        self._send([*additions])
         if active.started.left_ms is not None:
             later = asyncio.get_running_loop().call_later
             self._expiries[active] = later(
@@ -73,7 +75,7 @@ class Streamer:
                 active.fail("failed", output.error)
                 self._stop(active)
             elif active.take(index, output):
-                self._order([CancelSequence(output.seq_id)])
+                self._send([CancelSequence(output.seq_id)])
             if active.completions[index].is_finished:
                 self._leave(output.seq_id)
             self._touch(active)
@@ -214,7 +216,7 @@ class Streamer:
     def _stop(self, active: ActiveJob) -> None:
         """Free the job's sequences in the engine; what they still send is dropped."""
         seq_ids = [active.seq_id(index) for index in range(len(active.completions))]
-        self._order([CancelSequence(seq_id) for seq_id in seq_ids if self._leave(seq_id)])
+        self._send([CancelSequence(seq_id) for seq_id in seq_ids if self._leave(seq_id)])
 
     def _leave(self, seq_id: str) -> bool:
         """Forget a sequence, and return whether it was in the engine until now."""

@@ -49,11 +49,11 @@ def linear(
     ops = panel_ops(weight, arithmetic.packing)
     if ops is not None:
         return PanelLinear(ops, weight, bias, arithmetic.packing, parts=2 if is_gated else 1)
-    assert arithmetic.quantization is None, "who loads a model has asked `obstacle`"
+    assert arithmetic.quantization is None, "who loads a model has asked `unsupported`"
     return TorchLinear(weight, bias, arithmetic.deterministic)
 
 
-def obstacle(width: int, device: torch.device, arithmetic: Arithmetic) -> str | None:
+def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str | None:
     """Return why weights with such an inner dimension cannot be quantised; None where they can."""
     name, depth = arithmetic.quantization, arithmetic.packing.depth
     if name is None:

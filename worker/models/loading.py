@@ -12,7 +12,7 @@ from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
 from penstock.worker.layers.attention import Attention
 from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers
 from penstock.worker.layers.embedding import Embedding, Head, embedding, tied
-from penstock.worker.layers.linear import Linear, linear, obstacle
+from penstock.worker.layers.linear import Linear, linear, unsupported
 from penstock.worker.layers.mlp import GatedMLP
 from penstock.worker.layers.norm import RMSNorm
 from penstock.worker.layers.rotary import RotaryTable
@@ -65,7 +65,7 @@ def load_decoder(
 def _refuse_widths(config: ModelConfig, device: torch.device, arithmetic: Arithmetic) -> None:
     heads = config.num_heads * config.head_dim
     for width in (config.hidden_size, heads, config.intermediate_size):
-        found = obstacle(width, device, arithmetic)
+        found = unsupported(width, device, arithmetic)
         if found is not None:
             raise CannotQuantise(found)
 

@@ -61,13 +61,13 @@ class Step:
     It is also sent when there are no outputs and the rest changed, so the latest one is always
     true.
 
-    num_orders  number of orders that the engine carried out since its start
+    num_commands  number of commands that the engine carried out since its start
     seconds     time that a step takes of late; 0 before the first step
     """
 
     outputs: list[Output]
     load: Load
-    num_orders: int = 0
+    num_commands: int = 0
     seconds: float = 0.0
 
     def __reduce__(self) -> "tuple[Callable[..., Step], tuple[bytes, Load, int, float]]":
@@ -75,15 +75,15 @@ class Step:
 
         Pickled one by one, 256 outputs would cost the engine's loop 0.4 ms a step.
         """
-        return _step, (_ENCODER.encode(self.outputs), self.load, self.num_orders, self.seconds)
+        return _step, (_ENCODER.encode(self.outputs), self.load, self.num_commands, self.seconds)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=to_report)
 _DECODER = msgspec.msgpack.Decoder(list[Output], dec_hook=of_report)
 
 
-def _step(outputs: bytes, load: Load, num_orders: int, seconds: float) -> Step:
-    return Step(_DECODER.decode(outputs), load, num_orders, seconds)
+def _step(outputs: bytes, load: Load, num_commands: int, seconds: float) -> Step:
+    return Step(_DECODER.decode(outputs), load, num_commands, seconds)
 
 
 EngineEvent = Ready | Step

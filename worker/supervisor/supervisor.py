@@ -267,7 +267,7 @@ class Watchdog:
             await self._register_when_possible(incarnation, prepared)
             self._incarnation = incarnation
             self._tell(BeginSession(incarnation))
-            log.info("worker %s took up work on %s", incarnation, ", ".join(self._settings.names))
+            log.info("worker %s started serving %s", incarnation, ", ".join(self._settings.names))
             renewal = Renewal(
                 self._queues,
                 self._lease_s,

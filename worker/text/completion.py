@@ -7,8 +7,8 @@ import msgspec
 from penstock.schemas.event import Choice, Delta, FinishReason, TokenLogprob
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob
+from penstock.worker.text.model_tokenizer import ModelTokenizer
 from penstock.worker.text.stop_strings import Match, StopStrings
-from penstock.worker.text.text import Text
 
 
 class TextPiece(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +54,7 @@ class Completion:
 
     def __init__(
         self,
-        text: Text,
+        text: ModelTokenizer,
         params: SamplingParams,
         eos_token_ids: frozenset[int],
         prompt: Sequence[int] = (),
@@ -89,7 +89,7 @@ class Completion:
         A piece that is finished although no `finish_reason` came was ended by a stop string: the
         engine's sequence is then to be cancelled.
         """
-        text, num_kept, match = self._read(token_ids, finish_reason)
+        text, num_kept, match = self._detokenize(token_ids, finish_reason)
         piece = TextPiece(
             list(token_ids[:num_kept]),
             text,
@@ -109,7 +109,7 @@ class Completion:
 
         No finish reason is set: the job says what ended it.
         """
-        text, _, _ = self._read(token_ids, "budget")
+        text, _, _ = self._detokenize(token_ids, "budget")
         shown = list(logprobs[: len(token_ids)]) if logprobs is not None else None
         piece = TextPiece(list(token_ids), text, shown, None, None)
         self._append(piece)
@@ -117,7 +117,7 @@ class Completion:
 
     def replay(self, delta: Delta) -> None:
         """Append a delta of the log: the text that readers got, and the state its ids leave."""
-        self._read(delta.token_ids, None)
+        self._detokenize(delta.token_ids, None)
         self._append(
             TextPiece(
                 delta.token_ids, delta.text, delta.logprobs, delta.finish_reason, delta.stop_reason
@@ -149,7 +149,7 @@ class Completion:
             return None
         return [self._text.token_logprob(drawn) for drawn in logprobs[:num_kept]]
 
-    def _read(
+    def _detokenize(
         self, token_ids: Sequence[int], finish_reason: FinishReason | None
     ) -> tuple[str, int, Match | None]:
         """Return the text released, the number of ids that count, and the match or None.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import redis
 
 from api_keys import issue
 from penstock.compose.server import Server
+from penstock.kernels.cpu.compile import build
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.process.settings import WorkerSettings
 from stage import LISTENS, eventually
@@ -84,6 +86,10 @@ class Service(NamedTuple):
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
+    compiled = build(("-O3", "-march=native"))  # as its workers would by themselves, in a while
+    (folder / "penstock").mkdir(0o700)
+    for file in (compiled, compiled.with_suffix(".sum")):
+        shutil.copy(file, folder / "penstock")
     with ExitStack() as stack:
         server = stack.enter_context(Server())
         at = ["--redis-url", server.url]
@@ -113,7 +119,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             said = [
                 path.read_text() for path in folder.glob("penstock.worker.supervisor.cli-*.out")
             ]
-            are_at_work = all("took up work" in text for text in said)  # a model comes a bit sooner
+            are_at_work = all(
+                "started serving" in text for text in said
+            )  # a model comes a bit sooner
             return are_at_work and {each["id"] for each in models.get("data", [])} == {MODEL, FAKE}
 
         eventually(serves, within_s=100)

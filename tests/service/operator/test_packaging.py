@@ -29,7 +29,7 @@ from penstock import LLM
 from penstock.schemas.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
 assert all((each / "model.safetensors").is_file() for each in (BUNDLED_MODEL, BUNDLED_DRAFT))
-assert "XADD" in "".join(script_text("commit"))
+assert "XADD" in "".join(script_text("workers/commit"))
 output = LLM(str(BUNDLED_MODEL)).generate("Hello", SamplingParams(max_tokens=4))
 assert len(output[0].outputs[0].token_ids) == 4
 print("used")

@@ -77,7 +77,7 @@ def house() -> Iterator[House]:
     receiver, dead = Receiver(), Receiver()
     dead.answers["/dead"] = [release := Wait()] * 100
     allowed = ("--webhook-private", f"{receiver.url},{dead.url}", "--webhook-timeout-s", "30")
-    retry = ("--webhook-retry-s", "0.2", "--webhook-max-attempts", "5")
+    retry = ("--webhook-retry-s", "0.05", "--webhook-max-attempts", "5")
     with (
         Server() as server,
         Actor(server.url, play),
@@ -204,7 +204,9 @@ def test_a_host_and_a_webhook_are_one_senders_at_a_time(redis_url: str) -> None:
                 assert first is not None
                 async with webhooks.due.holding(unit, turn, 60_000) as second:
                     assert second is None
-                replies = [await webhooks._run("attempt", webhook.id, unit, 60_000) for _ in "ab"]
+                replies = [
+                    await webhooks._run("webhooks/attempt", webhook.id, unit, 60_000) for _ in "ab"
+                ]
                 assert [reply[0] for reply in replies] == [b"send", b"no"]
 
     asyncio.run(main())
@@ -214,7 +216,7 @@ def test_a_host_and_a_webhook_are_one_senders_at_a_time(redis_url: str) -> None:
 def test_a_webhook_whose_sender_died_is_sent_again_and_never_twice_at_once() -> None:
     receiver = Receiver()
     receiver.answers["/a"] = [held := Wait()]
-    allowed = ("--webhook-private", receiver.url, "--webhook-timeout-s", "5")
+    allowed = ("--webhook-private", receiver.url, "--webhook-timeout-s", "2")
     with (
         Server() as server,
         Actor(server.url, play),

@@ -23,11 +23,11 @@ from penstock.worker.engine.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.completion import Completion
-from penstock.worker.text.text import Text
+from penstock.worker.text.model_tokenizer import ModelTokenizer
 from plain import plain
 from scripted import LANE, a_job, continued, deltas, done, finish, queue_at, started
 
-TEXT = Text(ByteTokenizer())
+TEXT = ModelTokenizer(ByteTokenizer())
 
 
 def taken(events: list[Event], at: int = 0) -> list[Event]:

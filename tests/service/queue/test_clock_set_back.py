@@ -28,7 +28,7 @@ def a_clock_that_can_be_set(
     """The scripts as they are, but for the time that they are told."""
     scripts = tmp_path / "scripts"
     shutil.copytree(script.SCRIPTS, scripts)
-    lane = scripts / "lane.lua"
+    lane = scripts / "shared" / "lane.lua"
     assert TRUE_TIME in lane.read_text()
     lane.write_text(lane.read_text().replace(TRUE_TIME, TRUE_TIME + WRONG_TIME))
     monkeypatch.setattr(script, "SCRIPTS", scripts)
@@ -136,7 +136,7 @@ async def test_an_account_at_its_rate_is_not_kept_for_the_hour(queue: WorkerQueu
     await queue.register("w", WorkerCard())
 
     async def is_read() -> bool:
-        await queue.connection.run("mend", LANE.prefix, "0", 1000, 60_000)
+        await queue.connection.run("housekeeping/mend", LANE.prefix, "0", 1000, 60_000)
         return bool(await queue.read("w", 1))
 
     await until(is_read)

@@ -24,7 +24,7 @@ class Plain:
         self.prefix = f"penstock:{{{model}:{lane}}}:"
         digest = hashlib.blake2b(model.encode(), digest_size=5).digest()
         self.label = base64.b32encode(digest).decode().lower()[:6] + str(lane)
-        self.script = self.redis.register_script(script_text("enqueue")[0])
+        self.script = self.redis.register_script(script_text("jobs/enqueue")[0])
 
     def new_id(self) -> str:
         unique = base64.b32encode(secrets.token_bytes(17)).decode().lower()[:26]
@@ -173,17 +173,17 @@ def test_a_wrong_option_is_named(plain: Plain, field: str, values: list[object])
 def test_cancel_and_a_late_join_by_script(plain: Plain) -> None:
     scripts = {
         name: plain.redis.register_script(script_text(name)[0])
-        for name in ("register", "attach", "cancel")
+        for name in ("workers/register", "jobs/attach", "jobs/cancel")
     }
-    scripts["register"](keys=[plain.prefix], args=["w", 5000, "{}"])
+    scripts["workers/register"](keys=[plain.prefix], args=["w", 5000, "{}"])
     job_id = plain.new_id()
     assert plain.enqueue(job_id, "mine", prompts=["Hello"])[0] == "accepted"
-    assert scripts["attach"](keys=[plain.prefix], args=["default", job_id, "too", 0, 100]) == [
+    assert scripts["jobs/attach"](keys=[plain.prefix], args=["default", job_id, "too", 0, 100]) == [
         "ready",
         "log",
     ]
-    assert scripts["cancel"](keys=[plain.prefix], args=["default", job_id, 0]) == ["ready"]
-    state, kind, event = scripts["attach"](
+    assert scripts["jobs/cancel"](keys=[plain.prefix], args=["default", job_id, 0]) == ["ready"]
+    state, kind, event = scripts["jobs/attach"](
         keys=[plain.prefix], args=["default", job_id, "too", 0, 100]
     )
     assert (state, kind, json.loads(event)["type"]) == ("cancelled", "log", "failed")

@@ -58,7 +58,7 @@ async def log_of(queue: WorkerQueue, job_id: str) -> list[tuple[str, dict[str, o
 
 
 def test_the_scripts_keep_to_the_commands_of_redis_6_2() -> None:
-    for path in SCRIPTS.glob("*.lua"):
+    for path in SCRIPTS.rglob("*.lua"):
         calls = re.findall(r"redis\.p?call\(\s*(.\w*)", path.read_text())
         assert {call[1:] for call in calls if call[0] == "'"} <= set(COMMANDS.split()), path
 

@@ -12,7 +12,7 @@ from penstock.schemas.queue import worker_queue
 from penstock.schemas.redis import servers
 from penstock.schemas.redis.connection import Connection, connect
 from penstock.worker.engine.messages import Output
-from penstock.worker.jobs.lease import Lease
+from penstock.worker.jobs.lease_clock import LeaseClock
 from plain import plain
 from scripted import LANE
 
@@ -28,7 +28,7 @@ def test_a_job_with_more_than_a_result_may_hold_ends_as_failed(
     redis_url: str, num_tokens: int, state: str
 ) -> None:
     async def main() -> None:
-        async with at_work(redis_url, Lease(60)) as (streamer, active):
+        async with at_work(redis_url, LeaseClock(60)) as (streamer, active):
             running, job_id = asyncio.create_task(streamer.run()), active.job.job_id
             ids = [65 + number % 26 for number in range(num_tokens)]
             streamer.take([Output(active.seq_id(0), ids[:-1])])

@@ -38,7 +38,7 @@ from penstock.worker.process.ipc import (
 )
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
-from penstock.worker.text.text import load_text
+from penstock.worker.text.model_tokenizer import load_tokenizer
 
 LIMITS = EngineLimits(
     100, 256, num_blocks=9000, block_size=16, max_num_seqs=148, eos_token_ids=frozenset()
@@ -126,9 +126,9 @@ def test_a_cancelled_sequence_is_told_to_hold_nothing_although_no_token_follows(
     names, received = ["0", "1", "2"], io.received()
     io.send([AddSequence(name, [65, 66, 67], endless) for name in names])
     running = steps_until(received, lambda step: bool(step.outputs))
-    assert running[-1].load.num_held_blocks == 3 and running[-1].num_orders == 3
+    assert running[-1].load.num_held_blocks == 3 and running[-1].num_commands == 3
     io.send([CancelSequence(name) for name in names])
-    last = steps_until(received, lambda step: step.num_orders == 6)[-1]
+    last = steps_until(received, lambda step: step.num_commands == 6)[-1]
     assert (last.load, last.outputs) == (Load(0, 0), [])
 
 
@@ -157,7 +157,7 @@ async def at_work(url: str) -> None:
     threading.Thread(target=loop.run, daemon=True).start()
     async with connect(url) as redis, Client.from_url(url) as client:
         engine: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(io)
-        text, end = load_text(settings), await Channel.open(io_end)
+        text, end = load_tokenizer(settings), await Channel.open(io_end)
         service = Service(settings, text, Generation({}), redis, engine, end)
         running = asyncio.create_task(service.run())
         await WorkerQueue(redis, Lane("stuck"), lease_ms=100_000).register("w", WorkerCard())

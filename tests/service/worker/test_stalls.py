@@ -21,12 +21,12 @@ from penstock.worker.engine.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.consumer import Intake
-from penstock.worker.jobs.lease import Lease
+from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.llm import LLM
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
-from penstock.worker.text.text import load_text
+from penstock.worker.text.model_tokenizer import load_tokenizer
 from scripted import LANE, MODEL, a_job, started
 from worker_process import WorkerProcess, ask, incarnations, same, until
 
@@ -109,11 +109,11 @@ def test_an_engine_whose_steps_compute_nothing_is_ended(redis_url, offline):
 
 
 @contextlib.asynccontextmanager
-async def at_work(url: str, lease: Lease) -> AsyncIterator[tuple[Streamer, ActiveJob]]:
+async def at_work(url: str, lease: LeaseClock) -> AsyncIterator[tuple[Streamer, ActiveJob]]:
     """A streamer that nobody runs yet, with one job."""
     settings = WorkerSettings(model=MODEL, load_format="fake")
     limits = fake_engine(512, 8, 16, 0).limits
-    intake = Intake(settings, load_text(settings), limits, Generation({}))
+    intake = Intake(settings, load_tokenizer(settings), limits, Generation({}))
     async with connect(url) as server:
         queue = WorkerQueue(server, LANE, lease_ms=60_000)
         await queue.register("w", WorkerCard())
@@ -128,7 +128,7 @@ def test_nothing_is_written_past_the_lease(redis_url):
     """By the worker's own clock: the queue, which nobody reaped, would still take it."""
 
     async def main() -> None:
-        lease = Lease(60)
+        lease = LeaseClock(60)
         async with at_work(redis_url, lease) as (streamer, active):
             lease.until_s = time.monotonic() - 1
             running = asyncio.create_task(streamer.run())
@@ -147,7 +147,7 @@ def test_nothing_is_written_past_the_lease(redis_url):
 @pytest.mark.parametrize("is_run", [True, False], ids=["while it commits", "after its last commit"])
 def test_what_was_made_of_a_job_is_logged_before_it_is_handed_back(redis_url, is_run):
     async def main() -> None:
-        async with at_work(redis_url, Lease(60)) as (streamer, active):
+        async with at_work(redis_url, LeaseClock(60)) as (streamer, active):
             running = asyncio.create_task(streamer.run())
             streamer.take([Output(active.seq_id(0), [65])])
             if is_run:

@@ -115,7 +115,7 @@ def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(fresh):
             await asyncio.to_thread(until, lambda: "lost its lease" in worker.logged(), "the loss")
             os.kill(io, signal.SIGCONT)
             assert await asyncio.to_thread(worker.process.wait, 40) == 0
-            assert worker.logged().count(" took up work on ") == 1
+            assert worker.logged().count(" started serving ") == 1
 
         ask(fresh.url, asks)
 

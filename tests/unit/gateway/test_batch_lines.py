@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.batches.lines import MAX_LINE_BYTES, complaints, lines_from
+from penstock.gateway.batches.lines import MAX_LINE_BYTES, line_errors, lines_from
 
 URL = "/v1/chat/completions"
 
@@ -20,7 +20,7 @@ def line(custom_id: str, method: str = "POST") -> bytes:
 def test_a_line_that_is_too_long_is_one_line_with_one_error(tmp_path: Path, excess: int) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(line("a") + b"x" * (MAX_LINE_BYTES + excess) + b"\n" + line("b", "GET"))
-    count, wrong = complaints(path, URL)
+    count, wrong = line_errors(path, URL)
     assert count == 3
     assert [each["line"] for each in wrong] == [2, 3]
     assert wrong[0]["message"] == f"longer than {MAX_LINE_BYTES} bytes"

@@ -6,7 +6,7 @@ from keys_page import rows
 from paths import ROOT
 
 CODE = [
-    *ROOT.glob("schemas/scripts/*.lua"),
+    *ROOT.glob("schemas/scripts/*/*.lua"),
     *ROOT.glob("schemas/**/*.py"),
     *ROOT.glob("gateway/**/*.py"),
 ]

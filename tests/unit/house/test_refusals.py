@@ -24,7 +24,7 @@ from penstock.worker.engine.grammar.sandbox import SandboxLimits
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
-from penstock.worker.text.text import load_text
+from penstock.worker.text.model_tokenizer import load_tokenizer
 
 PAGE = ROOT / "docs" / "http.md"
 ROW = re.compile(r"^\| (\w[^|]*) \| (\d+) \| (\d{3}|closed|tried again) \|$", re.MULTILINE)
@@ -97,7 +97,7 @@ def test_a_worker_refuses_what_a_client_may_have_let_in() -> None:
     """Its own model says how long an answer may be; a job from plain Redis met nobody before."""
     settings = WorkerSettings(model="fake", load_format="fake")
     limits = fake_engine(512, 8, 16, 0).limits
-    intake = Intake(settings, load_text(settings), limits, Generation({}))
+    intake = Intake(settings, load_tokenizer(settings), limits, Generation({}))
     params = SamplingParams(n=16, logprobs=20, max_tokens=None)
     asked = Job(job_id="job", model="fake", prompts=["x"] * 64, params=params)
     with pytest.raises(AnswerTooLarge, match="64 prompts x n=16 x "):
@@ -105,7 +105,7 @@ def test_a_worker_refuses_what_a_client_may_have_let_in() -> None:
 
 
 def test_jobs_that_scripts_end_are_refused_as_the_error_classes_say() -> None:
-    texts = [each.read_text() for each in Path(script.__file__).parent.glob("scripts/*.lua")]
+    texts = [each.read_text() for each in Path(script.__file__).parent.glob("scripts/*/*.lua")]
     said = {
         (found["code"], int(found["status"]), found["retryable"] == "true")
         for text in texts

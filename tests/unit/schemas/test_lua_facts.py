@@ -17,7 +17,7 @@ from penstock.schemas.keys import READY
 from penstock.schemas.queue.queue import CLASSES, Queue
 
 SCRIPTS = ROOT / "schemas" / "scripts"
-TEXTS = {path.stem: path.read_text() for path in SCRIPTS.glob("*.lua")}
+TEXTS = {path.stem: path.read_text() for path in SCRIPTS.rglob("*.lua")}
 CODES = {
     each.code: each
     for each in vars(errors).values()

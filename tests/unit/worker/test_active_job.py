@@ -11,9 +11,9 @@ from penstock.worker.engine.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.completion import Completion
-from penstock.worker.text.text import Text
+from penstock.worker.text.model_tokenizer import ModelTokenizer
 
-TEXT = Text(ByteTokenizer())
+TEXT = ModelTokenizer(ByteTokenizer())
 
 
 def active(log: list[Delta], n: int = 2) -> ActiveJob:

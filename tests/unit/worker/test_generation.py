@@ -28,7 +28,7 @@ from penstock.worker.llm import LLM
 from penstock.worker.process.fingerprint import fingerprint
 from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
-from penstock.worker.text.text import load_text
+from penstock.worker.text.model_tokenizer import load_tokenizer
 
 OWN: dict[str, JsonValue] = {
     "temperature": 0.6,
@@ -55,7 +55,7 @@ def settings(folder: Path, **fields: object) -> WorkerSettings:
 
 def drawn_by(worker: WorkerSettings, job: Job) -> SamplingParams:
     """What the engine is told of a job, after Redis."""
-    intake = Intake(worker, load_text(worker), LIMITS, load_generation(worker))
+    intake = Intake(worker, load_tokenizer(worker), LIMITS, load_generation(worker))
     stored = Job.model_validate_json(job.dump())
     active = asyncio.run(intake.prepare(Started(stored, 1, [], left_ms=None, waited_ms=0)))
     [addition] = intake.additions(active)
@@ -180,7 +180,7 @@ def test_a_template_in_a_file_of_its_own_counts_where_no_other_is(folder, tmp_pa
         (model / "tokenizer_config.json").write_text(json.dumps(config))
     if "jinja" in files:
         (model / "chat_template.jinja").write_text("from jinja")
-    text = load_text(settings(model))
+    text = load_tokenizer(settings(model))
     chat = Chat(messages=[{"role": "user", "content": "Hi"}])
     assert text.decode(text.render(chat)) == f"from {files[-1]}"
     theirs = AutoTokenizer.from_pretrained(model).chat_template
@@ -193,4 +193,4 @@ def test_a_template_file_without_a_template_is_refused(folder, tmp_path):
     for written in ("{", "{}", '{"chat_template": 3}'):
         (model / "chat_template.json").write_text(written)
         with pytest.raises(InvalidJob, match=r"chat_template\.json: "):
-            load_text(settings(model))
+            load_tokenizer(settings(model))

@@ -22,8 +22,8 @@ from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.detokenizer import Detokenizer
+from penstock.worker.text.model_tokenizer import LOWEST_LOGPROB, ModelTokenizer
 from penstock.worker.text.stop_strings import Match, StopStrings
-from penstock.worker.text.text import LOWEST_LOGPROB, Text
 from tokenizers_made import CORPUS
 
 BUNDLED = ROOT / "worker/bundled/penstock-5m"
@@ -41,8 +41,8 @@ def folder(name: str) -> Path:
 
 
 @cache
-def text(name: str) -> Text:
-    return Text(folder(name))
+def text(name: str) -> ModelTokenizer:
+    return ModelTokenizer(folder(name))
 
 
 @cache
@@ -332,7 +332,9 @@ def test_a_bad_chat_is_refused_naming_the_field(fields, says):
 
 
 def test_a_model_without_a_template_says_so(tmp_path):
-    bare = Text(tokenizers_made.save(tokenizers_made.byte_level(), tmp_path, template=None))
+    bare = ModelTokenizer(
+        tokenizers_made.save(tokenizers_made.byte_level(), tmp_path, template=None)
+    )
     with pytest.raises(InvalidJob, match="no chat template"):
         bare.render(Chat(messages=[{"role": "user", "content": "Hi"}]))
 
@@ -347,13 +349,15 @@ def test_truncation_in_the_tokenizer_file_does_not_cut_prompts(tmp_path):
     made = tokenizers_made.byte_level()
     made.enable_truncation(4)
     made.enable_padding(length=64)
-    assert len(Text(tokenizers_made.save(made, tmp_path)).encode("a b c d e f g h")) > 8
+    assert len(ModelTokenizer(tokenizers_made.save(made, tmp_path)).encode("a b c d e f g h")) > 8
 
 
 def test_it_loads_without_torch():
     source = (
-        f"import sys; from penstock.worker.text.text import Text; from pathlib import Path\n"
-        f"Text(Path({str(folder('byte_level'))!r})).encode('x'); sys.exit('torch' in sys.modules)"
+        "import sys; from pathlib import Path\n"
+        "from penstock.worker.text.model_tokenizer import ModelTokenizer\n"
+        f"ModelTokenizer(Path({str(folder('byte_level'))!r})).encode('x')\n"
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0
 

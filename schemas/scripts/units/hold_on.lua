@@ -1,4 +1,4 @@
--- Keep a unit for another lease. See due.lua for units.
+-- Keep a unit for another lease. see units/due.lua for units.
 -- ARGV: kind, unit, the taker's turn, lease_ms
 -- Returns 'ok', or 'gone': the unit is another's
 -- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).

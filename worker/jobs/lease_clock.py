@@ -10,7 +10,7 @@ import time
 _LOOK_S = 0.02
 
 
-class Lease:
+class LeaseClock:
     """A lease that runs out unless it is renewed.
 
     It is looked at before each write, so a worker that was frozen finds that its lease is over.

@@ -1,4 +1,4 @@
--- Let go of a unit. See due.lua for units.
+-- Let go of a unit. see units/due.lua for units.
 -- ARGV: kind, unit, the taker's turn, milliseconds until it is to be looked at again, if no item is
 -- due before (-1: only when an item is due)
 -- Returns 'ok', or 'gone': the lease lapsed, and the unit is another's

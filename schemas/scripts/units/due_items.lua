@@ -1,4 +1,4 @@
--- List the items of a unit that are due. See due.lua for units.
+-- List the items of a unit that are due. see units/due.lua for units.
 -- ARGV: kind, unit, most items
 -- Returns the items, the longest waiting first
 -- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).

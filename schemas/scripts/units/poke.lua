@@ -1,4 +1,4 @@
--- Add an item to a unit. See due.lua for units.
+-- Add an item to a unit. see units/due.lua for units.
 -- An item that is there already, leased or waiting, keeps its time. A unit that somebody holds is
 -- not made due: its holder looks at its items before it lets go.
 -- ARGV: kind, unit, item, milliseconds until the item is due

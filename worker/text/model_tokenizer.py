@@ -35,7 +35,7 @@ class Template(Protocol):
     def write(self, chat: Chat) -> str: ...
 
 
-class Text:
+class ModelTokenizer:
     """One model's tokenizer, from its folder. Its methods may be called by several threads."""
 
     def __init__(self, source: Path | Template) -> None:
@@ -116,10 +116,10 @@ class Text:
         return list(encoded[0].ids)
 
 
-def load_text(settings: WorkerSettings) -> Text:
+def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
     """Return the tokenizer that belongs to the engine of these settings. Raises InvalidJob."""
     with loading(f"the tokenizer of {settings.model}"):
-        return Text(ByteTokenizer() if settings.is_fake else model_folder(settings.model))
+        return ModelTokenizer(ByteTokenizer() if settings.is_fake else model_folder(settings.model))
 
 
 def _finite(logprob: float) -> float:

@@ -1,4 +1,5 @@
--- Accept a job, or say why not.
+-- Accept a job into its account's backlog, a sorted set, or say why not. A worker's `read` moves it
+-- to a ready stream.
 -- KEYS: the lane's prefix
 -- ARGV: job id, digest of the body, the Job as JSON, reply channel, options as a JSON object. Each
 -- option with its meaning and, after the semicolon, what holds where it is left out:
@@ -118,7 +119,7 @@ local function wrong_option()
     or options.account and wrong_account(options.account)
 end
 
-local function complaint()
+local function invalid()
   if #ARGV ~= 5 then return 'enqueue takes 5 arguments, got ' .. #ARGV end
   if not string.match(id, '^job_[a-z2-7]+[0-9]+_[a-z2-7]+$') or #id > 64 then
     return 'an id is job_<lane>_<26 letters of base32>'
@@ -136,7 +137,7 @@ local function complaint()
   return wrong_option()
 end
 
-local wrong = complaint()
+local wrong = invalid()
 if wrong then return {'invalid', '0', '0', wrong} end
 
 local key = PREFIX .. 'job:' .. id

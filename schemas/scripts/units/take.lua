@@ -1,4 +1,4 @@
--- Take a unit that is due, for the time of a lease. See due.lua for units.
+-- Take a unit that is due, for the time of a lease. see units/due.lua for units.
 -- ARGV: kind, unit, turns so far, lease_ms
 -- Returns 'taken', to one caller for each turn; or 'gone'
 -- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
