@@ -1,11 +1,11 @@
 """Places at which a process can be told to die, so that a test sees it die exactly there.
 
-`PENSTOCK_CRASH_AT` names one: `commit.answered`, or `commit.answered:3` for the third time that a
-process comes to it. Every script of the queue has two, `<script>.asked` before it is sent and
-`<script>.answered` before its reply is looked at; others are named where they are reached. With
-`PENSTOCK_CRASH_MARK`, the path of a file, only the first process to get there dies, and leaves the
-file; without it every process started again dies again. With `PENSTOCK_CRASH_GROUP=1` it kills its
-whole process group, as the loss of a machine would.
+`PENSTOCK_CRASH_AT` names one: `workers/commit.answered`, or `workers/commit.answered:3` for the
+third time that a process comes to it. Every script of the queue has two, `<script>.asked` before it
+is sent and `<script>.answered` before its reply is looked at; others are named where they are
+reached. With `PENSTOCK_CRASH_MARK`, the path of a file, only the first process to get there dies,
+and leaves the file; without it every process started again dies again. With
+`PENSTOCK_CRASH_GROUP=1` it kills its whole process group, as the loss of a machine would.
 """
 
 import os

@@ -41,12 +41,12 @@ def serve(system: System, model: str, *flags: str, **env: str) -> Worker:
 @pytest.mark.parametrize(
     "point",
     [
-        "start.asked",  # read, and not started
-        "start.answered:3",
-        "commit.asked:5",
-        "commit.answered:5",
-        "finish.asked:2",
-        "finish.answered:2",
+        "workers/start.asked",  # read, and not started
+        "workers/start.answered:3",
+        "workers/commit.asked:5",
+        "workers/commit.answered:5",
+        "workers/finish.asked:2",
+        "workers/finish.answered:2",
         "engine.step:40",
     ],
 )
@@ -59,7 +59,9 @@ def test_a_worker_dies_at_a_named_point_and_its_jobs_go_on(system, model, tmp_pa
     assert mark.exists(), "the point was never reached"
 
 
-@pytest.mark.parametrize("point", ["start.answered:2", "finish.asked", "release.answered"])
+@pytest.mark.parametrize(
+    "point", ["workers/start.answered:2", "workers/finish.asked", "workers/release.answered"]
+)
 def test_a_machine_is_lost_at_a_named_point_and_another_takes_over(system, model, tmp_path, point):
     mark = tmp_path / "mark"
     crash = {
@@ -71,7 +73,7 @@ def test_a_machine_is_lost_at_a_named_point_and_another_takes_over(system, model
     other = serve(system, model).ready()
 
     def act() -> None:
-        if point.startswith("release"):
+        if point.startswith("workers/release"):
             lost.terminate()
 
     run(system, asks(18, max_tokens=60), act, at_tokens=60, model=model)
