@@ -39,6 +39,14 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return counts
 
 
+@pytest.fixture
+def hasty(tmp_path: Path) -> Path:
+    """A compiler that optimizes nothing, whatever it is told: most of its time goes into that."""
+    folder = tmp_path / "hasty"
+    folder.mkdir()
+    return script(folder, 'exec /usr/bin/cc "$@" -O0')
+
+
 def test_what_was_compiled_once_is_found_again(tmp_path: Path, counting: Path) -> None:
     cache = tmp_path / "cache"
     built = build(FAST, cache)
@@ -138,19 +146,20 @@ def test_without_a_compiler_torch_computes_and_one_line_says_so(
 
 
 def test_of_what_was_made_ahead_a_processor_gets_the_best_that_it_can_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, hasty: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lower = levels()[-2:]
-    made = list(prebuild(lower, tmp_path))
+    monkeypatch.setenv("CC", str(hasty))
+    folder, lower = tmp_path / "prebuilt", levels()[-2:]
+    made = list(prebuild(lower, folder))
     for at, level in enumerate(lower):
-        assert list(prebuilt(tmp_path, level.features)) == made[at:]
-    assert list(prebuilt(tmp_path, levels()[0].features | {"fpu"})) == made
-    assert load(next(prebuilt(tmp_path))).prepare()
+        assert list(prebuilt(folder, level.features)) == made[at:]
+    assert list(prebuilt(folder, levels()[0].features | {"fpu"})) == made
+    assert load(next(prebuilt(folder))).prepare()
     made[-1].write_bytes(made[-1].read_bytes()[:5000])
-    assert list(prebuilt(tmp_path, frozenset())) == [] and str(made[-1]) in caplog.text
-    made[-1].rename(tmp_path / "ops-of-other-sources.so")
-    assert list(prebuilt(tmp_path, frozenset())) == []
-    assert list(prebuild(levels()[-1:], tmp_path)) == [*tmp_path.glob("*.so")]
+    assert list(prebuilt(folder, frozenset())) == [] and str(made[-1]) in caplog.text
+    made[-1].rename(folder / "ops-of-other-sources.so")
+    assert list(prebuilt(folder, frozenset())) == []
+    assert list(prebuild(levels()[-1:], folder)) == [*folder.glob("*.so")]
 
 
 @pytest.mark.parametrize("level", levels(), ids=lambda level: level.name)
@@ -161,7 +170,9 @@ def test_every_level_compiles_on_any_processor_of_its_kind(level: Level, tmp_pat
 NAMES = [level.name for level in levels()]
 
 
-def test_an_installed_tree_with_operations_made_ahead_needs_no_compiler(tmp_path: Path) -> None:
+def test_an_installed_tree_with_operations_made_ahead_needs_no_compiler(
+    tmp_path: Path, hasty: Path
+) -> None:
     tree = tmp_path / "penstock"
     for room in ("kernels", "compose", "schemas"):
         shutil.copytree(room, tree / room, ignore=shutil.ignore_patterns("prebuilt"))
@@ -185,7 +196,7 @@ def test_an_installed_tree_with_operations_made_ahead_needs_no_compiler(tmp_path
     assert wrong.returncode == 2 and f"mips is none of {NAMES[0]}" in wrong.stderr
     refused = run(*prebuild, NAMES[-1], path="/nowhere")
     assert refused.returncode == 1 and "no C compiler" in refused.stderr
-    made = run(*prebuild, NAMES[-1], path=os.environ["PATH"])
+    made = run(*prebuild, NAMES[-1], path=f"{hasty.parent}:{os.environ['PATH']}")
     (file,) = (tree / "kernels/cpu/prebuilt").glob("*.so")
     assert made.returncode == 0 and str(file) in made.stdout, made.stderr
     found = run("-c", ask, path="/nowhere")
@@ -256,8 +267,8 @@ def multiply_until(is_over):
             return
         assert time.monotonic() < end_s, cores()
 # So long that a scheduler's slice, some 3 ms, ends while a helper has work.
-x, weight = torch.randn(1024, 8192).bfloat16(), torch.randn(4096, 8192).bfloat16()
-got = torch.empty(1024, 4096)
+x, weight = torch.randn(512, 4096).bfloat16(), torch.randn(2048, 4096).bfloat16()
+got = torch.empty(512, 2048)
 expected = x.float() @ weight.float().T
 if sys.argv[1:] == ["one core"]:
     os.sched_setaffinity(0, {here})

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from paths import SUPPORT
-from penstock.kernels.cpu.compile import build
+from penstock.kernels.cpu.compile import build, digest_of
 from penstock.kernels.cpu.library import load
 from penstock.kernels.draw import LOG2_E
 from penstock.kernels.paged_attention_panels import paged_attention_panels, to_panels
@@ -44,8 +44,9 @@ from penstock.kernels.sample import (
 from penstock.kernels.spans import HeadShape, Spans
 from penstock.kernels.store_kv import key_rows
 
-_EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi")
-_EMULATED += ("-include", str(SUPPORT / "emulated.h"))
+_EMULATION = SUPPORT / "emulated.h"
+_EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi", "-include", str(_EMULATION))
+_EMULATED += (f"-DEMULATED_BY={digest_of((), _EMULATION.read_bytes())}",)  # another, other builds
 WAYS = {"native": ("-O3", "-march=native")}
 if platform.machine() == "x86_64":
     WAYS |= {
@@ -56,10 +57,11 @@ if platform.machine() == "x86_64":
 
 
 @pytest.fixture(scope="session", params=WAYS)
-def ops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def ops(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """The operations for a way to multiply, in the cache of this user once they were compiled."""
     more = os.environ.get("PENSTOCK_TEST_OPS_FLAGS", "").split()
     flags = (*WAYS[request.param], *more)
-    library = load(build(flags, tmp_path_factory.mktemp("cache")))
+    library = load(build(flags))
     if request.param.startswith("A"):
         assert library.prepare() == request.param.encode()
     return library

@@ -30,7 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
-    return LLM(str(folder), max_num_seqs=64, kv_cache_memory_bytes=60_000_000)
+    """In the bits that CPU operations are compiled for, as most are served."""
+    limits = {"max_num_seqs": 64, "kv_cache_memory_bytes": 60_000_000}
+    return LLM(str(folder), dtype="bfloat16", **limits)
 
 
 def test_every_finished_one_of_500_generations_validates(llm: LLM) -> None:

@@ -337,7 +337,7 @@ def test_an_error_carries_the_job_and_what_was_said_until_then(
     actor.script = lambda job: [*spoken("Once", " upon", " a time")[:2], Wait()]
     with pytest.raises(openai.APIStatusError) as raised:
         client.chat.completions.create(
-            model=MODEL, messages=HI, logprobs=True, extra_body={"timeout_ms": 8000}
+            model=MODEL, messages=HI, logprobs=True, extra_body={"timeout_ms": 3000}
         )
     assert raised.value.status_code == 504 and isinstance(raised.value.body, dict)
     assert raised.value.body["job_id"] == actor.jobs[-1].job_id
