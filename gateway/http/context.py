@@ -1,9 +1,10 @@
 """The parts that all routes share, and the steps that lead from a request to its job."""
 
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
@@ -12,13 +13,16 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.files import Files
 from penstock.gateway.client import REMEMBER_S, Client
 from penstock.gateway.http.metrics import Metrics
-from penstock.gateway.http.middleware import MORE_HEADERS, caller_of
+from penstock.gateway.http.middleware import MORE_HEADERS, caller_of, span_of
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.errors import JobGone, JobNotFound
 from penstock.schemas.job import Job
+
+if TYPE_CHECKING:
+    from penstock.schemas.process.spans import Tracing
 
 IDEMPOTENCY_KEY = "idempotency-key"
 LAST_EVENT_ID = "last-event-id"
@@ -35,6 +39,7 @@ class Gateway:
     batches: Batches
     webhooks: Webhooks
     outbound: Outbound
+    tracing: "Tracing | None" = None
 
     async def admit(self, request: Request, job: Job, note: str | None = None) -> Job:
         """Submit the job on the caller's account, and return it with its id.
@@ -46,9 +51,14 @@ class Gateway:
         job_id = await self.client.name_job(job.model, key, job.tenant, account)
         job = job.model_copy(update={"job_id": job_id})
         remember_s = REMEMBER_S if IDEMPOTENCY_KEY in request.headers else 0
+        began_ns, span = time.time_ns(), span_of(request.scope)
+        if span:
+            span.set_attributes({"penstock.job.id": job_id, "gen_ai.request.model": job.model})
         try:
             await self.client.submit(job, account, note, remember_s)
         finally:
+            if span and self.tracing:
+                self.tracing.record("enqueue", span, began_ns, time.time_ns())
             if account is not None and account.limits.has_rates:
                 rates = await self.client.rates(job.job_id, account)
                 request.scope[MORE_HEADERS] = rate_headers(account.limits, rates)

@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,6 +13,9 @@ from prometheus_client.registry import Collector
 from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
 from penstock.schemas.event import Delta, Done, Event, Failed
+
+if TYPE_CHECKING:
+    from penstock.schemas.process.spans import Span
 
 Batches = AsyncGenerator[list[Event], None]
 
@@ -80,6 +84,7 @@ class RequestTimer:
     """Measures one request, from its arrival to its job's end."""
 
     metrics: Metrics
+    span: "Span | None" = None  # of the request; the first token is noted on it
     _began_s: float = field(default_factory=time.monotonic)
     _last_s: dict[int, float] = field(default_factory=dict)
 
@@ -103,6 +108,11 @@ class RequestTimer:
         now_s = time.monotonic()
         if not self._last_s:
             self.metrics.ttft.labels(model).observe(now_s - self._began_s)
+            if self.span:
+                self.span.add_event("first token")
+                self.span.set_attribute(
+                    "gen_ai.response.time_to_first_chunk", now_s - self._began_s
+                )
         if (last_s := self._last_s.get(delta.index)) is not None:
             inter_token.observe(now_s - last_s)
         self._last_s[delta.index] = now_s

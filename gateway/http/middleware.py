@@ -3,6 +3,9 @@
 import asyncio
 import re
 import secrets
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,9 +16,14 @@ from penstock.gateway.http.errors import response_to
 from penstock.gateway.http.metrics import Metrics
 from penstock.schemas.errors import GatewayStopped, PenstockError
 
+if TYPE_CHECKING:
+    from penstock.schemas.process.spans import Span, Tracing
+
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CALLER = "penstock.caller"
 MORE_HEADERS = "penstock.headers"  # put on the response, even if it is an error
+SPAN = "penstock.span"
+UNTRACED = ("/health", "/metrics")  # asked every few seconds, and told by metrics
 
 
 class Middleware:
@@ -24,40 +32,84 @@ class Middleware:
     It is plain ASGI, because a wrapped response would cost time on every token of every stream.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, metrics: Metrics, tracing: "Tracing | None"
+    ) -> None:
         self._app = app
         self._access = access
         self._metrics = metrics
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        given, is_begun = headers.get("x-request-id", ""), False
+        given, status = headers.get("x-request-id", ""), 0
         request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(12)}"
+        began_ns = time.time_ns()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal is_begun
+            nonlocal status
             if message["type"] == "http.response.start":
-                is_begun = True
+                status = message["status"]
                 shown = MutableHeaders(scope=message)
                 shown["x-request-id"] = request_id
                 shown.update(scope.get(MORE_HEADERS, {}))
-                self._metrics.responses.labels(str(message["status"])).inc()
+                self._metrics.responses.labels(str(status)).inc()
             await send(message)
 
         app = self._app
         try:
             try:
-                scope[CALLER] = await self._access.caller(scope, headers)
+                caller = await self._access.caller(scope, headers)
+                scope[CALLER] = self._traced(scope, caller, began_ns)
             except PenstockError as refusal:
                 app = response_to(refusal)
             await app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the time to drain is up
-            if is_begun:
+            if status:
                 raise
             stopped = GatewayStopped("the gateway ended before it could answer; ask again")
             await response_to(stopped)(scope, receive, send_with_id)
+        finally:
+            if span := span_of(scope):
+                _end(span, scope, status, request_id)
+
+    def _traced(self, scope: Scope, caller: Caller, began_ns: int) -> Caller:
+        """Return the caller as the one whose jobs go on in this request's span."""
+        if self._tracing is None or scope["path"].startswith(UNTRACED):
+            return caller
+        from penstock.schemas.process.spans import SpanKind, traceparent_of
+
+        name = f"{scope['method']} {scope['path']}"
+        span = self._tracing.start(
+            name, caller.traceparent, kind=SpanKind.SERVER, start_ns=began_ns
+        )
+        scope[SPAN] = span
+        return replace(caller, traceparent=traceparent_of(span))
+
+
+def span_of(scope: Scope) -> "Span | None":
+    """Return the request's span; None where it has none."""
+    return scope.get(SPAN)
+
+
+def _end(span: "Span", scope: Scope, status: int, request_id: str) -> None:
+    from penstock.schemas.process.spans import failed
+
+    route = getattr(scope.get("route"), "path", "")
+    span.update_name(f"{scope['method']} {route}".strip())
+    span.set_attributes(
+        {
+            "http.request.method": scope["method"],
+            "http.route": route,
+            "http.response.status_code": status,
+            "penstock.request.id": request_id,
+        }
+    )
+    if status >= 500 or not status:
+        failed(span, str(status or "hung up"))
+    span.end()
 
 
 def caller_of(request: Request) -> Caller:

@@ -9,11 +9,12 @@ from penstock.gateway.batches.files import FilesSettings
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, words_of
+from penstock.schemas.process.tracing import TracingSettings
 from penstock.schemas.redis.server_check import Durability
 from penstock.schemas.redis.url import RedisUrlSetting
 
 
-class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings):
+class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSettings):
     """Serve HTTP in front of the queue."""
 
     host: str = Field("127.0.0.1", description="the address to listen on")

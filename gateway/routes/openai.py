@@ -12,7 +12,7 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open
 from penstock.gateway.http.errors import error_response
 from penstock.gateway.http.metrics import RequestTimer
-from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.http.sse import EventStream, WholeAnswer
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.large_json import to_json_in_pieces
@@ -41,7 +41,7 @@ def _documented(asked: type[BaseModel]) -> dict[str, object]:
 
 @router.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
 async def chat_completions(request: Request, gateway: Open) -> Response:
-    watch = RequestTimer(gateway.metrics)
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await read(request, gateway, partial(chat_form, caller_of(request)))
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, ChatChunks)
@@ -50,7 +50,7 @@ async def chat_completions(request: Request, gateway: Open) -> Response:
 
 @router.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
 async def completions(request: Request, gateway: Open) -> Response:
-    watch = RequestTimer(gateway.metrics)
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await read(request, gateway, partial(text_form, caller_of(request)))
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, TextChunks)

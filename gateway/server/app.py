@@ -33,6 +33,7 @@ from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.process.tracing import tracing
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.redis.server_check import RETRY_S, UnfitServer, check_when_reached
 from penstock.schemas.redis.servers import Redis
@@ -65,6 +66,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         Batches(client.redis),
         Webhooks(client.redis),
         Outbound(settings),
+        tracing(settings, "penstock-gateway"),
     )
 
     access = Access(
@@ -81,11 +83,13 @@ def build(settings: GatewaySettings) -> FastAPI:
             check = parts.create_task(_end_if_unfit(app, client.redis, settings, secret))
             yield
             check.cancel()
+            if gateway.tracing:
+                await asyncio.to_thread(gateway.tracing.close)
 
     app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
     app.state.gateway = gateway
     app.state.exit_status = 0
-    app.add_middleware(Middleware, access=access, metrics=gateway.metrics)
+    app.add_middleware(Middleware, access=access, metrics=gateway.metrics, tracing=gateway.tracing)
     for routes in (openai_routes, job_routes, file_routes, batch_routes, health_routes):
         app.include_router(routes.router)
     errors.install(app)

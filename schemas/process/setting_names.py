@@ -94,6 +94,7 @@ NAMES = frozenset(
         "orphan_grace_ms",
         "output_json",
         "output_len",
+        "otlp_traces_endpoint",
         "override_generation_config",
         "percentile_metrics",
         "ping_s",

@@ -18,6 +18,17 @@ Failure = Literal["failed", "cancelled", "expired"]
 _PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
 
 
+@dataclass(slots=True)
+class Times:
+    """When an attempt at a job came how far, as unix time in nanoseconds; 0: it did not."""
+
+    started_ns: int = 0
+    admitted_ns: int = 0  # its sequences went to the engine
+    first_ns: int = 0  # the engine's first output
+    first_committed_ns: int = 0
+    last_ns: int = 0  # the output that ended its last choice
+
+
 @dataclass(slots=True, eq=False)
 class ActiveJob:
     """A job in work, with a completion for each choice and the deltas made of them.
@@ -36,6 +47,7 @@ class ActiveJob:
     is_spent: bool = False  # the account's budget is spent: open choices end here, without an error
     behind_since_s: float | None = None  # monotonic; None when all is committed
     num_behind: int = 0  # tokens that are not known to be logged
+    times: Times = field(default_factory=Times)
     _num_open: int = 0  # choices that are not finished
     _pending: dict[int, TextPiece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
@@ -117,9 +129,13 @@ class ActiveJob:
         self.num_behind += len(piece.token_ids)
         if self.behind_since_s is None:
             self.behind_since_s = time.monotonic()
+        if not self.times.first_ns:
+            self.times.first_ns = time.time_ns()
         if piece.finish_reason is None:
             return False
         self._num_open -= 1
+        if not self._num_open:
+            self.times.last_ns = time.time_ns()
         return output.finish_reason is None
 
     def fail(self, state: Failure, error: ErrorBody) -> None:
@@ -176,6 +192,8 @@ class ActiveJob:
         self.num_committed += len(commit.deltas)
         self.num_behind -= sum([len(delta.token_ids) for delta in commit.deltas])
         self.behind_since_s = time.monotonic() if self._pending else None
+        if not self.times.first_committed_ns:
+            self.times.first_committed_ns = time.time_ns()
 
     def ending(self) -> Ending:
         """Return what ends the job, with the deltas that are not logged yet."""

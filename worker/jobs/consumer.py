@@ -20,7 +20,7 @@ from penstock.schemas.keys import Lane
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence
-from penstock.worker.jobs.active_job import ActiveJob
+from penstock.worker.jobs.active_job import ActiveJob, Times
 from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.streamer import Streamer
@@ -48,6 +48,7 @@ class Intake:
 
     async def prepare(self, started: Started) -> ActiveJob:
         """Return the job with its prompts as ids. Raises InvalidJob if it can never run."""
+        times = Times(started_ns=time.time_ns())
         params = self.generation.applied(started.job.params)
         job = started.job.model_copy(update={"params": params})
         job.refuse_large_answer(self.limits.max_model_len)
@@ -61,7 +62,7 @@ class Intake:
             for prompt in prompts
             for _ in range(job.params.n)
         ]
-        return ActiveJob(started, prompts, completions)
+        return ActiveJob(started, prompts, completions, times=times)
 
     def additions(self, active: ActiveJob) -> list[AddSequence]:
         job = active.job

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -14,6 +15,7 @@ from penstock.schemas.errors import PenstockError
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
+from penstock.schemas.process.tracing import tracing
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.servers import Redis
 from penstock.worker.jobs.command_sender import CommandSender
@@ -47,6 +49,9 @@ from penstock.worker.process.sampling_defaults import Generation, load_generatio
 from penstock.worker.process.settings import WorkerSettings, pulse_every_s
 from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from penstock.schemas.process.spans import Tracing
+
 _LOOK_S = 0.01
 
 
@@ -68,6 +73,7 @@ class Service:
         redis: Redis,
         engine: Channel[EngineEvent, list[EngineCommand]],
         supervisor: Channel[WorkerCommand, WorkerEvent],
+        tracing: "Tracing | None" = None,
     ) -> None:
         self._settings = settings
         self._text = text
@@ -76,6 +82,7 @@ class Service:
         self._engine = engine
         self._commands = CommandSender(engine)
         self._supervisor = supervisor
+        self._tracing = tracing
         self._session: LeaseSession | None = None
         self._work: asyncio.Task[None] | None = None
         self._drain_ends_s: float | None = None
@@ -150,7 +157,9 @@ class Service:
         """
         lease: LeaseClock | None = None
         while True:
-            self._session = LeaseSession(incarnation, intake, self._redis, self._commands, lease)
+            self._session = LeaseSession(
+                incarnation, intake, self._redis, self._commands, lease, self._tracing
+            )
             lease = self._session.lease
             await self._session.work()
             await self._session.leave()
@@ -208,15 +217,20 @@ async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: soc
     engine_wire: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(engine)
     supervisor_wire: Channel[WorkerCommand, WorkerEvent] = await Channel.open(supervisor)
     pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings)))
+    spans = await asyncio.to_thread(tracing, settings, "penstock-worker")
     async with connect(settings.redis_url) as redis:
         try:
             keep_what_is_loaded()
-            service = Service(settings, text, generation, redis, engine_wire, supervisor_wire)
+            service = Service(
+                settings, text, generation, redis, engine_wire, supervisor_wire, spans
+            )
             await service.run()
         finally:
             pulse.cancel()
             engine_wire.close()
             supervisor_wire.close()
+            if spans:
+                await asyncio.to_thread(spans.close)
 
 
 def main() -> None:

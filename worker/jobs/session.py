@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from penstock.schemas.delivery import JobSignal
 from penstock.schemas.queue.worker_queue import WorkerQueue
@@ -15,6 +16,9 @@ from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.ipc import Step
 from penstock.worker.process.log import log
+
+if TYPE_CHECKING:
+    from penstock.schemas.process.spans import Tracing
 
 _LEAVE_S = 2.0
 
@@ -37,6 +41,7 @@ class LeaseSession:
         redis: Redis,
         commands: CommandSender,
         lease: LeaseClock | None = None,
+        tracing: "Tracing | None" = None,
     ) -> None:
         settings = intake.settings
         self._redis = redis
@@ -56,8 +61,13 @@ class LeaseSession:
             WorkerQueue(redis, lane, settings.lease_ttl_ms, settings.orphan_grace_ms)
             for lane in settings.lanes()
         ]
+        spans = None
+        if tracing:
+            from penstock.worker.jobs.job_spans import JobSpans
+
+            spans = JobSpans(tracing, incarnation)
         self._streamers = [
-            Streamer(queue, incarnation, self.lease, self._capacity, commands.send)
+            Streamer(queue, incarnation, self.lease, self._capacity, commands.send, spans)
             for queue in queues
         ]
         self._consumers = [

@@ -9,6 +9,7 @@ deltas and not a longer queue.
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from penstock.schemas.delivery import JobSignal, OutOfBudget
 from penstock.schemas.errors import AnswerTooLarge, Unavailable
@@ -19,6 +20,9 @@ from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.process.ipc import CancelSequence, EngineCommand
 from penstock.worker.process.log import log
+
+if TYPE_CHECKING:
+    from penstock.worker.jobs.job_spans import JobSpans
 
 MAX_BEHIND_TOKENS = 64  # not logged of a choice; with more the engine pauses
 MAX_BEHIND_S = 2.0
@@ -36,6 +40,7 @@ class Streamer:
         lease: LeaseClock,
         capacity: Capacity,
         send: Callable[[list[EngineCommand]], None],
+        spans: "JobSpans | None" = None,
     ) -> None:
         self.queue = queue
         self.incarnation = incarnation
@@ -43,6 +48,7 @@ class Streamer:
         self.jobs: dict[str, ActiveJob] = {}
         self._capacity = capacity
         self._send = send
+        self._spans = spans
         self._seqs: dict[str, tuple[ActiveJob, int]] = {}
         self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
         self._dirty: set[ActiveJob] = set()
@@ -56,6 +62,7 @@ class Streamer:
             self._seqs[active.seq_id(index)] = active, index
         self._capacity.enter(additions)
         self._send([*additions])
+        active.times.admitted_ns = time.time_ns()
         if active.started.left_ms is not None:
             later = asyncio.get_running_loop().call_later
             self._expiries[active] = later(
@@ -88,7 +95,7 @@ class Streamer:
                 continue
             if signal is JobSignal.FENCED:
                 log.info("job %s was taken away", job_id)
-                self._forget(active)
+                self._forget(active, "lost")
             elif signal is JobSignal.CANCEL:
                 self._end_early(active, active.cancel)
             elif signal is JobSignal.DEADLINE:
@@ -142,12 +149,12 @@ class Streamer:
             except Unavailable:
                 await asyncio.sleep(RETRY_S)
         for active in held:
-            self._forget(active)
+            self._forget(active, "handed_back")
 
     def drop(self) -> None:
         """Forget all jobs; whoever holds them now goes on from the log."""
         for active in list(self.jobs.values()):
-            self._forget(active)
+            self._forget(active, "lost")
 
     async def _settle(self, among: Collection[ActiveJob]) -> None:
         async with self._settling:
@@ -193,15 +200,10 @@ class Streamer:
             active.fail("failed", error.body())
             self._touch(active)
             return
-        log.info(
-            "job %s ended: %s, %d tokens",
-            active.job.job_id,
-            (active.failure[0] if active.failure else "succeeded")
-            if is_ours
-            else "it was not ours",
-            active.position,
-        )
-        self._forget(active)
+        state = active.failure[0] if active.failure else "succeeded"
+        told = state if is_ours else "it was not ours"
+        log.info("job %s ended: %s, %d tokens", active.job.job_id, told, active.position)
+        self._forget(active, state if is_ours else "lost")
 
     def _touch(self, active: ActiveJob) -> None:
         self._dirty.add(active)
@@ -223,8 +225,10 @@ class Streamer:
         self._capacity.leave(seq_id)
         return self._seqs.pop(seq_id, None) is not None
 
-    def _forget(self, active: ActiveJob) -> None:
+    def _forget(self, active: ActiveJob, outcome: str) -> None:
         self._stop(active)
+        if self._spans and self.jobs.get(active.job.job_id) is active:
+            self._spans.ended(active, outcome)
         self._dirty.discard(active)
         self._capacity.end_trial(active.job.job_id)
         if self.jobs.get(active.job.job_id) is active:

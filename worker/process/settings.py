@@ -11,7 +11,8 @@ from pydantic_settings import CliSuppress, NoDecode
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.keys import Lane
 from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import Settings, object_of, words_of
+from penstock.schemas.process.start import object_of, words_of
+from penstock.schemas.process.tracing import TracingSettings
 from penstock.schemas.redis.url import RedisUrlSetting
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
@@ -19,7 +20,7 @@ FAKE = "fake"
 JsonObject = Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)]
 
 
-class WorkerSettings(Settings):
+class WorkerSettings(TracingSettings):
     """The settings of a worker. Names and defaults are vLLM's where vLLM has them."""
 
     model: str = Field(

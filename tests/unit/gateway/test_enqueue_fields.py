@@ -15,6 +15,7 @@ OTHERWISE = {
 def test_every_field_of_a_job_can_be_given_with_its_own_default() -> None:
     taken = inspect.signature(Client.enqueue).parameters
     for name, field in Job.model_fields.items():
-        assert (keyword := OTHERWISE.get(name, name)) in taken
+        keyword = OTHERWISE.get(name, name)
+        assert keyword in taken
         default = taken[keyword].default
         assert default is None or default == field.default, name
