@@ -38,6 +38,7 @@ from penstock.schemas.redis.group_sync import GroupSync, Mark, NoSync, Sync
 from penstock.schemas.redis.server_check import Durability
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.trace_context import current_traceparent
 
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
@@ -137,7 +138,8 @@ class Client:
 
         `model` may be left out where only one model is served. Sampling parameters are given as
         `params`, or as keyword arguments named like its fields. A second call with the same
-        idempotency key returns the same job and never makes a second one.
+        idempotency key returns the same job and never makes a second one. Without a `traceparent`
+        the job goes on in the span that the program has open by OpenTelemetry, if any.
         Raises InvalidJob, ModelNotFound, IdempotencyMismatch, and the errors that
         `schemas.queue.refusal` makes.
         """
@@ -163,7 +165,7 @@ class Client:
                 over_limit=over_limit,
                 cache_salt=cache_salt,
                 metadata=metadata or {},
-                traceparent=traceparent,
+                traceparent=traceparent or current_traceparent(),
             )
         except ValidationError as error:
             raise _invalid(error) from None

@@ -15,6 +15,7 @@ from penstock.gateway.auth.access import Access, Caller
 from penstock.gateway.http.errors import response_to
 from penstock.gateway.http.metrics import Metrics
 from penstock.schemas.errors import GatewayStopped, PenstockError
+from penstock.schemas.trace_context import traceparent_of
 
 if TYPE_CHECKING:
     from penstock.schemas.process.spans import Span, Tracing
@@ -79,7 +80,7 @@ class Middleware:
         """Return the caller as the one whose jobs go on in this request's span."""
         if self._tracing is None or scope["path"].startswith(UNTRACED):
             return caller
-        from penstock.schemas.process.spans import SpanKind, traceparent_of
+        from penstock.schemas.process.spans import SpanKind
 
         name = f"{scope['method']} {scope['path']}"
         span = self._tracing.start(

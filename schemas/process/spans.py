@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
     SpanContext,
+    Status,
     StatusCode,
     TraceFlags,
     set_span_in_context,
@@ -26,6 +28,7 @@ from opentelemetry.trace import SpanKind as SpanKind
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 SEND_EVERY_MS = "1000"  # what a killed process did not send is missing from its traces
+_SCOPE, _UNSET = InstrumentationScope("penstock"), Status()
 _TRACEPARENT = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 
@@ -38,8 +41,9 @@ class Tracing:
         resource = Resource.create({**named, "process.pid": os.getpid()})
         self._ids = _Ids()
         self._provider = TracerProvider(resource=resource, id_generator=self._ids)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
-        self._tracer = self._provider.get_tracer("penstock")
+        self._sender = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
+        self._provider.add_span_processor(self._sender)
+        self._tracer = self._provider.get_tracer(_SCOPE.name)
 
     def start(
         self,
@@ -64,14 +68,32 @@ class Tracing:
     def record(
         self,
         name: str,
-        parent: str | Span | None,
+        parent: str | Span,
         start_ns: int,
         end_ns: int,
         attributes: Attributes | None = None,
     ) -> None:
-        """Make a span of what is over."""
-        span = self.start(name, parent, attributes=attributes, start_ns=start_ns)
-        span.end(max(start_ns, end_ns))
+        """Make a span of what is over, under a span or a traceparent that is sampled or is not.
+
+        It takes a fifth of the time of `start` and `end`, which prepare for what can still change.
+        """
+        above = _known(parent) if isinstance(parent, str) else parent.get_span_context()
+        if not above.trace_flags.sampled:
+            return
+        own = SpanContext(above.trace_id, self._ids.generate_span_id(), False, above.trace_flags)
+        self._sender.on_end(
+            ReadableSpan(
+                name,
+                own,
+                above,
+                self._provider.resource,
+                attributes,
+                start_time=start_ns,
+                end_time=max(start_ns, end_ns),
+                status=_UNSET,
+                instrumentation_scope=_SCOPE,
+            )
+        )
 
     def close(self) -> None:
         """Send what was not sent, for a few seconds at most."""
@@ -86,11 +108,6 @@ class _Ids(RandomIdGenerator):
     def generate_span_id(self) -> int:
         chosen, self.chosen = self.chosen, None
         return chosen or super().generate_span_id()
-
-
-def traceparent_of(span: Span) -> str:
-    known = span.get_span_context()
-    return f"00-{known.trace_id:032x}-{known.span_id:016x}-{int(known.trace_flags):02x}"
 
 
 def link_to(span_id: int, traceparent: str) -> Link:

@@ -29,15 +29,6 @@ class JobSpans:
         job, epoch = started.job, started.epoch
         parent, usage = job.traceparent, active.usage()
         names = {"penstock.job.id": job.job_id, "gen_ai.request.model": job.model}
-        if epoch == 1:
-            waited_ns = started.waited_ms * NS_PER_MS
-            self._tracing.record(
-                "queue",
-                parent,
-                times.started_ns - waited_ns,
-                times.started_ns,
-                {**names, "penstock.priority_class": started.priority_class},
-            )
         links = []
         if parent is not None and epoch > 1:
             links.append(link_to(attempt_id(job.job_id, epoch - 1), parent))
@@ -65,10 +56,21 @@ class JobSpans:
             span_id=attempt_id(job.job_id, epoch),
             links=links,
         )
+        if not span.is_recording():
+            return
         if active.failure is not None:
             failed(span, active.failure[1].code)
         elif outcome == "lost":
             failed(span, outcome)
+        if epoch == 1:
+            waited_ns = started.waited_ms * NS_PER_MS
+            self._tracing.record(
+                "queue",
+                parent or span,
+                times.started_ns - waited_ns,
+                times.started_ns,
+                names | {"penstock.priority_class": started.priority_class},
+            )
         steps = [
             ("admission", times.started_ns, times.admitted_ns),
             ("prefill", times.admitted_ns, times.first_ns),

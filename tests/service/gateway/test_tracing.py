@@ -1,5 +1,6 @@
 """One trace leads from a request through the queue and its workers, and costs nothing when off."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,9 +8,11 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 
 from collector import Collector, SeenSpan
 from penstock.compose.server import Server
+from penstock.gateway.client import Client
 from penstock.schemas.process.tracing import ENDPOINT_VARIABLES
 from penstock.worker.jobs.job_spans import attempt_id
 from stage import GatewayProcess, eventually
@@ -132,6 +135,22 @@ def test_what_the_caller_does_not_sample_is_not_sent(
         assert "[DONE]" in ask(gateway, 5, "d" * 32)
         eventually(lambda: len(collector.of("d" * 32)) == NUM_SPANS)
     assert not collector.of("c" * 32)
+
+
+def test_the_sdk_goes_on_in_the_span_that_the_program_has_open(
+    server: Server, collector: Collector
+) -> None:
+    tracer = TracerProvider().get_tracer("program")
+
+    async def main() -> str:
+        async with Client.from_url(server.url) as client:
+            with tracer.start_as_current_span("work") as span:
+                await client.result(await client.enqueue(CANARY, model="fake", max_tokens=5))
+            return f"{span.get_span_context().trace_id:032x}"
+
+    with worker(server, collector).ready():
+        trace = asyncio.run(main())
+        eventually(lambda: len(collector.of(trace)) == NUM_SPANS - 2)
 
 
 @pytest.mark.parametrize("module", ["penstock.gateway.server.app", "penstock.worker.jobs.service"])

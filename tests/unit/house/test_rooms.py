@@ -39,6 +39,7 @@ LOADTEST = {
 MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.redis.link": {"schemas", "hiredis"},
+    "schemas.trace_context": {"opentelemetry"},
     "schemas.process.spans": {"schemas", "opentelemetry"},
     "schemas.process.start": {"schemas", "pydantic", "pydantic_settings", "yaml"},
     "kernels": {"kernels", "torch", "triton", "numpy"},
