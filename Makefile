@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz sanitize big-batch
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser sanitize big-batch
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -35,6 +35,11 @@ chaos: .venv/installed
 # Random requests, and what may lie in Redis: no 500, no stall of the event loop, linear growth.
 fuzz: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.fuzz --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
+# The status page in Debian's chromium (apt-get install chromium).
+browser: .venv/installed
+	$(BIN)/pip install --quiet "playwright>=1.50"
+	$(BIN)/pytest -n 0 tests/browser
 
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed

@@ -21,7 +21,8 @@ from penstock.schemas.errors import OutOfScope, Unauthorized
 from penstock.schemas.job import DEFAULT_TENANT, TRACEPARENT, PriorityClass
 from penstock.schemas.keys import READY
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+PAGE_PATHS = frozenset({"/", "/page/page.css", "/page/page.js"})  # the page asks for a key itself
+OPEN_PATHS = PAGE_PATHS | {"/health", "/health/live", "/health/ready", "/ping"}
 OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
 # The first entry that a path begins with names the scope its key needs; other paths take any key.
@@ -32,6 +33,7 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/v1/chat/completions", "inference"),
     ("/v1/completions", "inference"),
     ("/metrics", "metrics"),
+    ("/v1/status", "metrics"),
 )
 
 

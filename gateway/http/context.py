@@ -14,6 +14,7 @@ from penstock.gateway.batches.files import Files
 from penstock.gateway.client import REMEMBER_S, Client
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import MORE_HEADERS, caller_of, span_of
+from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.webhooks.outbound import Outbound
@@ -39,6 +40,7 @@ class Gateway:
     batches: Batches
     webhooks: Webhooks
     outbound: Outbound
+    overview: Overview
     tracing: "Tracing | None" = None
 
     async def admit(self, request: Request, job: Job, note: str | None = None) -> Job:

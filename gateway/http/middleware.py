@@ -24,7 +24,7 @@ REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CALLER = "penstock.caller"
 MORE_HEADERS = "penstock.headers"  # put on the response, even if it is an error
 SPAN = "penstock.span"
-UNTRACED = ("/health", "/metrics")  # asked every few seconds, and told by metrics
+UNTRACED = ("/health", "/metrics", "/v1/status", "/page")  # asked again and again
 
 
 class Middleware:

@@ -4,8 +4,8 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
-from penstock.gateway.http.context import Gateway, Open
-from penstock.gateway.http.metrics import LaneReport
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.overview import look
 from penstock.schemas.errors import NoWorker, QueueUnreachable
 
 router = APIRouter(tags=["health"])
@@ -22,7 +22,7 @@ async def live() -> Response:
 @router.get("/health/ready")
 async def ready(gateway: Open) -> Response:
     """Answer 200 where a job would start now: some worker lives and does not drain."""
-    if not any(lane.staff for lane in await _lanes(gateway)):
+    if not any(lane.staff for lane in await look(gateway.client)):
         raise NoWorker("no worker serves any model at present", retry_after_ms=1000)
     return _json({"status": "ready"})
 
@@ -39,20 +39,10 @@ async def metrics(gateway: Open) -> Response:
     Where the queue cannot be reached, they are the gateway's own alone.
     """
     try:
-        lanes = await _lanes(gateway)
+        lanes = await look(gateway.client)
     except QueueUnreachable:
         lanes = []
     return Response(gateway.metrics.text(lanes), media_type=CONTENT_TYPE_LATEST)
-
-
-async def _lanes(gateway: Gateway) -> list[LaneReport]:
-    queues = await gateway.client.queues()
-    return [
-        LaneReport(
-            queue.lane.model, str(queue.lane.number), await queue.counts(), await queue.workers()
-        )
-        for queue in queues
-    ]
 
 
 def _json(shape: dict[str, str]) -> Response:

@@ -21,12 +21,14 @@ from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import Middleware
+from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.routes import batches as batch_routes
 from penstock.gateway.routes import files as file_routes
 from penstock.gateway.routes import health as health_routes
 from penstock.gateway.routes import jobs as job_routes
 from penstock.gateway.routes import openai as openai_routes
+from penstock.gateway.routes import page as page_routes
 from penstock.gateway.server.entrance import LetsNobodyIn, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.webhooks.outbound import Outbound
@@ -56,16 +58,18 @@ def build(settings: GatewaySettings) -> FastAPI:
     check_secret(settings, secret)
     time_ms = partial(server_time_ms, Connection(client.redis))
     shares = Shares(secret, client.owner, time_ms)
+    metrics, number = Metrics(), version("penstock")
     gateway = Gateway(
         settings,
         client,
         shares,
-        Metrics(),
-        version("penstock"),
+        metrics,
+        number,
         Files(client.redis, settings),
         Batches(client.redis),
         Webhooks(client.redis),
         Outbound(settings),
+        Overview(client, metrics, number),
         tracing(settings, "penstock-gateway"),
     )
 
@@ -89,8 +93,16 @@ def build(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
     app.state.gateway = gateway
     app.state.exit_status = 0
+    app.state.is_stopping = lambda: False  # the server's own word, where one runs
     app.add_middleware(Middleware, access=access, metrics=gateway.metrics, tracing=gateway.tracing)
-    for routes in (openai_routes, job_routes, file_routes, batch_routes, health_routes):
+    for routes in (
+        openai_routes,
+        job_routes,
+        file_routes,
+        batch_routes,
+        health_routes,
+        page_routes,
+    ):
         app.include_router(routes.router)
     errors.install(app)
     return app

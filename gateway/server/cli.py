@@ -62,7 +62,9 @@ def main(argv: Sequence[str]) -> int:
         server_header=False,
         timeout_graceful_shutdown=settings.drain_s,
     )
-    uvicorn.Server(config).run(sockets=[listening])
+    server = uvicorn.Server(config)
+    app.state.is_stopping = lambda: server.should_exit
+    server.run(sockets=[listening])
     status: int = app.state.exit_status
     return status
 

@@ -1,0 +1,73 @@
+"""The status page, and what it shows: once, or as a stream of events."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic_core import to_json
+
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.sse import HEADERS
+from penstock.schemas.errors import QueueUnreachable
+
+EVERY_S = 1.0
+PAGE = Path(__file__).parents[1] / "page"
+# The page is ours alone: nothing is loaded from elsewhere, and nobody may frame it.
+POLICY = (
+    "default-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+router = APIRouter(tags=["page"])
+
+
+def _file(name: str, media_type: str) -> Response:
+    headers = {
+        "content-security-policy": POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+    return Response((PAGE / name).read_bytes(), media_type=media_type, headers=headers)
+
+
+@router.get("/", include_in_schema=False)
+async def page() -> Response:
+    return _file("index.html", "text/html; charset=utf-8")
+
+
+@router.get("/page/page.css", include_in_schema=False)
+async def style() -> Response:
+    return _file("page.css", "text/css; charset=utf-8")
+
+
+@router.get("/page/page.js", include_in_schema=False)
+async def script() -> Response:
+    return _file("page.js", "text/javascript; charset=utf-8")
+
+
+@router.get("/v1/status")
+async def status(gateway: Open) -> Response:
+    """Return what runs: models, workers, and the latencies that this gateway saw."""
+    return Response(to_json(await gateway.overview.now()), media_type="application/json")
+
+
+@router.get("/v1/status/events")
+async def status_events(request: Request, gateway: Open) -> Response:
+    """Stream what runs, once a second, until the caller leaves or the gateway stops."""
+    first = await gateway.overview.now()
+
+    async def events() -> AsyncIterator[bytes]:
+        shown = to_json(first)
+        while True:
+            yield b"data: %b\n\n" % shown
+            await asyncio.sleep(EVERY_S)
+            if request.app.state.is_stopping():
+                return
+            try:
+                shown = to_json(await gateway.overview.now())
+            except QueueUnreachable as error:
+                shown = to_json({"error": error.body().message})
+
+    headers = {name.decode(): value.decode() for name, value in HEADERS}
+    return StreamingResponse(events(), headers=headers)

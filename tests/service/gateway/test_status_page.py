@@ -1,0 +1,72 @@
+"""The status page is served, its figures are true, and its stream holds up no shutdown."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from penstock.compose.server import Server
+from stage import GatewayProcess, eventually
+from worker_process import WorkerProcess
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server, WorkerProcess(server.url).ready():
+        yield server
+
+
+def test_the_page_is_open_and_loads_nothing_from_elsewhere(server: Server) -> None:
+    with GatewayProcess(server.url, "--api-key", "k" * 40) as gateway:
+        for path, kind in [
+            ("/", "html"),
+            ("/page/page.css", "css"),
+            ("/page/page.js", "javascript"),
+        ]:
+            answer = httpx.get(gateway.url + path)
+            assert answer.status_code == 200 and kind in answer.headers["content-type"]
+            assert "default-src 'self'" in answer.headers["content-security-policy"]
+            assert "://" not in answer.text
+        for path in ("/v1/status", "/v1/status/events"):
+            assert httpx.get(gateway.url + path).status_code == 401
+
+
+def test_it_tells_what_runs(server: Server) -> None:
+    with GatewayProcess(server.url) as gateway:
+        body = {"model": "fake", "prompt": "x", "max_tokens": 30, "ignore_eos": True}
+        asked = httpx.post(
+            f"{gateway.url}/v1/completions", json=body | {"stream": True}, timeout=60
+        )
+        assert asked.status_code == 200
+
+        def is_told() -> bool:
+            seen = httpx.get(f"{gateway.url}/v1/status").json()
+            [worker], [model] = seen["workers"], seen["models"]
+            return (worker["generation_tokens"], worker["state"], model["num_ended"]) == (
+                30,
+                "serving",
+                1,
+            )
+
+        eventually(is_told, within_s=30)
+        seen = httpx.get(f"{gateway.url}/v1/status").json()
+        ttft = seen["latencies"]["ttft"]
+        assert len(ttft["counts"]["fake"]) == len(ttft["bounds_s"])
+        assert ttft["counts"]["fake"][-1] == 1
+        assert seen["latencies"]["itl"]["counts"]["fake"][-1] >= 1
+
+
+def test_its_stream_ends_when_the_gateway_stops(server: Server) -> None:
+    with GatewayProcess(server.url) as gateway:
+        with httpx.stream("GET", f"{gateway.url}/v1/status/events", timeout=30) as stream:
+            lines = stream.iter_lines()
+            first = json.loads(next(lines).removeprefix("data: "))
+            assert next(lines) == "" and next(lines).startswith("data: ")
+            began_s = time.monotonic()
+            gateway.process.terminate()
+            list(lines)
+        assert gateway.process.wait(60) == 0
+    assert first["models"][0]["name"] == "fake"
+    assert time.monotonic() - began_s < 20  # of the 30 s that a job's stream may go on
