@@ -12,6 +12,11 @@ def traceparent_of(span: "Span") -> str:
     return f"00-{known.trace_id:032x}-{known.span_id:016x}-{int(known.trace_flags) & 1:02x}"
 
 
+def log_fields(job_id: str, traceparent: str | None) -> dict[str, str]:
+    """Return what a log record of a job is given as `extra`."""
+    return {"job": job_id} | ({"trace_id": traceparent[3:35]} if traceparent else {})
+
+
 def current_traceparent() -> str | None:
     """Return the traceparent of the span that this program has open; None where it has none.
 

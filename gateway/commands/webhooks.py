@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         print(USAGE, file=sys.stdout if asked else sys.stderr)
         return 0 if asked else BAD_USAGE
     settings = load_settings(WebhooksSettings, f"penstock webhooks {verb}", rest)
-    write_log_to_stderr("webhooks", settings.log_level)
+    write_log_to_stderr("webhooks", settings)
 
     async def work() -> None:
         async with connect(settings.redis_url) as redis:

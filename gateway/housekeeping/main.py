@@ -68,7 +68,7 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
 
 def main(argv: list[str]) -> int:
     settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
-    write_log_to_stderr("housekeeping", settings.log_level)
+    write_log_to_stderr("housekeeping", settings)
     logging.getLogger("arq").setLevel(logging.WARNING)  # else arq logs all chores, every second
     try:
         asyncio.run(_reached(settings))

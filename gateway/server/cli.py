@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     On SIGTERM or SIGINT it accepts no more, gives open streams `drain_s` to end, and exits with 0.
     """
     settings = load_settings(GatewaySettings, "penstock gateway", argv)
-    write_log_to_stderr("gateway", settings.log_level)
+    write_log_to_stderr("gateway", settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn ends in order and then raises the signal once more, for these handlers.
         signal.signal(number, lambda number, frame: None)

@@ -63,6 +63,7 @@ NAMES = frozenset(
         "lease_ttl_ms",
         "levels",
         "load_format",
+        "log_format",
         "log_level",
         "max_body_bytes",
         "max_concurrency",

@@ -38,6 +38,7 @@ from penstock.schemas.process.setting_names import (
 from penstock.schemas.redis.url import shown
 from penstock.schemas.secret import DEFAULT_FILE, make_secret, read_secret
 
+LOG_FIELDS = ("job", "trace_id")
 S = TypeVar("S", bound="Settings")
 _Failure = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
@@ -58,6 +59,9 @@ class Settings(BaseSettings):
 
     config: Path | None = Field(None, description="a YAML file with settings")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = Field(
+        "text", description="json: one object a line, with job and trace_id where it is of a job"
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -230,13 +234,17 @@ def object_of(given: object) -> object:
         raise ValueError(f"not JSON: {error}") from None
 
 
-def write_log_to_stderr(part: str, level: str, logger: logging.Logger | None = None) -> None:
+def write_log_to_stderr(
+    part: str, settings: Settings, logger: logging.Logger | None = None
+) -> None:
     """Write the log to stderr, one line for each record, with times in UTC.
 
     `part` names the process that writes. An exception is shown by its type and place alone, since
     its message may hold a caller's text.
     """
     formatter = _Formatter(f"%(asctime)s {part}[%(process)d] %(levelname)s %(message)s")
+    if settings.log_format == "json":
+        formatter = _JsonFormatter(part)
     formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
@@ -244,7 +252,7 @@ def write_log_to_stderr(part: str, level: str, logger: logging.Logger | None = N
     root.handlers[:] = [handler]
     target = logger or root
     target.handlers[:] = [handler]
-    target.setLevel(level.upper())
+    target.setLevel(settings.log_level.upper())
     target.propagate = False
     logging.captureWarnings(True)
     sys.excepthook = lambda *failure: root.critical("it ended by an error", exc_info=failure)
@@ -264,6 +272,26 @@ class _Formatter(logging.Formatter):
 
     def formatException(self, ei: _Failure) -> str:
         return "\n".join(places(ei[1]))
+
+
+class _JsonFormatter(_Formatter):
+    """One JSON object a record. `job` and `trace_id` are those that the record was given."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part = part
+
+    def format(self, record: logging.LogRecord) -> str:
+        message, *places = super().format(record).split("\n")
+        shown = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "part": self._part,
+            "pid": record.process,
+            "message": message,
+        }
+        shown |= {name: record.__dict__[name] for name in LOG_FIELDS if name in record.__dict__}
+        return json.dumps(shown | ({"places": places} if places else {}))
 
 
 def places(error: BaseException | None) -> list[str]:

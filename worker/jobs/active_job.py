@@ -11,6 +11,7 @@ from penstock.schemas.delivery import Commit, Ending, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Usage
 from penstock.schemas.job import Job
+from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.text.completion import Completion, TextPiece
 
@@ -66,6 +67,10 @@ class ActiveJob:
     @property
     def job(self) -> Job:
         return self.started.job
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        return log_fields(self.job.job_id, self.job.traceparent)
 
     @property
     def position(self) -> int:

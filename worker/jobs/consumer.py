@@ -18,6 +18,7 @@ from penstock.schemas.event import Failed
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
 from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence
 from penstock.worker.jobs.active_job import ActiveJob, Times
@@ -273,15 +274,18 @@ class Consumer:
             sum(map(len, active.prompts)),
             len(active.completions),
             active.position,
+            extra=active.log_fields,
         )
         self._streamer.admit(active, self._intake.additions(active))
         told = self._taking_up.get(active.job.job_id, JobSignal.KEPT)
         self._streamer.obey({active.job.job_id: told})
 
     async def _refuse(self, started: Started, error: PenstockError) -> None:
-        log.info("job %s was refused: %s", started.job.job_id, error.code)
+        job = started.job
+        fields = log_fields(job.job_id, job.traceparent)
+        log.info("job %s was refused: %s", job.job_id, error.code, extra=fields)
         end = Failed(position=started.position, state="failed", error=error.body())
-        ending = Ending(started.job, started.epoch, started.log, len(started.log), end)
+        ending = Ending(job, started.epoch, started.log, len(started.log), end)
         await self._queue.finish(self._incarnation, ending)
 
     async def _give_up(self, job_id: str) -> None:

@@ -244,7 +244,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # meant for the supervisor, which ends this in order
     engine, supervisor = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
     settings = WorkerSettings.model_validate_json(receive_text(supervisor))
-    write_log_to_stderr("io", settings.log_level, log)
+    write_log_to_stderr("io", settings, log)
     for stacks in sys.argv[3:]:
         leave_stacks(int(stacks))
     try:

@@ -94,7 +94,7 @@ class Streamer:
             if active is None:
                 continue
             if signal is JobSignal.FENCED:
-                log.info("job %s was taken away", job_id)
+                log.info("job %s was taken away", job_id, extra=active.log_fields)
                 self._forget(active, "lost")
             elif signal is JobSignal.CANCEL:
                 self._end_early(active, active.cancel)
@@ -202,7 +202,13 @@ class Streamer:
             return
         state = active.failure[0] if active.failure else "succeeded"
         told = state if is_ours else "it was not ours"
-        log.info("job %s ended: %s, %d tokens", active.job.job_id, told, active.position)
+        log.info(
+            "job %s ended: %s, %d tokens",
+            active.job.job_id,
+            told,
+            active.position,
+            extra=active.log_fields,
+        )
         self._forget(active, state if is_ours else "lost")
 
     def _touch(self, active: ActiveJob) -> None:

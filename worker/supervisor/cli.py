@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidJob as error:
         print(f"penstock worker: {error.message}", file=sys.stderr)
         return NEVER_STARTS
-    write_log_to_stderr("worker", settings.log_level, log)
+    write_log_to_stderr("worker", settings, log)
     try:
         status = uvloop.run(Supervisor(settings).run())
     except PenstockError as error:  # of a model that this process itself was to load

@@ -252,11 +252,13 @@ def test_a_canary_is_found_nowhere_but_in_its_job(service: Service) -> None:
             assert key.rpartition("_")[2].encode() not in text, place
 
 
-def test_an_error_is_logged_by_its_place_and_not_by_what_it_says() -> None:
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_an_error_is_logged_by_its_place_and_not_by_what_it_says(form: str) -> None:
     code = """if True:
         import asyncio, logging, threading
-        from penstock.schemas.process.start import write_log_to_stderr
-        write_log_to_stderr("part", "debug", logging.getLogger("penstock.part"))
+        from penstock.schemas.process.start import Settings, write_log_to_stderr
+        settings = Settings(log_level="debug", log_format="{FORM}")
+        write_log_to_stderr("part", settings, logging.getLogger("penstock.part"))
         def fail():
             try:
                 raise KeyError("{CANARY}")
@@ -278,7 +280,7 @@ def test_an_error_is_logged_by_its_place_and_not_by_what_it_says() -> None:
         thread = threading.Thread(target=fail)
         thread.start(), thread.join()
         fail()
-    """.replace("{CANARY}", CANARY)
+    """.replace("{CANARY}", CANARY).replace("{FORM}", form)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
     assert CANARY not in done.stderr and "Traceback" not in done.stderr

@@ -1,6 +1,7 @@
 """One trace leads from a request through the queue and its workers, and costs nothing when off."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def gateway(server: Server, collector: Collector) -> Iterator[GatewayProcess]:
 
 
 def worker(server: Server, collector: Collector) -> WorkerProcess:
-    return WorkerProcess(server.url, "fake", "--otlp-traces-endpoint", collector.url)
+    to = ["--otlp-traces-endpoint", collector.url, "--log-format", "json"]
+    return WorkerProcess(server.url, "fake", *to)
 
 
 def question(
@@ -74,10 +76,11 @@ def one(spans: list[SeenSpan], name: str) -> SeenSpan:
 def test_one_trace_from_the_request_to_the_last_token(
     server: Server, gateway: GatewayProcess, collector: Collector
 ) -> None:
-    with worker(server, collector).ready():
+    with worker(server, collector).ready() as working:
         eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 200)
         assert "[DONE]" in ask(gateway, 40)
         eventually(lambda: len(collector.of(TRACE)) == NUM_SPANS)
+        records = [json.loads(line) for line in working.logged().splitlines()]
     spans = collector.of(TRACE)
     request, attempt = one(spans, "POST /v1/completions"), one(spans, "attempt fake")
     assert request.service == "penstock-gateway" and attempt.service == "penstock-worker"
@@ -98,6 +101,9 @@ def test_one_trace_from_the_request_to_the_last_token(
     assert attempt.attributes["gen_ai.usage.output_tokens"] == 40
     assert attempt.attributes["gen_ai.response.finish_reasons"] == ["length"]
     assert attempt.attributes["penstock.outcome"] == "succeeded"
+    [ended] = [record for record in records if record.get("trace_id") == TRACE]
+    assert ended["job"] == request.attributes["penstock.job.id"] and ended["part"] == "io"
+    assert " ended: succeeded, 40 tokens" in ended["message"]
     assert not any(CANARY.encode() in body for body in collector.bodies)
 
 
