@@ -95,7 +95,7 @@ def test_the_chores_have_the_next_database(url: str, host: str, database: int) -
 )
 def test_where_arq_cannot_go_is_said_by_the_flag(words: list[str], says: str) -> None:
     command = [sys.executable, "-m", "penstock.gateway.housekeeping.main", *words]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert run.returncode == 2
     assert "--chores-redis-url: " in run.stderr and says in run.stderr
     assert "Traceback" not in run.stderr
