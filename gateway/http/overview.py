@@ -59,16 +59,11 @@ class Overview:
         return self._seen
 
     def _shape(self, lanes: Sequence[LaneReport]) -> JsonObject:
-        models = sorted({lane.model for lane in lanes})
-        workers = {(lane.model, each.worker): each for lane in lanes for each in lane.workers}
         return {
             "version": self._version,
             "now_ms": int(time.time() * 1000),
-            "models": [
-                _model(name, [lane.status for lane in lanes if lane.model == name])
-                for name in models
-            ],
-            "workers": [_worker(model, each) for (model, _), each in sorted(workers.items())],
+            "models": [*models(lanes)],
+            "workers": [*workers(lanes)],
             "latencies": {
                 "ttft": _counts(self._metrics.ttft, names.TTFT_BUCKETS),
                 "itl": _counts(self._metrics.inter_token, names.INTER_TOKEN_BUCKETS),
@@ -84,6 +79,18 @@ async def look(client: Client) -> list[LaneReport]:
         )
         for queue in await client.queues()
     ]
+
+
+def models(lanes: Sequence[LaneReport]) -> list[JsonObject]:
+    """Return what each model's lanes hold together."""
+    served = sorted({lane.model for lane in lanes})
+    return [_model(name, [each.status for each in lanes if each.model == name]) for name in served]
+
+
+def workers(lanes: Sequence[LaneReport]) -> list[JsonObject]:
+    """Return the workers of each model. One that serves several lanes is there once."""
+    found = {(lane.model, each.worker): each for lane in lanes for each in lane.workers}
+    return [_worker(model, each) for (model, _), each in sorted(found.items())]
 
 
 def _model(name: str, lanes: Sequence[LaneStatus]) -> JsonObject:

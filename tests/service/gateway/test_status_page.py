@@ -1,6 +1,9 @@
 """The status page is served, its figures are true, and its stream holds up no shutdown."""
 
 import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -70,3 +73,16 @@ def test_its_stream_ends_when_the_gateway_stops(server: Server) -> None:
         assert gateway.process.wait(60) == 0
     assert first["models"][0]["name"] == "fake"
     assert time.monotonic() - began_s < 20  # of the 30 s that a job's stream may go on
+
+
+def test_top_shows_the_same_in_a_terminal(server: Server) -> None:
+    command = [sys.executable, "-m", "penstock.compose.cli", "top", "--redis-url", server.url]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    assert re.search(r"^fake +0 +0 +\d+ +0 +0 +0$", shown, re.MULTILINE), shown
+    assert re.search(r"^\S+ +fake +serving +0 of \d+ +0 +0% +- +0$", shown, re.MULTILINE), shown
+    listed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
+    assert [each["state"] for each in json.loads(listed)["workers"]] == ["serving"]
+    nobody = subprocess.run(
+        [*command[:-1], "redis://127.0.0.1:1"], capture_output=True, text=True, check=False
+    )
+    assert nobody.returncode == 1 and "--redis-url" in nobody.stderr

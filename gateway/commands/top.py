@@ -1,0 +1,134 @@
+"""`penstock top`: what runs now, as a table that is drawn anew each second."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from pydantic import Field, JsonValue
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Column, Table
+from rich.text import Text
+
+from penstock.gateway.client import Client
+from penstock.gateway.commands.terminal import run
+from penstock.gateway.http.overview import look, models, workers
+from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.start import Settings, load_settings
+from penstock.schemas.redis.url import RedisUrlSetting
+
+PROGRAM = "penstock top"
+STATES = {"serving": "green", "draining": "yellow", "stalled": "bold red", "lost": "bold red"}
+
+
+class TopSettings(Settings):
+    """Show what runs now: models with their queues, workers with their load. Ctrl-C ends it.
+
+    Where the output is no terminal, or with --json, it is shown once.
+    """
+
+    redis_url: RedisUrlSetting = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
+    every_s: float = Field(1.0, gt=0, description="between two looks")
+    as_json: bool = Field(False, alias="json", description="JSON, once, instead of tables")
+
+
+class Top:
+    """Makes tables of what runs, with rates since the look before."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}  # of each worker
+        self._seen_s = time.monotonic()
+
+    def tables(self, models: Sequence[JsonObject], workers: Sequence[JsonObject]) -> Group:
+        now_s = time.monotonic()
+        rates = {str(each["worker"]): self._rate(each, now_s - self._seen_s) for each in workers}
+        self._tokens = {str(each["worker"]): _int(each["generation_tokens"]) for each in workers}
+        self._seen_s = now_s
+        return Group(_model_table(models), Text(), _worker_table(workers, rates))
+
+    def _rate(self, worker: JsonObject, seconds: float) -> str:
+        before = self._tokens.get(str(worker["worker"]))
+        if before is None or seconds <= 0:
+            return "-"
+        return f"{max(0, _int(worker['generation_tokens']) - before) / seconds:,.0f}"
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = load_settings(TopSettings, PROGRAM, argv)
+    return run(PROGRAM, _show(settings, Console()))
+
+
+async def _show(settings: TopSettings, console: Console) -> None:
+    async with Client.from_url(settings.redis_url) as client:
+        lanes = await look(client)
+        if settings.as_json:
+            shown: JsonObject = {"models": [*models(lanes)], "workers": [*workers(lanes)]}
+            print(json.dumps(shown))
+            return
+        top = Top()
+        tables = top.tables(models(lanes), workers(lanes))
+        if not console.is_terminal:
+            console.print(tables)
+            return
+        with Live(tables, console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                await asyncio.sleep(settings.every_s)
+                try:
+                    lanes = await look(client)
+                    live.update(top.tables(models(lanes), workers(lanes)), refresh=True)
+                except QueueUnreachable as error:
+                    live.update(Text(f"{error.message}; trying again", "bold red"), refresh=True)
+
+
+def _model_table(models: Sequence[JsonObject]) -> Table:
+    names = ("queued", "running", "ended", "delayed", "crashes", "dead letters")
+    table = _table("model", *names, caption=None if models else "no model was ever served here")
+    for each in models:
+        fields = ("num_queued", "num_running", "num_ended", "num_delayed")
+        counts = [f"{_int(each[field]):,}" for field in fields]
+        wrong = [_flagged(each.get("crashed", 0)), _flagged(each["num_dead_letters"])]
+        table.add_row(Text(str(each["name"])), *counts, *wrong)
+    return table
+
+
+def _worker_table(workers: Sequence[JsonObject], rates: dict[str, str]) -> Table:
+    names = ("state", "running", "waiting", "KV", "tokens/s", "preempted")
+    table = _table("worker", "model", *names, caption=None if workers else "no worker is there")
+    for each in workers:
+        held, blocks = _int(each["num_held_blocks"]), _int(each["num_blocks"]) or 1
+        state = str(each["state"])
+        table.add_row(
+            Text(str(each["worker"])),
+            Text(str(each["model"])),
+            Text(state, STATES[state]),
+            f"{_int(each['num_running'])} of {_int(each['max_num_seqs'])}",
+            f"{_int(each['num_waiting']):,}",
+            f"{held / blocks:.0%}",
+            rates[str(each["worker"])],
+            f"{_int(each['num_preemptions']):,}",
+        )
+    return table
+
+
+def _table(first: str, *names: str, caption: str | None) -> Table:
+    texts = {"model", "state"}
+    columns = [Column(name, justify="left" if name in texts else "right") for name in names]
+    return Table(Column(first), *columns, box=None, pad_edge=False, caption=caption)
+
+
+def _flagged(count: JsonValue) -> Text:
+    return Text(f"{_int(count):,}", "bold red" if count else "")
+
+
+def _int(value: JsonValue) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
