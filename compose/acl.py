@@ -4,10 +4,12 @@ The lines go into the server's `aclfile`, or after `ACL SETUSER` without their f
 """
 
 import hashlib
+import os
 import re
 import secrets
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import Field
 
@@ -15,6 +17,7 @@ from penstock.schemas.keys import MODELS, NAMESPACE
 from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.script import SCRIPTS
 
+PROGRAM = "penstock acl"
 CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also in a table that is unpacked
 LANES = f"{NAMESPACE}:{{*:*}}:*"  # every key and channel of every lane
 EVERYBODY = "auth hello ping echo select eval evalsha info role cluster|slots pubsub|numsub"
@@ -59,9 +62,16 @@ ROLES = (
 
 
 class AclSettings(Settings):
-    """Print the ACL lines of every role, with new passwords; the passwords go to stderr."""
+    """Print the ACL lines of every role, with new passwords; the passwords go to stderr.
+
+    With --into they go into files instead: users.acl for the server, in which the user `default` is
+    off, ROLE.yaml for the --config of each role, and a new server secret. Where they are there they
+    stay as they are.
+    """
 
     fsync: bool = Field(False, description="for durability=fsync: WAITAOF, which old servers lack")
+    into: Path | None = Field(None, description="a folder for files of mode 0600")
+    redis_at: str = Field("127.0.0.1:6379", description="the server's address, for the files")
 
 
 def script_commands() -> list[str]:
@@ -88,12 +98,42 @@ def line(role: Role, password: str, has_waitaof: bool) -> str:
 
 
 def main(argv: list[str]) -> int:
-    settings = load_settings(AclSettings, "penstock acl", argv)
-    for role in ROLES:
-        password = secrets.token_urlsafe(24)
-        print(line(role, password, settings.fsync))
-        print(f"redis://{role.name}:{password}@...", file=sys.stderr)
+    settings = load_settings(AclSettings, PROGRAM, argv)
+    passwords = {role: secrets.token_urlsafe(24) for role in ROLES}
+    lines = [line(role, password, settings.fsync) for role, password in passwords.items()]
+    if settings.into is None:
+        for each, (role, password) in zip(lines, passwords.items(), strict=True):
+            print(each)
+            print(f"redis://{role.name}:{password}@...", file=sys.stderr)
+        return 0
+    try:
+        _write(settings.into, settings.redis_at, lines, passwords)
+    except OSError as error:
+        print(f"{PROGRAM}: --into: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _write(folder: Path, redis_at: str, lines: list[str], passwords: dict[Role, str]) -> None:
+    """Write the files, users.acl last: where it is there, all are, and nothing is changed."""
+    users = folder / "users.acl"
+    if users.exists():
+        print(f"{users} is there already, and stays")
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for role, password in passwords.items():
+        url = f"redis://{role.name}:{password}@{redis_at}/0"
+        _put(folder / f"{role.name}.yaml", f"redis_url: {url}\n")
+    _put(folder / "server-secret", f"{secrets.token_hex(32)}\n")
+    _put(users, "\n".join(["user default off", *lines, ""]))
+    print(f"{users} for the server, and a --config for each role beside it")
+
+
+def _put(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    draft.replace(path)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 import redis
+import yaml
 
 from penstock.compose.acl import ROLES, line
 from penstock.compose.server import Server
@@ -130,3 +132,30 @@ def test_printed_lines_are_what_a_server_takes() -> None:
             with redis.Redis(port=server.port, username=name, password=password) as client:
                 assert client.ping()
                 assert password not in each
+
+
+def test_files_for_a_server_and_its_roles(tmp_path: Path) -> None:
+    folder, at = tmp_path / "secrets", "127.0.0.1:{}"
+    acl = [sys.executable, "-m", "penstock.compose.cli", "acl", "--into", str(folder)]
+    with Server(folder=tmp_path / "redis") as server:
+        made = subprocess.run(
+            [*acl, "--redis-at", at.format(server.port)], capture_output=True, text=True, check=True
+        )
+        with redis.Redis(port=server.port) as admin:
+            for rule in (folder / "users.acl").read_text().splitlines()[::-1]:
+                admin.execute_command("ACL", "SETUSER", *rule.split(" ")[1:])
+        url = yaml.safe_load((folder / "gateway.yaml").read_text())["redis_url"]
+        assert url not in made.stdout + made.stderr
+        with redis.Redis.from_url(url) as gateway:
+            assert gateway.ping()
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=server.port).ping()
+        keys = [sys.executable, "-m", "penstock.compose.cli", "keys", "list"]
+        assert (
+            subprocess.run([*keys, "--config", f"{folder}/operator.yaml"], check=False).returncode
+            == 0
+        )
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    before = (folder / "users.acl").read_text()
+    subprocess.run(acl, check=True)
+    assert (folder / "users.acl").read_text() == before

@@ -1,0 +1,142 @@
+"""What compose/ says is run here, but for the images: its commands, its files, its dashboards."""
+
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+import redis
+import yaml
+
+from collector import Collector
+from paths import ROOT
+from penstock.compose.server import Server
+from stage import eventually
+
+COMPOSE = ROOT / "compose"
+FILE = yaml.safe_load((COMPOSE / "compose.yaml").read_text())
+PARTS = ("gateway", "worker", "housekeeping")
+NAME = re.compile(r"\b(?:vllm|penstock):\w+")
+LISTENS = re.compile(r"http://0\.0\.0\.0:(\d+)")
+
+
+def given(text: str, places: dict[str, str]) -> str:
+    """A value of the file, with the defaults of its variables and our places for its own."""
+    text = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+    for place, ours in places.items():
+        text = text.replace(place, ours)
+    return text
+
+
+def started(name: str, places: dict[str, str], log: Path, *more: str) -> subprocess.Popen[bytes]:
+    service = FILE["services"][name]
+    words = [given(word, places) for word in service["command"]]
+    environment = {name: given(each, places) for name, each in service["environment"].items()}
+    kept = {each: value for each, value in os.environ.items() if not each.startswith("PENSTOCK_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock.compose.cli", *words, *more],
+        env=kept | environment,
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def stack(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[str, dict[str, str], Collector]]:
+    """The services of the file as processes; the URL of the gateway."""
+    folder = tmp_path_factory.mktemp("compose")
+    secrets = folder / "secrets"
+    with ExitStack() as ends, Collector() as collector:
+        places = {"/secrets": str(secrets), "/files": str(folder / "files")}
+        places["http://collector:4318/v1/traces"] = collector.url
+        server = ends.enter_context(Server())
+        made = [given(word, places) for word in FILE["services"]["passwords"]["command"]]
+        made = [word.replace("redis:6379", f"127.0.0.1:{server.port}") for word in made]
+        subprocess.run([sys.executable, "-m", "penstock.compose.cli", *made], check=True)
+        with redis.Redis(port=server.port) as admin:
+            for rule in (secrets / "users.acl").read_text().splitlines()[::-1]:
+                admin.execute_command("ACL", "SETUSER", *rule.split(" ")[1:])
+        for name in PARTS:
+            more = ("--port", "0") if name == "gateway" else ()
+            process = started(name, places, folder / f"{name}.log", *more)
+            ends.callback(process.wait)
+            ends.callback(process.terminate)
+        gateway = folder / "gateway.log"
+        eventually(lambda: LISTENS.search(gateway.read_text()) is not None)
+        found = LISTENS.search(gateway.read_text())
+        assert found is not None
+        url = f"http://127.0.0.1:{found[1]}"
+        eventually(lambda: httpx.get(f"{url}/health/ready").status_code == 200)
+        yield url, places, collector
+
+
+def test_its_services_serve_and_are_healthy(
+    stack: tuple[str, dict[str, str], Collector],
+) -> None:
+    url, places, collector = stack
+    body = {"model": "penstock-5m", "messages": [{"role": "user", "content": "Hi"}]}
+    assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    eventually(lambda: {span.service for span in collector.spans} == SENDERS)
+    health = given(FILE["services"]["worker"]["healthcheck"]["test"], places).replace("$$", "$")
+    run = health.replace("penstock ", f"{sys.executable} -m penstock.compose.cli ", 1)
+    for host, status in ((socket.gethostname(), 0), ("another", 1)):
+        found = subprocess.run(["sh", "-c", run], env=os.environ | {"HOSTNAME": host}, check=False)
+        assert found.returncode == status, host
+    live = FILE["services"]["gateway"]["healthcheck"]["test"]
+    code = live[-1].replace("http://127.0.0.1:8000", url)
+    subprocess.run([sys.executable, *live[2:-1], code], check=True)
+    operator = FILE["services"]["operator"]["environment"]["PENSTOCK_CONFIG"]
+    made = [sys.executable, "-m", "penstock.compose.cli", *shlex.split("keys create --tenant acme")]
+    secret = FILE["services"]["operator"]["environment"]["PENSTOCK_SERVER_SECRET_FILE"]
+    environment = {"PENSTOCK_CONFIG": operator, "PENSTOCK_SERVER_SECRET_FILE": secret}
+    settings = {name: given(each, places) for name, each in environment.items()}
+    kept = {each: value for each, value in os.environ.items() if not each.startswith("PENSTOCK_")}
+    key = subprocess.run(made, env=kept | settings, capture_output=True, text=True, check=True)
+    text = re.search(r"psk_\S+", key.stdout)
+    assert text is not None, key.stdout
+    let_in = {"authorization": f"Bearer {text[0]}"}
+    eventually(lambda: httpx.get(f"{url}/v1/models").status_code == 401)
+    assert httpx.get(f"{url}/v1/models", headers=let_in).status_code == 200
+
+
+SENDERS = {"penstock-gateway", "penstock-worker"}
+
+
+def test_every_query_of_the_dashboards_names_a_metric_that_is_there(
+    stack: tuple[str, dict[str, str], Collector],
+) -> None:
+    metrics = set(NAME.findall(httpx.get(f"{stack[0]}/metrics").text))
+    for path in sorted((COMPOSE / "telemetry" / "dashboards").glob("*.json")):
+        board = json.loads(path.read_text())
+        queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+        queries += [each["query"] for each in board["templating"]["list"]]
+        assert len(queries) > 12
+        for query in queries:
+            named = set(NAME.findall(query))
+            assert named and named <= metrics, (path.name, query, named - metrics)
+
+
+def test_what_is_mounted_is_there() -> None:
+    volumes = set(FILE["volumes"])
+    for name, service in FILE["services"].items():
+        for volume in service.get("volumes", []):
+            source = given(volume, {}).split(":")[0]
+            is_there = source in volumes or source == "./models" or (COMPOSE / source).exists()
+            assert is_there, (name, volume)
+        for other in service.get("depends_on", {}):
+            assert other in FILE["services"]
+    for path in (COMPOSE / "telemetry").glob("*.yaml"):
+        assert yaml.safe_load(path.read_text())
+    datasources = yaml.safe_load((COMPOSE / "telemetry" / "grafana-datasources.yaml").read_text())
+    assert {each["uid"] for each in datasources["datasources"]} == {"prometheus", "jaeger"}
