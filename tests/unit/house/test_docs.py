@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import pytest
 
 from paths import ROOT
+from penstock.schemas.process.setting_names import NAMES
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "worker" / "bundled" / "README.md"]
@@ -53,3 +54,10 @@ def test_a_link_to_nothing_is_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "most"), [("README.md", 140), ("docs/words.md", 40)])
 def test_a_short_page_stays_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= most
+
+
+def test_vllms_flags_that_are_said_to_be_the_same_are_there() -> None:
+    page = (ROOT / "docs" / "migrating.md").read_text()
+    told = page.partition("## From vLLM's server")[2].partition("\n## ")[0]
+    flags = set(re.findall(r"--([a-z][a-z-]+)", told))
+    assert len(flags) > 15 and not {flag.replace("-", "_") for flag in flags} - NAMES
