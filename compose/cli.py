@@ -13,6 +13,7 @@ COMMANDS = {
     "gateway": ("gateway.server.cli", "HTTP in front of the queue"),
     "housekeeping": ("gateway.housekeeping.main", "chores: sweeps, webhooks, batches"),
     "keys": ("gateway.commands.keys", "create, list and revoke API keys"),
+    "doctor": ("compose.doctor", "whether Redis, keys, processor, GPU and a model are fit"),
     "top": ("gateway.commands.top", "what runs now, live: models, queues, workers"),
     "webhooks": (
         "gateway.commands.webhooks",
