@@ -42,7 +42,7 @@ class LocalSettings(SecretSettings, OutboundSettings):
     )
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
-    num_workers: int = Field(1, ge=0)
+    num_workers: int = Field(1, ge=0, description="of this model, on this machine")
     ready_s: float = Field(600.0, gt=0, description="give up when not ready by then")
 
 

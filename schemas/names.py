@@ -71,7 +71,7 @@ ENGINE_METRICS = (
         "cached_tokens",
         "vllm:prompt_tokens_cached",
         "counter",
-        "Of those, found in the prefix cache",
+        "Prompt tokens found in the prefix cache",
     ),
     EngineMetric(
         "prompt_tokens",
@@ -98,7 +98,10 @@ ENGINE_METRICS = (
     ),
     EngineMetric("step_seconds", "penstock:step_seconds", "counter", "Time in engine steps"),
     EngineMetric(
-        "scheduler_seconds", "penstock:scheduler_seconds", "counter", "Of that, in the scheduler"
+        "scheduler_seconds",
+        "penstock:scheduler_seconds",
+        "counter",
+        "Time of engine steps in the scheduler",
     ),
     EngineMetric(
         "max_num_batched_tokens", "penstock:max_step_tokens", "gauge", "Tokens of a step, at most"

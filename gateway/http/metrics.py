@@ -78,6 +78,10 @@ class Metrics:
         others.register(_Lanes(lanes))
         return generate_latest(self._registry) + generate_latest(others)
 
+    def families(self) -> list[Metric]:
+        """Return every metric that `text` publishes."""
+        return [*self._registry.collect(), *_Lanes([]).collect()]
+
 
 @dataclass(slots=True)
 class RequestTimer:

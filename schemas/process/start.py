@@ -58,7 +58,9 @@ class Settings(BaseSettings):
     )
 
     config: Path | None = Field(None, description="a YAML file with settings")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="the least that is logged"
+    )
     log_format: Literal["text", "json"] = Field(
         "text", description="json: one object a line, with job and trace_id where it is of a job"
     )

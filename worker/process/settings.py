@@ -33,15 +33,21 @@ class WorkerSettings(TracingSettings):
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     lane: int | None = Field(None, ge=0, description="the one lane to serve; none: all")
-    num_lanes: int = Field(1, ge=1, le=64)
+    num_lanes: int = Field(
+        1, ge=1, le=64, description="hash slots that the model's queue spreads over"
+    )
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and cache; auto: the checkpoint's own"
+    )
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
         None, description="bits of the weights' numbers; of 4 bits, 64 or 128 share a scale"
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: a GPU if there is one"
+    )
     load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
-        "auto", description="fake: no model; tokens are a digest of the prompt"
+        "auto", description="dummy: random weights, to measure; fake: no model, to try the queue"
     )
     hf_overrides: JsonObject = Field(
         default_factory=dict, description="JSON: fields of config.json that are to be others"
@@ -57,22 +63,26 @@ class WorkerSettings(TracingSettings):
     max_model_len: int | None = Field(
         None, ge=1, description="of prompt and completion; none: what the model is made for"
     )
-    block_size: int = Field(16, ge=1)
-    num_gpu_blocks_override: int | None = Field(None, ge=2)
-    gpu_memory_utilization: float = Field(0.92, gt=0, le=1)
+    block_size: int = Field(16, ge=1, description="tokens of a block of the KV cache")
+    num_gpu_blocks_override: int | None = Field(
+        None, ge=2, description="blocks of the KV cache; none: as the memory allows"
+    )
+    gpu_memory_utilization: float = Field(
+        0.92, gt=0, le=1, description="share of a GPU's memory for weights and cache together"
+    )
     kv_cache_memory_bytes: int | None = Field(
         None,
         ge=1,
         description="taken at the start; none: on a CPU at most 1 GiB, taken as it is written",
     )
-    max_num_seqs: int = Field(256, ge=1)
+    max_num_seqs: int = Field(256, ge=1, description="sequences that run at once")
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
         description="of a step, and at most as many run at once; none: 2048, on a CPU 512, or "
         "max_num_seqs if that is more, but no more than it computes in 0.2 s (64 at least)",
     )
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool = Field(True, description="keep blocks to find prompts' beginnings")
     priority_preemption_threshold: int | None = Field(
         None,
         ge=1,

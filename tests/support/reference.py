@@ -1,0 +1,106 @@
+"""The pages that are made of the code; run as a program it writes them into docs/."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import fill
+
+ROOT = Path(__file__).parents[2]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+
+from prometheus_client.core import Metric  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
+
+from penstock.compose.local import LocalSettings  # noqa: E402
+from penstock.gateway.housekeeping.main import HousekeepingSettings  # noqa: E402
+from penstock.gateway.http.metrics import Metrics  # noqa: E402
+from penstock.gateway.http.settings import GatewaySettings  # noqa: E402
+from penstock.schemas.process.start import Settings  # noqa: E402
+from penstock.worker.process.settings import WorkerSettings  # noqa: E402
+
+COMMANDS: dict[str, type[Settings]] = {
+    "worker": WorkerSettings,
+    "gateway": GatewaySettings,
+    "housekeeping": HousekeepingSettings,
+    "up": LocalSettings,
+}
+WIDTH = 118
+INHERITED = list(Settings.model_fields)
+
+
+def settings_page() -> str:
+    lines = [
+        "# Settings",
+        "",
+        fill(
+            "Each is a flag, as `--max-model-len`; a variable, as `PENSTOCK_MAX_MODEL_LEN`; and a key"
+            " of the YAML file of `--config`, as `max_model_len`. The command line wins, then the"
+            " environment, then the file. `penstock serve` takes those of `up`, `worker` and"
+            " `gateway`. This page is made of the code by `tests/support/reference.py`.",
+            WIDTH,
+        ),
+    ]
+    lines += ["", "## Of every command", "", *_table(Settings, INHERITED)]
+    for command, settings in COMMANDS.items():
+        own = [name for name in settings.model_fields if name not in INHERITED]
+        lines += ["", f"## penstock {command}", "", *_table(settings, own)]
+    return "\n".join([*lines, ""])
+
+
+def _table(settings: type[Settings], names: list[str]) -> Iterator[str]:
+    yield "| flag | default | |"
+    yield "|---|---|---|"
+    for name in names:
+        field = settings.model_fields[name]
+        if not name.startswith("fake_"):
+            flag = f"`--{name.replace('_', '-')}`"
+            yield f"| {flag} | {_default(field)} | {_told(field)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None:
+        made = field.default_factory() if field.annotation in (list, dict) else None
+        return f"`{made}`" if made else ""
+    if field.default is None or field.default == "":
+        return ""
+    value = field.default
+    shown = Path(value).name if isinstance(value, str) and value.startswith("/") else str(value)
+    return f"`{str(shown).lower() if isinstance(value, bool) else shown}`"
+
+
+def _told(field: FieldInfo) -> str:
+    return (field.description or "").replace("|", "\\|")
+
+
+def metrics_page() -> str:
+    lines = [
+        "# Metrics",
+        "",
+        fill(
+            "What `/metrics` of a gateway publishes, in Prometheus' form. Names that begin with"
+            " `vllm:` are vLLM's, for dashboards that know them. Latencies, responses and ends are"
+            " those that this gateway saw; all else is of the queue and its workers, so that one"
+            " gateway is enough to ask. This page is made of the code by"
+            " `tests/support/reference.py`.",
+            WIDTH,
+        ),
+        "",
+        "| metric | kind | |",
+        "|---|---|---|",
+    ]
+    metrics = Metrics()
+    for metric in sorted(metrics.families(), key=lambda each: each.name):
+        lines.append(f"| `{_wire_name(metric)}` | {metric.type} | {metric.documentation} |")
+    return "\n".join([*lines, ""])
+
+
+def _wire_name(metric: Metric) -> str:
+    return metric.name + ("_total" if metric.type == "counter" else "")
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "settings.md").write_text(settings_page())
+    (ROOT / "docs" / "metrics.md").write_text(metrics_page())
