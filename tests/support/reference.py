@@ -34,9 +34,9 @@ def settings_page() -> str:
         "# Settings",
         "",
         fill(
-            "Each is a flag, as `--max-model-len`; a variable, as `PENSTOCK_MAX_MODEL_LEN`; and a key"
-            " of the YAML file of `--config`, as `max_model_len`. The command line wins, then the"
-            " environment, then the file. `penstock serve` takes those of `up`, `worker` and"
+            "Each is a flag, as `--max-model-len`; a variable, as `PENSTOCK_MAX_MODEL_LEN`; and a"
+            " key of the YAML file of `--config`, as `max_model_len`. The command line wins, then"
+            " the environment, then the file. `penstock serve` takes those of `up`, `worker` and"
             " `gateway`. This page is made of the code by `tests/support/reference.py`.",
             WIDTH,
         ),
