@@ -175,8 +175,13 @@ def test_a_supervisor_that_was_frozen_does_not_renew_what_ran_out(redis_url, off
             await tokens(client, job_id, 20)
             worker.signal_all(signal.SIGSTOP)
             await asyncio.sleep(2)
+            worker.process.send_signal(signal.SIGCONT)  # alone: its I/O process would reap it
+            await asyncio.to_thread(until, is_dropped, "the lease to be given up", 60)
             worker.signal_all(signal.SIGCONT)
             same(await client.result(job_id), offline.generate("long", STORY)[0])
+
+        def is_dropped() -> bool:
+            return "lost its lease and dropped" in worker.logged()
 
         ask(redis_url, asks)
         until(lambda: incarnations(redis_url) not in ({name}, set()), "a new name")
