@@ -121,6 +121,7 @@ def steps_until(received: Iterator[EngineEvent], is_last: Callable[[Step], bool]
     return steps
 
 
+@pytest.mark.timeout(100)  # nothing more would come
 def test_a_cancelled_sequence_is_told_to_hold_nothing_although_no_token_follows(io):
     endless = SamplingParams(max_tokens=None, ignore_eos=True)
     names, received = ["0", "1", "2"], io.received()
