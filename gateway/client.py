@@ -165,7 +165,7 @@ class Client:
                 over_limit=over_limit,
                 cache_salt=cache_salt,
                 metadata=metadata or {},
-                traceparent=traceparent or current_traceparent(),
+                traceparent=current_traceparent() if traceparent is None else traceparent,
             )
         except ValidationError as error:
             raise _invalid(error) from None

@@ -260,7 +260,7 @@ def test_an_unknown_model_is_404(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "method, path, status",
     [
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/v1", 404),
         ("GET", "/v2/chat", 404),
         ("GET", "/v1/chat/completions", 405),

@@ -37,7 +37,7 @@ def settings_page() -> str:
             "Each is a flag, as `--max-model-len`; a variable, as `PENSTOCK_MAX_MODEL_LEN`; and a"
             " key of the YAML file of `--config`, as `max_model_len`. The command line wins, then"
             " the environment, then the file. `penstock serve` takes those of `up`, `worker` and"
-            " `gateway`. This page is made of the code by `tests/support/reference.py`.",
+            " `gateway`. This page is made of the code by `tests/support/reference_pages.py`.",
             WIDTH,
         ),
     ]
@@ -84,7 +84,7 @@ def metrics_page() -> str:
             " `vllm:` are vLLM's, for dashboards that know them. Latencies, responses and ends are"
             " those that this gateway saw; all else is of the queue and its workers, so that one"
             " gateway is enough to ask. This page is made of the code by"
-            " `tests/support/reference.py`.",
+            " `tests/support/reference_pages.py`.",
             WIDTH,
         ),
         "",
