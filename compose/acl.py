@@ -10,8 +10,9 @@ import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from penstock.schemas.keys import MODELS, NAMESPACE
 from penstock.schemas.process.start import Settings, load_settings
@@ -72,6 +73,12 @@ class AclSettings(Settings):
     fsync: bool = Field(False, description="for durability=fsync: WAITAOF, which old servers lack")
     into: Path | None = Field(None, description="a folder for files of mode 0600")
     redis_at: str = Field("127.0.0.1:6379", description="the server's address, for the files")
+
+    @model_validator(mode="after")
+    def has_files_for_the_address(self) -> Self:
+        if self.into is None and "redis_at" in self.model_fields_set:
+            raise ValueError("redis_at: goes into the files of --into; give that one too")
+        return self
 
 
 def script_commands() -> list[str]:

@@ -5,8 +5,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from typing import Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Column, Table
@@ -36,6 +37,12 @@ class TopSettings(Settings):
     )
     every_s: float = Field(1.0, gt=0, description="between two looks")
     as_json: bool = Field(False, alias="json", description="JSON, once, instead of tables")
+
+    @model_validator(mode="after")
+    def repeats_only_tables(self) -> Self:
+        if self.as_json and "every_s" in self.model_fields_set:
+            raise ValueError("every_s: --json is shown once; leave one of them out")
+        return self
 
 
 class Top:

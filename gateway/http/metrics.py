@@ -217,8 +217,7 @@ class _Lanes(Collector):
         )
         workers = {(lane.model, each.worker): each for lane in self._lanes for each in lane.workers}
         for labels, worker in workers.items():
-            is_moving = _number(worker, "unmoved_s") <= names.UNHEALTHY_S
-            family.add_metric(labels, float(worker.lease_left_ms > 0 and is_moving))
+            family.add_metric(labels, float(worker.lease_left_ms > 0 and is_moving(worker)))
         return family
 
     def _engines(self) -> Iterable[Metric]:
@@ -238,6 +237,11 @@ class _Lanes(Collector):
             labels = (lane.model, f"{QUEUE}:{lane.number}")
             families[names.REQUESTS_WAITING].add_metric(labels, lane.status.num_queued)
         return [*families.values(), usage, waste, self._health()]
+
+
+def is_moving(worker: WorkerStatus) -> bool:
+    """Return whether its engine computes or is idle, as of its last beat."""
+    return _number(worker, "unmoved_s") <= names.UNHEALTHY_S
 
 
 def _waiting(lane: LaneReport) -> dict[str, int]:

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from prometheus_client import Histogram
 
 from penstock.gateway.client import Client
-from penstock.gateway.http.metrics import LaneReport, Metrics
+from penstock.gateway.http.metrics import LaneReport, Metrics, is_moving
 from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
 from penstock.schemas.openai import JsonObject
@@ -94,22 +95,17 @@ def workers(lanes: Sequence[LaneReport]) -> list[JsonObject]:
 
 
 def _model(name: str, lanes: Sequence[LaneStatus]) -> JsonObject:
-    reasons: dict[str, int] = {}
-    totals: dict[str, int] = {}
+    reasons, totals = Counter[str](), Counter[str]()
     for lane in lanes:
-        for reason, count in lane.by_reason.items():
-            reasons[reason] = reasons.get(reason, 0) + count
-        for total, count in lane.totals.items():
-            totals[total] = totals.get(total, 0) + count
+        reasons.update(lane.by_reason)
+        totals.update(lane.totals)
     counts: JsonObject = {each: sum(getattr(lane, each) for lane in lanes) for each in SUMMED}
     return {"name": name, "num_lanes": len(lanes), **counts, "by_reason": {**reasons}, **totals}
 
 
 def _worker(model: str, worker: WorkerStatus) -> JsonObject:
     stats: JsonObject = {name: worker.stats.get(name, 0) for name in STATS}
-    unmoved_s = stats["unmoved_s"]
-    is_moving = isinstance(unmoved_s, int | float) and unmoved_s <= names.UNHEALTHY_S
-    state = "draining" if worker.card.draining else "serving" if is_moving else "stalled"
+    state = "draining" if worker.card.draining else "serving" if is_moving(worker) else "stalled"
     return {
         "model": model,
         "worker": worker.worker,

@@ -32,8 +32,10 @@ class TracingSettings(Settings):
 
 
 def tracing(settings: TracingSettings, service: str) -> "Tracing | None":
-    """Return what makes spans, or None where no setting says where they go."""
+    """Return what makes spans, or None where no setting says where they go, or one forbids them."""
     endpoint = settings.otlp_traces_endpoint
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
     if endpoint is None and not any(os.environ.get(name) for name in ENDPOINT_VARIABLES):
         return None
     from penstock.schemas.process.spans import Tracing

@@ -86,3 +86,7 @@ def test_top_shows_the_same_in_a_terminal(server: Server) -> None:
         [*command[:-1], "redis://127.0.0.1:1"], capture_output=True, text=True, check=False
     )
     assert nobody.returncode == 1 and "--redis-url" in nobody.stderr
+    both = subprocess.run(
+        [*command, "--json", "--every-s", "2"], capture_output=True, text=True, check=False
+    )
+    assert both.returncode == 2 and "every" in both.stderr

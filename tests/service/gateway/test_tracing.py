@@ -14,7 +14,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from collector import Collector, SeenSpan
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
-from penstock.schemas.process.tracing import ENDPOINT_VARIABLES
 from penstock.worker.jobs.job_spans import attempt_id
 from stage import GatewayProcess, eventually
 from worker_process import WorkerProcess
@@ -174,4 +173,3 @@ def test_an_endpoint_that_is_none_is_refused_by_name() -> None:
         check=False,
     )
     assert ended.returncode == 2 and "otlp-traces-endpoint" in ended.stderr
-    assert len(ENDPOINT_VARIABLES) == 2

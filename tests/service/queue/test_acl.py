@@ -159,3 +159,9 @@ def test_files_for_a_server_and_its_roles(tmp_path: Path) -> None:
     before = (folder / "users.acl").read_text()
     subprocess.run(acl, check=True)
     assert (folder / "users.acl").read_text() == before
+
+
+def test_an_address_without_files_is_refused() -> None:
+    acl = [sys.executable, "-m", "penstock.compose.cli", "acl", "--redis-at", "redis:6379"]
+    ended = subprocess.run(acl, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "--into" in ended.stderr
