@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import copy
 import hashlib
+import heapq
+import itertools
 import re
 import secrets
 from collections.abc import AsyncGenerator
@@ -326,6 +328,22 @@ class Client:
         if status.ended_ms is not None:  # an end is shown once it cannot be taken back
             await self._disk.wait(mark)
         return status
+
+    async def recent(self, most: int = 20, tenant: str | None = None) -> list[JobStatus]:
+        """Return the jobs that something befell last, the latest first.
+
+        Of each lane no more than the last hundred of a day are known.
+        """
+        tenant = tenant or self.tenant
+        lanes = await asyncio.gather(*[each.recent(tenant, most) for each in await self.queues()])
+        latest = heapq.nlargest(most, itertools.chain(*lanes))
+        found = await asyncio.gather(
+            *[self.status(job_id, tenant) for _, job_id in latest], return_exceptions=True
+        )
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, JobNotFound):
+                raise each
+        return [each for each in found if isinstance(each, JobStatus)]
 
     async def rates(self, job_id: str, account: Account) -> Rates:
         """Return what the account has left of its limits for this minute.

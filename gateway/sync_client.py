@@ -61,6 +61,7 @@ class SyncClient:
     result = _waits(Client.result)
     cancel = _waits(Client.cancel)
     status = _waits(Client.status)
+    recent = _waits(Client.recent)
     delete = _waits(Client.delete)
     models = _waits(Client.models)
 

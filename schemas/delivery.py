@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 from pydantic import Field, JsonValue
 
+from penstock.schemas.account import Quota
 from penstock.schemas.event import Delta, Done, Failed, State
 from penstock.schemas.job import Job, PriorityClass
 from penstock.schemas.model import WorkerCard
@@ -89,6 +90,8 @@ class Started:
     budget_left: int | None = None  # tokens, prompts included; None without a budget
     budget_reset_at: int | None = None  # unix seconds
     trial: int | None = None  # the position at which a suspect stops being one
+    queued_ms: int = 0  # from the submission to the first start of all attempts
+    first_token_ms: int | None = None  # from the submission; None: no attempt made one yet
 
     @property
     def position(self) -> int:
@@ -143,6 +146,23 @@ class OutOfBudget(Exception):
 Reason = Literal["capacity", "turn", "running", "rate", "budget", "delayed", "no_worker", "suspect"]
 
 
+What = Literal["queued", "started", "first_token", "requeued", "set_aside"] | State
+
+
+class Moment(Report):
+    """Something that befell a job.
+
+    A job is set aside when it waits for a worker of the model that made its tokens, and is requeued
+    when it is taken from a worker. `why` then says how the worker lost it: it handed it back or
+    left, crashed, its lease lapsed, or the two disagreed on the log.
+    """
+
+    at_ms: int
+    what: What
+    worker: str | None = None  # which started it
+    why: str | None = None
+
+
 class JobStatus(Report):
     job_id: str
     model: str
@@ -160,6 +180,20 @@ class JobStatus(Report):
     reason: Reason | None = Field(None, description="what it waits for")
     metadata: dict[str, str] = Field({}, description="as submitted")
     eta_ms: int | None = Field(None, description="until it begins, at the live rate")
+    timeline: list[Moment] = Field([], description="what befell it, the first 60 or so")
+
+
+class AccountStatus(Report):
+    """The state of an account in one model's queue, and its use of the model. Days and months are UTC's."""
+
+    name: str
+    tenant: str
+    num_queued: int = 0
+    num_running: int = 0
+    blocked: str | None = Field(None, description="which limit holds its jobs back")
+    tokens_today: int = 0
+    tokens_this_month: int = 0
+    limits: Quota = Quota()
 
 
 class WorkerStatus(Report):

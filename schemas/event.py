@@ -55,6 +55,15 @@ class Usage(Report):
     cached_tokens: int = Field(0, description="prompt tokens whose KV was found computed")
 
 
+class Timing(Report):
+    """The milliseconds that a job took: in all the sum of its three parts."""
+
+    queue_ms: float = Field(description="from its submission until a worker first started it")
+    prefill_ms: float = Field(description="from then until its first token")
+    decode_ms: float = Field(description="from there to its last, pauses for a new worker included")
+    num_attempts: int = Field(1, description="of workers to run it")
+
+
 class ErrorBody(Report):
     """An error of `penstock.schemas.errors`, as it is sent."""
 
@@ -114,6 +123,7 @@ class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
     state: Literal["succeeded"] = "succeeded"
     checksum: int | None = None
     finish_reason: FinishReason | None = None  # of choices whose last delta has none
+    timing: Timing | None = None  # None from older workers
 
     @property
     def type(self) -> Literal["done"]:
@@ -201,3 +211,4 @@ class Result(Report):
     choices: list[Choice]
     usage: Usage
     error: ErrorBody | None = None
+    timing: Timing | None = Field(None, description="of a job that succeeded")

@@ -63,6 +63,7 @@ class Asked(Report):
     response_format: ResponseFormat | None = None
     priority: int = Field(0, description="below 0 before the others, above 0 after them")
     service_tier: str = "auto"
+    include_metrics: bool = Field(False, description="`metrics`: how long the answer took")
 
 
 class TextPart(Report):

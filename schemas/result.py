@@ -75,6 +75,7 @@ class KeptResult(Result):
                 usage=self.usage,
                 checksum=checksum,
                 finish_reason="budget" if is_cut else None,
+                timing=self.timing,
             )
         return Failed(
             position=position,
@@ -120,6 +121,7 @@ def fold(
         ],
         usage=end.usage,
         error=end.error if isinstance(end, Failed) else None,
+        timing=end.timing if isinstance(end, Done) else None,
         marks=[(delta.index, len(delta.token_ids), len(delta.text)) for delta in deltas],
     )
 

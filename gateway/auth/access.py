@@ -56,6 +56,14 @@ class Caller:
         """The account that its jobs count for. None means the tenant, without limits."""
         return self.key.account if self.key else None
 
+    @property
+    def is_operator(self) -> bool:
+        """Return whether it may see what all tenants have."""
+        return not self.is_guest and self.may("admin")
+
+    def may(self, scope: Scope) -> bool:
+        return self.key is None or self.key.allows(scope)
+
     def bounded(self, asked: PriorityClass) -> PriorityClass:
         """Return the priority class that was asked for, or the highest that the key allows."""
         most = self.key.max_priority if self.key else "high"

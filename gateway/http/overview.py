@@ -3,17 +3,25 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, TypeVar
 
 from prometheus_client import Histogram
 
+from penstock.gateway.auth.access import Caller
 from penstock.gateway.client import Client
 from penstock.gateway.http.metrics import LaneReport, Metrics, is_moving
 from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
 from penstock.schemas.openai import JsonObject
 
+T = TypeVar("T")
+
 FRESH_S = 0.9  # all who look share one look at Redis
+NUM_JOBS = 20
+NUM_ACCOUNTS = 50  # of each lane
+MOST_TENANTS = 64  # whose jobs are remembered
 SUMMED = (
     "num_queued",
     "num_running",
@@ -36,30 +44,47 @@ STATS = (
 )
 
 
+class _Shared(Generic[T]):
+    """Something that is looked up at most once in `FRESH_S`, however many ask."""
+
+    def __init__(self, look: Callable[[], Awaitable[T]]) -> None:
+        self._look = look
+        self._looking = asyncio.Lock()
+        self._seen: tuple[float, T] | None = None
+
+    async def now(self) -> T:
+        async with self._looking:
+            if self._seen is None or time.monotonic() - self._seen[0] > FRESH_S:
+                seen = await self._look()
+                self._seen = time.monotonic(), seen
+        return self._seen[1]
+
+
 class Overview:
-    """Looks at all lanes at most once in `FRESH_S`, however many ask."""
+    """Tells a caller what runs, and how its own jobs stand."""
 
     def __init__(self, client: Client, metrics: Metrics, version: str) -> None:
         self._client = client
         self._metrics = metrics
         self._version = version
-        self._looking = asyncio.Lock()
-        self._seen: JsonObject = {}
-        self._seen_s = float("-inf")
+        self._shared = _Shared(self._look)
+        self._accounts = _Shared(self._look_at_accounts)
+        self._jobs: dict[str, _Shared[list[JsonObject]]] = {}
 
-    async def now(self) -> JsonObject:
-        """Return what runs. Raises QueueUnreachable.
+    async def now(self, caller: Caller) -> JsonObject:
+        """Return what runs, with the caller's own accounts and jobs. Raises QueueUnreachable.
 
         Counters grow since the start of whoever counts, so that who looks twice knows the rates.
-        Latencies are those that this gateway saw.
+        Latencies are those that this gateway saw. An operator sees the accounts of all tenants.
         """
-        async with self._looking:
-            if time.monotonic() - self._seen_s > FRESH_S:
-                self._seen = self._shape(await look(self._client))
-                self._seen_s = time.monotonic()
-        return self._seen
+        accounts = await self._accounts.now()
+        if not caller.is_operator:
+            accounts = [each for each in accounts if each["tenant"] == caller.tenant]
+        jobs = await self._recent(caller.tenant) if caller.may("jobs") else []
+        return {**await self._shared.now(), "accounts": [*accounts], "jobs": [*jobs]}
 
-    def _shape(self, lanes: Sequence[LaneReport]) -> JsonObject:
+    async def _look(self) -> JsonObject:
+        lanes = await look(self._client)
         return {
             "version": self._version,
             "now_ms": int(time.time() * 1000),
@@ -70,6 +95,29 @@ class Overview:
                 "itl": _counts(self._metrics.inter_token, names.INTER_TOKEN_BUCKETS),
             },
         }
+
+    async def _look_at_accounts(self) -> list[JsonObject]:
+        """Return what each account has and used of each model, over the model's lanes."""
+        queues = await self._client.queues()
+        lanes = await asyncio.gather(*[queue.accounts(NUM_ACCOUNTS) for queue in queues])
+        whole: dict[tuple[str, str], JsonObject] = {}
+        for queue, accounts in zip(queues, lanes, strict=True):
+            for account in accounts:
+                key = queue.lane.model, account.name
+                shown = {"model": queue.lane.model, **account.model_dump(exclude={"limits"})}
+                shown |= account.limits.model_dump(exclude_none=True)
+                whole[key] = _added(whole[key], shown) if key in whole else shown
+        return [*whole.values()]
+
+    async def _recent(self, tenant: str) -> list[JsonObject]:
+        if tenant not in self._jobs and len(self._jobs) >= MOST_TENANTS:
+            self._jobs.clear()
+        shared = self._jobs.setdefault(tenant, _Shared(partial(self._look_at_jobs, tenant)))
+        return await shared.now()
+
+    async def _look_at_jobs(self, tenant: str) -> list[JsonObject]:
+        jobs = await self._client.recent(NUM_JOBS, tenant)
+        return [job.model_dump(mode="json", exclude_none=True) for job in jobs]
 
 
 async def look(client: Client) -> list[LaneReport]:
@@ -114,6 +162,18 @@ def _worker(model: str, worker: WorkerStatus) -> JsonObject:
         "state": state if worker.lease_left_ms > 0 else "lost",
         **stats,
     }
+
+
+def _added(one: JsonObject, other: JsonObject) -> JsonObject:
+    """Return the sum of two lanes' parts of an account. Its weight is the same in each."""
+    whole = dict(one)
+    for name, value in other.items():
+        mine = whole.get(name)
+        if isinstance(value, int) and isinstance(mine, int):
+            whole[name] = mine + value
+        elif mine is None:
+            whole[name] = value
+    return whole
 
 
 def _counts(histogram: Histogram, bounds: Sequence[float]) -> JsonObject:

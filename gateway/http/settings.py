@@ -48,4 +48,7 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
     max_num_queued_tokens: int | None = Field(
         None, ge=1, description="so do prompts of more tokens, by a guess, that wait in a lane"
     )
+    enable_per_request_metrics: bool = Field(
+        False, description="every answer says how long it took, as `include_metrics` asks of one"
+    )
     drain_s: int = Field(30, ge=0, description="open streams may run on this long after SIGTERM")

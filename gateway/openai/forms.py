@@ -12,7 +12,13 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     """Read a chat request. Raises InvalidJob."""
     asked = validate(ChatRequest, body)
     job = chat_job(job_id, caller, asked, body)
-    return AnswerContext(job, asked.stream_options, reader_for(asked), is_streamed=asked.stream)
+    return AnswerContext(
+        job,
+        asked.stream_options,
+        reader_for(asked),
+        is_streamed=asked.stream,
+        shows_metrics=asked.include_metrics,
+    )
 
 
 def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
@@ -20,4 +26,11 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     asked = validate(CompletionRequest, body)
     job = text_job(job_id, caller, asked, body)
     echo = [str(prompt) for prompt in prompts_of(asked)] if asked.echo else []
-    return AnswerContext(job, asked.stream_options, PlainText, echo, is_streamed=asked.stream)
+    return AnswerContext(
+        job,
+        asked.stream_options,
+        PlainText,
+        echo,
+        is_streamed=asked.stream,
+        shows_metrics=asked.include_metrics,
+    )

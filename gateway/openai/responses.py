@@ -12,6 +12,7 @@ from penstock.schemas.event import (
     ErrorBody,
     FinishReason,
     Result,
+    Timing,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -32,6 +33,7 @@ class AnswerContext:
     reader: Callable[[], CallReader]  # a new one for each choice
     echo: Sequence[str] = ()  # prompts that are shown before their answers
     is_streamed: bool = False
+    shows_metrics: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     def echo_of(self, index: int) -> str:
@@ -46,6 +48,7 @@ def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
         "model": form.job.model,
         "choices": [_chat_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
+        **metrics(form, result.timing, result.usage),
     }
 
 
@@ -66,6 +69,7 @@ def text_answer(form: AnswerContext, result: Result) -> JsonObject:
             for choice in result.choices
         ],
         "usage": usage(result.usage),
+        **metrics(form, result.timing, result.usage),
     }
 
 
@@ -86,6 +90,27 @@ def usage(count: Usage) -> JsonObject:
         "total_tokens": count.prompt_tokens + count.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": count.cached_tokens},
     }
+
+
+def metrics(form: AnswerContext, timing: Timing | None, count: Usage) -> JsonObject:
+    """Return how long the answer took, under vLLM's names, where it was asked for.
+
+    As vLLM's do, `time_to_first_token_ms` counts from the job's start, after its wait in the queue.
+    With several choices nobody can say how fast one of them came, so these fields are null.
+    """
+    if not form.shows_metrics or timing is None:
+        return {}
+    num_tokens, made_ms = count.completion_tokens, timing.decode_ms
+    is_one = form.job.num_choices == 1 and num_tokens > 1 and made_ms > 0
+    shown: JsonObject = {
+        "queue_time_ms": timing.queue_ms,
+        "time_to_first_token_ms": timing.prefill_ms,
+        "generation_time_ms": made_ms,
+        "mean_itl_ms": round(made_ms / (num_tokens - 1), 3) if is_one else None,
+        "tokens_per_second": round((num_tokens - 1) / made_ms * 1000, 3) if is_one else None,
+        "num_attempts": timing.num_attempts,
+    }
+    return {"metrics": shown}
 
 
 def error(body: ErrorBody, more: Mapping[str, JsonValue] | None = None) -> JsonObject:

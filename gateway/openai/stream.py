@@ -17,6 +17,7 @@ from penstock.gateway.openai.responses import (
     TextLogprobs,
     chat_logprobs,
     finish_reason,
+    metrics,
     tool_call,
     usage,
 )
@@ -109,9 +110,12 @@ class StreamRenderer:
                 return b"id: %b\n%b" % (event.id.encode(), chunks[0])
             return b"".join(self._numbered(event, chunks))
         last = b"".join(self._ends(event, event.finish_reason)) if event.finish_reason else b""
-        if not self.form.options.include_usage:
+        shown = metrics(self.form, event.timing, event.usage)
+        if self.form.options.include_usage:
+            shown["usage"] = usage(event.usage)
+        if not shown:
             return last + DONE
-        return last + self._head + _usage_tail(event.usage) + DONE
+        return last + self._head + b"]," + to_json(shown)[1:] + b"\n\n" + DONE
 
     def render_error(self, error: Failed) -> bytes:
         return b"data: " + to_json(shown_error(error.error)) + b"\n\n" + DONE

@@ -80,7 +80,111 @@ function show(seen) {
       rate((look) => look.workers.find((one) => one.worker === each.worker && one.model === each.model)?.generation_tokens),
       each.prompt_tokens ? percent(each.cached_tokens / each.prompt_tokens) : "–", each.num_preemptions,
     ]), "no worker is there");
+  accounts(seen.accounts);
+  jobs(seen.jobs, seen.now_ms);
   models(seen.models.map((each) => each.name));
+}
+
+// Each account's share is of the tokens of the last looks, over all accounts of its model.
+function accounts(rows) {
+  const made = new Map(rows.map((each) => [each, rate((look) => used(look, each.model, each.name))]));
+  const all = (model) => rows.filter((each) => each.model === model).reduce((total, each) => total + made.get(each), 0);
+  table("accounts", ["account", "model", "weight", "share", "tokens/s", "queued", "running", "held back", "today", "this month"],
+    rows.map((each) => [
+      each.name, text(each.model), each.weight, all(each.model) ? percent(made.get(each) / all(each.model)) : "–",
+      made.get(each), each.num_queued, limited(each.num_running, each.max_running), each.blocked || "–",
+      limited(each.tokens_today, each.tokens_per_day), limited(each.tokens_this_month, each.tokens_per_month),
+    ]), "no job was submitted today");
+}
+
+const used = (look, model, name) =>
+  look.accounts.find((each) => each.model === model && each.name === name)?.tokens_today || 0;
+const limited = (value, most) => most ? `${number(value)} of ${number(most)}` : value;
+
+// --- jobs, and what befell each ---
+
+const opened = new Set(); // ids of the jobs whose timeline is shown in words
+
+function jobs(rows, now_ms) {
+  if ($("jobs").querySelector(":active")) return; // a click is under way, and needs its target
+  const focused = document.activeElement?.dataset?.job;
+  table("jobs", ["job", "model", "state", "tokens", "queue", "first token", "in all", "timeline"],
+    rows.map((job) => {
+      const spent = parts(job, now_ms);
+      return [
+        told(job), text(job.model), outcome(job), job.num_tokens,
+        span((spent.began ?? spent.end) - job.created_ms),
+        spent.first === null ? "–" : span(spent.first - job.created_ms),
+        span(spent.end - job.created_ms), bar(job, spent),
+      ];
+    }), "no job of this tenant yet");
+  if (focused) document.querySelector(`[data-job="${CSS.escape(focused)}"]`)?.focus();
+}
+
+// The stretches of a job's life, each with its kind and its length.
+function parts(job, now_ms) {
+  const end = job.ended_ms ?? Math.max(now_ms, job.created_ms), found = [];
+  let began = null, first = null, kind = "queued", since = job.created_ms;
+  const turn = (next, at_ms) => {
+    found.push({ kind, ms: Math.max(0, at_ms - since) });
+    [kind, since] = [next, at_ms];
+  };
+  for (const { what, at_ms } of job.timeline) {
+    if (what === "started") { began ??= at_ms; turn(first === null ? "prefill" : "decode", at_ms); }
+    if (what === "first_token") { first ??= at_ms; turn("decode", at_ms); }
+    if (what === "requeued" || what === "set_aside") turn("lost", at_ms);
+  }
+  turn(kind, end);
+  return { found, began, first, end };
+}
+
+const STATES = { ready: "waits", admitting: "starts", decoding: "runs" };
+
+function outcome(job) {
+  const kinds = { succeeded: "good", failed: "bad", dead: "bad", expired: "warn", cancelled: "warn" };
+  return Object.assign(element("span", STATES[job.state] || job.state), { className: `text ${kinds[job.state] || ""}` });
+}
+
+function span(ms) {
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  return ms < 60000 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 60000)} min`;
+}
+
+function bar(job, { found, end }) {
+  const made = document.createElement("div");
+  made.className = "text bar";
+  made.setAttribute("role", "img");
+  made.setAttribute("aria-label", found.map((each) => `${each.kind} ${span(each.ms)}`).join(", "));
+  const all = Math.max(1, end - job.created_ms);
+  for (const { kind, ms } of found) {
+    const piece = document.createElement("i");
+    piece.className = kind;
+    piece.style.flexGrow = ms / all;
+    if (ms > 0) made.append(piece);
+  }
+  return made;
+}
+
+const HOW = {
+  handed_back: "its worker handed it back", left: "its worker left", crashed: "its worker crashed",
+  lapsed: "its worker's lease ran out", log_differs: "its worker did not continue its log",
+  lost: "it was in no queue", model_back: "a worker of its model is back",
+};
+
+function told(job) {
+  const made = document.createElement("details"), list = document.createElement("ol");
+  made.open = opened.has(job.job_id);
+  made.addEventListener("toggle", () => made.open ? opened.add(job.job_id) : opened.delete(job.job_id));
+  const head = element("summary", job.job_id.slice(-8));
+  head.title = job.job_id;
+  head.dataset.job = job.job_id;
+  for (const { what, at_ms, worker, why } of job.timeline) {
+    const words = { queued: "queued", started: `started by ${worker}`, first_token: "first token",
+      requeued: `queued again: ${HOW[why] || why}`, set_aside: "waits for a worker of its model" };
+    list.append(element("li", `${span(at_ms - job.created_ms)}: ${words[what] || what}`));
+  }
+  made.append(head, element("p", job.job_id), list);
+  return made;
 }
 
 function figures(seen) {

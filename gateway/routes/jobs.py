@@ -78,6 +78,17 @@ async def submit(request: Request, gateway: Open) -> Response:
         raise QueueUnreachable("Redis lost the job that it had taken; submit it again") from None
 
 
+@router.get("")
+async def recent(
+    request: Request,
+    gateway: Open,
+    limit: Annotated[int, Query(ge=1, le=100, description="jobs, at most")] = 20,
+) -> Response:
+    """List the jobs of the caller's tenant that something befell last, the latest first."""
+    jobs = await gateway.client.recent(limit, tenant_of(request))
+    return _json({"object": "list", "data": [_shape(job) for job in jobs]})
+
+
 @router.get("/{job_id}")
 async def status(job_id: str, request: Request, gateway: Open) -> Response:
     tenant = tenant_of(request)

@@ -87,7 +87,11 @@ async def _stream(
 
 
 async def _admitted(request: Request, gateway: Gateway, form: AnswerContext) -> AnswerContext:
-    return replace(form, job=await gateway.admit(request, form.job))
+    return replace(
+        form,
+        job=await gateway.admit(request, form.job),
+        shows_metrics=form.shows_metrics or gateway.settings.enable_per_request_metrics,
+    )
 
 
 def _events(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator[list[Event], None]:

@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import caller_of
 from penstock.gateway.http.sse import HEADERS
 from penstock.schemas.errors import QueueUnreachable
 
@@ -47,15 +48,17 @@ async def script() -> Response:
 
 
 @router.get("/v1/status")
-async def status(gateway: Open) -> Response:
-    """Return what runs: models, workers, and the latencies that this gateway saw."""
-    return Response(to_json(await gateway.overview.now()), media_type="application/json")
+async def status(request: Request, gateway: Open) -> Response:
+    """Return what runs, the latencies that this gateway saw, and the caller's accounts and jobs."""
+    shown = to_json(await gateway.overview.now(caller_of(request)))
+    return Response(shown, media_type="application/json")
 
 
 @router.get("/v1/status/events")
 async def status_events(request: Request, gateway: Open) -> Response:
     """Stream what runs, once a second, until the caller leaves or the gateway stops."""
-    first = await gateway.overview.now()
+    caller = caller_of(request)
+    first = await gateway.overview.now(caller)
 
     async def events() -> AsyncIterator[bytes]:
         shown = to_json(first)
@@ -65,7 +68,7 @@ async def status_events(request: Request, gateway: Open) -> Response:
             if request.app.state.is_stopping():
                 return
             try:
-                shown = to_json(await gateway.overview.now())
+                shown = to_json(await gateway.overview.now(caller))
             except QueueUnreachable as error:
                 shown = to_json({"error": error.body().message})
 

@@ -30,6 +30,7 @@ NAMES = frozenset(
         "drain_s",
         "dtype",
         "durability",
+        "enable_per_request_metrics",
         "enable_prefix_caching",
         "endpoint",
         "engines",

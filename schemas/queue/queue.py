@@ -15,11 +15,13 @@ from typing import TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
-from penstock.schemas.account import Account
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.delivery import (
+    AccountStatus,
     DeadLetter,
     JobStatus,
     LaneStatus,
+    Moment,
     Outcome,
     Page,
     Rates,
@@ -263,7 +265,9 @@ class Queue:
         reply = await self._run("jobs/status", tenant, job_id)
         state = _known(reply, job_id)
         tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:9]
-        priority_class, metadata, position, reason, eta_ms = (item.decode() for item in reply[9:])
+        priority_class, metadata, position, reason, eta_ms, history = (
+            item.decode() for item in reply[9:]
+        )
         return JobStatus(
             job_id=job_id,
             model=self.lane.model,
@@ -281,7 +285,35 @@ class Queue:
             reason=REASON.validate_python(reason) if reason else None,
             eta_ms=_int(eta_ms),
             metadata=json.loads(metadata or "{}"),
+            timeline=_timeline(int(created), history, _int(ended), state),
         )
+
+    async def recent(self, tenant: str, most: int) -> list[tuple[int, str]]:
+        """Return when something befell a job of the tenant last, and its id; the latest first.
+
+        No more than the last hundred of a day are known.
+        """
+        reply = await self._run("jobs/recent", tenant, most)
+        pairs = zip(reply[1::2], reply[::2], strict=True)
+        return [(int(at_ms), job_id.decode()) for at_ms, job_id in pairs]
+
+    async def accounts(self, most: int) -> list[AccountStatus]:
+        """Return the accounts that submitted jobs last, of at most a thousand that are known."""
+        reply = [item.decode() for item in await self._run("jobs/usage", most)]
+        rows = [reply[at : at + 8] for at in range(0, len(reply), 8)]
+        return [
+            AccountStatus(
+                name=name,
+                tenant=tenant,
+                num_queued=int(queued),
+                num_running=int(running),
+                blocked=blocked or None,
+                tokens_today=int(today),
+                tokens_this_month=int(this_month),
+                limits=Quota.model_validate_json(limits),
+            )
+            for name, tenant, queued, running, blocked, today, this_month, limits in rows
+        ]
 
     async def rates(self, account: str) -> Rates:
         """Return what an account has left of its minute in this lane."""
@@ -341,6 +373,16 @@ async def _events(texts: list[bytes]) -> list[Event]:
 
 def _events_of_result(text: bytes) -> list[Event]:
     return list(read_result(text).events())
+
+
+def _timeline(created_ms: int, history: str, ended_ms: int | None, state: State) -> list[Moment]:
+    moments = [Moment(at_ms=created_ms, what="queued")]
+    for at_ms, what, *more in json.loads(f"[{history}]"):
+        detail = {"worker" if what == "started" else "why": more[0]} if more else {}
+        moments.append(Moment(at_ms=at_ms, what=what, **detail))
+    if ended_ms is not None:
+        moments.append(Moment(at_ms=ended_ms, what=state))
+    return moments
 
 
 def _int(text: bytes | str) -> int | None:

@@ -112,8 +112,8 @@ class WorkerQueue(Queue):
             return None
         epoch, left_ms, waited_ms = int(reply[1]), int(reply[2]), int(reply[3])
         priority_class = CLASS.validate_python(reply[4].decode())
-        turn, budget_left, reset_at, trial = map(int, reply[5:9])
-        request, *lines = reply[9:]
+        turn, budget_left, reset_at, trial, queued_ms, first_token_ms = map(int, reply[5:11])
+        request, *lines = reply[11:]
         events = [EVENT.validate_json(text) for text in lines]
         log = [event for event in events if isinstance(event, Delta)]
         try:
@@ -138,6 +138,8 @@ class WorkerQueue(Queue):
             budget_left=budget_left if budget_left >= 0 else None,
             budget_reset_at=reset_at or None,
             trial=trial if trial >= 0 else None,
+            queued_ms=queued_ms,
+            first_token_ms=first_token_ms if first_token_ms >= 0 else None,
         )
 
     async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:

@@ -1,6 +1,7 @@
 """The status page in a real browser: `make browser` runs this, with Debian's chromium."""
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -164,12 +165,20 @@ def test_a_killed_workers_answer_goes_on_and_the_page_tells() -> None:
         Server() as server,
         GatewayProcess(server.url) as gateway,
         WorkerProcess(server.url, BUNDLED_MODEL).ready() as first,
-        WorkerProcess(server.url, BUNDLED_MODEL) as second,
+        WorkerProcess(server.url, BUNDLED_MODEL).ready() as second,
         opened(gateway.url) as page,
     ):
-        job = begun(page)  # the first has it: the second is not there yet
-        second.ready()
-        first.kill()
+        job = begun(page)
+        owner = httpx.get(f"{gateway.url}/v1/jobs/{job}").json()["worker"]
+        killed, other = (first, second) if str(first.process.pid) in owner else (second, first)
+        killed.kill()
         assert answer(page).strip() == whole(gateway, job).strip()
         expect(page.locator("#workers tbody tr")).to_have_count(1)
-        expect(page.locator("#workers tbody")).to_contain_text(str(second.process.pid))
+        page.click(f"#jobs [data-job={job}]")
+        timeline = page.locator("#jobs details", has_text=job)
+        for told in (f"started by .*{killed.process.pid}", "queued again", "succeeded"):
+            expect(timeline).to_contain_text(re.compile(told))
+        time.sleep(2)  # it is drawn anew each second, and stays open
+        expect(timeline.locator("ol")).to_be_visible()
+        expect(page.locator("#accounts tbody")).to_contain_text("default")
+        expect(page.locator("#workers tbody")).to_contain_text(str(other.process.pid))

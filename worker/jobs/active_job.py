@@ -9,7 +9,7 @@ from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.delivery import Commit, Ending, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
-from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Usage
+from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Timing, Usage
 from penstock.schemas.job import Job
 from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.messages import AddSequence, Output
@@ -205,13 +205,31 @@ class ActiveJob:
         self._seal()
         position, usage, checksum = self.position, self.usage(), self._checksum
         reason: FinishReason | None = "budget" if self.open_choices() else None
-        end: Done | Failed = Done(position, usage, checksum=checksum, finish_reason=reason)
+        end: Done | Failed = Done(
+            position, usage, checksum=checksum, finish_reason=reason, timing=self.timing()
+        )
         if self.failure is not None:
             state, error = self.failure
             end = Failed(
                 position=position, state=state, error=error, usage=usage, checksum=checksum
             )
         return Ending(self.job, self.started.epoch, self.deltas, self.num_committed, end)
+
+    def timing(self) -> Timing | None:
+        """Return how long the job took, over all attempts; None for one without a token."""
+        started, times = self.started, self.times
+        first_ms: float | None = started.first_token_ms
+        if first_ms is None and times.first_ns:
+            first_ms = self._since_submission_ms(times.first_ns)
+        if first_ms is None:
+            return None
+        last_ms = self._since_submission_ms(times.last_ns or time.time_ns())
+        return Timing(
+            queue_ms=started.queued_ms,
+            prefill_ms=round(max(0, first_ms - started.queued_ms), 3),
+            decode_ms=round(max(0, last_ms - first_ms), 3),
+            num_attempts=started.epoch,
+        )
 
     def usage(self) -> Usage:
         """Return the tokens used. A prompt counts once, however many choices answer it."""
@@ -221,6 +239,9 @@ class ActiveJob:
             completion_tokens=sum(len(each.token_ids) for each in self.completions),
             cached_tokens=sum(self._num_cached.get(first, 0) for first in firsts),
         )
+
+    def _since_submission_ms(self, moment_ns: int) -> float:
+        return self.started.waited_ms + (moment_ns - self.times.started_ns) / 1e6
 
     def _seal(self) -> None:
         position = self.position

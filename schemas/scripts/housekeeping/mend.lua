@@ -52,7 +52,7 @@ local function put_back(job)
   redis.call('HDEL', job.key, 'missed')
   running = nil -- to be counted again
   if job.entry then
-    requeue(job)
+    requeue(job, 'lost')
   else
     join_backlog(job.class, account_of(job.account), job.id, NOW_US, NOW)
     announce()

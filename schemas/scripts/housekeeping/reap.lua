@@ -91,7 +91,7 @@ local function hand_on(ready, entry, worker, how)
   local is_to_blame = how ~= 'left' and job.running and not job.cancel
   job.on_trial = job.trial
   local blame = is_to_blame and accuse(job, worker, how) or 0
-  if blame >= DEADLY then bury(job, blame) else requeue(job) end
+  if blame >= DEADLY then bury(job, blame) else requeue(job, how) end
 end
 
 local function reap_stream(ready)

@@ -8,7 +8,7 @@ write_when_full()
 local job = load(id)
 if not job or job.tenant ~= tenant then return {'missing'} end
 if job.ended then
-  if erases then erase(id) end
+  if erases then erase(job) end
   return {job.state}
 end
 if erases then

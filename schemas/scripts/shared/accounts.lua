@@ -15,6 +15,8 @@ local DAY_MS = 86400000
 
 local IDLE_TTL_S = 3600
 
+local MOST_ACCOUNTS = 1000 -- that are listed
+
 local DAY_TTL_S = 40 * 86400
 
 local MONTH_TTL_S = 70 * 86400
@@ -171,6 +173,7 @@ end
 -- It has a job now; its limits are written where they are new.
 local function keep_account(account, is_changed)
   if account.running + account.queued == 0 then redis.call('PERSIST', account.key) end
+  keep_last('accounts', account.name, MOST_ACCOUNTS)
   if not is_changed and not account.is_new then return end
   redis.call('HDEL', account.key, unpack(LIMITS))
   redis.call('HSET', account.key, 'tenant', account.tenant)

@@ -137,10 +137,36 @@ local function is_fenced(job, worker, epoch)
   return not job or not job.running or job.owner ~= worker or job.epoch ~= epoch
 end
 
-local function erase(id)
-  local key = PREFIX .. 'job:' .. id
+-- Keeps the last members of a set that is looked at by people, the latest of all for a day.
+local function keep_last(name, member, most)
+  local key = PREFIX .. name
+  redis.call('ZADD', key, NOW, member)
+  redis.call('ZREMRANGEBYRANK', key, 0, -most - 1)
+  redis.call('EXPIRE', key, 86400)
+end
+
+local RECENT = 100 -- jobs of a tenant that are listed
+
+local function list_recent(tenant, id)
+  keep_last('recent:' .. tenant, id, RECENT)
+end
+
+local HISTORY_BYTES = 4000
+
+-- What befell a job, as JSON lists divided by commas: when, what, and the worker or the reason.
+local function note_history(job, what, detail)
+  list_recent(job.tenant, job.id)
+  local told = redis.call('HGET', job.key, 'history')
+  if told and #told > HISTORY_BYTES then return end
+  local line = cjson.encode({NOW, what, detail})
+  redis.call('HSET', job.key, 'history', told and told .. ',' .. line or line)
+end
+
+local function erase(job)
+  local key = job.key
   local letter = redis.call('HGET', key, 'dead')
   if letter then redis.call('XDEL', PREFIX .. 'dead', letter) end
+  redis.call('ZREM', PREFIX .. 'recent:' .. job.tenant, job.id)
   redis.call('DEL', key, key .. ':request', key .. ':log', key .. ':result')
 end
 
@@ -218,7 +244,8 @@ local function settle(job, epoch, state, event, result)
   local values = redis.call('HMGET', job.key, 'erase', 'ttl', 'note', 'remember')
   local erases, ttl, note, remember = unpack(values)
   if note then leave_note(job, state, event, note, result) end
-  if erases then return erase(job.id) end
+  if erases then return erase(job) end
+  list_recent(job.tenant, job.id)
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
   if state == 'dead' then
     redis.call('EXPIRE', job.key .. ':request', DEAD_TTL_S)
@@ -263,7 +290,8 @@ end
 
 -- Back to the queue, before everything that waits and with its slot; a cancelled job has nothing to
 -- wait for. One with a trial to pass is a suspect: it waits for a worker that has nothing else.
-local function requeue(job)
+-- `why` goes into its history, if it had begun.
+local function requeue(job, why)
   if job.cancel then return settle_failed(job, 'cancelled', CANCELLED) end
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
   unclaim(job.ready, job.entry)
@@ -271,6 +299,7 @@ local function requeue(job)
   local entry = redis.call('XADD', ready_key(ready), '*', 'job', job.id)
   redis.call('HSET', job.key, 'state', 'ready', 'ready', ready, 'entry', entry)
   redis.call('HDEL', job.key, 'owner')
+  if job.running then note_history(job, 'requeued', why) end
   redis.call('HINCRBY', PREFIX .. 'counts', 'requeued', 1)
   announce()
 end

@@ -47,12 +47,16 @@ local function append(job, prompt, count, at)
       letter = 'K'
     elseif position + tokens > job.position then
       redis.call('HSET', job.key, 'position', job.position)
-      requeue(job)
+      requeue(job, 'log_differs')
       return 'F'
     end
   end
   if letter == 'K' then
     redis.call('HSET', job.key, 'position', job.position, 'state', 'decoding')
+    if job.state == 'admitting' and count > 0 then
+      redis.call('HSETNX', job.key, 'first_ms', NOW)
+      note_history(job, 'first_token')
+    end
     if job.trial and job.position >= tonumber(job.trial) then redis.call('HDEL', job.key, 'trial') end
   end
   return (is_cut or room_of(job, account) == 0) and 'B' or letter

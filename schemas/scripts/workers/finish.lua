@@ -23,7 +23,7 @@ if letter ~= 'F' and tonumber(position) ~= job.position then
     publish()
     return {'B', job.stop}
   end
-  requeue(job) -- it ends somewhere else than its log: another shall end it
+  requeue(job, 'log_differs') -- it ends somewhere else than its log: another shall end it
   letter = 'F'
 end
 if letter ~= 'F' then

@@ -173,7 +173,7 @@ local function adopt()
   for _, id in ipairs(redis.call('SRANDMEMBER', own, count)) do
     local job = load(id)
     redis.call('SREM', own, id)
-    if redis.call('ZREM', PREFIX .. 'foreign', id) == 1 and job.state == 'ready' then requeue(job) end
+    if redis.call('ZREM', PREFIX .. 'foreign', id) == 1 and job.state == 'ready' then requeue(job, 'model_back') end
   end
 end
 

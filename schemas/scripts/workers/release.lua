@@ -16,7 +16,7 @@ end
 for at = 2, #ARGV do
   local job = load(ARGV[at])
   if job and is_claimed(job) then
-    requeue(job)
+    requeue(job, 'handed_back')
     count = count + 1
   end
 end

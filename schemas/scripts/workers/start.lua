@@ -1,9 +1,10 @@
 -- Start a claimed job.
 -- ARGV: worker, ready, entry, job
 -- Returns one of
---   'started', epoch, milliseconds left (-1: no deadline), milliseconds waited, class, turn, tokens
---     left of the account's budgets (-1: no budget), when the scarcest of them renews (unix
---     seconds), the position at which its trial is passed (-1: none), the Job as JSON (empty:
+--   'started', epoch, milliseconds left (-1: no deadline), milliseconds since its submission, class,
+--     turn, tokens left of the account's budgets (-1: no budget), when the scarcest of them renews
+--     (unix seconds), the position at which its trial is passed (-1: none), milliseconds from its
+--     submission to its first start and to its first token (-1: none yet), the Job as JSON (empty:
 --     lost), events of its log
 --   'none': nothing is left to do
 --   'lost': the worker has no lease
@@ -19,6 +20,7 @@ local function set_aside(job, fingerprint)
   redis.call('SADD', key, job.id)
   redis.call('EXPIRE', key, WORKER_TTL_S)
   redis.call('HSET', job.key, 'aside', fingerprint)
+  note_history(job, 'set_aside')
   announce()
 end
 
@@ -48,6 +50,7 @@ if job.state == 'ready' then
   job.epoch = job.epoch + 1
   redis.call('HSET', job.key, 'state', 'admitting', 'epoch', job.epoch, 'owner', worker)
   redis.call('HSETNX', job.key, 'started_ms', NOW)
+  note_history(job, 'started', worker)
   if start_by then
     redis.call('HDEL', job.key, 'start_by')
     redis.call('ZREM', PREFIX .. 'deadlines', id)
@@ -57,9 +60,11 @@ end
 local left_ms = job.deadline and math.max(0, job.deadline - NOW) or -1
 local left, renews_ms = budget_left(account_of(job.account))
 if job.stop then left = job.stop - job.position end
+local started, first = unpack(redis.call('HMGET', job.key, 'started_ms', 'first_ms'))
 local request = redis.call('GET', job.key .. ':request') or ''
 local reply = {'started', job.epoch, left_ms, NOW - created, job.class, turn or '0',
-  left < math.huge and left or -1, renews_ms / 1000, job.trial or -1, request}
+  left < math.huge and left or -1, renews_ms / 1000, job.trial or -1,
+  started - created, first and first - created or -1, request}
 for _, line in ipairs(redis.call('XRANGE', job.key .. ':log', '-', '+')) do
   reply[#reply + 1] = line[2][2]
 end

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -14,6 +15,7 @@ from openai.types.chat import (
     ChatCompletionFunctionToolParam,
     ChatCompletionMessageFunctionToolCall,
     ChatCompletionMessageParam,
+    ChatCompletionStreamOptionsParam,
 )
 from pydantic import BaseModel
 
@@ -60,6 +62,34 @@ def test_a_seeded_chat_streams_what_it_answers_whole(client: OpenAI) -> None:
     assert whole.choices[0].finish_reason == streamed.choices[0].finish_reason
     assert whole.usage is not None and streamed.usage is not None
     assert whole.usage.total_tokens == streamed.usage.total_tokens
+
+
+def test_how_long_an_answer_took_is_told_where_it_is_asked_for(client: OpenAI) -> None:
+    """In all no longer than its caller saw, and of a stream the same fields."""
+    asked = {"include_metrics": True}
+    began_s = time.monotonic()
+    whole = client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=40, extra_body=asked
+    )
+    took_ms = (time.monotonic() - began_s) * 1000
+    told = (whole.model_extra or {})["metrics"]
+    parts = [told[f"{part}_ms"] for part in ("queue_time", "time_to_first_token")]
+    assert 0 < sum(parts) + told["generation_time_ms"] <= took_ms + 2  # Redis counts whole ones
+    assert told["num_attempts"] == 1 and told["tokens_per_second"] > 0
+    assert whole.usage is not None
+    times = told["mean_itl_ms"] * (whole.usage.completion_tokens - 1)
+    assert times == pytest.approx(told["generation_time_ms"], rel=0.01, abs=0.1)
+    for options in (openai.omit, ChatCompletionStreamOptionsParam(include_usage=True)):
+        *chunks, last = client.chat.completions.create(
+            model=MODEL, messages=HI, stream=True, stream_options=options, extra_body=asked
+        )
+        assert last.choices == [] and set((last.model_extra or {})["metrics"]) == set(told)
+        assert (last.usage is None) == (options is openai.omit)
+        assert not any("metrics" in (chunk.model_extra or {}) for chunk in chunks)
+    two = client.completions.create(model=MODEL, prompt="Hi", n=2, max_tokens=4, extra_body=asked)
+    assert (two.model_extra or {})["metrics"]["mean_itl_ms"] is None
+    plain = client.completions.create(model=MODEL, prompt="Hi", max_tokens=4)
+    assert "metrics" not in (plain.model_extra or {})
 
 
 class Person(BaseModel):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from api_keys import bearer, issue
 from penstock.compose.server import Server
 from stage import GatewayProcess, eventually
 from worker_process import WorkerProcess
@@ -59,6 +60,50 @@ def test_it_tells_what_runs(server: Server) -> None:
         assert len(ttft["counts"]["fake"]) == len(ttft["bounds_s"])
         assert ttft["counts"]["fake"][-1] == 1
         assert seen["latencies"]["itl"]["counts"]["fake"][-1] >= 1
+
+
+def test_a_caller_sees_its_own_jobs_and_accounts_and_an_operator_all_accounts() -> None:
+    with Server() as server, WorkerProcess(server.url).ready():
+        keys = {
+            "acme": issue(server.url, tenant="acme", scopes=["inference", "jobs", "metrics"]),
+            "other": issue(server.url, tenant="other", scopes=["inference", "metrics"]),
+            "boss": issue(server.url, tenant="boss", scopes=["admin"]),
+        }
+        flags = ("--enable-per-request-metrics",)
+        with GatewayProcess(server.url, *flags) as gateway, httpx.Client(timeout=60) as http:
+
+            def seen(who: str) -> dict[str, list[dict[str, object]]]:
+                shown = http.get(f"{gateway.url}/v1/status", headers=bearer(keys[who]))
+                found: dict[str, list[dict[str, object]]] = shown.json()
+                return found
+
+            ids = []
+            for who in ("acme", "other"):
+                body = {"model": "fake", "prompt": "x", "max_tokens": 3, "ignore_eos": True}
+                answer = http.post(
+                    f"{gateway.url}/v1/completions", json=body, headers=bearer(keys[who])
+                ).json()
+                ids.append(answer["id"].removeprefix("cmpl-"))
+                assert answer["metrics"]["num_attempts"] == 1  # the flag's
+            eventually(lambda: len(seen("boss")["accounts"]) == 2, within_s=10)
+            [acme] = seen("acme")["accounts"]
+            assert (acme["tenant"], acme["tokens_today"]) == ("acme", 3 + 1)
+            [job] = seen("acme")["jobs"]
+            assert job["job_id"] == ids[0]
+            assert [each["what"] for each in job["timeline"]] == [  # type: ignore[attr-defined]
+                "queued",
+                "started",
+                "first_token",
+                "succeeded",
+            ]
+            assert seen("other")["jobs"] == [], "a key without the scope `jobs`"
+            assert [each["tenant"] for each in seen("other")["accounts"]] == ["other"]
+            listed = http.get(f"{gateway.url}/v1/jobs?limit=5", headers=bearer(keys["acme"])).json()
+            assert [each["id"] for each in listed["data"]] == ids[:1]
+            none = http.get(f"{gateway.url}/v1/jobs", headers=bearer(keys["boss"])).json()
+            assert none == {"object": "list", "data": []}
+            bad = http.get(f"{gateway.url}/v1/jobs?limit=101", headers=bearer(keys["acme"]))
+            assert (bad.status_code, bad.json()["error"]["param"]) == (400, "limit")
 
 
 def test_its_stream_ends_when_the_gateway_stops(server: Server) -> None:
