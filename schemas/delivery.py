@@ -184,7 +184,10 @@ class JobStatus(Report):
 
 
 class AccountStatus(Report):
-    """The state of an account in one model's queue, and its use of the model. Days and months are UTC's."""
+    """The state of an account in one model's queue, and its use of the model.
+
+    Days and months are UTC's.
+    """
 
     name: str
     tenant: str
