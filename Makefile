@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser sanitize big-batch
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards sanitize big-batch
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -40,6 +40,10 @@ fuzz: .venv/installed
 browser: .venv/installed
 	$(BIN)/pip install --quiet "playwright>=1.50"
 	$(BIN)/pytest -n 0 tests/browser
+
+# The dashboards' queries, and each part killed, seen by a Prometheus (apt-get install prometheus).
+dashboards: .venv/installed
+	$(BIN)/pytest -n 0 tests/dashboards
 
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed

@@ -19,6 +19,7 @@ from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.client import Client
 from penstock.gateway.http.overview import look
 from penstock.gateway.tasks.due import server_time_ms
+from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import InvalidJob, PenstockError, QueueUnreachable
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, load_settings
@@ -91,6 +92,7 @@ async def of_redis(settings: DoctorSettings) -> AsyncIterator[Finding]:
             keys = await KeyStore(client.redis).texts()
             yield of_secret(settings, bool(keys))
             lanes = await look(client)
+            yield of_housekeeping(await HousekeepingSignature(client.redis).is_there())
         except (UnfitServer, QueueUnreachable) as error:
             text = error.message if isinstance(error, QueueUnreachable) else str(error)
             yield Finding("redis", "bad", f"{text} (--redis-url says where it is)")
@@ -103,6 +105,13 @@ async def of_redis(settings: DoctorSettings) -> AsyncIterator[Finding]:
         yield Finding("queue", "bad" if waiting and not count else "good", text)
     if not lanes:
         yield Finding("queue", "look", "no worker was ever here: start `penstock worker`")
+
+
+def of_housekeeping(is_there: bool) -> Finding:
+    if is_there:
+        return Finding("housekeeping", "good", "it does its chores")
+    text = "none runs: webhooks and batches wait; start `penstock housekeeping`"
+    return Finding("housekeeping", "look", text)
 
 
 def of_clocks(apart_s: float) -> Finding:

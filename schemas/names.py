@@ -23,6 +23,8 @@ NUM_QUEUED_TOKENS = "penstock:num_queued_tokens"
 HTTP_RESPONSES = "penstock:http_responses"
 JOBS_FOLLOWED = "penstock:jobs_followed"
 WORKERS_ALIVE = "penstock:workers_alive"
+QUEUE_REACHABLE = "penstock:queue_reachable"
+HOUSEKEEPING_ALIVE = "penstock:housekeeping_alive"
 DEAD_LETTERS = "penstock:dead_letters"
 UNHEALTHY_S = 10.0  # without a step for so long, with work to do
 

@@ -21,6 +21,7 @@ from penstock.gateway.client import Client
 from penstock.gateway.housekeeping.reconcile import Reconciler
 from penstock.gateway.tasks.due import Due
 from penstock.gateway.tasks.outbox import Ended, drain
+from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.gateway.webhooks.webhooks import Occurrence, Postman
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.queue.queue import Queue
@@ -77,6 +78,7 @@ class Chores:
         await _hand_over(ctx["redis"], self.postman.due, "deliver")
         if self.run is not None:
             await _hand_over(ctx["redis"], self.batches.due, "advance")
+        await HousekeepingSignature(self.client.redis).renew()
 
     async def keep_lanes(self, ctx: dict[str, ArqRedis]) -> None:
         """Reap and sweep every lane of every known model."""

@@ -71,6 +71,14 @@ class Metrics:
         self.followed = Gauge(
             names.JOBS_FOLLOWED, "Jobs whose end a caller waits for", registry=registry
         )
+        self.queue_reachable = Gauge(
+            names.QUEUE_REACHABLE, "1: this gateway reaches the queue", registry=registry
+        )
+        self.housekeeping_alive = Gauge(
+            names.HOUSEKEEPING_ALIVE,
+            "1: housekeeping did its chores in the last seconds",
+            registry=registry,
+        )
 
     def text(self, lanes: Sequence["LaneReport"]) -> bytes:
         """Return the metrics in Prometheus' form: the gateway's, the queue's and the workers'."""

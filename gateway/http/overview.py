@@ -12,6 +12,7 @@ from prometheus_client import Histogram
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.client import Client
 from penstock.gateway.http.metrics import LaneReport, Metrics, is_moving
+from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
 from penstock.schemas.openai import JsonObject
@@ -88,6 +89,7 @@ class Overview:
         return {
             "version": self._version,
             "now_ms": int(time.time() * 1000),
+            "has_housekeeping": await HousekeepingSignature(self._client.redis).is_there(),
             "models": [*models(lanes)],
             "workers": [*workers(lanes)],
             "latencies": {

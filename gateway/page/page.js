@@ -65,6 +65,7 @@ function show(seen) {
   const serving = seen.workers.filter((each) => each.state === "serving").length;
   if (!seen.workers.length) tell("no worker serves any model", "bad");
   else if (serving < seen.workers.length) tell(`${serving} of ${seen.workers.length} workers serve`, "warn");
+  else if (!seen.has_housekeeping) tell("no housekeeping runs: webhooks and batches wait", "warn");
   else tell(`${serving} ${serving === 1 ? "worker serves" : "workers serve"}`, "good");
   figures(seen);
   table("models", ["model", "queued", "running", "ended", "held back", "tokens/s", "crashes", "dead letters"],

@@ -1,11 +1,15 @@
 """Routes that tell if the gateway lives and if a job would start, its version, and metrics."""
 
+from contextlib import suppress
+
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open
+from penstock.gateway.http.metrics import LaneReport
 from penstock.gateway.http.overview import look
+from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import NoWorker, QueueUnreachable
 
 router = APIRouter(tags=["health"])
@@ -38,10 +42,13 @@ async def metrics(gateway: Open) -> Response:
 
     Where the queue cannot be reached, they are the gateway's own alone.
     """
-    try:
+    lanes, is_reached, has_housekeeping = list[LaneReport](), False, False
+    with suppress(QueueUnreachable):
         lanes = await look(gateway.client)
-    except QueueUnreachable:
-        lanes = []
+        has_housekeeping = await HousekeepingSignature(gateway.client.redis).is_there()
+        is_reached = True
+    gateway.metrics.queue_reachable.set(is_reached)
+    gateway.metrics.housekeeping_alive.set(has_housekeeping)
     return Response(gateway.metrics.text(lanes), media_type=CONTENT_TYPE_LATEST)
 
 

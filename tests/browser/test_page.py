@@ -14,7 +14,7 @@ from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
 
 from penstock.compose.server import Server
 from penstock.worker.bundled.paths import BUNDLED_MODEL
-from stage import GatewayProcess
+from stage import GatewayProcess, HousekeepingProcess
 from worker_process import WorkerProcess
 
 PATIENCE_MS = 20_000
@@ -35,7 +35,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def gateway(server: Server) -> Iterator[GatewayProcess]:
-    with GatewayProcess(server.url) as gateway:
+    with GatewayProcess(server.url) as gateway, HousekeepingProcess(server.url):
         yield gateway
 
 

@@ -11,6 +11,8 @@ import redis
 from api_keys import issue
 from penstock.compose.doctor import of_clocks
 from penstock.compose.server import Server
+from penstock.gateway.tasks.signature import SIGNATURE
+from stage import HousekeepingProcess, eventually
 from worker_process import WorkerProcess
 
 
@@ -33,13 +35,20 @@ def doctor(url: str, *flags: str, **environment: str) -> tuple[int, dict[str, li
 
 
 def test_where_all_is_well_nothing_is_bad() -> None:
-    with Server() as server, WorkerProcess(server.url).ready():
+    with (
+        Server() as server,
+        WorkerProcess(server.url).ready(),
+        HousekeepingProcess(server.url),
+        redis.Redis.from_url(server.url) as client,
+    ):
         issue(server.url)
+        eventually(lambda: client.exists(SIGNATURE) == 1, within_s=30)
         status, found = doctor(server.url, "--model", "penstock-5m")
     assert status == 0
     assert all(text.startswith("good: ") for texts in found.values() for text in texts), found
     assert found["queue"] == ["good: fake: workers that serve: 1; jobs that wait: 0"]
-    assert set(found) == {"redis", "clocks", "keys", "queue", "processor", "gpu", "model"}
+    parts = "redis clocks keys housekeeping queue processor gpu model"
+    assert set(found) == set(parts.split())
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
@@ -48,6 +57,7 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         status, found = doctor(server.url, "--model", str(tmp_path))
         assert status == 1 and "mamba" in found["model"][0]
         assert found["redis"][0].startswith("look: ") and "appendonly" in found["redis"][0]
+        assert found["housekeeping"][0].startswith("look: none runs")
         assert found["keys"][0].startswith("look: ") and found["queue"][0].startswith("look: ")
         issue(server.url)
         nowhere = {"PENSTOCK_SERVER_SECRET": "", "PENSTOCK_SERVER_SECRET_FILE": str(tmp_path / "x")}
