@@ -14,6 +14,7 @@ COMMANDS = {
     "housekeeping": ("gateway.housekeeping.main", "chores: sweeps, webhooks, batches"),
     "keys": ("gateway.commands.keys", "create, list and revoke API keys"),
     "doctor": ("compose.doctor", "whether Redis, keys, processor, GPU and a model are fit"),
+    "plan": ("compose.plan", "what memory a model needs, and what fits beside it"),
     "top": ("gateway.commands.top", "what runs now, live: models, queues, workers"),
     "webhooks": (
         "gateway.commands.webhooks",

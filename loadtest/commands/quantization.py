@@ -143,7 +143,7 @@ def _beside(found: float, plain: float) -> list[str]:
 def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | None, QuantizationRow]:
     engines = {name: engine_of(folder, name) for name in WEIGHTS}
     # Before any step: a head keeps the memory of its scores.
-    num_bytes = {name: _weight_bytes(engine) for name, engine in engines.items()}
+    num_bytes = {name: weight_bytes(engine) for name, engine in engines.items()}
     speeds = {count: _decoding(engines, count) for count in AT_ONCE}
     rows = {}
     for name, engine in engines.items():
@@ -229,7 +229,7 @@ def _losses(runner: ModelRunner, token_ids: list[int]) -> Tensor:
     return F.cross_entropy(torch.cat(logits), ids[1:], reduction="none")
 
 
-def _weight_bytes(engine: Engine) -> int:
+def weight_bytes(engine: Engine) -> int:
     decoder = _runner(engine).decoder
     assert isinstance(decoder, Decoder)
     parts = (decoder.embedding, decoder.layers, decoder.norm, decoder.head)

@@ -42,7 +42,7 @@ def build_engine(config: EngineConfig) -> Engine:
     step_tokens = max_step_tokens(config, decoder, device)
     num_blocks = _num_blocks(config, step_tokens, decoder, device)
     limits = EngineLimits(
-        max_model_len=_max_model_len(config, model, num_blocks),
+        max_model_len=length_that_fits(config, model, num_blocks),
         vocab_size=model.vocab_size,
         num_blocks=num_blocks,
         block_size=config.block_size,
@@ -106,9 +106,14 @@ def _num_blocks(
             if device.type == "cuda"
             else CPU_KV_CACHE_BYTES
         )
-    num_blocks = budget // block_bytes(config, model, decoder.dtype)
+    return blocks_in(budget, config, model, decoder.dtype)
+
+
+def blocks_in(budget: int, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Return how many blocks fit into so many bytes. Raises DoesNotFit where two do not."""
+    num_blocks = budget // block_bytes(config, model, dtype)
     if num_blocks < 2:
-        needed = 2 * block_bytes(config, model, decoder.dtype)
+        needed = 2 * block_bytes(config, model, dtype)
         raise DoesNotFit(
             f"kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks of "
             f"{config.block_size} tokens; give at least {needed}",
@@ -133,7 +138,7 @@ def _free_gpu_bytes(
     return int(total * config.gpu_memory_utilization) - peak - elsewhere
 
 
-def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+def length_that_fits(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
     """Return the length that was asked for, or else as much of the model's own as the cache holds.
 
     Raises DoesNotFit when the model or the cache cannot hold the length that was asked for.

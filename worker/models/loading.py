@@ -19,7 +19,12 @@ from penstock.worker.layers.rotary import RotaryTable
 from penstock.worker.models.config import NOTHING, ModelConfig, read_config
 from penstock.worker.models.decoder import Decoder
 from penstock.worker.models.errors import CannotQuantise, UnsupportedModel
-from penstock.worker.models.weights import DummyWeights, SafetensorsWeights, Weights
+from penstock.worker.models.weights import (
+    DummyWeights,
+    SafetensorsWeights,
+    ShapesOfWeights,
+    Weights,
+)
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
@@ -56,10 +61,26 @@ def load_decoder(
     else:
         weights = SafetensorsWeights(path)
         stored = weights.dtype()
-    computed = _DTYPES.get(dtype) or config.dtype or stored
+    computed = computed_dtype(dtype, config, stored)
+    return _Loader(config, weights, computed, place, arithmetic).decoder()
+
+
+def computed_dtype(asked: Dtype, config: ModelConfig, stored: torch.dtype) -> torch.dtype:
+    """Return the type of weights and cache: the one asked for, the configuration's, or the files'.
+
+    Raises UnsupportedModel.
+    """
+    computed = _DTYPES.get(asked) or config.dtype or stored
     if computed not in _DTYPES.values():
         raise UnsupportedModel("dtype", computed, f"{', '.join(_DTYPES)}; ask for one of them")
-    return _Loader(config, weights, computed, place, arithmetic).decoder()
+    return computed
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor that such a model loads; nothing is read or computed."""
+    weights = ShapesOfWeights()
+    _Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
+    return weights.shapes
 
 
 def _refuse_widths(config: ModelConfig, device: torch.device, arithmetic: Arithmetic) -> None:

@@ -1,0 +1,203 @@
+"""`penstock plan`: tells what memory a model needs and what fits, before any weight is loaded."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, JsonValue
+from pydantic_settings import NoDecode
+from rich.console import Console
+from rich.table import Table
+
+from penstock.schemas.errors import InvalidJob, PenstockError
+from penstock.schemas.process.start import Settings, load_settings, object_of
+
+PROGRAM = "penstock plan"
+GIB = 2**30
+EMBEDDING = "model.embed_tokens.weight"
+
+
+class PlanSettings(Settings):
+    """Tell what memory a model needs and what fits beside it. Nothing of it is loaded.
+
+    The exit status is 1 where it does not fit.
+    """
+
+    model: str = Field(description="as a worker's --model")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="what the worker is to run on")
+    memory: ByteSize | None = Field(
+        None, description="of it, as 80GiB; none: this machine's, and a GPU's must be given"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="of weights and cache; auto: the checkpoint's own"
+    )
+    quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
+        None, description="bits of the weights' numbers, on a CPU"
+    )
+    hf_overrides: Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)] = Field(
+        default_factory=dict, description="JSON: fields of config.json that are to be others"
+    )
+    max_model_len: int | None = Field(None, ge=1, description="as the worker's")
+    block_size: int = Field(16, ge=1, description="as the worker's")
+    kv_cache_memory_bytes: ByteSize | None = Field(None, ge=1, description="as the worker's")
+    gpu_memory_utilization: float = Field(0.92, gt=0, le=1, description="as the worker's")
+    max_num_seqs: int = Field(256, ge=1, description="as the worker's")
+    typical_len: int = Field(
+        1024, ge=1, description="tokens of a usual request with its answer, to count how many fit"
+    )
+    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The sizes of a worker. Its weights may take a few per cent more where they are packed."""
+
+    model: str
+    family: str
+    num_parameters: int
+    dtype: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    num_blocks: int
+    num_kv_tokens: int
+    max_model_len: int
+    num_longest_seqs: int
+    num_typical_seqs: int
+    memory_bytes: int
+    is_enough: bool
+
+
+def main(argv: Sequence[str]) -> int:
+    settings = load_settings(PlanSettings, PROGRAM, argv)
+    if settings.device == "cuda" and settings.memory is None:
+        print(f"{PROGRAM}: --memory: give the GPU's, as in --memory 80GiB", file=sys.stderr)
+        return 2
+    from penstock.worker.models.errors import ModelError
+
+    try:
+        plan = plan_of(settings)
+    except (InvalidJob, PenstockError, ModelError, OSError, ValueError) as error:
+        print(f"{PROGRAM}: {getattr(error, 'message', error)}", file=sys.stderr)
+        return 1
+    if settings.as_json:
+        print(json.dumps(asdict(plan)))
+    else:
+        Console().print(_table(plan, settings))
+    return 0 if plan.is_enough else 1
+
+
+def plan_of(settings: PlanSettings) -> MemoryPlan:
+    """Return the plan, by the rules by which a worker sizes itself.
+
+    Raises InvalidJob, a ModelError, and DoesNotFit where not even two blocks do.
+    """
+
+    from penstock.worker.engine.build import (
+        CPU_KV_CACHE_BYTES,
+        block_bytes,
+        blocks_in,
+        length_that_fits,
+    )
+    from penstock.worker.engine.config import EngineConfig
+    from penstock.worker.models.config import read_config
+    from penstock.worker.models.loading import computed_dtype, tensor_shapes
+    from penstock.worker.models.weights import SafetensorsWeights
+    from penstock.worker.process.settings import model_folder
+
+    folder = model_folder(settings.model)
+    model = read_config(folder, settings.hf_overrides)
+    asked = "bfloat16" if settings.quantization else settings.dtype
+    dtype = computed_dtype(asked, model, SafetensorsWeights(folder).dtype())
+    shapes = tensor_shapes(model)
+    own = None if model.tie_word_embeddings else EMBEDDING  # a tied one has the head's numbers
+    weight_bytes = sum(
+        _num_bytes(name, shape, dtype.itemsize, None if name == own else settings.quantization)
+        for name, shape in shapes.items()
+    )
+    memory = settings.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    budget: int = settings.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
+    if settings.device == "cuda" and settings.kv_cache_memory_bytes is None:
+        budget = max(0, int(memory * settings.gpu_memory_utilization) - weight_bytes)
+    config = EngineConfig(
+        folder,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        kv_cache_memory_bytes=budget,
+    )
+    num_blocks = blocks_in(budget, config, model, dtype)
+    length = length_that_fits(config, model, num_blocks)
+
+    def num_seqs(tokens: int) -> int:
+        return min(settings.max_num_seqs, num_blocks // -(-tokens // settings.block_size))
+
+    cache_bytes = num_blocks * block_bytes(config, model, dtype)
+    return MemoryPlan(
+        model=settings.model,
+        family=model.family,
+        num_parameters=sum(prod(shape) for shape in shapes.values()),
+        dtype=settings.quantization or str(dtype).removeprefix("torch."),
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=block_bytes(config, model, dtype) // settings.block_size,
+        kv_cache_bytes=cache_bytes,
+        num_blocks=num_blocks,
+        num_kv_tokens=num_blocks * settings.block_size,
+        max_model_len=length,
+        num_longest_seqs=num_seqs(length),
+        num_typical_seqs=num_seqs(min(settings.typical_len, length)),
+        memory_bytes=memory,
+        is_enough=weight_bytes + cache_bytes <= memory,
+    )
+
+
+def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: str | None) -> int:
+    """Return what a tensor takes. Of 4-bit models the head has 8 bits, and norms stay as they are."""
+    from penstock.kernels.panel_linear import PACKINGS
+
+    count = prod(shape)
+    if quantization is None or len(shape) == 1:
+        return count * itemsize
+    is_head = name in (EMBEDDING, "lm_head.weight")
+    packing = PACKINGS["int8" if is_head else quantization]
+    scales = shape[0] * -(-shape[1] // (packing.group or shape[1]))
+    return count * packing.bits // 8 + scales * 2
+
+
+def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    where = "GPU's" if settings.device == "cuda" else "machine's"
+    rest = plan.memory_bytes - plan.weight_bytes - plan.kv_cache_bytes
+    rows = [
+        ("model", f"{plan.model} ({plan.family}), {plan.num_parameters / 1e6:,.1f} M parameters"),
+        ("weights", f"{_size(plan.weight_bytes)} in {plan.dtype}"),
+        ("KV of a token", f"{plan.kv_bytes_per_token:,} bytes"),
+        (
+            "KV cache",
+            f"{_size(plan.kv_cache_bytes)}: {plan.num_blocks:,} blocks, "
+            f"{plan.num_kv_tokens:,} tokens",
+        ),
+        ("context", f"{plan.max_model_len:,} tokens"),
+        ("at once, longest", f"{plan.num_longest_seqs:,} sequences of {plan.max_model_len:,}"),
+        ("at once, usual", f"{plan.num_typical_seqs:,} sequences of {settings.typical_len:,}"),
+        ("memory", f"{_size(plan.memory_bytes)}, the {where}; {_size(max(0, rest))} are left"),
+    ]
+    if settings.device == "cuda":
+        rows.append(("", "a worker takes off what its largest step needs, and fits fewer blocks"))
+    if not plan.is_enough:
+        lacks = f"{_size(-rest)} are lacking: try --quantization, a smaller --dtype or less for"
+        rows.append(("[bold red]does not fit", f"[bold red]{lacks} --kv-cache-memory-bytes"))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:,.2f} GiB" if count >= GIB / 10 else f"{count / 2**20:,.1f} MiB"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""`penstock plan` says beforehand what a worker then takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import judges
+from penstock.compose import plan
+from penstock.loadtest.commands.quantization import weight_bytes
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.layers.arithmetic import Quantization
+
+CACHE = 3 * 2**20
+
+
+def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, int]:
+    assert plan.main([*words, "--json"]) == 0
+    made: dict[str, int] = json.loads(capsys.readouterr().out)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        ("bundled", None),
+        ("bundled", "int8"),
+        ("bundled", "int4_g64"),
+        ("qwen2", None),
+        ("qwen3", None),
+    ],
+)
+def test_a_worker_takes_what_was_planned(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    family: str,
+    quantization: Quantization | None,
+) -> None:
+    folder = BUNDLED_MODEL
+    if family != "bundled":
+        judges.build(family).bfloat16().save_pretrained(folder := tmp_path)
+    config = EngineConfig(
+        folder, block_size=32, kv_cache_memory_bytes=CACHE, quantization=quantization, device="cpu"
+    )
+    engine = build_engine(config)
+    flags = ["--block-size", "32", "--kv-cache-memory-bytes", str(CACHE)]
+    flags += ["--quantization", quantization] if quantization else []
+    made = planned(capsys, "--model", str(folder), *flags)
+    assert made["num_blocks"] == engine.limits.num_blocks
+    assert made["max_model_len"] == engine.limits.max_model_len
+    assert made["weight_bytes"] == pytest.approx(weight_bytes(engine), rel=0.05)
+
+
+def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    bundled = ["--model", "penstock-5m"]
+    assert plan.main([*bundled, "--memory", "100MiB"]) == 1
+    assert "are lacking" in capsys.readouterr().out
+    assert plan.main([*bundled, "--kv-cache-memory-bytes", "1000"]) == 1
+    assert "kv_cache_memory_bytes: 1000 bytes hold 0 blocks" in capsys.readouterr().err
+    assert plan.main([*bundled, "--max-model-len", "100000"]) == 1
+    assert "max_model_len: 100000" in capsys.readouterr().err
+    assert plan.main(["--model", "no/where/to"]) == 1
+    assert plan.main([*bundled, "--device", "cuda"]) == 2
+    assert "--memory 80GiB" in capsys.readouterr().err
