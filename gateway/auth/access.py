@@ -22,7 +22,13 @@ from penstock.schemas.job import DEFAULT_TENANT, TRACEPARENT, PriorityClass
 from penstock.schemas.keys import READY
 
 PAGE_PATHS = frozenset({"/", "/page/page.css", "/page/page.js"})  # the page asks for a key itself
-OPEN_PATHS = PAGE_PATHS | {"/health", "/health/live", "/health/ready", "/ping"}
+OPEN_PATHS = PAGE_PATHS | {
+    "/health",
+    "/health/live",
+    "/health/queue",
+    "/health/ready",
+    "/ping",
+}
 OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
 # The first entry that a path begins with names the scope its key needs; other paths take any key.

@@ -1,4 +1,4 @@
-"""Routes that tell if the gateway lives and if a job would start, its version, and metrics."""
+"""Routes of health: if the gateway lives, takes jobs, would start one; its version, and metrics."""
 
 from contextlib import suppress
 
@@ -29,6 +29,13 @@ async def ready(gateway: Open) -> Response:
     if not any(lane.staff for lane in await look(gateway.client)):
         raise NoWorker("no worker serves any model at present", retry_after_ms=1000)
     return _json({"status": "ready"})
+
+
+@router.get("/health/queue")
+async def queue(gateway: Open) -> Response:
+    """Answer 200 where the queue is reached, so that jobs are taken, be there a worker or none."""
+    await gateway.client.models()
+    return _json({"status": "ok"})
 
 
 @router.get("/version")

@@ -1,7 +1,8 @@
-"""The pages that are made of the code; run as a program it writes them into docs/."""
+"""The pages that are made of the code, and a file of the chart; run as a program it writes them."""
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import fill
 
@@ -12,6 +13,7 @@ if __name__ == "__main__":
 from prometheus_client.core import Metric  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
 
+from penstock.compose.acl import ROLES, line  # noqa: E402
 from penstock.compose.local import LocalSettings  # noqa: E402
 from penstock.gateway.housekeeping.main import HousekeepingSettings  # noqa: E402
 from penstock.gateway.http.metrics import Metrics  # noqa: E402
@@ -101,6 +103,21 @@ def _wire_name(metric: Metric) -> str:
     return metric.name + ("_total" if metric.type == "counter" else "")
 
 
+def chart_users() -> str:
+    """The bundled Redis's users; for the digest of a password stands `ROLE-password`."""
+    lines = [
+        re.sub("#[0-9a-f]{64}", f"#{role.name}-password", line(role, "", has_waitaof=True))
+        for role in ROLES
+    ]
+    return "\n".join(["user default off", *lines, ""])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/settings.md": settings_page,
+    "docs/metrics.md": metrics_page,
+    "compose/chart/files/users.acl": chart_users,
+}
+
 if __name__ == "__main__":
-    (ROOT / "docs" / "settings.md").write_text(settings_page())
-    (ROOT / "docs" / "metrics.md").write_text(metrics_page())
+    for name, made in PAGES.items():
+        (ROOT / name).write_text(made())

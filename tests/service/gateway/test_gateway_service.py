@@ -21,7 +21,7 @@ from penstock.schemas.process.start import load_settings
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
 TEXT = {"model": MODEL, "prompt": "hi"}
-OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
+OPEN_PATHS = ("/health", "/health/live", "/health/queue", "/health/ready", "/ping")
 KEYED_PATHS = (
     "/version",
     "/metrics",
@@ -53,11 +53,14 @@ def http(actor: Actor) -> Iterator[httpx.Client]:
 def test_it_is_ready_while_a_worker_lives() -> None:
     with Server() as server, GatewayProcess(server.url) as gateway:
         statuses = {path: httpx.get(gateway.url + path).status_code for path in OPEN_PATHS}
-        assert statuses == {"/health": 200, "/health/live": 200, "/health/ready": 503, "/ping": 200}
+        assert statuses == dict.fromkeys(OPEN_PATHS, 200) | {"/health/ready": 503}
         with Actor(server.url):
             eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 200)
             assert httpx.get(gateway.url + "/health/ready").json()["status"] == "ready"
         eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 503)
+        server.kill()
+        eventually(lambda: httpx.get(gateway.url + "/health/queue").status_code == 503)
+        assert httpx.get(gateway.url + "/health/live").status_code == 200
 
 
 def test_without_a_worker_a_caller_is_told_and_a_background_job_waits() -> None:
