@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards sanitize big-batch
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards sanitize big-batch scaling
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -54,6 +54,10 @@ sanitize: .venv/installed
 # A batch of as many lines as one may have, with its housekeeping killed in the middle.
 big-batch: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.big_batch --lines $(or $(LINES),50000)
+
+# Workers of the fake model, scaled by the chart's rule from none to MOST and back, twice.
+scaling: .venv/installed
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.scaling --jobs $(or $(JOBS),60) --most $(or $(MOST),3)
 
 # The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names. Durability
 # fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2.
