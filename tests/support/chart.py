@@ -62,7 +62,8 @@ class Places:
     """Where on this machine what a pod has is: the Secret's files, folders, and Redis."""
 
     def __init__(self, manifests: list[Manifest], folder: Path, redis_port: int) -> None:
-        self._secret: dict[str, str] = of_kind(manifests, "Secret")["penstock-secrets"]["stringData"]
+        (made,) = of_kind(manifests, "Secret").values()
+        self._secret: dict[str, str] = made["stringData"]
         self.mounts = {f"/{name}": str(folder / name) for name in ("secrets", "files", "data")}
         for each in self.mounts.values():
             Path(each).mkdir()
