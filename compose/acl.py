@@ -21,7 +21,7 @@ from penstock.schemas.script import SCRIPTS
 PROGRAM = "penstock acl"
 CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also in a table that is unpacked
 LANES = f"{NAMESPACE}:{{*:*}}:*"  # every key and channel of every lane
-EVERYBODY = "auth hello ping echo select eval evalsha info role cluster|slots pubsub|numsub"
+EVERYBODY = "auth hello ping echo select eval evalsha info role wait cluster|slots pubsub|numsub"
 HEARS = "subscribe unsubscribe"
 
 
@@ -70,7 +70,9 @@ class AclSettings(Settings):
     stay as they are.
     """
 
-    fsync: bool = Field(False, description="for durability=fsync: WAITAOF, which old servers lack")
+    fsync: bool = Field(
+        False, description="for durability=fsync and replicas: WAITAOF, which old servers lack"
+    )
     into: Path | None = Field(None, description="a folder for files of mode 0600")
     redis_at: str = Field("127.0.0.1:6379", description="the server's address, for the files")
 

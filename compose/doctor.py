@@ -24,7 +24,8 @@ from penstock.schemas.errors import InvalidJob, PenstockError, QueueUnreachable
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, load_settings
 from penstock.schemas.redis.connection import Connection
-from penstock.schemas.redis.server_check import Durability, UnfitServer, check_servers
+from penstock.schemas.redis.group_sync import Durability
+from penstock.schemas.redis.server_check import UnfitServer, check_disks, check_servers
 from penstock.schemas.redis.url import RedisUrlSetting, shown
 from penstock.schemas.secret import BadSecret
 
@@ -37,13 +38,16 @@ COLOURS: dict[Verdict, str] = {"good": "green", "look": "yellow", "bad": "bold r
 class DoctorSettings(SecretSettings):
     """Look whether Redis, keys, processor, GPU and a model are fit, and change nothing.
 
+    With a --durability other than server it writes one key for a minute, to see that it is kept.
     The exit status is 1 where one of them is bad.
     """
 
     redis_url: RedisUrlSetting = Field(
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
-    durability: Durability = Field("server", description="as the gateway's")
+    durability: Durability = Field(
+        "server", description="as the gateway's; others than server are tried out by a write"
+    )
     model: str | None = Field(None, description="a model to look at, named as a worker's --model")
     as_json: bool = Field(False, alias="json", description="JSON instead of a table")
 
@@ -84,7 +88,10 @@ async def of_redis(settings: DoctorSettings) -> AsyncIterator[Finding]:
             warnings = await check_servers(client.redis, settings.durability)
             for warning in warnings:
                 yield Finding("redis", "look", warning)
-            if not warnings:
+            faults = await check_disks(client.redis, settings.durability)
+            for fault in faults:
+                yield Finding("redis", "bad", fault)
+            if not warnings and not faults:
                 yield Finding("redis", "good", f"{url} can keep the queue's promises")
             asked_ms = time.time() * 1000
             apart_s = (await server_time_ms(Connection(client.redis)) - asked_ms) / 1000

@@ -36,8 +36,7 @@ from penstock.schemas.model import ModelCard
 from penstock.schemas.queue.queue import Queue
 from penstock.schemas.queue.refusal import refusal
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.redis.group_sync import GroupSync, Mark, NoSync, Sync
-from penstock.schemas.redis.server_check import Durability
+from penstock.schemas.redis.group_sync import Durability, Mark, sync_for
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.sampling import SamplingParams
 from penstock.schemas.trace_context import current_traceparent
@@ -66,7 +65,11 @@ class Client:
         durability: Durability = "server",
         max_queued_tokens: int | None = None,
     ) -> None:
-        """Make a client. With durability `fsync` all that it returns is on the server's disk."""
+        """Make a client.
+
+        With durability `fsync` all that it returns is on the server's disk, with `replicas` on that
+        of a replica too.
+        """
         self.redis = redis
         self.tenant = tenant
         self.max_queued = max_queued
@@ -75,7 +78,7 @@ class Client:
         self.name = secrets.token_hex(8)
         self._lanes = Lanes(redis)
         self._subscription = Subscription(redis, silence_s, max_unread)
-        self._disk: Sync = GroupSync(redis) if durability == "fsync" else NoSync()
+        self._disk = sync_for(redis, durability)
         self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
         self.off_loop = OffLoop()
 
@@ -222,6 +225,7 @@ class Client:
             await self._subscription.subscribe(reply_to)
         dumped = await self.off_loop.run(job.guess_bytes(), job.dump_and_digest)
         mark = await self._disk.begin(queue.lane.prefix)
+        await self._disk.prove(mark)  # else refused jobs would run, and each be submitted again
         answer = await queue.enqueue(
             job,
             reply_to,

@@ -21,6 +21,7 @@ PenstockError
 |   +-- DeadlineUnmeetable 429
 |   +-- NoWorker 503
 |   +-- QueueUnreachable 503
+|   |   +-- NotDurable 503      written, perhaps, but not known to be where `durability` wants it
 |   +-- GatewayStopped 503      the gateway ended before it could answer
 |   +-- ModelChanged 503        another model is served in place of the job's
 +-- NotServed 501               this server is not set up for it
@@ -197,6 +198,12 @@ class NoWorker(Unavailable):
 class QueueUnreachable(Unavailable):
     code = "queue_unreachable"
     status = 503
+
+
+class NotDurable(QueueUnreachable):
+    """Raised where an answer would promise more than is known. It may be there all the same."""
+
+    code = "not_durable"
 
 
 class GatewayStopped(Unavailable):

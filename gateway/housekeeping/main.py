@@ -25,8 +25,8 @@ from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import load_settings, write_log_to_stderr
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.redis.group_sync import GroupSync, NoSync, Sync
-from penstock.schemas.redis.server_check import Durability, UnfitServer, check_when_reached
+from penstock.schemas.redis.group_sync import Durability, sync_for
+from penstock.schemas.redis.server_check import UnfitServer, check_when_reached
 from penstock.schemas.redis.url import RedisUrlSetting
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,9 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     durability: Durability = Field(
-        "server", description="fsync: tell webhooks what is on the server's disk alone"
+        "server",
+        description="fsync: tell webhooks what is on the server's disk alone; "
+        "replicas: and on the disk of one that follows it",
     )
     chores_redis_url: str | None = Field(
         None,
@@ -127,7 +129,7 @@ def worker(settings: HousekeepingSettings) -> Worker:
     async def say(ctx: dict[str, ArqRedis]) -> None:
         log.info("housekeeping started its chores")
 
-    disk: Sync = GroupSync(client.redis) if settings.durability == "fsync" else NoSync()
+    disk = sync_for(client.redis, settings.durability)
     chores = Chores(client, postman, batches, Reconciler(client.redis), disk, run)
     return Worker(
         functions=chores.on_call(),

@@ -10,7 +10,7 @@ from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, words_of
 from penstock.schemas.process.tracing import TracingSettings
-from penstock.schemas.redis.server_check import Durability
+from penstock.schemas.redis.group_sync import Durability
 from penstock.schemas.redis.url import RedisUrlSetting
 
 
@@ -26,7 +26,9 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
         ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
     )
     durability: Durability = Field(
-        "server", description="fsync: accept and show only what is on the server's disk"
+        "server",
+        description="fsync: accept and show only what is on the server's disk; "
+        "replicas: and on the disk of one that follows it",
     )
     api_key: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list, description="keys that are let in; none: everybody is"

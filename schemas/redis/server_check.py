@@ -3,18 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Iterator
-from typing import Literal
 
 from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.keys import Lane
+from penstock.schemas.redis.group_sync import UNKNOWN, Durability, sync_for
 from penstock.schemas.redis.link import Link, LinkLost, ServerRefused, pack
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import Address, Kind
 
-Durability = Literal["server", "fsync"]
 log = logging.getLogger(__name__)
 OLDEST = (6, 2)
 RETRY_S = 1.0
 LOGIN = {"NOAUTH", "WRONGPASS"}
+TAGS = 1024  # hash tags, of which some lie on every server of a cluster
 Facts = dict[str, str]
 
 
@@ -52,7 +53,10 @@ async def check_servers(redis: Redis, durability: Durability = "server") -> list
 
 
 async def check_when_reached(redis: Redis, durability: Durability = "server") -> list[str]:
-    """Call `check_servers` until a server answers, and log the wait. Raises UnfitServer."""
+    """Call `check_servers` until a server answers, and return its warnings. Raises UnfitServer.
+
+    The wait is logged, and so is what `check_disks` finds.
+    """
     is_told = False
     while True:
         try:
@@ -65,7 +69,36 @@ async def check_when_reached(redis: Redis, durability: Durability = "server") ->
         else:
             if is_told:
                 log.info("Redis is reached")
+            await check_disks(redis, durability)
             return warnings
+
+
+async def check_disks(redis: Redis, durability: Durability) -> list[str]:
+    """Wait once on each primary as answers will, and return what would keep them back.
+
+    It may pass, as a replica that restarts does, and so no process ends for it.
+    """
+    if durability == "server":
+        return []
+    sync = sync_for(redis, durability)
+
+    async def prove(lane: Lane) -> str:
+        try:
+            await sync.prove(await sync.begin(lane.prefix))
+        except QueueUnreachable as error:
+            return error.message
+        return ""
+
+    try:
+        lanes = {
+            await redis.find(lane.prefix): lane for lane in (Lane("check", n) for n in range(TAGS))
+        }
+        told = await asyncio.gather(*map(prove, lanes.values()))
+    except (LinkLost, ServerRefused) as error:
+        told = [f"Redis could not be reached: {error}"]
+    finally:
+        sync.close()
+    return [f"durability {durability}: {fault}" for fault in told if fault]
 
 
 async def _addresses(redis: Redis) -> tuple[Address, ...]:
@@ -89,8 +122,8 @@ async def _check(link: Link, address: Address, kind: Kind, durability: Durabilit
             raise UnfitServer(f"{address}: {sentence}")
         if facts.get("aof_enabled") == "0":
             warnings.append(f"{address}: appendonly is no: jobs are lost when the server ends")
-    if durability == "fsync":
-        await _check_fsync(link, address, facts)
+    if durability != "server":
+        warnings += await _check_durability(link, address, facts, durability)
     return warnings
 
 
@@ -108,27 +141,54 @@ def _faults(facts: Facts, kind: Kind) -> Iterator[str]:
         yield "it is no cluster; the URL of a single server begins with redis://"
 
 
-async def _check_fsync(link: Link, address: Address, facts: Facts) -> None:
-    """Require WAITAOF, or an append-only file that is written through before every reply.
+async def _check_durability(
+    link: Link, address: Address, facts: Facts, durability: Durability
+) -> list[str]:
+    """Require what the server needs for `fsync` or `replicas`, and return warnings.
 
+    Without WAITAOF `fsync` needs an append-only file that is written through before every reply.
     Raises UnfitServer.
     """
     if facts.get("aof_enabled") == "0":
-        raise UnfitServer(f"{address}: durability fsync needs appendonly yes")
+        raise UnfitServer(f"{address}: durability {durability} needs appendonly yes")
+    is_written_through = await _is_written_through(link)
+    warnings = []
+    if not is_written_through and _is_early(facts):
+        warnings.append(
+            f"{address}: WAITAOF of this version answers before the disk has it, unless appendfsync"
+            " is always; set that here and on all replicas"
+        )
+    if facts.get("role") == "slave":  # it takes no WAITAOF
+        return warnings
     try:
         await link.ask(pack("WAITAOF", 0, 0, 0))
-        return
-    except ServerRefused as refusal:
-        lacking = str(refusal)
-    try:
-        reply = await link.ask(pack("CONFIG", "GET", "appendfsync"))
-    except ServerRefused as error:
-        reply = [str(error).encode()]
-    if reply != [b"appendfsync", b"always"]:
+    except ServerRefused as lacking:
+        if durability == "replicas" and UNKNOWN in str(lacking):
+            return [f"{address} has no WAITAOF: what is answered is in a replica's memory alone"]
+        if durability == "fsync" and is_written_through:
+            return []
+        instead = ", or appendfsync always" if durability == "fsync" else ""
         raise UnfitServer(
-            f"{address}: durability fsync needs WAITAOF, of Redis 7.2 or newer or Valkey, "
-            f"or appendfsync always; {lacking}"
-        )
+            f"{address}: durability {durability} needs WAITAOF, of Redis 7.2 or newer or Valkey"
+            f"{instead}; {lacking}"
+        ) from lacking
+    return warnings
+
+
+def _is_early(facts: Facts) -> bool:
+    """Return whether WAITAOF answers once the file is written, though the disk is yet to follow.
+
+    So it is with appendfsync everysec, in Redis 7.4 (https://github.com/redis/redis/pull/13793) and
+    in Valkey up to 9.1 at least.
+    """
+    return "valkey_version" in facts or facts.get("redis_version", "").startswith("7.4.")
+
+
+async def _is_written_through(link: Link) -> bool:
+    try:
+        return await link.ask(pack("CONFIG", "GET", "appendfsync")) == [b"appendfsync", b"always"]
+    except ServerRefused:
+        return False
 
 
 def _parse(reply: object) -> Facts:

@@ -38,7 +38,7 @@ from faults.schedule import KINDS, Fault, Schedule, inject, schedule
 from faults.tenants import SECRET, Tenant, check_accounts, check_apart, enroll, used
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
-from penstock.schemas.redis.server_check import Durability
+from penstock.schemas.redis.group_sync import Durability
 
 WORKER = (
     "--drain-s",

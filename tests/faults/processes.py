@@ -24,7 +24,7 @@ import redis
 from faults.proxy import Proxy
 from penstock.compose.server import Server
 from penstock.schemas.keys import Lane
-from penstock.schemas.redis.server_check import Durability
+from penstock.schemas.redis.group_sync import Durability
 from worker_process import child_of, until
 
 PATIENCE_S = 100.0

@@ -1,5 +1,6 @@
 """`penstock doctor` finds what is wrong, by name, and only that."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import redis
 
 from api_keys import issue
-from penstock.compose.doctor import of_clocks
+from penstock.compose.doctor import DoctorSettings, Finding, of_clocks, of_redis
 from penstock.compose.server import Server
 from penstock.gateway.tasks.signature import SIGNATURE
 from stage import HousekeepingProcess, eventually
@@ -69,6 +70,16 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         assert status == 1 and "maxmemory-policy is allkeys-lru" in found["redis"][0]
     status, found = doctor("redis://127.0.0.1:1")
     assert status == 1 and found["redis"][0].startswith("bad: ")
+
+
+def test_a_primary_without_a_replica_is_bad_where_replicas_are_waited_for() -> None:
+    async def redis_of(settings: DoctorSettings) -> list[Finding]:
+        return [each async for each in of_redis(settings) if each.of == "redis"]
+
+    with Server(options={"appendfsync": "always"}) as server:
+        settings = DoctorSettings(redis_url=f"{server.url}?timeout_s=1", durability="replicas")
+        (found,) = asyncio.run(redis_of(settings))
+    assert found.verdict == "bad" and f"127.0.0.1:{server.port} has no replica" in found.text
 
 
 def test_clocks_that_are_apart_are_told() -> None:

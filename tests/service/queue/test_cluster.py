@@ -10,10 +10,11 @@ import redis.crc
 from cluster import NODE_TIMEOUT_MS, Cluster
 from faults.reference import answer
 from penstock.gateway.client import Client
-from penstock.schemas.errors import JobNotFound, Unavailable
+from penstock.schemas.errors import JobNotFound, NotDurable, Unavailable
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
 from penstock.schemas.redis.cluster import slot_of
+from penstock.schemas.redis.server_check import check_disks
 from penstock.schemas.sampling import SamplingParams
 from worker_process import WorkerProcess
 
@@ -107,6 +108,27 @@ def test_lanes_lie_on_every_server_and_their_jobs_end(cluster: Cluster) -> None:
         await all_lanes_come_to_rest(client)
 
     over(cluster, test)
+
+
+def test_each_lane_waits_for_a_replica_of_its_own_server(cluster: Cluster) -> None:
+    """Of these servers one has a replica."""
+    has, lacks = (
+        next(lane for lane in LANES if cluster.owner(slot(lane)) is each)
+        for each in cluster.primaries[:2]
+    )
+
+    async def main() -> None:
+        async with Client.from_url(cluster.url, durability="replicas") as client:
+            job = job_in(has, 1)
+            await client.submit(job)
+            assert await text_of(client, job.job_id) == expected(1)
+            with pytest.raises(NotDurable, match=rf"{cluster.primaries[1].port} has no replica"):
+                await client.submit(job_in(lacks, 1))
+            faults = await check_disks(client.redis, "replicas")
+            named = [str(each.port) for each in cluster.primaries[1:]]
+            assert sorted(text.split(" has no replica")[0][-5:] for text in faults) == sorted(named)
+
+    asyncio.run(main())
 
 
 def test_a_slot_moves_key_by_key_while_its_jobs_run(cluster: Cluster) -> None:

@@ -18,21 +18,12 @@ from penstock.gateway.client import Client
 from penstock.schemas.errors import QueueUnreachable, Unavailable
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.redis.connection import Connection, connect
+from replica import command, facts, pair
 from worker_process import WorkerProcess
 
 SERVER_PEM = SUPPORT / "tls_server.pem"
 CLIENT_PEM = SUPPORT / "tls_client.pem"
 MAX_TOKENS = 100
-
-
-@contextmanager
-def pair() -> Iterator[tuple[Server, Server]]:
-    """A primary, and a replica that has caught up with it."""
-    at_once = {"repl-diskless-sync-delay": "0"}  # else either waits 5 s for more replicas
-    with Server(options=at_once) as primary, Server(options=at_once) as replica:
-        command(replica, "REPLICAOF", "127.0.0.1", primary.port)
-        until(lambda: facts(replica).get("master_link_status") == "up", "the replica to follow")
-        yield primary, replica
 
 
 @contextmanager
@@ -57,17 +48,6 @@ def sentinel(primary: Server, folder: Path) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-def command(server: Server, *words: str | int) -> object:
-    with redis.Redis(port=server.port, decode_responses=True) as client:
-        return client.execute_command(*words)
-
-
-def facts(server: Server) -> dict[str, object]:
-    with redis.Redis(port=server.port) as client:
-        found: dict[str, object] = client.info("replication")
-    return found
 
 
 async def jobs_outlive(client: Client, harm: Callable[[], None]) -> None:
@@ -117,7 +97,7 @@ def over(url: str, test: Callable[[Client], Awaitable[None]]) -> None:
 
 
 def test_of_several_hosts_the_promoted_replica_is_found() -> None:
-    with pair() as (primary, replica):
+    with pair() as (primary, replica, _):
 
         def fail_over() -> None:
             primary.kill()
@@ -128,7 +108,7 @@ def test_of_several_hosts_the_promoted_replica_is_found() -> None:
 
 
 def test_a_primary_that_steps_down_is_left_for_the_new_one() -> None:
-    with pair() as (primary, replica):
+    with pair() as (primary, replica, _):
 
         def step_down() -> None:
             command(replica, "REPLICAOF", "NO", "ONE")
@@ -139,14 +119,14 @@ def test_a_primary_that_steps_down_is_left_for_the_new_one() -> None:
 
 
 def test_sentinels_say_who_is_primary_after_the_old_one_died(tmp_path: Path) -> None:
-    with pair() as (primary, replica), sentinel(primary, tmp_path) as port:
+    with pair() as (primary, replica, _), sentinel(primary, tmp_path) as port:
         url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/queue?timeout_s=2"
         over(url, lambda client: jobs_outlive(client, primary.kill))
         assert facts(replica)["role"] == "master"
 
 
 def test_without_a_primary_the_complaint_names_every_server() -> None:
-    with pair() as (primary, replica):
+    with pair() as (primary, replica, _):
         primary.kill()
 
         async def main() -> None:

@@ -11,7 +11,8 @@ from cluster import start_node
 from paths import ROOT
 from penstock.compose.server import Server
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.redis.server_check import Durability, UnfitServer, check_servers
+from penstock.schemas.redis.group_sync import Durability
+from penstock.schemas.redis.server_check import UnfitServer, check_servers
 
 
 def checked(url: str, durability: Durability = "server") -> list[str]:
