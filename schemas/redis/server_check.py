@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 OLDEST = (6, 2)
 RETRY_S = 1.0
 LOGIN = {"NOAUTH", "WRONGPASS"}
-TAGS = 1024  # hash tags, of which some lie on every server of a cluster
+# Lanes of no model, for a key to wait for: so many that some lie on every server of a cluster.
+CHECKED = [Lane("check", number) for number in range(1024)]
 Facts = dict[str, str]
 
 
@@ -90,9 +91,7 @@ async def check_disks(redis: Redis, durability: Durability) -> list[str]:
         return ""
 
     try:
-        lanes = {
-            await redis.find(lane.prefix): lane for lane in (Lane("check", n) for n in range(TAGS))
-        }
+        lanes = {await redis.find(lane.prefix): lane for lane in CHECKED}
         told = await asyncio.gather(*map(prove, lanes.values()))
     except (LinkLost, ServerRefused) as error:
         told = [f"Redis could not be reached: {error}"]

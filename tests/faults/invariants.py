@@ -12,6 +12,7 @@ import redis
 from penstock.schemas.api_key import API_KEYS, SECRET_MARK
 from penstock.schemas.event import EVENT, Delta
 from penstock.schemas.keys import CHORES, MODELS, NAMESPACE, Lane
+from penstock.schemas.redis.server_check import CHECKED
 from penstock.schemas.result import KeptResult
 
 END_STATES = {"succeeded", "failed", "cancelled", "expired", "dead"}
@@ -172,9 +173,10 @@ def check_leftovers(store: Store, lane: Lane) -> None:
 
 
 def foreign_keys(store: Store, lane: Lane) -> list[str]:
-    """Keys that neither a lane of a known model, nor a chore, nor configuration accounts for."""
+    """Keys that no lane of a known model, no chore, no configuration and no check accounts for."""
     known = [MODELS, API_KEYS, SECRET_MARK, CHORES, lane.prefix]
     known += [f"{NAMESPACE}:{{{name.decode()}:" for name in store.hkeys(MODELS)]
+    known += [f"{lane.prefix}synced" for lane in CHECKED]
     names = [key.decode() for key in store.scan_iter("*", count=1000)]
     return [name for name in names if not name.startswith(tuple(known))]
 

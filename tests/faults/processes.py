@@ -142,7 +142,8 @@ class System:
     """Redis behind relays, and what was started on it.
 
     Redis writes its file through as `appendfsync` says. With durability `fsync` gateways and
-    housekeeping answer and tell nothing before it is.
+    housekeeping answer and tell nothing before it is; with `replicas` a replica follows it all the
+    time, and they wait for that one too.
     """
 
     def __init__(
@@ -155,7 +156,9 @@ class System:
     ) -> None:
         self._own_folder = tempfile.TemporaryDirectory(prefix="penstock-system-")
         folder = Path(self._own_folder.name) / "redis"
-        self.server = server or Server(folder, options={"appendfsync": appendfsync})
+        at_once = {"repl-diskless-sync-delay": "0"}  # else it waits 5 s for more replicas
+        self.server = server or Server(folder, options={"appendfsync": appendfsync} | at_once)
+        self._standby: tuple[Server, Proxy] | None = None  # a replica, and how it hears
         self.durability = durability
         self.model = model
         self.lease_ms = lease_ms
@@ -187,6 +190,8 @@ class System:
 
     def __enter__(self) -> Self:
         self.start_server()
+        if self.durability == "replicas":
+            self._standby = self._replica()
         return self
 
     def __exit__(
@@ -199,8 +204,13 @@ class System:
             process.close()
         for proxy in self.proxies:
             proxy.__exit__(None, None, None)
-        self.server.kill()
-        self.server.stop()
+        servers = [self.server]
+        if self._standby is not None:
+            servers.append(self._standby[0])
+            self._standby[1].__exit__(None, None, None)
+        for server in servers:
+            server.kill()
+            server.stop()
         self._starter.shutdown()
         self._own_folder.cleanup()
 
@@ -302,21 +312,27 @@ class System:
     def promote(self, lag_s: float) -> None:
         """Redis dies, and a replica that heard nothing for so long takes its place and port."""
         with self.redis_lock:
-            old, number = self.server, next(self._numbers)
-            folder = Path(self._own_folder.name) / f"replica-{number}"
-            replica = Server(folder, options=old.options)
-            self._starter.submit(replica.start).result()
-            with Proxy(old.port) as way, redis.Redis.from_url(replica.url) as client:
-                with redis.Redis.from_url(old.url) as primary:
-                    primary.config_set("repl-diskless-sync-delay", 0)
-                client.replicaof("127.0.0.1", way.port)
+            old, (replica, way) = self.server, self._standby or self._replica()
+            with redis.Redis.from_url(replica.url) as client:
                 until(lambda: client.info()["master_link_status"] == "up", "the replica to follow")
                 way.down.is_held = True
                 time.sleep(lag_s)
                 old.kill()
                 client.replicaof("no", "one")
                 client.config_set("port", old.port)
+            way.__exit__(None, None, None)
             replica.port, self.server = old.port, replica
+            self._standby = self._replica() if self._standby else None
+
+    def _replica(self) -> tuple[Server, Proxy]:
+        """Start a replica, and a relay through which it hears."""
+        folder = Path(self._own_folder.name) / f"replica-{next(self._numbers)}"
+        replica, way = Server(folder, options=self.server.options), Proxy(self.server.port)
+        self._starter.submit(replica.start).result()
+        way.__enter__()
+        with redis.Redis.from_url(replica.url) as client:
+            client.replicaof("127.0.0.1", way.port)
+        return replica, way
 
     def _log_file(self) -> Path:
         """The last part of the append-only file."""

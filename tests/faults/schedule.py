@@ -12,11 +12,17 @@ import redis
 
 from faults.processes import CHILDREN, Process, System
 from faults.told import Ask
+from penstock.schemas.redis.group_sync import Durability
 
 Kind = TypeVar("Kind", bound=Process)
 LONG_S = 30.0
 MOST_BYTES = 300_000
 LOSSES = ("lose tail", "promote")
+TOO_MUCH: dict[Durability, tuple[str, ...]] = {
+    "server": (),
+    "fsync": LOSSES,
+    "replicas": ("lose tail",),  # be it on the disk
+}
 PLACES = 5  # of a lane's processes
 _STOPS = (("🚀🚀",), ("dams an", "日本, "), ("never there",), ())
 _PROMPTS = ("job 🌊", "an\u00a0odd one", "日本語", "plain")
@@ -42,15 +48,22 @@ class Schedule:
     asks: list[Ask]
     faults: list[Fault]
     pace_s: float
+    durability: Durability = "server"
+
+    @property
+    def forgets(self) -> bool:
+        """Whether Redis loses what it had written."""
+        return any(fault.kind in LOSSES for fault in self.faults)
 
     @property
     def may_lose(self) -> bool:
-        """Whether Redis loses what it had written, and so what was accepted and shown."""
-        return any(fault.kind in LOSSES for fault in self.faults)
+        """Whether what was accepted and shown may be lost."""
+        return self.forgets and self.durability == "server"
 
-    def without_losses(self) -> Self:
-        kept = [fault for fault in self.faults if fault.kind not in LOSSES]
-        return replace(self, faults=kept)
+    def under(self, durability: Durability) -> Self:
+        """Leave out what takes more from Redis than this durability can spare."""
+        kept = [fault for fault in self.faults if fault.kind not in TOO_MUCH[durability]]
+        return replace(self, faults=kept, durability=durability)
 
 
 def schedule(seed: int, num_tenants: int, fault: str = "", num_jobs: int = 30) -> Schedule:
