@@ -60,9 +60,9 @@ scaling: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.scaling --jobs $(or $(JOBS),60) --most $(or $(MOST),3)
 
 # The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names. Durability
-# fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2.
+# fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2. Older ones try replicas with WAIT.
 comma := ,
-PROTOCOL := scripts queue_machine plain_redis link client server_check failover cluster acl
+PROTOCOL := scripts queue_machine plain_redis link client server_check failover replicas cluster acl
 matrix: .venv/installed
 	@for server in "" $(subst $(comma), ,$(PENSTOCK_TEST_SERVERS)); do \
 		echo "== $${server:-the embedded server}"; \

@@ -65,6 +65,16 @@ LINES = [
         {"jobs_per_s": 4000},
         at_least=True,
     ),
+    Goal(
+        "jobs put in, durability fsync",
+        lambda tokens: queue_path.submissions(40 * tokens, 64, "fsync"),
+        {},
+    ),
+    Goal(
+        "jobs put in, durability replicas",
+        lambda tokens: queue_path.submissions(40 * tokens, 64, "replicas"),
+        {},
+    ),
     Goal("SSE in the gateway, per token", lambda tokens: queue_path.sse(64, tokens), {"us": 20}),
     Goal("crash to the next token", lambda tokens: queue_path.crash(100), {"pause_s": 6}),
     Goal("overhead, fake engine", lambda tokens: overhead_fake(tokens), {"percent": 2}),

@@ -5,7 +5,7 @@ import json
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from penstock.schemas.model import ModelCard, WorkerCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.group_sync import Durability
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.fake import Stamps, fake_engine
 from penstock.worker.engine.messages import AddSequence
@@ -29,6 +30,7 @@ from penstock.worker.engine.messages import AddSequence
 MODEL, BENCH = "fake", "bench"
 FAKE = ("--model", "fake", "--load-format", "fake", "--max-num-seqs", "256")
 STEP_MS = 20.0  # a step of 64 sequences of a small model on two cores
+REPLICATES = {"repl-diskless-sync-delay": "0"}  # at once to the first replica
 Figures = dict[str, float]
 
 
@@ -97,13 +99,25 @@ async def _read_http(port: int, num_tokens: int) -> None:
 
 
 @asynccontextmanager
-async def _lane() -> AsyncIterator[tuple[Client, WorkerQueue]]:
+async def _lane(durability: Durability = "server") -> AsyncIterator[tuple[Client, WorkerQueue]]:
     """Yield a client and the queue of a lane, whose one worker is this process.
 
-    The worker's side has a connection of its own.
+    The worker's side has a connection of its own. Where answers wait for the disk, it is written
+    through at once, also that of the one replica that is there for durability `replicas`.
     """
-    with Server() as server:
-        async with Client.from_url(server.url) as client, connect(server.url) as redis:
+    options = {} if durability == "server" else {"appendfsync": "always"}
+    with ExitStack() as servers:
+        server = servers.enter_context(Server(options=options | REPLICATES))
+        if durability == "replicas":
+            replica = servers.enter_context(Server(options=options))
+            async with connect(replica.url) as redis:
+                await redis.call("REPLICAOF", "127.0.0.1", server.port)
+                while b"master_link_status:up" not in str(await redis.call("INFO")).encode():
+                    await asyncio.sleep(0.1)
+        async with (
+            Client.from_url(server.url, durability=durability) as client,
+            connect(server.url) as redis,
+        ):
             await Registry(redis).register(ModelCard(name=MODEL))
             queue = WorkerQueue(redis, Lane(MODEL))
             await queue.register(BENCH, WorkerCard())
@@ -134,19 +148,26 @@ async def enqueue(num_at_once: int, num_rounds: int) -> Figures:
     return _percentiles(took_ms)
 
 
-async def submissions(num_jobs: int, num_at_once: int) -> Figures:
-    """Measure how many jobs a second one process submits without HTTP."""
-    async with _lane() as (client, _):
-        client.max_queued = num_jobs
+async def submissions(
+    num_jobs: int, num_at_once: int, durability: Durability = "server"
+) -> Figures:
+    """Measure how many jobs a second one process submits without HTTP, and what each takes."""
+    took_ms: list[float] = []
+    async with _lane(durability) as (client, _):
+        client.max_queued = num_jobs + 1
         left = iter(range(num_jobs))
+        await client.enqueue("the first", max_tokens=1, background=True)
 
         async def submit() -> None:
             for number in left:
+                at_s = time.monotonic()
                 await client.enqueue(f"job {number}", max_tokens=1, background=True)
+                took_ms.append((time.monotonic() - at_s) * 1e3)
 
         begin_s = time.monotonic()
         await asyncio.gather(*(submit() for _ in range(num_at_once)))
-        return {"jobs_per_s": num_jobs / (time.monotonic() - begin_s)}
+        per_s = num_jobs / (time.monotonic() - begin_s)
+    return {"jobs_per_s": per_s} | _percentiles(took_ms)
 
 
 async def crash(num_tokens: int) -> Figures:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 WAIT_SHARE = 0.8  # of a link's time-out, so that the server's answer comes before the link is lost
 TOUCH_TTL_S = 60
 ASK_AGAIN_MS = 100  # replicas say by themselves what is on their disk but once a second
+RETRY_AFTER_MS = 1000  # what lacks is looked for again at each try
 UNKNOWN = "unknown command"
 
 
@@ -124,7 +125,9 @@ class GroupSync:
         try:
             await asyncio.shield(mark.next)
         except (LinkLost, ServerRefused) as error:
-            raise NotDurable(f"it is not known to be on {self._where}: {error}") from error
+            raise NotDurable(
+                f"it is not known to be on {self._where}: {error}", retry_after_ms=RETRY_AFTER_MS
+            ) from error
 
     def close(self) -> None:
         for mark in self._marks.values():

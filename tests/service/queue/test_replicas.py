@@ -156,6 +156,7 @@ def test_without_a_replica_it_is_refused_by_name_until_one_is_back() -> None:
             def is_refused() -> None:
                 refusal = submit()
                 assert refusal.status_code == 503 and refusal.headers["x-should-retry"] == "true"
+                assert refusal.headers["retry-after"] == "1"
                 error = refusal.json()["error"]
                 assert error["code"] == "not_durable"
                 assert f"127.0.0.1:{two.primary.port} has no replica; start one" in error["message"]
@@ -166,7 +167,7 @@ def test_without_a_replica_it_is_refused_by_name_until_one_is_back() -> None:
             assert gateway.log.read_text().count("has no replica; start one") == 2
             two.replica.start()
             two.follow()
-            assert submit().status_code == 202
+            eventually(lambda: submit().status_code == 202)
             two.replica.kill()
             is_refused()
             num_left = asyncio.run(num_queued())

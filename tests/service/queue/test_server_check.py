@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import redis
 
 from cluster import start_node
 from paths import ROOT
@@ -43,6 +44,14 @@ def test_without_a_file_there_is_a_warning_and_fsync_is_refused() -> None:
 def test_a_file_that_is_always_written_through_serves_fsync() -> None:
     with Server(options={"appendfsync": "always"}) as server:
         assert checked(server.url, "fsync") == []
+
+
+def test_where_waitaof_answers_before_the_disk_fsync_has_a_warning(redis_server: Server) -> None:
+    with redis.Redis.from_url(redis_server.url) as client:
+        if "valkey_version" not in client.info():
+            pytest.skip("only Valkey and Redis 7.4 do")
+    (warning,) = checked(redis_server.url, "fsync")
+    assert "answers before the disk has it, unless appendfsync is always" in warning
 
 
 def test_a_cluster_and_its_url_belong_together(redis_url: str) -> None:
