@@ -81,6 +81,7 @@ class Client:
         self._disk = sync_for(redis, durability)
         self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
         self.off_loop = OffLoop()
+        self.num_replayed = 0  # events that readers got from a log, not live
 
     @classmethod
     def from_url(
@@ -277,6 +278,7 @@ class Client:
                     page, mark = await self._attach(queue, tenant, channel, cursor, reader)
                     kept = _snapshot(cursor, mark)
                     batch, is_whole = _logged(cursor, page.events)
+                    self.num_replayed += len(batch)
                     while True:
                         if batch and not await self._is_kept(mark):
                             cursor = kept

@@ -44,6 +44,7 @@ class PenstockError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+        self.reason = self.code  # of a refusal, as metrics tell it; one of few
 
     def body(self) -> ErrorBody:
         return ErrorBody(
@@ -150,10 +151,15 @@ class Unavailable(PenstockError):
     retryable = True
 
     def __init__(
-        self, message: str, param: str | None = None, retry_after_ms: int | None = None
+        self,
+        message: str,
+        param: str | None = None,
+        retry_after_ms: int | None = None,
+        reason: str | None = None,
     ) -> None:
         super().__init__(message, param)
         self.retry_after_ms = retry_after_ms
+        self.reason = reason or self.code
 
 
 class QueueFull(Unavailable):
@@ -177,8 +183,9 @@ class BudgetExceeded(Unavailable):
         param: str | None = None,
         retry_after_ms: int | None = None,
         reset_at: int | None = None,
+        reason: str | None = None,
     ) -> None:
-        super().__init__(message, param, retry_after_ms)
+        super().__init__(message, param, retry_after_ms, reason)
         self.reset_at = reset_at
 
     def body(self) -> ErrorBody:

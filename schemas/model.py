@@ -28,4 +28,7 @@ class WorkerCard(Report):
     max_num_seqs: int = 0
     fingerprint: str = ""
     version: str = ""
+    cache_config: dict[str, str] = Field(
+        {}, description="settings of the KV cache, under vLLM's names"
+    )
     draining: bool = Field(False, description="takes nothing new, and is about to end")

@@ -19,7 +19,7 @@ from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
-from penstock.schemas.errors import JobGone, JobNotFound
+from penstock.schemas.errors import JobGone, JobNotFound, PenstockError
 from penstock.schemas.job import Job
 
 if TYPE_CHECKING:
@@ -50,7 +50,11 @@ class Gateway:
         left of the account's limits for this minute.
         """
         key, account = request.headers.get(IDEMPOTENCY_KEY), caller_of(request).account
-        job_id = await self.client.name_job(job.model, key, job.tenant, account)
+        try:
+            job_id = await self.client.name_job(job.model, key, job.tenant, account)
+        except PenstockError as error:
+            self.metrics.reject("", error)
+            raise
         job = job.model_copy(update={"job_id": job_id})
         remember_s = REMEMBER_S if IDEMPOTENCY_KEY in request.headers else 0
         began_ns, span = time.time_ns(), span_of(request.scope)
@@ -58,6 +62,9 @@ class Gateway:
             span.set_attributes({"penstock.job.id": job_id, "gen_ai.request.model": job.model})
         try:
             await self.client.submit(job, account, note, remember_s)
+        except PenstockError as error:
+            self.metrics.reject(job.model, error)
+            raise
         finally:
             if span and self.tracing:
                 self.tracing.record("enqueue", span, began_ns, time.time_ns())

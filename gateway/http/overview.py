@@ -11,7 +11,8 @@ from prometheus_client import Histogram
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.client import Client
-from penstock.gateway.http.metrics import LaneReport, Metrics, is_moving
+from penstock.gateway.http.lane_metrics import LaneReport, is_moving
+from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus

@@ -37,6 +37,9 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
         False, description="let nobody in without a key, even where none was made yet"
     )
     open_metrics: bool = Field(False, description="/metrics needs no key")
+    metrics_max_tenants: int = Field(
+        20, ge=0, le=1000, description="tenants whose tokens /metrics tells apart, by name"
+    )
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1, description="larger bodies get 413")
     head_timeout_s: float = Field(15.0, gt=0, description="for a request's head to arrive whole")
     body_timeout_s: float = Field(60.0, gt=0, description="for its body, after the head")

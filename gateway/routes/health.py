@@ -1,13 +1,10 @@
 """Routes of health: if the gateway lives, takes jobs, would start one; its version, and metrics."""
 
-from contextlib import suppress
-
-from fastapi import APIRouter, Response
-from prometheus_client import CONTENT_TYPE_LATEST
+from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open
-from penstock.gateway.http.metrics import LaneReport
+from penstock.gateway.http.metrics import Seen
 from penstock.gateway.http.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import NoWorker, QueueUnreachable
@@ -44,19 +41,20 @@ async def version(gateway: Open) -> Response:
 
 
 @router.get("/metrics")
-async def metrics(gateway: Open) -> Response:
-    """Return the metrics in Prometheus' form.
+async def metrics(request: Request, gateway: Open) -> Response:
+    """Return the metrics in Prometheus' form, or in that of OpenMetrics if that is asked for.
 
     Where the queue cannot be reached, they are the gateway's own alone.
     """
-    lanes, is_reached, has_housekeeping = list[LaneReport](), False, False
-    with suppress(QueueUnreachable):
-        lanes = await look(gateway.client)
+    num_replayed = gateway.client.num_replayed
+    try:
+        lanes, attempts = await look(gateway.client), await gateway.webhooks.num_attempts()
         has_housekeeping = await HousekeepingSignature(gateway.client.redis).is_there()
-        is_reached = True
-    gateway.metrics.queue_reachable.set(is_reached)
-    gateway.metrics.housekeeping_alive.set(has_housekeeping)
-    return Response(gateway.metrics.text(lanes), media_type=CONTENT_TYPE_LATEST)
+        seen = Seen(lanes, num_replayed, attempts, has_housekeeping)
+    except QueueUnreachable:
+        seen = Seen(None, num_replayed)
+    content, content_type = gateway.metrics.text(seen, request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": content_type})
 
 
 def _json(shape: dict[str, str]) -> Response:

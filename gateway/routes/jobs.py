@@ -117,8 +117,10 @@ async def events(
     # A browser that reconnects repeats its first query, so the last id that it saw counts instead.
     cursor = starting_after if last_event_id is None else last_event_id
     param = "starting_after" if last_event_id is None else "Last-Event-ID"
-    Had.parse(cursor, param)
+    had = Had.parse(cursor, param)
     await gateway.client.status(job_id, tenant)  # an unknown job is 404 before the stream opens
+    if had.position:
+        gateway.metrics.reconnects.inc()
     following = gateway.client.event_batches(job_id, cursor, tenant)
     return OpenedStream(following, _nothing, Lines(cursor), gateway.settings.ping_s)
 

@@ -80,6 +80,8 @@ async def _stream(
     renderer: type[ChatChunks] | type[TextChunks],
 ) -> Response:
     position = _seen(request)
+    if position != NOTHING:
+        gateway.metrics.reconnects.inc()
     form = await _admitted(request, gateway, form)
     leave = gateway.leaving(request, form.job)
     events = _events(gateway, watch, form.job)

@@ -58,7 +58,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     check_secret(settings, secret)
     time_ms = partial(server_time_ms, Connection(client.redis))
     shares = Shares(secret, client.owner, time_ms)
-    metrics, number = Metrics(), version("penstock")
+    metrics, number = Metrics(settings.metrics_max_tenants), version("penstock")
     gateway = Gateway(
         settings,
         client,

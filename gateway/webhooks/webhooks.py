@@ -29,6 +29,7 @@ AT_ONCE = 8  # requests to one host
 HOST_LEASE_MS = 5000  # of a host, renewed while it is served
 NEWS_S = 0.5  # how soon a new webhook joins those that are being sent
 WINDOW_S = 10.0  # how long one chore serves one host
+STATES = ("delivered", "failed", "pending")
 MOST_DELAY_S = 3600.0
 MOST_RETRY_AFTER_S = 86_400.0
 log = logging.getLogger(__name__)
@@ -173,6 +174,14 @@ class Webhooks:
                 fields = dict(zip(texts[::2], texts[1::2], strict=True))
                 shown.append(Webhook.model_validate({"id": webhook_id, **fields}))
         return shown
+
+    async def num_attempts(self) -> dict[str, int]:
+        """Return how many attempts to send webhooks there were, by the state that each led to."""
+        names = [f"webhooks_{state}" for state in STATES]
+        found = await self._connection.call("HMGET", f"{CHORES}counts", *names)
+        assert isinstance(found, list)
+        counts = [int(each) if isinstance(each, bytes) else 0 for each in found]
+        return dict(zip(STATES, counts, strict=True))
 
     async def _run(self, script: str, *args: str | bytes | int) -> list[bytes]:
         return await self._connection.run(script, CHORES, *args)

@@ -82,6 +82,7 @@ NAMES = frozenset(
         "max_running",
         "memory",
         "metric_percentiles",
+        "metrics_max_tenants",
         "model",
         "most",
         "name",

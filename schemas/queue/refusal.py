@@ -43,9 +43,11 @@ def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> Pensto
             return NoWorker(sentence, "model", retry_after_ms=retry_ms)
         case Outcome.FULL:
             sentence = f"the queue is full: {answer.num_queued} jobs wait"
+            reason = "max_num_queued_reqs"  # vLLM's words
             if answer.reason == "tokens":
                 sentence += ", and their prompts have as many tokens as may wait"
-            return QueueFull(f"{sentence}; {when}", retry_after_ms=retry_ms)
+                reason = "max_num_queued_tokens"
+            return QueueFull(f"{sentence}; {when}", retry_after_ms=retry_ms, reason=reason)
         case Outcome.UNMEETABLE:
             late = f"{answer.num_queued} jobs wait, and its time would be up before its turn"
             return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)
@@ -58,8 +60,12 @@ def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> Pensto
                 reset_at = _next_day(time.time() + retry_ms / 1000)
                 renews = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(reset_at))
                 sentence = f"{sentence}; they renew at {renews}{wait}"
-                return BudgetExceeded(sentence, retry_after_ms=retry_ms, reset_at=reset_at)
-            return RateLimited(f"{sentence}; {when}{wait}", retry_after_ms=retry_ms)
+                return BudgetExceeded(
+                    sentence, retry_after_ms=retry_ms, reset_at=reset_at, reason=answer.reason
+                )
+            return RateLimited(
+                f"{sentence}; {when}{wait}", retry_after_ms=retry_ms, reason=answer.reason
+            )
 
 
 def _next_day(about_s: float) -> int:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from penstock.schemas import names
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import FinishReason
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
@@ -49,6 +50,9 @@ class Engine:
         self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
         self._stats = Stats(limits.num_blocks, limits.block_size, scheduler.max_num_batched_tokens)
+        self._tallies = {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
+        self._step_tokens = self._tallies["step_tokens"]
+        grammars.note_compiled = self._tallies["compile_seconds"].observe
 
     def add(self, addition: AddSequence) -> None:
         self._inbox.put(lambda: self._add(addition))
@@ -104,6 +108,9 @@ class Engine:
         self._stats.num_preemptions = self.scheduler.num_preemptions
         self._stats.prompt_tokens = self.scheduler.num_admitted_tokens
         self._stats.cached_tokens = self.scheduler.num_cached_tokens
+        self._stats.recomputed_tokens = self.scheduler.num_recomputed_tokens
+        self._stats.grammar_cache_hits = self.grammars.num_hits
+        self._stats.histograms = {stat: tally.dump() for stat, tally in self._tallies.items()}
         return self._stats
 
     def _drain_inbox(self) -> list[Output]:
@@ -143,6 +150,8 @@ class Engine:
             cache_salt=addition.cache_salt,
             priority=addition.priority,
             turn=addition.turn,
+            # The last token was drawn, and nothing computed of it.
+            num_before=len(token_ids) - 1 if addition.completion else 0,
             sampling=SamplerRow(params, addition.seed, addition.choice, token_ids, num_prompt),
         )
 
@@ -168,6 +177,9 @@ class Engine:
     def _end(self, seq: Sequence) -> None:
         del self._seqs[seq.seq_id]
         self.scheduler.remove(seq)
+        self._tallies["request_preemptions"].observe(seq.num_preemptions)
+        if seq.num_cached is not None:
+            self._tallies["prefill_computed_tokens"].observe(seq.num_prompt - seq.num_cached)
 
     def _update(self, plan: Plan, sampled: Sampled) -> list[Output]:
         """Record what the step computed, and end the sequences that are complete."""
@@ -178,7 +190,9 @@ class Engine:
             self.scheduler.pool.remember(
                 plan.seqs[place], int(plan.starts[place]), int(ends[place])
             )
-        self._stats.computed_tokens += int(plan.counts.sum())
+        num_tokens = int(plan.counts.sum())
+        self._stats.computed_tokens += num_tokens
+        self._step_tokens.observe(num_tokens)
         outputs = [self._spoil(plan.seqs[at]) for at in sampled.spoilt if not plan.draws[at]]
         return outputs + self._draw(plan, sampled)
 

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from penstock.schemas import names
 from penstock.schemas.event import FinishReason
+from penstock.schemas.tally import Tally
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 
@@ -87,6 +89,9 @@ class FakeEngine:
     _num_held: int = 0  # blocks
     _outputs: list[Output] = field(default_factory=list)
     _stats: Stats = field(default_factory=Stats)
+    _tallies: dict[str, Tally] = field(
+        default_factory=lambda: {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
+    )
 
     def add(self, addition: AddSequence) -> None:
         self._inbox.put(addition)
@@ -123,13 +128,16 @@ class FakeEngine:
             return outputs
         if running and self.step_s:
             time.sleep(self.step_s)  # stands for the forward pass
+        num_pending = sum(min(seq.num_pending, self.prefill_tokens) for seq in running)
         decoding = [seq for seq in running if self._compute(seq)]
         outputs += [self._next(seq) for seq in decoding]
         if self.stamps:
             now_s = time.monotonic()
             for seq in decoding:
                 self.stamps.note(seq.addition.prompt, seq.num_made - 1, now_s)
-        self._stats.num_steps += bool(running)
+        if running:
+            self._stats.num_steps += 1
+            self._tallies["step_tokens"].observe(num_pending)
         self._stats.generation_tokens += len(decoding)
         return outputs
 
@@ -140,6 +148,7 @@ class FakeEngine:
         self._stats.num_blocks = self.limits.num_blocks
         self._stats.num_running = min(len(self._seqs), self.limits.max_num_seqs)
         self._stats.num_held_blocks, self._stats.num_waiting = self.load()
+        self._stats.histograms = {stat: tally.dump() for stat, tally in self._tallies.items()}
         return self._stats
 
     def _take(self, letter: AddSequence | str) -> None:
@@ -157,6 +166,8 @@ class FakeEngine:
     def _end(self, seq_id: str) -> None:
         if seq := self._seqs.pop(seq_id, None):
             self._num_held -= self._num_blocks(seq)
+            self._tallies["request_preemptions"].observe(0)
+            self._tallies["prefill_computed_tokens"].observe(len(seq.addition.prompt))
 
     def _num_blocks(self, seq: _Sequence) -> int:
         return -(-(len(seq.addition.prompt) + seq.num_made) // self.limits.block_size)

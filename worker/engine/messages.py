@@ -80,5 +80,8 @@ class Stats:
     cached_tokens: int = 0  # of those, found in the prefix cache
     computed_tokens: int = 0  # all that went through the model, repeats after a preemption included
     generation_tokens: int = 0
+    recomputed_tokens: int = 0  # of the computed ones, computed before, here or by another worker
+    grammar_cache_hits: int = 0
     scheduler_seconds: float = 0.0
     step_seconds: float = 0.0
+    histograms: dict[str, list[float]] = field(default_factory=dict)  # dumps of STEP_HISTOGRAMS

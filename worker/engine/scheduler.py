@@ -42,6 +42,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_admitted_tokens = 0  # of sequences at their first admission
         self.num_cached_tokens = 0  # of those, found in the prefix cache
+        self.num_recomputed_tokens = 0  # computed before, and not found at an admission
         self._arrivals = itertools.count()
         self.columns = Columns(max_num_seqs)
         self._rows = list(range(max_num_seqs))  # unused rows of the columns
@@ -156,6 +157,8 @@ class Scheduler:
             self._preempt(victim)
 
     def _preempt(self, seq: Sequence) -> None:
+        seq.num_before = int(self.columns.num_computed[seq.row])
+        seq.num_preemptions += 1
         self._stop(seq)
         seq.status = Status.WAITING
         insort(self.waiting, seq, key=_place)
@@ -190,6 +193,7 @@ class Scheduler:
                 seq.num_cached = min(seq.num_found, seq.num_prompt)
                 self.num_admitted_tokens += len(seq.token_ids)
                 self.num_cached_tokens += seq.num_found
+            self.num_recomputed_tokens += max(0, seq.num_before - seq.num_found)
             insort(self.running, seq, key=_place)
             self._line = None
             self.columns.enter(seq)

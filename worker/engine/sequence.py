@@ -37,6 +37,8 @@ class Sequence:
     place       in line: class, turn in the class, order of addition; kept through preemption
     num_found   tokens found in the prefix cache at the last admission
     num_cached  tokens of the prompt found in the prefix cache at the first admission
+    num_before  tokens that were computed before it waits, here or by another worker
+    num_preemptions  how often it was preempted here
     digests     one for each full block, of its tokens and all before it; grows with the tokens
     awaited     digest of the block that another sequence computes for this one to find
     row         its row in the persistent batch while running
@@ -57,6 +59,8 @@ class Sequence:
     status: Status = Status.NEW
     num_found: int = 0
     num_cached: int | None = None
+    num_before: int = 0
+    num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     awaited: bytes | None = None

@@ -20,6 +20,7 @@ from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.servers import Redis
 from penstock.worker.jobs.command_sender import CommandSender
 from penstock.worker.jobs.consumer import Intake
+from penstock.worker.jobs.job_counts import JobCounts
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.session import LeaseSession
 from penstock.worker.process.black_box import leave_stacks
@@ -74,6 +75,7 @@ class Service:
         engine: Channel[EngineEvent, list[EngineCommand]],
         supervisor: Channel[WorkerCommand, WorkerEvent],
         tracing: "Tracing | None" = None,
+        counts: JobCounts | None = None,
     ) -> None:
         self._settings = settings
         self._text = text
@@ -83,6 +85,7 @@ class Service:
         self._commands = CommandSender(engine)
         self._supervisor = supervisor
         self._tracing = tracing
+        self._counts = counts
         self._session: LeaseSession | None = None
         self._work: asyncio.Task[None] | None = None
         self._drain_ends_s: float | None = None
@@ -158,7 +161,13 @@ class Service:
         lease: LeaseClock | None = None
         while True:
             self._session = LeaseSession(
-                incarnation, intake, self._redis, self._commands, lease, self._tracing
+                incarnation,
+                intake,
+                self._redis,
+                self._commands,
+                lease,
+                self._tracing,
+                self._counts,
             )
             lease = self._session.lease
             await self._session.work()
@@ -203,10 +212,12 @@ async def _until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-async def _beat(supervisor: Channel[WorkerCommand, WorkerEvent], every_s: float) -> None:
+async def _beat(
+    supervisor: Channel[WorkerCommand, WorkerEvent], every_s: float, counts: JobCounts
+) -> None:
     with suppress(Closed):
         while True:
-            supervisor.send(Alive())
+            supervisor.send(Alive(counts.dump(), counts.histograms()))
             await asyncio.sleep(every_s)
 
 
@@ -216,13 +227,14 @@ async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: soc
     generation = await asyncio.to_thread(load_generation, settings)
     engine_wire: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(engine)
     supervisor_wire: Channel[WorkerCommand, WorkerEvent] = await Channel.open(supervisor)
-    pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings)))
+    counts = JobCounts(settings.metrics_max_tenants)
+    pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings), counts))
     spans = await asyncio.to_thread(tracing, settings, "penstock-worker")
     async with connect(settings.redis_url) as redis:
         try:
             keep_what_is_loaded()
             service = Service(
-                settings, text, generation, redis, engine_wire, supervisor_wire, spans
+                settings, text, generation, redis, engine_wire, supervisor_wire, spans, counts
             )
             await service.run()
         finally:

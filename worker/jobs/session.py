@@ -12,6 +12,7 @@ from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.command_sender import CommandSender
 from penstock.worker.jobs.consumer import Consumer, Intake
 from penstock.worker.jobs.control import follow_control
+from penstock.worker.jobs.job_counts import JobCounts
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.ipc import Step
@@ -42,6 +43,7 @@ class LeaseSession:
         commands: CommandSender,
         lease: LeaseClock | None = None,
         tracing: "Tracing | None" = None,
+        counts: JobCounts | None = None,
     ) -> None:
         settings = intake.settings
         self._redis = redis
@@ -67,7 +69,7 @@ class LeaseSession:
 
             spans = JobSpans(tracing, incarnation)
         self._streamers = [
-            Streamer(queue, incarnation, self.lease, self._capacity, commands.send, spans)
+            Streamer(queue, incarnation, self.lease, self._capacity, commands.send, spans, counts)
             for queue in queues
         ]
         self._consumers = [

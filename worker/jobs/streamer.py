@@ -17,6 +17,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Capacity
+from penstock.worker.jobs.job_counts import JobCounts
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.process.ipc import CancelSequence, EngineCommand
 from penstock.worker.process.log import log
@@ -41,6 +42,7 @@ class Streamer:
         capacity: Capacity,
         send: Callable[[list[EngineCommand]], None],
         spans: "JobSpans | None" = None,
+        counts: JobCounts | None = None,
     ) -> None:
         self.queue = queue
         self.incarnation = incarnation
@@ -49,6 +51,7 @@ class Streamer:
         self._capacity = capacity
         self._send = send
         self._spans = spans
+        self._counts = counts or JobCounts()
         self._seqs: dict[str, tuple[ActiveJob, int]] = {}
         self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
         self._dirty: set[ActiveJob] = set()
@@ -58,6 +61,7 @@ class Streamer:
     def admit(self, active: ActiveJob, additions: list[AddSequence]) -> None:
         """Put a job's sequences into the engine; a job that has none left to run ends at once."""
         self.jobs[active.job.job_id] = active
+        self._counts.began(active)
         for index in active.open_choices():
             self._seqs[active.seq_id(index)] = active, index
         self._capacity.enter(additions)
@@ -177,7 +181,9 @@ class Streamer:
         commits = [active.commit() for active in going]
         began_s = time.monotonic()
         signals = await self.queue.commit(self.incarnation, commits)
-        if any(signal is not JobSignal.FENCED for signal in signals.values()):
+        num_fenced = list(signals.values()).count(JobSignal.FENCED)
+        self._counts.committed(time.monotonic() - began_s, num_fenced)
+        if num_fenced < len(signals):
             self.lease.renew(began_s)
         for active, commit in zip(going, commits, strict=True):
             if signals[commit.job_id] is JobSignal.BUDGET:  # `finish` will say how far it is logged
@@ -200,6 +206,10 @@ class Streamer:
             active.fail("failed", error.body())
             self._touch(active)
             return
+        if is_ours:
+            self._counts.ended(active)
+        else:
+            self._counts.was_fenced()
         state = active.failure[0] if active.failure else "succeeded"
         told = state if is_ours else "it was not ours"
         log.info(

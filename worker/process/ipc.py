@@ -9,10 +9,11 @@ import pickle
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import msgspec
+from pydantic import JsonValue
 
 from penstock.schemas.delivery import JobSignal
 from penstock.schemas.event import of_report, to_report
@@ -161,7 +162,10 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The event loop turns."""
+    """The event loop turns. The rest is of `JobCounts`, for the worker's statistics."""
+
+    counts: dict[str, JsonValue] = field(default_factory=dict)
+    histograms: dict[str, list[float]] = field(default_factory=dict)
 
 
 WorkerEvent = Prepared | Drained | Alive

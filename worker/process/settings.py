@@ -119,6 +119,9 @@ class WorkerSettings(TracingSettings):
         description="tenants' prefix caches are apart by a digest of this and their name; "
         "none: drawn at the start, since no cache outlives its worker",
     )
+    metrics_max_tenants: int = Field(
+        20, ge=0, le=1000, description="tenants whose tokens the worker's statistics tell apart"
+    )
     in_process: bool = Field(False, description="everything in one process, to debug it")
 
     @property
@@ -132,6 +135,15 @@ class WorkerSettings(TracingSettings):
     def lanes(self) -> list[Lane]:
         numbers = range(self.num_lanes) if self.lane is None else [self.lane]
         return [Lane(name, number) for name in self.names for number in numbers]
+
+    def cache_config(self) -> dict[str, str]:
+        """Return what the metric `cache_config_info` tells of the settings."""
+        return {
+            "cache_dtype": self.dtype,
+            "enable_prefix_caching": str(self.enable_prefix_caching),
+            "gpu_memory_utilization": str(self.gpu_memory_utilization),
+            "num_gpu_blocks_override": str(self.num_gpu_blocks_override),
+        }
 
     def cache_salt(self, tenant: str, asked: str | None) -> bytes:
         """Return the salt that keeps a tenant's cached blocks apart from those of others.

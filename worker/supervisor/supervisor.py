@@ -122,6 +122,7 @@ class Watchdog:
         self._why = "a process ended"
         self._records: dict[str, JsonValue] = {}
         self._pulse: Pulse | None = None
+        self._alive = Alive()
         self._heard_s = 0.0
         self._io_heard_s = 0.0
         loop = asyncio.get_running_loop()
@@ -132,6 +133,7 @@ class Watchdog:
             pid=os.getpid(),
             max_num_seqs=settings.max_num_seqs,
             version=version("penstock"),
+            cache_config=settings.cache_config(),
         )
 
     @property
@@ -204,8 +206,8 @@ class Watchdog:
         async for notice in self._processes.io.received():
             self._io_heard_s = time.monotonic()
             match notice:
-                case Alive():
-                    pass
+                case Alive() as alive:
+                    self._alive = alive
                 case Prepared() as prepared:
                     self._prepared.set_result(prepared)
                 case Drained():
@@ -321,7 +323,10 @@ class Watchdog:
         if self._pulse is None:
             return None
         unmoved_s = max(0.0, self._engine_unmoved_s(self._pulse))
-        return asdict(self._pulse.stats) | {"unmoved_s": unmoved_s}
+        stats, alive = self._pulse.stats, self._alive
+        dumps = stats.histograms | alive.histograms
+        histograms: dict[str, JsonValue] = {stat: [*dump] for stat, dump in dumps.items()}
+        return asdict(stats) | alive.counts | {"histograms": histograms, "unmoved_s": unmoved_s}
 
     def _engine_unmoved_s(self, pulse: Pulse) -> float:
         now = time.monotonic()

@@ -7,6 +7,8 @@
 --   dead letters
 --   since the beginning: crashes of workers, lapses of workers, jobs reaped, put back, and given up
 --   tokens of the prompts that wait
+--   milliseconds since the submission of the first job that waits in a class, of the longest; 0:
+--     none waits
 --   how many blocked accounts were looked at now (64: there may be more)
 --   (reason, jobs) for the waiting jobs of these accounts
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
@@ -23,6 +25,13 @@ reply[#reply + 1] = redis.call('XLEN', PREFIX .. 'dead')
 local totals = redis.call('HMGET', PREFIX .. 'counts', 'crashed', 'lapsed', 'reaped', 'requeued', 'buried',
   'queued_tokens')
 for at = 1, 6 do reply[#reply + 1] = totals[at] or '0' end
+local oldest = NOW
+for _, class in ipairs(CLASSES) do
+  local first = redis.call('ZRANGE', PREFIX .. 'waiting:' .. class, 0, 0)[1]
+  local created = first and redis.call('HGET', PREFIX .. 'job:' .. first, 'created_ms')
+  oldest = math.min(oldest, tonumber(created or NOW))
+end
+reply[#reply + 1] = NOW - oldest
 local blocked = redis.call('ZRANGE', PREFIX .. 'parked', before, before + MOST - 1)
 reply[#reply + 1] = #blocked
 local reasons = {}

@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.compose.server import Server
-from penstock.gateway.http.metrics import LaneReport, Metrics
+from penstock.gateway.http.lane_metrics import LaneReport
+from penstock.gateway.http.metrics import Metrics, Seen
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.server.cli import main
 from penstock.schemas import names
@@ -206,7 +207,8 @@ def test_labels_stay_few_whatever_callers_send(http: httpx.Client) -> None:
         fields = {"model": f"m{number}", "user": f"u{number}", "metadata": {"k": f"{number}"}}
         http.post("/v1/completions", json=TEXT | fields)
         http.get(f"/nowhere/{number}")
-    assert len(samples(http)) <= before + 2  # one more status and when it was first seen
+    # One more status, one more reason to refuse, and when each was first seen.
+    assert len(samples(http)) <= before + 4
 
 
 def test_without_redis_callers_are_told_and_all_goes_on_when_it_is_back() -> None:
@@ -266,7 +268,7 @@ def test_a_worker_of_two_lanes_counts_once() -> None:
     )
     lapsed = worker.model_copy(update={"worker": "gone", "lease_left_ms": -1})
     reports = [LaneReport(MODEL, number, lane, [worker, lapsed]) for number in ("0", "1")]
-    text = Metrics().text(reports).decode()
+    text = published(*reports)
     assert text.count('vllm:generation_tokens_total{engine="w"') == 1
     assert [line for line in text.splitlines() if '"gone"' in line] == [
         f'{names.ENGINE_HEALTHY}{{engine="gone",model_name="{MODEL}"}} 0.0'
@@ -312,10 +314,14 @@ def test_what_waits_is_told_apart_by_what_it_waits_for() -> None:
     assert numbers(alone, names.DEAD_LETTERS) == {"0": 7}
 
 
+def published(*reports: LaneReport) -> str:
+    return Metrics().text(Seen(reports), "")[0].decode()
+
+
 def numbers(report: LaneReport, name: str) -> dict[str, float]:
     """Of one metric, by engine, or by reason or lane where no engine is meant."""
     found = {}
-    for line in Metrics().text([report]).decode().splitlines():
+    for line in published(report).splitlines():
         metric, _, rest = line.partition("{")
         if metric == name:
             labels, _, number = rest.partition("} ")
@@ -339,6 +345,6 @@ def test_waste_is_the_share_of_held_slots_without_a_token(
 ) -> None:
     lane = LaneStatus(num_queued=0, num_running=1, num_ended=0, interval_ms=0)
     worker = WorkerStatus(worker="w", card=WorkerCard(), stats=dict(stats), lease_left_ms=9)
-    text = Metrics().text([LaneReport(MODEL, "0", lane, [worker])]).decode()
+    text = published(LaneReport(MODEL, "0", lane, [worker]))
     [line] = [line for line in text.splitlines() if line.startswith(names.KV_WASTE)]
     assert float(line.split()[-1]) == waste

@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,7 @@ def make_engine(
     runner = ForgetfulRunner(num_blocks, block_size)
     pool = BlockPool(num_blocks, block_size, remembers)
     scheduler = Scheduler(pool, max_num_seqs, budget, threshold)
-    return Engine(limits, scheduler, runner, Grammars.__new__(Grammars)), runner
+    return Engine(limits, scheduler, runner, Grammars(Path(), 1000, frozenset())), runner
 
 
 def addition(seq_id: str, prompt: list[int], max_tokens: int, **more: object) -> AddSequence:

@@ -4,7 +4,9 @@ A grammar is compiled once, and each sequence that follows it has a matcher of i
 """
 
 import json
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from hashlib import blake2b
@@ -93,6 +95,8 @@ class Grammars:
         self.max_kept = max_kept
         self.max_kept_bytes = max_kept_bytes
         self.limits = limits
+        self.num_hits = 0  # forms that were compiled before
+        self.note_compiled: Callable[[float], None] = lambda seconds: None
         self._pool = ThreadPoolExecutor(num_threads, "grammar")
         self._kept: OrderedDict[bytes, Future[Grammar]] = OrderedDict()
         self._kept_lock = Lock()
@@ -107,7 +111,9 @@ class Grammars:
         key = blake2b("\0".join(outputs.constraint).encode(errors="surrogatepass")).digest()
         with self._kept_lock:
             if key not in self._kept:
-                self._kept[key] = self._pool.submit(self._compile, outputs)
+                self._kept[key] = self._pool.submit(self._compile_timed, outputs)
+            else:
+                self.num_hits += 1
             self._kept.move_to_end(key)
             while len(self._kept) > 1 and self._is_over():
                 self._kept.popitem(last=False)
@@ -123,6 +129,14 @@ class Grammars:
         kept = [each for each in self._kept.values() if each.done() and not each.cancelled()]
         num_bytes = sum(each.result().num_bytes for each in kept if each.exception() is None)
         return len(self._kept) > self.max_kept or num_bytes > self.max_kept_bytes
+
+    def _compile_timed(self, outputs: StructuredOutputs) -> Grammar:
+        began_s = time.monotonic()
+        try:
+            return self._compile(outputs)
+        finally:
+            with self._kept_lock:  # several threads compile
+                self.note_compiled(time.monotonic() - began_s)
 
     def _compile(self, outputs: StructuredOutputs) -> Grammar:
         tokenizer, sandbox = self._load_once()
