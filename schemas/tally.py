@@ -36,8 +36,9 @@ def read_dump(bounds: Sequence[float], dump: JsonValue) -> tuple[float, list[flo
     """
     if not isinstance(dump, list) or not 1 <= len(dump) <= len(bounds) + 2:
         return None
-    total, *counts = [each for each in dump if isinstance(each, int | float)] or [0.0]
-    if 1 + len(counts) != len(dump) or min(counts, default=0) < 0:
+    numbers = [float(each) for each in dump if isinstance(each, int | float)]
+    if len(numbers) != len(dump) or min(numbers[1:], default=0) < 0:
         return None
-    counts += [0] * (len(bounds) + 1 - len(counts))
-    return float(total), [float(count) for count in accumulate(counts)]
+    total, *counts = numbers
+    counts += [0.0] * (len(bounds) + 1 - len(counts))
+    return total, list(accumulate(counts))

@@ -28,6 +28,8 @@ from penstock.schemas.trace_context import traceparent_of
 if TYPE_CHECKING:
     from penstock.schemas.process.spans import Span
 
+# With the client's usual escaping, the colons of our names would become underscores.
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; escaping=allow-utf-8"
 Batches = AsyncGenerator[list[Event], None]
 
 
@@ -106,10 +108,11 @@ class Metrics:
         """
         if seen.lanes is not None:
             self._tenants.take(seen.lanes)
-        encode, content_type = choose_encoder(accept)
-        if not content_type.startswith("application/openmetrics-text"):
-            encode, content_type = generate_latest, CONTENT_TYPE_LATEST
-        return encode(_All(self._families(seen))), content_type
+        families = _All(self._families(seen))
+        if "application/openmetrics-text" not in accept:
+            return generate_latest(families), CONTENT_TYPE_LATEST
+        encode, content_type = choose_encoder(OPENMETRICS)
+        return encode(families), content_type
 
     def families(self) -> list[Metric]:
         """Return every metric that `text` publishes."""
@@ -141,7 +144,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is published of others than the gateway's own counters, as of now.
+    """The numbers that are published beside the gateway's own counters, as of now.
 
     lanes             None while the queue cannot be reached
     num_replayed      events that readers of this gateway got from a log

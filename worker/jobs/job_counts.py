@@ -1,4 +1,4 @@
-"""What a worker's jobs were like: their times and sizes, counted as they end."""
+"""The times and sizes of a worker's jobs, counted as they end."""
 
 import secrets
 import time

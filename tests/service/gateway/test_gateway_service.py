@@ -87,6 +87,10 @@ def test_a_full_queue_is_429_and_takes_again_when_there_is_room() -> None:
         assert [answer.status_code for answer in answers] == [202, 202, 429]
         full = answers[-1]
         assert full.json()["error"]["type"] == "rate_limit_error"
+        refused = names.ADMISSION_REJECTIONS + "_total", (MODEL, "max_num_queued_reqs")
+        with httpx.Client(base_url=gateway.url) as http:
+            shown = samples(http)
+        assert shown[refused] == 1 and shown[names.OLDEST_WAITING_SECONDS, ("0", MODEL)] > 0
         waits = full.headers["retry-after-ms"], full.headers["retry-after"]
         assert int(waits[0]) > 0 and int(waits[1]) == -(-int(waits[0]) // 1000)
         client = openai.OpenAI(base_url=gateway.url + "/v1", api_key="x", max_retries=0)
@@ -109,7 +113,11 @@ def test_so_is_a_queue_of_long_prompts() -> None:
         assert error["code"] == "queue_full" and "tokens" in error["message"]
         assert int(answers[-1].headers["retry-after-ms"]) > 0
         with httpx.Client(base_url=gateway.url) as http:
-            assert samples(http)[names.NUM_QUEUED_TOKENS, ("0", MODEL)] == 800
+            shown = samples(http)
+            assert shown[names.NUM_QUEUED_TOKENS, ("0", MODEL)] == 800
+            assert (
+                shown[names.ADMISSION_REJECTIONS + "_total", (MODEL, "max_num_queued_tokens")] == 1
+            )
             with Actor(server.url):
                 eventually(lambda: samples(http)[names.NUM_QUEUED_TOKENS, ("0", MODEL)] == 0)
 

@@ -1,6 +1,7 @@
 """Webhooks: signed, sent until they arrive, and never twice at once, by real processes."""
 
 import asyncio
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -148,6 +149,12 @@ def test_each_end_has_its_event_and_bad_receivers_are_given_up(house: House) -> 
         post = house.arrived(f"/{end}", 1)[0]
         assert post.event["type"] == f"job.{end}"
     eventually(lambda: house.fates("/never") == [("failed", 5, "503")])
+    shown = httpx.get(f"{house.gateway_url}/metrics", timeout=60).text
+    attempts = dict(
+        re.findall(r'^penstock:webhook_attempts_total{outcome="(\w+)"} (\S+)', shown, re.M)
+    )
+    assert float(attempts["failed"]) >= 2 and float(attempts["pending"]) >= 4
+    assert float(attempts["delivered"]) >= 3
     assert house.fates("/gone") == [("failed", 1, "410")]
     assert len(house.receiver.posts["/gone"]) == 1
     assert len(house.receiver.posts["/never"]) == 5

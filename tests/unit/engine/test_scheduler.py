@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from forgetful import VOCAB, ForgetfulRunner, expected_completion, run_to_end
+from penstock.schemas import names
 from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.tally import read_dump
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
@@ -264,6 +266,28 @@ def test_a_flood_of_a_higher_class_does_not_starve_who_gave_way() -> None:
     assert {"a", "b"} <= set(ended)
 
 
+@pytest.mark.parametrize("remembers", [True, False])
+def test_steps_and_ends_of_sequences_are_tallied(remembers: bool) -> None:
+    engine, _ = make_engine(num_blocks=12, block_size=4, remembers=remembers)
+    again = addition("again", [9] * 5, 40, completion=[9, 9, 9])
+    run_to_end(engine, [addition(str(n), [n] * 5, 20) for n in range(4)] + [again])
+    stats = engine.stats()
+    tallied = {
+        each.stat: read_dump(each.bounds, [*stats.histograms[each.stat]])
+        for each in names.STEP_HISTOGRAMS
+    }
+    (tokens, steps), (preemptions, ends), (prefilled, sequences) = (
+        (told[0], told[1][-1])
+        for stat in ("step_tokens", "request_preemptions", "prefill_computed_tokens")
+        if (told := tallied[stat])
+    )
+    assert (tokens, steps) == (stats.computed_tokens, stats.num_steps)
+    assert (preemptions, ends) == (stats.num_preemptions, 5) and preemptions > 0
+    assert (prefilled, sequences) == (5 * 5, 5)
+    needed = 4 * (5 + 19) + (5 + 39) - (5 + 2)  # another worker had computed the last seven
+    assert stats.recomputed_tokens == stats.computed_tokens - needed
+
+
 def test_a_shared_prefix_is_computed_once_for_a_thousand_who_arrive_together() -> None:
     engine, _ = make_engine(num_blocks=3000, block_size=16, max_num_seqs=64, budget=8192)
     prefix = [number % VOCAB for number in range(2048)]
@@ -299,7 +323,9 @@ def test_the_least_recently_used_prefix_is_forgotten_first() -> None:
 def test_the_oldest_is_never_preempted() -> None:
     engine, runner = make_engine(num_blocks=12, block_size=4)
     run_to_end(engine, [addition(str(n), [n], 40) for n in range(4)])
-    assert engine.stats().num_preemptions > 0
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert stats.recomputed_tokens == stats.computed_tokens - 4 * 40 > 0
     steps_of_oldest = [place for place, plan in enumerate(runner.plans) if plan[0][0] == "0"]
     assert steps_of_oldest == list(range(40))
 
