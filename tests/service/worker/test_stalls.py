@@ -144,6 +144,25 @@ def test_nothing_is_written_past_the_lease(redis_url):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_last", [False, True], ids=["a commit", "an end"])
+def test_a_write_for_a_job_that_is_gone_is_counted_and_its_end_is_not(redis_url, is_last):
+    async def main() -> None:
+        async with at_work(redis_url, LeaseClock(60)) as (streamer, active):
+            counts = streamer._counts
+            await streamer.queue.release("w", [active.job.job_id])  # as another's reaper would
+            running = asyncio.create_task(streamer.run())
+            reason = "length" if is_last else None
+            streamer.take([Output(active.seq_id(0), [65], finish_reason=reason)])
+            async with asyncio.timeout(30):
+                while streamer.jobs:
+                    await asyncio.sleep(0.01)
+            running.cancel()
+            assert counts.dump()["fenced_writes"] == 1
+            assert counts.histograms()["request_prompt_tokens"] == [0.0]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("is_run", [True, False], ids=["while it commits", "after its last commit"])
 def test_what_was_made_of_a_job_is_logged_before_it_is_handed_back(redis_url, is_run):
     async def main() -> None:
