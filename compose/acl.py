@@ -29,13 +29,15 @@ HEARS = "subscribe unsubscribe"
 class Role:
     """The keys, channels and commands that a user of Redis may use.
 
-    `keys` and `channels` are patterns. `commands` are allowed besides those that scripts call.
+    `keys` and `channels` are patterns. `commands` are allowed besides those that scripts call,
+    unless the role runs none.
     """
 
     name: str
     keys: tuple[str, ...]
     channels: tuple[str, ...]
     commands: str
+    runs_scripts: bool = True
 
 
 ROLES = (
@@ -58,6 +60,13 @@ ROLES = (
         (f"{NAMESPACE}:*", "arq:*"),
         (LANES,),
         f"{HEARS} @read @write @keyspace -flushall -flushdb -@admin client|list slowlog|get",
+    ),
+    Role(
+        "router",  # of somebody else's: it sees what is cached where, and no job
+        (f"{NAMESPACE}:{{*:*}}:worker:*:kv_*", f"{NAMESPACE}:{{*:*}}:workers", MODELS),
+        (),
+        "xread xrange hgetall hget zrange zscore hvals exists",
+        runs_scripts=False,
     ),
 )
 
@@ -92,8 +101,8 @@ def script_commands() -> list[str]:
 def line(role: Role, password: str, has_waitaof: bool) -> str:
     """Return the role's line of an `aclfile`. What it does not name is forbidden."""
     words = f"{EVERYBODY} {role.commands}".split() + (["waitaof"] if has_waitaof else [])
-    needed = [word for word in script_commands() if word not in ("publish", "pubsub")]
-    commands = [word if word[0] in "+-" else f"+{word}" for word in [*needed, "publish", *words]]
+    needed = [word for word in script_commands() if word != "pubsub"] if role.runs_scripts else []
+    commands = [word if word[0] in "+-" else f"+{word}" for word in [*needed, *words]]
     return " ".join(
         [
             f"user {role.name} reset resetchannels on",  # Redis 6.2 allows all channels by default

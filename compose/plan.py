@@ -155,7 +155,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
 
 
 def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: str | None) -> int:
-    """Return what a tensor takes. Of 4-bit models the head has 8 bits, and norms stay as they are."""
+    """Return what a tensor takes. Of 4-bit models the head has 8 bits; norms are not quantised."""
     from penstock.kernels.panel_linear import PACKINGS
 
     count = prod(shape)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Protocol
 
+from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.fake import fake_engine
 from penstock.worker.engine.limits import EngineLimits
@@ -35,6 +36,8 @@ class AnyEngine(Protocol):
     def step(self) -> list[Output]: ...
 
     def wait(self, timeout_s: float | None = None) -> bool: ...
+
+    def follow_blocks(self, with_token_ids: bool) -> BlockChanges: ...
 
     def load(self) -> Load: ...
 

@@ -34,7 +34,7 @@ from penstock.worker.process.ipc import (
     receive_text,
 )
 from penstock.worker.process.log import log
-from penstock.worker.process.settings import WorkerSettings, pulse_every_s
+from penstock.worker.process.settings import KvEventsConfig, WorkerSettings, pulse_every_s
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25
@@ -51,11 +51,13 @@ class EngineLoop:
         supervisor: BlockingWire[None, Pulse],
         pulse_every_s: float,
         recorder: Recorder | None = None,
+        kv_events: KvEventsConfig | None = None,
     ) -> None:
         self._engine = engine
         self._recorder = recorder
         if recorder is not None:
             engine.note_plan = recorder.note_plan
+        self._changes = None if kv_events is None else engine.follow_blocks(kv_events.token_ids)
         self._io = io
         self._supervisor = supervisor
         self._pulse_every_s = pulse_every_s
@@ -106,14 +108,15 @@ class EngineLoop:
         self._report(outputs, num_commands)
 
     def _report(self, outputs: list[Output], num_commands: int) -> None:
-        """Send a Step if there are outputs, or if the load or the number of commands changed.
+        """Send a Step if there are outputs, or if the cache, the load or the commands changed.
 
         The I/O side goes by these numbers, so they must be true also after a step without outputs.
         """
         told = self._engine.load(), num_commands
-        if outputs or told != self._told:
+        changes = [] if self._changes is None else self._changes.take()
+        if outputs or changes or told != self._told:
             self._told = told
-            self._io.send(Step(outputs, *told, self._step_s))
+            self._io.send(Step(outputs, *told, self._step_s, changes))
 
     def _note_step_s(self, seconds: float) -> None:
         self._step_s += (seconds - self._step_s) * (_STEP_WEIGHT if self._step_s else 1)
@@ -191,7 +194,12 @@ def main() -> None:
         os._exit(NEVER_STARTS)
     keep_what_is_loaded()
     loop = EngineLoop(
-        engine, BlockingWire(io), BlockingWire(supervisor), pulse_every_s(settings), recorder
+        engine,
+        BlockingWire(io),
+        BlockingWire(supervisor),
+        pulse_every_s(settings),
+        recorder,
+        settings.kv_events,
     )
     loop.run(when_closed=lambda: os._exit(0))
 

@@ -62,6 +62,7 @@ NAMES = frozenset(
         "keep_alive_s",
         "key_id",
         "kv_cache_memory_bytes",
+        "kv_events_config",
         "lane",
         "lease_ttl_ms",
         "levels",

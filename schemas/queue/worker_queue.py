@@ -7,6 +7,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Iterable, Sequence
+from typing import Final, Literal
 
 from pydantic import JsonValue, ValidationError
 
@@ -15,6 +16,7 @@ from penstock.schemas.errors import AnswerTooLarge, InvalidJob
 from penstock.schemas.event import EVENT, Delta, Done, Failed
 from penstock.schemas.job import Job, PriorityClass
 from penstock.schemas.keys import Lane
+from penstock.schemas.kv_events import BlockBatch
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.queue import CLASS, MAX_JOBS_A_CALL, Queue
 from penstock.schemas.redis.link import Word
@@ -22,6 +24,8 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.result import MAX_RESULT_BYTES, fold
 
 MAX_BLOCK_MS = 2000  # below a link's time-out
+BlocksTold = Literal["ok", "behind", "lost"]
+BLOCKS_TOLD: Final[dict[bytes, BlocksTold]] = {b"ok": "ok", b"behind": "behind", b"lost": "lost"}
 SIGNALS = {signal.value.encode(): signal for signal in JobSignal}
 
 
@@ -208,6 +212,28 @@ class WorkerQueue(Queue):
     async def held(self, worker: str, idle_ms: int) -> set[str]:
         """Return jobs that the worker claimed at least `idle_ms` ago, known to it or not."""
         return {job_id.decode() for job_id in await self._run("workers/held", worker, idle_ms)}
+
+    async def tell_blocks(
+        self, worker: str, seq: int, batch: BlockBatch, block_size: int, most_entries: int
+    ) -> BlocksTold:
+        """Tell how the worker's prefix cache changed, as entry `seq` of its stream.
+
+        An empty batch only keeps what was told for as long as the lease; `seq` is then that of the
+        last entry. Return "behind" where Redis does not have the entry before this one, so that all
+        must be told anew, and "lost" where the worker has no lease.
+        """
+        reply = await self._run(
+            "workers/kv_events",
+            worker,
+            seq,
+            "1" if batch.begins else "",
+            most_entries,
+            "" if batch.is_empty else batch.dump(block_size),
+            len(batch.removed),
+            *batch.removed,
+            *batch.state(),
+        )
+        return BLOCKS_TOLD[reply[0]]
 
     async def _commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:
         args: list[Word] = []

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 
+from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.sequence import Sequence
 
 
@@ -18,6 +19,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.remembers = remembers
+        self.changes: BlockChanges | None = None  # None: nobody follows
         self._holders = [0] * num_blocks
         self._blank = list(range(num_blocks))  # held by nobody, with no content to find
         # Held by nobody and still remembered, the least recently used first.
@@ -94,6 +96,8 @@ class BlockPool:
             if digest not in self._remembered and self._digest[block] is None:
                 self._remembered[digest] = block
                 self._digest[block] = digest
+                if self.changes is not None:
+                    self.changes.store(place, seq.digests, seq.token_ids)
 
     def release(self, seq: Sequence) -> None:
         """Take all blocks back; remembered ones can be found until they are reused."""
@@ -131,3 +135,5 @@ class BlockPool:
         if digest is not None:
             del self._remembered[digest]
             self._digest[block] = None
+            if self.changes is not None:
+                self.changes.remove(digest)

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.schemas import names
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import FinishReason
+from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
@@ -94,6 +95,15 @@ class Engine:
             except Empty:
                 return False
         return True
+
+    def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
+        """Return where the changes of the prefix cache are from now on, to be taken at each step.
+
+        Call it before the first step.
+        """
+        pool = self.scheduler.pool
+        pool.changes = BlockChanges(pool.block_size, with_token_ids)
+        return pool.changes
 
     def load(self) -> Load:
         return Load(self.scheduler.pool.num_held, len(self.scheduler.waiting))

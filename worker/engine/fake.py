@@ -24,6 +24,7 @@ from queue import Empty, SimpleQueue
 from penstock.schemas import names
 from penstock.schemas.event import FinishReason
 from penstock.schemas.tally import Tally
+from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 
@@ -140,6 +141,10 @@ class FakeEngine:
             self._tallies["step_tokens"].observe(num_pending)
         self._stats.generation_tokens += len(decoding)
         return outputs
+
+    def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
+        """Return what stays empty: there is no prefix cache."""
+        return BlockChanges(self.limits.block_size, with_token_ids)
 
     def load(self) -> Load:
         return Load(self._num_held, max(0, len(self._seqs) - self.limits.max_num_seqs))

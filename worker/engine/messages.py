@@ -52,6 +52,21 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: ErrorBody | None = None
 
 
+class StoredBlock(NamedTuple):
+    """A full block that the prefix cache remembers from now on.
+
+    parent     the digest of the block before it; None for the first of a prompt
+    token_ids  None where nobody asked for them
+    """
+
+    digest: bytes
+    parent: bytes | None
+    token_ids: list[int] | None
+
+
+BlockChange = StoredBlock | bytes  # the bytes are the digest of a block that is forgotten
+
+
 class Load(NamedTuple):
     """The load of an engine, counted at each step."""
 

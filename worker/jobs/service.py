@@ -18,6 +18,7 @@ from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_std
 from penstock.schemas.process.tracing import tracing
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.servers import Redis
+from penstock.worker.jobs.cache_events import CacheEvents
 from penstock.worker.jobs.command_sender import CommandSender
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.jobs.job_counts import JobCounts
@@ -86,6 +87,7 @@ class Service:
         self._supervisor = supervisor
         self._tracing = tracing
         self._counts = counts
+        self._cache_events: CacheEvents | None = None
         self._session: LeaseSession | None = None
         self._work: asyncio.Task[None] | None = None
         self._drain_ends_s: float | None = None
@@ -102,6 +104,8 @@ class Service:
             raise EngineGone
         self._supervisor.send(Prepared(ready.limits, self._text.has_chat_template))
         intake = Intake(self._settings, self._text, ready.limits, self._generation)
+        if config := self._settings.kv_events:
+            self._cache_events = CacheEvents(ready.limits.block_size, config.buffer_steps)
         is_gone = False
         try:
             async with asyncio.TaskGroup() as parts:
@@ -121,6 +125,8 @@ class Service:
         async for step in happenings:
             if isinstance(step, Step):
                 self._commands.note(step)
+                if self._cache_events is not None:
+                    self._cache_events.take(step.changes)
             if isinstance(step, Step) and self._session:
                 self._session.take(step)
                 if self._session.is_behind() and not self._is_paused:
@@ -168,6 +174,7 @@ class Service:
                 lease,
                 self._tracing,
                 self._counts,
+                self._cache_events,
             )
             lease = self._session.lease
             await self._session.work()

@@ -8,6 +8,7 @@ from penstock.schemas.delivery import JobSignal
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.servers import Redis
 from penstock.worker.engine.messages import Load
+from penstock.worker.jobs.cache_events import CacheEvents
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.command_sender import CommandSender
 from penstock.worker.jobs.consumer import Consumer, Intake
@@ -44,9 +45,11 @@ class LeaseSession:
         lease: LeaseClock | None = None,
         tracing: "Tracing | None" = None,
         counts: JobCounts | None = None,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         settings = intake.settings
         self._redis = redis
+        self._cache_events = cache_events
         self._lease_ms = settings.lease_ttl_ms
         self._stuck_after_s = settings.step_timeout_s
         self._limits = intake.limits
@@ -90,6 +93,11 @@ class LeaseSession:
     def _begin(self, parts: asyncio.TaskGroup) -> None:
         channels = [each.queue.lane.control(each.incarnation) for each in self._streamers]
         parts.create_task(follow_control(self._redis, channels, self.obey))
+        if self._cache_events is not None:  # of one cache there is one stream: of the first lane
+            first = self._streamers[0]
+            parts.create_task(
+                self._cache_events.publish(first.queue, first.incarnation, self.lease)
+            )
         for streamer in self._streamers:
             parts.create_task(streamer.run())
         for consumer in self._consumers:

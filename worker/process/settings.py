@@ -5,7 +5,15 @@ import secrets
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import CliSuppress, NoDecode
 
 from penstock.schemas.errors import InvalidJob
@@ -18,6 +26,21 @@ from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 FAKE = "fake"
 JsonObject = Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)]
+
+
+class KvEventsConfig(BaseModel):
+    """The way in which a worker tells which blocks its prefix cache holds. Names are vLLM's.
+
+    buffer_steps  entries that the stream keeps for readers that fall behind
+    token_ids     tell the blocks' tokens too, for whoever may read the stream
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enable_kv_cache_events: bool = False
+    publisher: Literal["redis"] = "redis"
+    buffer_steps: int = Field(1000, ge=1)
+    token_ids: bool = False
 
 
 class WorkerSettings(TracingSettings):
@@ -83,6 +106,11 @@ class WorkerSettings(TracingSettings):
         "max_num_seqs if that is more, but no more than it computes in 0.2 s (64 at least)",
     )
     enable_prefix_caching: bool = Field(True, description="keep blocks to find prompts' beginnings")
+    kv_events_config: Annotated[KvEventsConfig, NoDecode, BeforeValidator(object_of)] = Field(
+        default_factory=KvEventsConfig,
+        description='JSON: {"enable_kv_cache_events": true} tells routers which blocks are cached; '
+        '"buffer_steps": entries kept, 1000; "token_ids": true tells their tokens too',
+    )
     priority_preemption_threshold: int | None = Field(
         None,
         ge=1,
@@ -123,6 +151,20 @@ class WorkerSettings(TracingSettings):
         20, ge=0, le=1000, description="tenants whose tokens the worker's statistics tell apart"
     )
     in_process: bool = Field(False, description="everything in one process, to debug it")
+
+    @field_validator("kv_events_config")
+    @classmethod
+    def has_a_cache_to_tell_of(
+        cls, given: KvEventsConfig, others: ValidationInfo
+    ) -> KvEventsConfig:
+        if given.enable_kv_cache_events and not others.data.get("enable_prefix_caching", True):
+            raise ValueError("it tells of the prefix cache, which enable_prefix_caching turns off")
+        return given
+
+    @property
+    def kv_events(self) -> KvEventsConfig | None:
+        """Return how the prefix cache is told of, or None where it is not."""
+        return self.kv_events_config if self.kv_events_config.enable_kv_cache_events else None
 
     @property
     def is_fake(self) -> bool:

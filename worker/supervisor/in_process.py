@@ -25,7 +25,11 @@ async def threads(settings: WorkerSettings) -> AsyncIterator[Processes]:
     engine_ours, engine_theirs = socket.socketpair()
     loaded = await asyncio.to_thread(load_engine, settings)
     loop = EngineLoop(
-        loaded, BlockingWire(engine_io), BlockingWire(engine_theirs), pulse_every_s(settings)
+        loaded,
+        BlockingWire(engine_io),
+        BlockingWire(engine_theirs),
+        pulse_every_s(settings),
+        kv_events=settings.kv_events,
     )
     thread = threading.Thread(target=loop.run, name="engine", daemon=True)
     thread.start()

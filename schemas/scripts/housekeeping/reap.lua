@@ -26,7 +26,7 @@ bring_near('workers', tonumber(redis.call('HGET', PREFIX .. 'counts', 'longest_l
 local lapsed = redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', '-inf', NOW, 'LIMIT', 0, budget)
 for _, worker in ipairs(lapsed) do
   redis.call('ZREM', PREFIX .. 'workers', worker)
-  redis.call('DEL', PREFIX .. 'worker:' .. worker, attention_key(worker))
+  forget_worker(worker)
   redis.call('HINCRBY', PREFIX .. 'counts', 'lapsed', 1)
 end
 

@@ -68,6 +68,12 @@ local function attention_key(worker)
   return PREFIX .. 'worker:' .. worker .. ':attention'
 end
 
+-- What a worker told of its prefix cache goes with its lease.
+local function forget_worker(worker)
+  local key = PREFIX .. 'worker:' .. worker
+  redis.call('DEL', key, attention_key(worker), key .. ':kv_events', key .. ':kv_blocks')
+end
+
 local function load(id)
   local key = PREFIX .. 'job:' .. id
   local values = redis.call('HMGET', key, unpack(FIELDS))

@@ -8,7 +8,7 @@ write_when_full()
 if redis.call('ZREM', PREFIX .. 'workers', worker) == 1 and how == 'crashed' then
   redis.call('HINCRBY', PREFIX .. 'counts', 'crashed', 1)
 end
-redis.call('DEL', PREFIX .. 'worker:' .. worker, attention_key(worker))
+forget_worker(worker)
 
 local function holds_something()
   for _, ready in ipairs(READY) do

@@ -107,11 +107,33 @@ def test_who_computes_or_submits_sees_no_api_keys(guarded: Guarded, role: str, k
         client.hgetall(key)
 
 
-def test_all_roles_reach_the_lanes(guarded: Guarded) -> None:
-    for role in ROLES:
+def test_all_roles_but_the_router_reach_the_lanes(guarded: Guarded) -> None:
+    for role in ROLES[:-1]:
         with guarded.as_role(role.name) as client:
             assert client.hget(LANE.job("none"), "state") is None
             client.hget(MODELS, "none")
+
+
+def test_a_router_reads_what_workers_have_cached_and_leases_and_no_more(guarded: Guarded) -> None:
+    blocks, events = (f"{LANE.prefix}worker:w:kv_{name}" for name in ("blocks", "events"))
+    with guarded.as_role("worker") as worker:
+        worker.hset(blocks, "seq", 1)
+        worker.xadd(events, {"ts": "1", "events": "[]"}, "1-0")
+    with guarded.as_role("router") as router:
+        assert router.hgetall(blocks) == {b"seq": b"1"}
+        assert [name for name, _ in router.xread({events: "0-0"}, block=10)[0][1]] == [b"1-0"]
+        assert router.zscore(f"{LANE.prefix}workers", "nobody") is None
+        for words in (
+            ("HGETALL", f"{LANE.prefix}worker:w"),
+            ("HGETALL", LANE.job("some")),
+            ("XRANGE", f"{LANE.job('some')}:log", "-", "+"),
+            ("HSET", blocks, "seq", "2"),
+            ("XADD", events, "*", "ts", "1"),
+            ("DEL", events),
+            ("SUBSCRIBE", LANE.inbox("some")),
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                router.execute_command(*words)
 
 
 def test_printed_lines_are_what_a_server_takes() -> None:

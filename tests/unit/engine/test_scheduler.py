@@ -1,5 +1,6 @@
 """The engine's core, on a model that forgets all but its slots."""
 
+import hashlib
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +15,7 @@ from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
 from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.messages import AddSequence, StoredBlock
 from penstock.worker.engine.scheduler import Scheduler
 
 
@@ -60,6 +61,30 @@ def assert_idle_and_whole(engine: Engine) -> None:
     assert sorted([*pool._blank, *pool._cached]) == list(range(pool.num_blocks))
     assert set(pool._cached) == set(pool._remembered.values())
     assert {pool._digest[block] for block in pool._remembered.values()} == set(pool._remembered)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_changes_of_each_step_rebuild_what_is_remembered(seed: int) -> None:
+    rng = random.Random(seed)
+    block_size, longest = rng.choice([1, 2, 4]), rng.randrange(12, 40)
+    engine, _ = make_engine(-(-longest // block_size) + rng.randrange(3), block_size)
+    changes, blocks = engine.follow_blocks(with_token_ids=True), dict[bytes, StoredBlock]()
+    for given in random_trace(rng, longest):
+        engine.add(given)
+    while engine.busy:
+        engine.step()
+        for change in changes.take():
+            if isinstance(change, bytes):
+                del blocks[change]
+            else:
+                assert change.digest not in blocks
+                blocks[change.digest] = change
+        assert blocks.keys() == engine.scheduler.pool._remembered.keys()
+    root = hashlib.blake2b(b"", digest_size=16).digest()
+    for block in blocks.values():
+        tokens = b"".join(token.to_bytes(4, "little") for token in block.token_ids)
+        before = root if block.parent is None else block.parent
+        assert block.digest == hashlib.blake2b(before + tokens, digest_size=16).digest()
 
 
 @pytest.mark.parametrize("seed", range(600))

@@ -98,6 +98,13 @@ def test_a_file_that_says_nothing_is_refused(
         ("up --redis-url nowhere", "--redis-url: no scheme"),
         ("up --webhook-private example.com", "--webhook-private: example.com is not like http://"),
         ("keys create --scopes all", "--scopes: Input should be 'inference'"),
+        ('worker --model x --kv-events-config {"publisher":"zmq"}', "Input should be 'redis'"),
+        ('worker --model x --kv-events-config {"topic":"kv"}', "--kv-events-config-topic: Extra"),
+        (
+            "worker --model x --no-enable-prefix-caching --kv-events-config"
+            ' {"enable_kv_cache_events":true}',
+            "--kv-events-config: it tells of the prefix cache, which enable_prefix",
+        ),
     ],
 )
 def test_a_wrong_word_costs_one_line(
