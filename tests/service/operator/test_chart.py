@@ -31,7 +31,8 @@ from chart import (
     templates,
 )
 from penstock.compose.server import Server
-from penstock.gateway.http.metrics import LaneReport, Metrics
+from penstock.gateway.http.lane_metrics import LaneReport
+from penstock.gateway.http.metrics import Metrics, Seen
 from penstock.schemas.delivery import LaneStatus
 from stage import LISTENS, eventually
 
@@ -307,7 +308,7 @@ def published(*lanes: tuple[str, int, int], **labels: str) -> list[Sample]:
         for number, (model, queued, running) in enumerate(lanes)
     ]
     from_operator = {"namespace": NAMESPACE, "service": "penstock-gateway", "instance": "a:8000"}
-    return scraped(Metrics().text(reports).decode(), **(from_operator | labels))
+    return scraped(Metrics().text(Seen(reports), "")[0].decode(), **(from_operator | labels))
 
 
 def status_of(queued: int, running: int) -> LaneStatus:
