@@ -108,7 +108,7 @@ class EngineLoop:
         self._report(outputs, num_commands)
 
     def _report(self, outputs: list[Output], num_commands: int) -> None:
-        """Send a Step if there are outputs, or if the cache, the load or the commands changed.
+        """Send a Step if there is output, or the cache, load or number of commands changed.
 
         The I/O side goes by these numbers, so they must be true also after a step without outputs.
         """

@@ -1,4 +1,4 @@
-"""The changes of the set of remembered blocks, for who follows the prefix cache from outside."""
+"""The changes of the set of remembered blocks, for those who follow it from outside."""
 
 from penstock.worker.engine.messages import BlockChange, StoredBlock
 
