@@ -1,5 +1,8 @@
 """Routes of health: if the gateway lives, takes jobs, would start one; its version, and metrics."""
 
+import asyncio
+from contextlib import suppress
+
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
@@ -8,6 +11,8 @@ from penstock.gateway.http.metrics import Seen
 from penstock.gateway.http.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import NoWorker, QueueUnreachable
+
+LOOK_S = 1.0  # who asks for metrics waits a few seconds, also where Redis hangs
 
 router = APIRouter(tags=["health"])
 
@@ -46,13 +51,15 @@ async def metrics(request: Request, gateway: Open) -> Response:
 
     Where the queue cannot be reached, they are the gateway's own alone.
     """
-    num_replayed = gateway.client.num_replayed
-    try:
-        lanes, attempts = await look(gateway.client), await gateway.webhooks.num_attempts()
-        has_housekeeping = await HousekeepingSignature(gateway.client.redis).is_there()
-        seen = Seen(lanes, num_replayed, attempts, has_housekeeping)
-    except QueueUnreachable:
-        seen = Seen(None, num_replayed)
+    seen = Seen(None, gateway.client.num_replayed)
+    with suppress(QueueUnreachable, TimeoutError):
+        async with asyncio.timeout(LOOK_S):
+            seen = Seen(
+                await look(gateway.client),
+                seen.num_replayed,
+                await gateway.webhooks.num_attempts(),
+                await HousekeepingSignature(gateway.client.redis).is_there(),
+            )
     content, content_type = gateway.metrics.text(seen, request.headers.get("accept", ""))
     return Response(content, headers={"content-type": content_type})
 
