@@ -21,6 +21,8 @@ COMMANDS = {
         "loadtest.commands.compare",
         "beside transformers, other servers and the limit",
     ),
+    "report": ("loadtest.commands.report", "a page of results, with plots, in one HTML file"),
+    "diff": ("loadtest.commands.diff", "two files of results beside each other"),
     "files": (
         "loadtest.commands.files",
         "the comparison's model and workloads, for other engines",
@@ -34,6 +36,10 @@ COMMANDS = {
     "queue": (
         "loadtest.commands.queue",
         "the queue's path, with an engine that costs nothing",
+    ),
+    "scale": (
+        "loadtest.commands.scale",
+        "a thousand streams at once, and calls with 100,000 jobs waiting",
     ),
 }
 

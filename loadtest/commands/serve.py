@@ -1,53 +1,62 @@
-"""`penstock bench serve`: latencies and throughput of an OpenAI-compatible server.
+"""`penstock bench serve`: latencies and throughput of an OpenAI-compatible server, or of a queue.
 
 Options and result keys are those of `vllm bench serve`.
 """
 
-import json
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Literal, Self, get_args
+from urllib.parse import urlsplit
 
 import uvloop
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
+from penstock.gateway.client import Client
 from penstock.loadtest.engines.own import OwnSettings, flags
-from penstock.loadtest.engines.system import serving
+from penstock.loadtest.engines.system import serving, system
+from penstock.loadtest.errors import BadOption
 from penstock.loadtest.machine.usage import Neighbours
+from penstock.loadtest.report.page import write_report
+from penstock.loadtest.report.result_file import Result
+from penstock.loadtest.report.serving import detailed, result, show, told_errors
 from penstock.loadtest.requests.dataset import DatasetSettings
-from penstock.loadtest.requests.drive import Endpoint, Way, drive, warm_up
-from penstock.loadtest.requests.http_stream import Target, first_model, target
+from penstock.loadtest.requests.drive import Server, drive, warm_up
+from penstock.loadtest.requests.goals import Slos
+from penstock.loadtest.requests.http_stream import Target, target
 from penstock.loadtest.requests.measurement import Measurement, Metric
+from penstock.loadtest.requests.queue_stream import QueueTarget
+from penstock.loadtest.requests.way import Endpoint, Ramp, RampStrategy, Way
 from penstock.loadtest.requests.workload import NUM_IDS
 from penstock.schemas.process.start import load_settings, words_of
 
 PROGRAM = "penstock bench serve"
-HEADERS: dict[Metric, tuple[str, str]] = {
-    "ttft": ("Time to First Token", "TTFT"),
-    "tpot": ("Time per Output Token (excl. 1st token)", "TPOT"),
-    "itl": ("Inter-token Latency", "ITL"),
-    "e2el": ("End-to-end Latency", "E2EL"),
-}
+Backend = Literal["openai", "openai-chat", "penstock-sdk"]
+REDIS = ("redis", "rediss", "unix")
 
 
 class BenchServeSettings(OwnSettings, DatasetSettings):
     """Latencies and throughput of a server, seen by its clients.
 
     Without --base-url a whole Penstock is started for it, and each setting of a worker is one of
-    its own. The environment's OPENAI_API_KEY is sent to a server that is given.
+    its own. The environment's OPENAI_API_KEY is sent to a server that is given. The status is 1
+    where a token was lost, repeated or foreign.
     """
 
+    backend: Backend = Field(
+        "openai",
+        description="openai: completions; openai-chat: chats, ids written as words; penstock-sdk: "
+        "straight over Redis, without HTTP",
+    )
     base_url: str | None = Field(
-        None, description="of a server that runs, http://host:port; none: one is started"
+        None,
+        description="of a server that runs, http://host:port, for penstock-sdk redis://host:port; "
+        "none: one is started",
     )
-    endpoint: Endpoint = Field(
-        "/v1/completions", description="for a chat, ids are written as words"
-    )
+    endpoint: Endpoint | None = Field(None, description="none: the backend's")
     vocab_size: int = Field(
         NUM_IDS, ge=11, description="with --base-url: the ids of prompts are below this"
     )
@@ -57,11 +66,22 @@ class BenchServeSettings(OwnSettings, DatasetSettings):
     burstiness: float = Field(
         1.0, gt=0, description="of arrivals; 1: a Poisson process, less: more in bursts"
     )
-    max_concurrency: int | None = Field(None, ge=1, description="requests at once, at most")
+    ramp_up_strategy: RampStrategy | None = Field(
+        None, description="a rate that changes from the first request to the last"
+    )
+    ramp_up_start_rps: float | None = Field(None, gt=0, description="requests a second at first")
+    ramp_up_end_rps: float | None = Field(None, gt=0, description="requests a second at last")
+    max_concurrency: int | None = Field(
+        None, ge=1, description="requests at once, at most; without a rate: so many clients"
+    )
     ignore_eos: bool = Field(
         False, description="go on to the last token; so it is but for --dataset-name custom"
     )
     temperature: float = Field(0.0, ge=0, le=2, description="0: greedily")
+    goodput: Slos = Field(
+        default_factory=dict,
+        description="milliseconds that a good request keeps, as 'ttft:200 tpot:50 e2el:2000'",
+    )
     percentile_metrics: Annotated[list[Metric], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=lambda: list(get_args(Metric)), description="ttft,tpot,itl,e2el"
     )
@@ -72,130 +92,116 @@ class BenchServeSettings(OwnSettings, DatasetSettings):
     save_detailed: bool = Field(False, description="with what was measured of each request")
     result_dir: Path = Field(Path(), description="where the file goes")
     result_filename: str | None = Field(None, description="none: made of rate, model and date")
+    report: Path | None = Field(None, description="write a page of the result, one .html file")
+
+    @model_validator(mode="after")
+    def ramps_wholly(self) -> Self:
+        given = [self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps]
+        if any(each is not None for each in given):
+            if None in given:
+                raise ValueError(
+                    "ramp_up_strategy, ramp_up_start_rps and ramp_up_end_rps: give all of them"
+                )
+            if self.request_rate < float("inf"):
+                raise ValueError("request_rate: the ramp has its own rates; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def asks_a_backend_where_it_is(self) -> Self:
+        is_redis = urlsplit(self.base_url or "").scheme in REDIS
+        if self.base_url is not None and is_redis != (self.backend == "penstock-sdk"):
+            wanted = "redis://" if self.backend == "penstock-sdk" else "http:// or https://"
+            raise ValueError(f"base_url: --backend {self.backend} takes a {wanted} URL")
+        return self
 
     def way(self) -> Way:
+        ramp = None
+        if self.ramp_up_strategy and self.ramp_up_start_rps and self.ramp_up_end_rps:
+            ramp = Ramp(self.ramp_up_strategy, self.ramp_up_start_rps, self.ramp_up_end_rps)
+        own: Endpoint = (
+            "/v1/chat/completions" if self.backend == "openai-chat" else "/v1/completions"
+        )
         return Way(
-            self.endpoint,
+            self.endpoint or own,
             self.request_rate,
             self.burstiness,
             self.max_concurrency,
             self.ignore_eos or self.dataset_name != "custom",
             self.temperature,
             self.seed,
+            ramp,
         )
 
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(BenchServeSettings, PROGRAM, argv)
-    given = target(settings.base_url) if settings.base_url is not None else None
-    vocab_size = settings.vocab_size if given else settings.own_vocab_size
-    requests = settings.requests(vocab_size)
+    if settings.report is not None and settings.report.suffix != ".html":
+        raise BadOption(f"--report: {settings.report}: the name ends with .html")
+    is_own = settings.base_url is None
+    requests = settings.requests(settings.own_vocab_size if is_own else settings.vocab_size)
 
     async def measure() -> tuple[str, Measurement]:
-        async with _server(settings, given) as server:
-            named = given is not None and "model" in settings.model_fields_set
-            model = settings.model if named else first_model(server)
+        async with _server(settings) as server:
+            named = not is_own and "model" in settings.model_fields_set
+            model = settings.model if named else await server.first_model()
             await warm_up(server, model, requests, settings.way())
             return model, await drive(server, model, requests, settings.way())
 
     with Neighbours() as neighbours:
         model, found = uvloop.run(measure())
     latencies = found.summary(settings.percentile_metrics, settings.metric_percentiles)
-    _show(settings, found, latencies)
-    if given is None:
+    summary = result(found, settings.goodput)
+    show(summary, latencies, found, settings.way())
+    if is_own:
         print(f"{'CPU used by others:':<40} {neighbours.share:.0%}")
+    for line in told_errors(found):
+        print(line, file=sys.stderr)
+    whole = _asked(settings, model, len(requests)) | summary | latencies
+    if is_own:
+        whole["cpu_used_by_others"] = neighbours.share
     if settings.save_result:
-        _save(settings, model, result(found) | latencies, found)
-    return 0 if found.completed else 1
+        _save(settings, model, Result(whole | (detailed(found) if settings.save_detailed else {})))
+    if settings.report is not None:
+        write_report(settings.report, [Result(whole | detailed(found), settings.report.stem)])
+    return 0 if found.completed and not found.token_errors else 1
 
 
 @asynccontextmanager
-async def _server(settings: BenchServeSettings, given: Target | None) -> AsyncIterator[Target]:
-    if given is not None:
-        yield given
-        return
-    async with serving(settings.model, *flags(settings.given())) as (url, _):
-        yield Target(url)
+async def _server(settings: BenchServeSettings) -> AsyncIterator[Server]:
+    is_queue, url = settings.backend == "penstock-sdk", settings.base_url
+    if url is not None and is_queue:
+        async with Client.from_url(url) as client:
+            yield QueueTarget(client, url)
+    elif url is not None:
+        yield target(url)
+    elif is_queue:
+        async with system("--model", settings.model, *flags(settings.given())) as whole:
+            yield QueueTarget(whole.client, whole.server.url)
+    else:
+        async with serving(settings.model, *flags(settings.given())) as (url, _):
+            yield Target(url)
 
 
-def result(found: Measurement) -> dict[str, object]:
-    num_tokens = found.num_prompt_tokens + found.num_tokens
+def _asked(settings: BenchServeSettings, model: str, num_prompts: int) -> dict[str, object]:
+    """Return what was asked, which two results must share to be compared."""
+    now, rate = datetime.now(UTC).strftime("%Y%m%d-%H%M%S"), settings.request_rate
+    names = ("strategy", "start_rps", "end_rps") if settings.ramp_up_strategy else ()
+    ramp = {f"ramp_up_{name}": getattr(settings, f"ramp_up_{name}") for name in names}
     return {
-        "duration": found.wall_s,
-        "completed": len(found.completed),
-        "failed": len(found.errors),
-        "total_input_tokens": found.num_prompt_tokens,
-        "total_output_tokens": found.num_tokens,
-        "request_throughput": len(found.completed) / found.wall_s,
-        "output_throughput": found.tokens_per_s,
-        "total_token_throughput": num_tokens / found.wall_s,
-    }
-
-
-def _show(settings: BenchServeSettings, found: Measurement, latencies: dict[str, float]) -> None:
-    summary = result(found)
-    lines = {
-        "Successful requests:": summary["completed"],
-        "Failed requests:": summary["failed"],
-        "Maximum request concurrency:": settings.max_concurrency or "none",
-        "Request rate configured (RPS):": settings.request_rate,
-        "Benchmark duration (s):": summary["duration"],
-        "Total input tokens:": summary["total_input_tokens"],
-        "Total generated tokens:": summary["total_output_tokens"],
-        "Request throughput (req/s):": summary["request_throughput"],
-        "Output token throughput (tok/s):": summary["output_throughput"],
-        "Total token throughput (tok/s):": summary["total_token_throughput"],
-    }
-    print(f"{' Serving Benchmark Result ':=^50}")
-    for name, value in lines.items():
-        print(f"{name:<40} {value:.2f}" if isinstance(value, float) else f"{name:<40} {value}")
-    for metric in settings.percentile_metrics:
-        header, short = HEADERS[metric]
-        print(f"{header:-^50}")
-        for key, value in latencies.items():
-            which, _, of = key.removesuffix("_ms").rpartition("_")
-            if of == metric:
-                print(f"{f'{which.capitalize()} {short} (ms):':<40} {value:.2f}")
-    print("=" * 50)
-    if any(timeline.num_counted is None for timeline in found.completed):
-        print("The server sent no usage: what is counted are pieces of its streams, not tokens")
-    print(
-        f"{'CPU of this client (us/token):':<40} {found.cpu_s / max(1, found.num_tokens) * 1e6:.0f}"
-    )
-    for error, count in Counter(found.errors).most_common():
-        print(f"{count} failed: {error}", file=sys.stderr)
-
-
-def _save(
-    settings: BenchServeSettings, model: str, found: dict[str, object], measured: Measurement
-) -> None:
-    now, rate = datetime.now(UTC).strftime("%Y%m%d-%H%M%S"), f"{settings.request_rate:g}"
-    saved: dict[str, object] = {
         "date": now,
-        "backend": "openai",
+        "backend": settings.backend,
         "model_id": model,
         "tokenizer_id": None,
-        "num_prompts": len(measured.timelines),
-        "request_rate": "inf" if rate == "inf" else settings.request_rate,
+        "dataset_name": settings.dataset_name,
+        "num_prompts": num_prompts,
+        "request_rate": "inf" if rate == float("inf") else rate,
         "burstiness": settings.burstiness,
         "max_concurrency": settings.max_concurrency,
-        **found,
+        **ramp,
     }
-    if settings.save_detailed:
-        saved |= _detailed(measured)
-    name = settings.result_filename or f"openai-{rate}qps-{Path(model).name}-{now}.json"
-    (settings.result_dir / name).write_text(json.dumps(saved) + "\n")
 
 
-def _detailed(measured: Measurement) -> dict[str, object]:
-    """Return each request's times in seconds; of one that failed, those that it had."""
-    each = measured.timelines
-    return {
-        "input_lens": [one.num_prompt for one in each],
-        "output_lens": [one.num_tokens for one in each],
-        "ttfts": [one.ttft_ms / 1e3 if one.tokens_s else 0.0 for one in each],
-        "itls": [[gap / 1e3 for gap in one.gaps_ms] for one in each],
-        "latencies": [(one.end_s or one.begin_s) - one.begin_s for one in each],
-        "start_times": [one.begin_s for one in each],
-        "errors": [one.error for one in each],
-    }
+def _save(settings: BenchServeSettings, model: str, saved: Result) -> None:
+    rate = f"{settings.request_rate:g}"
+    made = f"{settings.backend}-{rate}qps-{Path(model).name}-{saved.raw['date']}.json"
+    saved.write(settings.result_dir / (settings.result_filename or made))

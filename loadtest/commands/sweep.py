@@ -2,15 +2,14 @@
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import uvloop
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 from rich.console import Console
 from rich.table import Table
@@ -20,16 +19,26 @@ from penstock.loadtest.engines.own import OwnSettings, flags
 from penstock.loadtest.engines.system import serving
 from penstock.loadtest.errors import BadOption
 from penstock.loadtest.machine.usage import Neighbours, description
-from penstock.loadtest.report.points import Point, by_server
+from penstock.loadtest.report.points import (
+    Point,
+    by_server,
+    is_past_the_knee,
+    knee,
+    told_of_loads,
+)
+from penstock.loadtest.report.serving import told_errors
 from penstock.loadtest.requests.dataset import DatasetName, DatasetSettings
-from penstock.loadtest.requests.drive import Way, drive, warm_up
+from penstock.loadtest.requests.drive import drive, warm_up
+from penstock.loadtest.requests.goals import Slos
 from penstock.loadtest.requests.http_stream import Target, first_model
+from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import varied
 from penstock.schemas.process.start import load_settings, words_of
 
 PROGRAM = "penstock bench sweep"
 OURS = "Penstock"
 A_CLIENT = 8  # requests that each client sends, if there are so many
+MOST_DOUBLINGS = 12
 
 
 class SweepSettings(OwnSettings, DatasetSettings):
@@ -50,16 +59,47 @@ class SweepSettings(OwnSettings, DatasetSettings):
     request_rates: Annotated[
         list[Annotated[float, Field(gt=0)]], NoDecode, BeforeValidator(words_of)
     ] = Field(default_factory=list, description="instead: requests a second, all of them asked")
+    to_knee: bool = Field(
+        False,
+        description="from the last of --request-rates on (none: 1) the double, until it is past "
+        "the knee; then two rates beside the knee",
+    )
+    goodput: Slos = Field(
+        default_factory=dict,
+        description="milliseconds that a good request keeps, as 'ttft:200 tpot:50 e2el:2000'",
+    )
     plot: Path | None = Field(
         None, description=".png, .svg or .pdf; needs pip install 'penstock[bench]'"
     )
     output_json: Path | None = Field(None, description="write the figures there too")
 
-    def ways(self) -> list[tuple[str, Way]]:
-        """Return the ways of sending requests, each with a label."""
-        if self.request_rates:
-            return [(f"{rate:g}/s", Way(request_rate=rate)) for rate in self.request_rates]
-        return [(f"{count}", Way(max_concurrency=count)) for count in self.concurrencies]
+    @model_validator(mode="after")
+    def has_loads_of_its_own(self) -> Self:
+        if self.dataset_name == "trace":
+            raise ValueError(
+                "dataset_name: a trace has its own rate; `penstock bench serve` takes it"
+            )
+        return self
+
+    @property
+    def rates(self) -> list[float]:
+        return self.request_rates or ([1.0] if self.to_knee else [])
+
+    def ways(self, points: Sequence[Point]) -> Iterator[Way]:
+        """Yield the ways of sending requests. `points` has what our server did until then."""
+        if not self.rates:
+            yield from (Way(max_concurrency=count) for count in self.concurrencies)
+            return
+        yield from (Way(request_rate=rate) for rate in self.rates)
+        if self.to_knee:
+            rate = self.rates[-1]
+            for _ in range(MOST_DOUBLINGS):
+                if is_past_the_knee(points):
+                    break
+                rate *= 2
+                yield Way(request_rate=rate)
+            best = knee(points).load
+            yield from (Way(request_rate=best * factor) for factor in (2**-0.5, 2**0.5))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -75,8 +115,8 @@ def main(argv: Sequence[str]) -> int:
     if not settings.url:
         console.print(f"CPU used by others: {neighbours.share:.0%}", highlight=False)
     for point in points:
-        for error, count in Counter(point.found.errors).items():
-            print(f"{point.server}, {point.label}: {count} failed: {error}", file=sys.stderr)
+        for line in told_errors(point.found):
+            print(f"{point.server}, {point.label}: {line}", file=sys.stderr)
     if settings.output_json is not None:
         written = {"machine": description(), "points": [point.figures() for point in points]}
         settings.output_json.write_text(json.dumps(written, indent=1) + "\n")
@@ -84,7 +124,8 @@ def main(argv: Sequence[str]) -> int:
         from penstock.loadtest.report.plot import draw
 
         draw(settings.plot, _title(settings), points)
-    return 0 if any(point.found.completed for point in points) else 1
+    is_whole = not any(point.found.token_errors for point in points)
+    return 0 if is_whole and any(point.found.completed for point in points) else 1
 
 
 def _check_plot(path: Path) -> None:
@@ -103,8 +144,10 @@ async def _measure(settings: SweepSettings, console: Console) -> list[Point]:
         url, _ = await stack.enter_async_context(own)
         servers = {OURS: Target(url)} | given
         models = {name: first_model(server) for name, server in servers.items()}
-        points = []
-        for turn, (label, way) in enumerate(settings.ways()):
+        points: dict[str, list[Point]] = {name: [] for name in servers}
+        for turn, way in enumerate(settings.ways(points[OURS])):
+            load = float(way.max_concurrency or way.request_rate)
+            label = f"{load:g}" if way.max_concurrency else f"{load:.3g}/s"
             count = way.max_concurrency * A_CLIENT if way.max_concurrency else len(requests)
             asked = varied(requests[:count], turn, settings.own_vocab_size)
             for name, server in servers.items():
@@ -112,8 +155,9 @@ async def _measure(settings: SweepSettings, console: Console) -> list[Point]:
                     await warm_up(server, models[name], requests, way)
                 with console.status(f"{name}, {label}: {len(asked)} requests"):
                     found = await drive(server, models[name], asked, way)
-                points.append(Point(name, label, found))
-    return sorted(points, key=lambda point: list(servers).index(point.server))
+                points[name].append(Point(name, label, load, found, settings.goodput))
+    in_order = [sorted(of_one, key=lambda point: point.load) for of_one in points.values()]
+    return [point for of_one in in_order for point in of_one]
 
 
 def _title(settings: SweepSettings) -> str:
@@ -124,8 +168,9 @@ def _title(settings: SweepSettings) -> str:
 def _show(console: Console, settings: SweepSettings, points: Sequence[Point]) -> None:
     table = Table(title=_title(settings), title_justify="left")
     table.add_column("server", no_wrap=True)
-    columns = ("tokens/s", "TTFT ms p50", "p99", "ITL ms p50", "p99", "E2EL s p50", "p99")
-    for column in ("rate" if settings.request_rates else "at once", *columns):
+    columns = ["tokens/s", "TTFT ms p50", "p99", "ITL ms p50", "p99", "E2EL s p50", "p99"]
+    columns += ["good"] if settings.goodput else []
+    for column in ("rate" if settings.rates else "at once", *columns):
         table.add_column(column, justify="right")
     for name, of_one in by_server(points):
         for number, point in enumerate(of_one):
@@ -138,5 +183,9 @@ def _show(console: Console, settings: SweepSettings, points: Sequence[Point]) ->
                 f"{found.tokens_per_s:,.0f}",
                 *(f"{each:,.0f}" if each >= 100 else f"{each:.1f}" for each in of_tokens),
                 *(f"{found.percentile('e2el', p) / 1e3:.2f}" for p in (50, 99)),
+                *([f"{point.share_good:.0%}"] if settings.goodput else []),
             )
     console.print(table)
+    for _, of_one in by_server(points):
+        for sentence in told_of_loads(of_one, settings.goodput):
+            console.print(sentence, highlight=False, markup=False)

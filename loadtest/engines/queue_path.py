@@ -14,7 +14,10 @@ import numpy as np
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
 from penstock.loadtest.engines.system import System, system
+from penstock.loadtest.requests.drive import drive
 from penstock.loadtest.requests.measurement import Measurement, Timeline
+from penstock.loadtest.requests.queue_stream import QueueTarget
+from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request
 from penstock.schemas.event import Delta
 from penstock.schemas.keys import Lane
@@ -196,32 +199,11 @@ async def _kill(whole: System, owner: str | None) -> None:
 async def through(requests: Sequence[Request], *flags: str) -> Measurement:
     """Run all requests at once through a queue of their own, read by this process."""
     async with system(*flags) as whole:
-        (model,) = await whole.client.models()
+        server = QueueTarget(whole.client, whole.server.url)
+        model = await server.first_model()
         warm = [Request(request.prompt, 4) for request in requests]
-        await asyncio.gather(*(_followed(whole.client, model, request) for request in warm))
-        begin_s = time.perf_counter()
-        timelines = await asyncio.gather(
-            *(_followed(whole.client, model, request) for request in requests)
-        )
-        return Measurement(timelines, time.perf_counter() - begin_s)
-
-
-async def _followed(client: Client, model: str, request: Request) -> Timeline:
-    timeline = Timeline(time.perf_counter(), len(request.prompt))
-    job_id = await client.enqueue(
-        request.prompt,
-        model=model,
-        max_tokens=request.max_tokens,
-        ignore_eos=True,
-        temperature=0,
-    )
-    async with aclosing(client.event_batches(job_id)) as batches:
-        async for batch in batches:
-            now_s = time.perf_counter()
-            for event in batch:
-                if isinstance(event, Delta):
-                    timeline.tokens_s += [now_s] * len(event.token_ids)
-    return timeline
+        await drive(server, model, warm, Way())
+        return await drive(server, model, requests, Way())
 
 
 def in_process(requests: Sequence[Request]) -> Measurement:

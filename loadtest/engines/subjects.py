@@ -14,9 +14,10 @@ import uvloop
 from penstock.loadtest.engines.own import flags
 from penstock.loadtest.engines.system import serving
 from penstock.loadtest.machine.apart import in_a_process
-from penstock.loadtest.requests.drive import Way, drive, warm_up
+from penstock.loadtest.requests.drive import drive, warm_up
 from penstock.loadtest.requests.http_stream import Target, first_model
 from penstock.loadtest.requests.measurement import Measurement, Timeline
+from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request
 
 

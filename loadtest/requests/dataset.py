@@ -1,7 +1,7 @@
-"""The requests of a measurement: a named workload, random ids, or a file of JSON lines.
+"""The requests of a measurement: a named workload, random ids, a trace, or a file of JSON lines.
 
-A line is {"prompt": text or ids, "max_tokens": n, "json_schema": {..}}; all but the prompt is
-optional.
+A line of a file is {"prompt": text or ids, "max_tokens": n, "json_schema": {..}}; all but the
+prompt is optional.
 """
 
 import json
@@ -13,6 +13,7 @@ import msgspec
 from pydantic import AliasChoices, Field, JsonValue
 
 from penstock.loadtest.errors import BadOption
+from penstock.loadtest.requests.trace import read_trace
 from penstock.loadtest.requests.workload import (
     DESCRIPTIONS,
     NUM_REQUESTS,
@@ -27,6 +28,7 @@ _PREFIX = "penstock-"
 DatasetName = Literal[
     "random",
     "custom",
+    "trace",
     "penstock-W",
     "penstock-P",
     "penstock-U",
@@ -41,12 +43,15 @@ class DatasetSettings(Settings):
 
     dataset_name: DatasetName = Field(
         "random",
-        description="custom: a file; "
+        description="custom: a file; trace: arrivals and lengths of a file; "
         + "; ".join(f"{_PREFIX}{name}: {text}" for name, text in DESCRIPTIONS.items()),
     )
     dataset_path: Path | None = Field(
-        None, description='of custom: lines {"prompt": text or ids, "max_tokens": n}'
+        None,
+        description='of custom: lines {"prompt": text or ids, "max_tokens": n}; of trace: lines '
+        '{"timestamp": ms, "input_length": n, "output_length": n}, as Mooncake\'s, or Azure\'s CSV',
     )
+    trace_speed: float = Field(1.0, gt=0, description="2: a trace in half its time")
     num_prompts: int | None = Field(
         None, ge=1, description=f"none: all there are; of random ones {NUM_REQUESTS}"
     )
@@ -66,24 +71,32 @@ class DatasetSettings(Settings):
 
     def requests(self, vocab_size: int) -> list[Request]:
         """Return the requests that the settings ask for. Raises BadOption."""
-        if self.dataset_path is not None and self.dataset_name != "custom":
-            raise BadOption(f"--dataset-path goes with --dataset-name custom, not {self._named}")
+        is_file = self.dataset_name in ("custom", "trace")
+        if self.dataset_path is not None and not is_file:
+            kinds = "--dataset-name custom or trace"
+            raise BadOption(f"--dataset-path goes with {kinds}, not {self.dataset_name}")
+        if "trace_speed" in self.model_fields_set and self.dataset_name != "trace":
+            raise BadOption(
+                f"--trace-speed goes with --dataset-name trace, not {self.dataset_name}"
+            )
         if self.dataset_name == "random":
             count = self.num_prompts or NUM_REQUESTS
             return random_requests(count, self.input_len, self.output_len, vocab_size, self.seed)
-        if self.dataset_name == "custom":
+        if is_file:
             if self.dataset_path is None:
-                raise BadOption("--dataset-path: --dataset-name custom needs the file's name")
-            found = read(self.dataset_path, self.output_len)
+                kind = f"--dataset-name {self.dataset_name}"
+                raise BadOption(f"--dataset-path: {kind} needs the file's name")
+            if self.dataset_name == "trace":
+                found = read_trace(
+                    self.dataset_path, vocab_size, self.trace_speed, self.seed, self.num_prompts
+                )
+            else:
+                found = read(self.dataset_path, self.output_len)
         else:
             found = named(self.dataset_name, vocab_size)
         if self.num_prompts is not None and self.num_prompts > len(found):
             raise BadOption(f"--num-prompts: {self.num_prompts}; there are {len(found)}")
         return found[: self.num_prompts]
-
-    @property
-    def _named(self) -> str:
-        return self.dataset_name
 
 
 def named(dataset: str, vocab_size: int) -> list[Request]:

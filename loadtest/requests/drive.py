@@ -1,107 +1,137 @@
-"""Sends requests to a server: when each one starts, and how many run at once."""
+"""Sends requests to a server, each when it is due, and proves that no token was lost on the way."""
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from typing import Protocol
 
 from penstock.loadtest.errors import CannotMeasure
-from penstock.loadtest.requests.http_stream import Target, stream
-from penstock.loadtest.requests.measurement import Measurement, Timeline
+from penstock.loadtest.requests.measurement import Depth, Measurement, Timeline
+from penstock.loadtest.requests.tokens import TokenErrors, against_counts, against_log
+from penstock.loadtest.requests.way import Way, arrivals_s
 from penstock.loadtest.requests.workload import Request
+from penstock.schemas.event import Delta
 
-Endpoint = Literal["/v1/completions", "/v1/chat/completions"]
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """The way in which requests are sent.
-
-    `burstiness` is the shape of the gamma distribution that the time between arrivals follows: 1
-    makes it a Poisson process, less makes bursts.
-    """
-
-    endpoint: Endpoint = "/v1/completions"
-    request_rate: float = float("inf")  # a second
-    burstiness: float = 1.0
-    max_concurrency: int | None = None
-    ignore_eos: bool = True
-    temperature: float = 0.0
-    seed: int = 0
+_LOOK_S = 0.5  # between two looks at the queue
+_LOGS_AT_ONCE = 16
 
 
-async def drive(server: Target, model: str, requests: Sequence[Request], way: Way) -> Measurement:
+class Server(Protocol):
+    """A server under load, over HTTP or over Redis."""
+
+    @property
+    def base_url(self) -> str: ...
+
+    async def first_model(self) -> str:
+        """Return the name of a served model. Raises CannotMeasure where there is none."""
+
+    async def ask(
+        self, model: str, request: Request, way: Way, begin_s: float | None = None
+    ) -> Timeline:
+        """Send a request that was due at `begin_s`, or now, and read its answer to the end.
+
+        A failure is not raised, but noted in the timeline's `error`.
+        """
+
+    async def log(self, job_id: str) -> list[Delta] | None:
+        """Return what the server kept of an answer, or None where it keeps nothing.
+
+        Raises CannotMeasure where it should have kept something and does not give it.
+        """
+
+    async def depth(self) -> Depth | None:
+        """Return what waits and runs now, or None where the server does not tell."""
+
+
+async def drive(server: Server, model: str, requests: Sequence[Request], way: Way) -> Measurement:
     """Send all requests, and wait for all. One that fails is counted, and stops no other."""
     gate = asyncio.Semaphore(way.max_concurrency) if way.max_concurrency else nullcontext()
-    asked = [_asked(model, request, way) for request in requests]
-    cpu_s, begin_s = time.process_time(), time.perf_counter()
+    due = _due_s(requests, way)
+    async with _depths(server) as depths:
+        cpu_s, begin_s = time.process_time(), time.perf_counter()
 
-    async def ask(one: dict[str, object], due_s: float) -> Timeline:
-        if due_s:
-            await asyncio.sleep(begin_s + due_s - time.perf_counter())
-        async with gate:
-            return await stream(server, way.endpoint, one)
+        async def ask(request: Request, due_s: float) -> Timeline:
+            if due_s:
+                await asyncio.sleep(begin_s + due_s - time.perf_counter())
+            is_closed = way.is_closed and request.due_s is None
+            async with gate:
+                return await server.ask(model, request, way, None if is_closed else begin_s + due_s)
 
-    due = arrivals_s(len(requests), way)
-    timelines = await asyncio.gather(
-        *(ask(one, due_s) for one, due_s in zip(asked, due, strict=True))
-    )
-    wall_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s
-    return Measurement(timelines, wall_s, cpu_s)
+        timelines = await asyncio.gather(
+            *(ask(request, due_s) for request, due_s in zip(requests, due, strict=True))
+        )
+        wall_s, cpu_s = time.perf_counter() - begin_s, time.process_time() - cpu_s
+    await _check_tokens(server, requests, timelines, way)
+    return Measurement(timelines, wall_s, cpu_s, begin_s=begin_s, depths=depths)
 
 
-async def warm_up(server: Target, model: str, requests: Sequence[Request], way: Way) -> Timeline:
+async def warm_up(server: Server, model: str, requests: Sequence[Request], way: Way) -> Timeline:
     """Send one short request that shares nothing with the others.
 
     Raises CannotMeasure if it fails.
     """
     prompt = requests[0].prompt
     short = Request("Hello" if isinstance(prompt, str) else prompt[::-1][:16], 4)
-    timeline = await stream(server, way.endpoint, _asked(model, short, way))
+    timeline = await server.ask(model, short, way)
     if timeline.error:
         raise CannotMeasure(f"{server.base_url}: the first request failed: {timeline.error}")
     return timeline
 
 
-def arrivals_s(count: int, way: Way) -> list[float]:
-    """Return the arrival times, in seconds after the first one at zero.
-
-    Over all of them the rate is the one that was asked for.
-    """
-    if way.request_rate == float("inf"):
-        return [0.0] * count
-    scale = 1 / (way.request_rate * way.burstiness)
-    gaps = np.random.default_rng(way.seed).gamma(way.burstiness, scale, count - 1)
-    due = np.concatenate([[0.0], np.cumsum(gaps)])
-    if count > 1:
-        due *= (count - 1) / way.request_rate / due[-1]
-    return [float(each) for each in due]
+def _due_s(requests: Sequence[Request], way: Way) -> list[float]:
+    """Return when each request is due: by its trace, or by the way."""
+    due = arrivals_s(len(requests), way)
+    return [
+        at_s if request.due_s is None else request.due_s
+        for request, at_s in zip(requests, due, strict=True)
+    ]
 
 
-def _asked(model: str, request: Request, way: Way) -> dict[str, object]:
-    asked: dict[str, object] = {
-        "model": model,
-        "max_tokens": request.max_tokens,
-        "temperature": way.temperature,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if way.endpoint == "/v1/completions":
-        asked["prompt"] = request.prompt
-    else:
-        asked["messages"] = [{"role": "user", "content": _text(request.prompt)}]
-    if request.schema is not None:
-        form = {"name": "answer", "schema": request.schema, "strict": True}
-        asked["response_format"] = {"type": "json_schema", "json_schema": form}
-    elif way.ignore_eos:
-        asked["ignore_eos"] = True
-    return asked
+@asynccontextmanager
+async def _depths(server: Server) -> AsyncIterator[list[Depth]]:
+    """Look at the server's queue again and again while the block runs."""
+    seen: list[Depth] = []
+
+    async def look() -> None:
+        while (depth := await server.depth()) is not None:
+            seen.append(depth)
+            await asyncio.sleep(_LOOK_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield seen
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
 
 
-def _text(prompt: list[int] | str) -> str:
-    """Return the prompt as text; a chat takes no ids, so each id becomes a word."""
-    return prompt if isinstance(prompt, str) else " ".join(f"w{each}" for each in prompt)
+async def _check_tokens(
+    server: Server, requests: Sequence[Request], timelines: Sequence[Timeline], way: Way
+) -> None:
+    """Note in each timeline which of its tokens are wrong."""
+    gate = asyncio.Semaphore(_LOGS_AT_ONCE)
+
+    async def check(request: Request, timeline: Timeline) -> None:
+        async with gate:
+            timeline.token_errors = await _token_errors(server, request, timeline, way)
+
+    await asyncio.gather(*map(check, requests, timelines))
+
+
+async def _token_errors(
+    server: Server, request: Request, timeline: Timeline, way: Way
+) -> TokenErrors:
+    is_exact = way.ignore_eos and request.schema is None and timeline.finish_reason != "stop"
+    asked = request.max_tokens if is_exact and not timeline.error else None
+    if not timeline.job_id and timeline.error:
+        return TokenErrors()  # refused, before there was a token to lose
+    try:
+        log = await server.log(timeline.job_id)
+    except CannotMeasure:
+        return TokenErrors(unproved=1)
+    if log is not None:
+        return against_log(timeline.seen, log, asked or 0)
+    if timeline.error:
+        return TokenErrors(lost=max(1, request.max_tokens - len(timeline.tokens_s)))
+    return against_counts(len(timeline.tokens_s), timeline.num_counted, asked)

@@ -7,6 +7,8 @@ httpcore 105, aiohttp 60, h11 52; httptools on a bare protocol, with msgspec for
 import asyncio
 import json
 import os
+import re
+import secrets
 import time
 import urllib.request
 from collections.abc import Mapping
@@ -18,10 +20,20 @@ import httptools
 import msgspec
 
 from penstock.loadtest.errors import BadOption, CannotMeasure
-from penstock.loadtest.requests.measurement import Timeline
+from penstock.loadtest.requests.measurement import Depth, Timeline
+from penstock.loadtest.requests.tokens import Seen
+from penstock.loadtest.requests.way import Way
+from penstock.loadtest.requests.workload import Request, as_text
+from penstock.schemas import names
+from penstock.schemas.event import EVENT, Delta
+from penstock.schemas.keys import JOB_ID
 
 _ANSWER_S = 3600.0  # a request that takes longer has failed
+_LOG_S = 60.0  # a log is read after the job's end, so all of it is there
 _SHOWN = 300  # characters of a server's words
+_GAUGE = re.compile(
+    rf"^({names.REQUESTS_WAITING}|{names.REQUESTS_RUNNING})(?:\{{.*\}})? (\S+)", re.M
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +63,60 @@ class Target:
     def url(self, endpoint: str) -> str:
         return self.base_url.rstrip("/").removesuffix("/v1") + endpoint
 
-    def head(self, endpoint: str, num_bytes: int) -> bytes:
-        """Return the head of a request."""
+    def http(self, method: str, endpoint: str, body: bytes = b"", **headers: str) -> bytes:
+        """Return a request, whose response ends the connection."""
         lines = [
-            f"POST {urlsplit(self.url(endpoint)).path} HTTP/1.1",
+            f"{method} {urlsplit(self.url(endpoint)).path} HTTP/1.1",
             f"Host: {urlsplit(self.base_url).netloc}",
             "Content-Type: application/json",
-            f"Content-Length: {num_bytes}",
+            f"Content-Length: {len(body)}",
             "Connection: close",
-            *(f"{name}: {value}" for name, value in self.authorization.items()),
+            *(f"{name}: {value}" for name, value in (self.authorization | headers).items()),
         ]
-        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
+        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + body
 
     @property
     def authorization(self) -> dict[str, str]:
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+
+    async def first_model(self) -> str:
+        return first_model(self)
+
+    async def ask(
+        self, model: str, request: Request, way: Way, begin_s: float | None = None
+    ) -> Timeline:
+        return await stream(self, way.endpoint, asked_of(model, request, way), begin_s)
+
+    async def log(self, job_id: str) -> list[Delta] | None:
+        """Return the log of a job of Penstock's; None for another server's answer.
+
+        Raises CannotMeasure where Penstock does not give it.
+        """
+        if JOB_ID.fullmatch(job_id) is None:
+            return None
+        reader = _LogReader(self.http("GET", f"/v1/jobs/{job_id}/events"))
+        if error := await _exchange(self, reader, _LOG_S):
+            raise CannotMeasure(f"the log of {job_id} cannot be read: {error}")
+        return reader.deltas
+
+    async def depth(self) -> Depth | None:
+        """Return what waits and runs, by vLLM's names of metrics; None where they are not told."""
+        return await asyncio.to_thread(self._depth)
+
+    def _depth(self) -> Depth | None:
+        asked = urllib.request.Request(self.url("/metrics"), headers=self.authorization)
+        try:
+            with urllib.request.urlopen(asked, timeout=5) as answer:
+                found = _GAUGE.findall(answer.read().decode(errors="replace"))
+        except (URLError, OSError):
+            return None
+        if not found:
+            return None
+        counts = [
+            sum(float(value) for name, value in found if name == wanted)
+            for wanted in (names.REQUESTS_WAITING, names.REQUESTS_RUNNING)
+        ]
+        return Depth(time.perf_counter(), *counts)
 
 
 def target(base_url: str, option: str = "--base-url") -> Target:
@@ -93,30 +144,62 @@ def first_model(server: Target) -> str:
         raise CannotMeasure(f"{url} names no model: {error!r}") from error
 
 
-async def stream(server: Target, endpoint: str, asked: Mapping[str, object]) -> Timeline:
+def asked_of(model: str, request: Request, way: Way) -> dict[str, object]:
+    asked: dict[str, object] = {
+        "model": model,
+        "max_tokens": request.max_tokens,
+        "temperature": way.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if way.endpoint == "/v1/completions":
+        asked["prompt"] = request.prompt
+    else:
+        asked["messages"] = [{"role": "user", "content": as_text(request.prompt)}]
+    if request.schema is not None:
+        form = {"name": "answer", "schema": request.schema, "strict": True}
+        asked["response_format"] = {"type": "json_schema", "json_schema": form}
+    elif way.ignore_eos:
+        asked["ignore_eos"] = True
+    return asked
+
+
+async def stream(
+    server: Target, endpoint: str, asked: Mapping[str, object], begin_s: float | None = None
+) -> Timeline:
     """Send a request, and note when each piece of text comes.
 
-    A failure is not raised, but noted in the timeline's `error`.
+    `begin_s` is when it was due; None means now. A failure is not raised, but noted in the
+    timeline's `error`. The request begins a trace, in which a server that traces goes on.
     """
+    trace_id = secrets.token_hex(16)
+    traceparent = f"00-{trace_id}-{secrets.token_hex(8)}-01"
     body = json.dumps(asked).encode()
-    reader = _Reader(server.head(endpoint, len(body)) + body)
+    reader = _Reader(server.http("POST", endpoint, body, traceparent=traceparent), begin_s)
+    reader.timeline.trace_id = trace_id
+    await _exchange(server, reader, _ANSWER_S)
+    reader.timeline.end_s = reader.ended_s
+    return reader.timeline
+
+
+async def _exchange(server: Target, reader: "_EventReader", most_s: float) -> str:
+    """Send the reader's request, and return when its response has ended: empty, or the error."""
     transport: asyncio.BaseTransport | None = None
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_ANSWER_S):
+        async with asyncio.timeout(most_s):
             transport, _ = await loop.create_connection(
                 lambda: reader, server.host, server.port, ssl=server.is_tls or None
             )
             await reader.ended
     except TimeoutError:
-        reader.fail(f"no end within {_ANSWER_S:.0f} s")
+        reader.fail(f"no end within {most_s:.0f} s")
     except OSError as error:
         reader.fail(os.strerror(error.errno) if error.errno and error.errno > 0 else str(error))
     finally:
         if transport is not None:
             transport.close()
-    reader.timeline.end_s = reader.timeline.end_s or time.perf_counter()
-    return reader.timeline
+    return reader.error
 
 
 class _Delta(msgspec.Struct):
@@ -128,6 +211,12 @@ class _Choice(msgspec.Struct):
     text: str | None = None
     delta: _Delta | None = None
     finish_reason: str | None = None
+
+    @property
+    def said(self) -> str:
+        if self.delta is not None:
+            return (self.delta.content or "") + (self.delta.reasoning_content or "")
+        return self.text or ""
 
     @property
     def is_piece(self) -> bool:
@@ -150,26 +239,32 @@ class _Error(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    id: str = ""
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: _Error | str | None = None
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
-_DATA, _DONE = b"data:", b"[DONE]"
+_ID, _DATA, _DONE = b"id:", b"data:", b"[DONE]"
 
 
-class _Reader(asyncio.Protocol):
-    """Reads one response; `ended` is set at its end, or at its failure."""
+class _EventReader(asyncio.Protocol):
+    """Reads one response of server-sent events; `ended` is set at its end, or at its failure."""
 
     def __init__(self, request: bytes) -> None:
-        self.timeline = Timeline(time.perf_counter(), 0)
         self.ended = asyncio.get_running_loop().create_future()
+        self.ended_s = 0.0
+        self.error = ""
+        self.is_done = False  # by an event that says so
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._rest = b""  # the start of a line that has not come whole
+        self._event_id = ""
         self._is_stream = False
-        self._is_done = False
+
+    def take(self, event_id: str, event: bytes, now_s: float) -> None:
+        raise NotImplementedError
 
     def connection_made(self, transport: asyncio.WriteTransport) -> None:  # type: ignore[override]
         transport.write(self._request)
@@ -177,11 +272,11 @@ class _Reader(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, msgspec.DecodeError) as error:
+        except (httptools.HttpParserError, ValueError) as error:
             self.fail(f"an answer that cannot be read: {error.__context__ or error}")
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._is_stream and self._is_done:
+        if self._is_stream and self.is_done:
             self._end()
         else:
             self.fail(str(error) if error else "the connection ended before the answer")
@@ -203,38 +298,79 @@ class _Reader(asyncio.Protocol):
         now_s = time.perf_counter()
         for line in lines:
             if line.startswith(_DATA):
-                self._take(line[len(_DATA) :].strip(), now_s)
+                event_id, self._event_id = self._event_id, ""
+                self.take(event_id, line[len(_DATA) :].strip(), now_s)
+            elif line.startswith(_ID):
+                self._event_id = line[len(_ID) :].strip().decode()
 
     def on_message_complete(self) -> None:
         if not self._is_stream:
             self.fail(f"status {self._parser.get_status_code()}: {_words(self._rest)}")
-        elif not self._is_done:
+        elif not self.is_done:
             self.fail("the stream ended before its [DONE]")
         else:
             self._end()
 
     def fail(self, error: str) -> None:
         if not self.ended.done():
-            self.timeline.error = error
+            self.error = error
             self._end()
 
     def _end(self) -> None:
         if not self.ended.done():
-            self.timeline.end_s = time.perf_counter()
+            self.ended_s = time.perf_counter()
             self.ended.set_result(None)
 
-    def _take(self, event: bytes, now_s: float) -> None:
+
+class _Reader(_EventReader):
+    """Reads the stream of an answer."""
+
+    def __init__(self, request: bytes, begin_s: float | None) -> None:
+        super().__init__(request)
+        now_s = time.perf_counter()
+        self.timeline = Timeline(now_s if begin_s is None else begin_s, 0, sent_s=now_s)
+        self._text = ""  # of an event's chunks before its last, which alone has the event's id
+
+    def fail(self, error: str) -> None:
+        super().fail(error)
+        self.timeline.error = self.error
+
+    def take(self, event_id: str, event: bytes, now_s: float) -> None:
         if event == _DONE:
-            self._is_done = True
+            self.is_done = True
             return
-        chunk = _decode(event)
+        timeline, chunk = self.timeline, _decode(event)
         if chunk.error is not None:
             self.fail(chunk.error if isinstance(chunk.error, str) else chunk.error.message)
+            return
         if any(choice.is_piece for choice in chunk.choices):
-            self.timeline.tokens_s.append(now_s)
+            timeline.tokens_s.append(now_s)
+        for choice in chunk.choices:
+            self._text += choice.said
+            timeline.finish_reason = choice.finish_reason or timeline.finish_reason
+        if (event_id or self._text) and "." not in event_id:
+            timeline.seen.append(Seen(event_id, self._text))
+            self._text = ""
         if chunk.usage is not None:
-            self.timeline.num_prompt = chunk.usage.prompt_tokens
-            self.timeline.num_counted = chunk.usage.completion_tokens
+            timeline.num_prompt = chunk.usage.prompt_tokens
+            timeline.num_counted = chunk.usage.completion_tokens
+        if not timeline.job_id:
+            timeline.job_id = chunk.id.partition("-")[2] or chunk.id
+
+
+class _LogReader(_EventReader):
+    """Reads the log of a job that has ended."""
+
+    def __init__(self, request: bytes) -> None:
+        super().__init__(request)
+        self.deltas: list[Delta] = []
+
+    def take(self, event_id: str, event: bytes, now_s: float) -> None:
+        logged = EVENT.validate_json(event)
+        if isinstance(logged, Delta):
+            self.deltas.append(logged)
+        else:
+            self.is_done = True
 
 
 def _words(body: bytes) -> str:

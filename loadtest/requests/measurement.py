@@ -1,20 +1,27 @@
 """The measurement of one engine on one workload, and the figures that follow from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+
+from penstock.loadtest.requests.tokens import Seen, TokenErrors
 
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 
 
 @dataclass(slots=True)
 class Timeline:
-    """The times of one request, in seconds: when it was handed over, and when each token came.
+    """The times of one request, in seconds: when it was due, and when each token came.
 
     For a stream the times are those of pieces with text, and the server counts the tokens.
+
+    begin_s  when the request was due; in a closed loop, and in process, when it was handed over
+    sent_s   when it was sent, where that may be later
+    job_id   the server's name of the answer; of Penstock the job's id
+    seen     the events of a stream, to be held against the job's log
     """
 
     begin_s: float
@@ -23,6 +30,12 @@ class Timeline:
     num_counted: int | None = None
     end_s: float | None = None
     error: str = ""
+    sent_s: float | None = None
+    job_id: str = ""
+    trace_id: str = ""
+    finish_reason: str | None = None
+    seen: list[Seen] = field(default_factory=list)
+    token_errors: TokenErrors = field(default_factory=TokenErrors)
 
     @property
     def num_tokens(self) -> int:
@@ -47,6 +60,28 @@ class Timeline:
     def gaps_ms(self) -> list[float]:
         return [(after - before) * 1e3 for before, after in pairwise(self.tokens_s)]
 
+    @property
+    def late_ms(self) -> float:
+        """Return how long after its time the client sent the request."""
+        return 0.0 if self.sent_s is None else max(0.0, self.sent_s - self.begin_s) * 1e3
+
+    def meets(self, slos_ms: Mapping[Metric, float]) -> bool:
+        """Return whether the request kept all of these latencies. One that failed kept none."""
+        if self.error or not self.tokens_s:
+            return False
+        kept: dict[Metric, float] = {"ttft": self.ttft_ms, "e2el": self.e2el_ms}
+        kept["tpot"] = self.tpot_ms if self.num_tokens > 1 else 0.0
+        kept["itl"] = max(self.gaps_ms, default=0.0)
+        return all(kept[metric] <= most_ms for metric, most_ms in slos_ms.items())
+
+
+class Depth(NamedTuple):
+    """The requests that a server held at one moment."""
+
+    at_s: float
+    num_waiting: float
+    num_running: float
+
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
@@ -56,6 +91,8 @@ class Measurement:
     wall_s: float
     cpu_s: float = 0.0
     start_s: float = 0.0  # from the start of the engine's process to its first token
+    begin_s: float = 0.0  # by the clock of the timelines
+    depths: list[Depth] = field(default_factory=list)
 
     @property
     def completed(self) -> list[Timeline]:
@@ -76,6 +113,22 @@ class Measurement:
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.wall_s
+
+    @property
+    def token_errors(self) -> TokenErrors:
+        return sum((timeline.token_errors for timeline in self.timelines), TokenErrors())
+
+    def num_good(self, slos_ms: Mapping[Metric, float]) -> int:
+        """Return how many requests kept all of these latencies."""
+        return sum(timeline.meets(slos_ms) for timeline in self.timelines)
+
+    def goodput(self, slos_ms: Mapping[Metric, float]) -> float:
+        """Return the requests a second that kept all of these latencies."""
+        return self.num_good(slos_ms) / self.wall_s
+
+    def late_ms(self, percent: float) -> float:
+        """Return a percentile of how long after its time the client sent a request."""
+        return float(np.percentile([one.late_ms for one in self.timelines] or [0.0], percent))
 
     def ttft_ms(self, percent: float) -> float:
         return self.percentile("ttft", percent)

@@ -42,18 +42,25 @@ SCHEMA: dict[str, JsonValue] = {
 class Request:
     """One client's request: exactly `max_tokens` tokens, whatever the model would say.
 
-    With a schema it is at most so many: an object of the schema, which ends by itself.
+    With a schema it is at most so many: an object of the schema, which ends by itself. A trace says
+    when it is due, in seconds after its first request.
     """
 
     prompt: list[int] | str
     max_tokens: int
     schema: dict[str, JsonValue] | None = None
+    due_s: float | None = None
 
     @property
     def ids(self) -> list[int]:
         """Return the prompt's ids, for engines that take nothing else."""
         assert not isinstance(self.prompt, str), "a text has no ids of its own"
         return self.prompt
+
+
+def as_text(prompt: list[int] | str) -> str:
+    """Return the prompt as text; a chat takes no ids, so each id becomes a word."""
+    return prompt if isinstance(prompt, str) else " ".join(f"w{each}" for each in prompt)
 
 
 def workloads(vocab_size: int = NUM_IDS, seed: int = SEED) -> dict[Name, list[Request]]:
@@ -92,6 +99,12 @@ def random_requests(
         Request(_folded(rng.integers(FIRST_ID, NUM_IDS, num_in), top), num_out)
         for _ in range(count)
     ]
+
+
+def random_ids(count: int, vocab_size: int, seed: Sequence[int]) -> list[int]:
+    """Return as many ids, always the same for one seed."""
+    rng = np.random.default_rng(seed)
+    return _folded(rng.integers(FIRST_ID, NUM_IDS, count), min(vocab_size, NUM_IDS))
 
 
 def varied(requests: Sequence[Request], turn: int, vocab_size: int = NUM_IDS) -> list[Request]:

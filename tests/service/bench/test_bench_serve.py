@@ -13,9 +13,10 @@ import pytest
 from penstock.loadtest import bench
 from penstock.loadtest.engines.own import OwnSettings
 from penstock.loadtest.requests.dataset import write
-from penstock.loadtest.requests.drive import Way, arrivals_s, drive
+from penstock.loadtest.requests.drive import drive
 from penstock.loadtest.requests.http_stream import Target
 from penstock.loadtest.requests.measurement import Measurement
+from penstock.loadtest.requests.way import Way, arrivals_s
 from penstock.loadtest.requests.workload import Request
 from penstock.schemas.process.nearby import noted
 from penstock.schemas.process.start import load_settings
