@@ -118,7 +118,11 @@ def main(argv: Sequence[str]) -> int:
         for line in told_errors(point.found):
             print(f"{point.server}, {point.label}: {line}", file=sys.stderr)
     if settings.output_json is not None:
-        written = {"machine": description(), "points": [point.figures() for point in points]}
+        written = {
+            "machine": description(),
+            "told": _told(settings, points),
+            "points": [point.figures() for point in points],
+        }
         settings.output_json.write_text(json.dumps(written, indent=1) + "\n")
     if settings.plot is not None:
         from penstock.loadtest.report.plot import draw
@@ -186,6 +190,13 @@ def _show(console: Console, settings: SweepSettings, points: Sequence[Point]) ->
                 *([f"{point.share_good:.0%}"] if settings.goodput else []),
             )
     console.print(table)
-    for _, of_one in by_server(points):
-        for sentence in told_of_loads(of_one, settings.goodput):
-            console.print(sentence, highlight=False, markup=False)
+    for sentence in _told(settings, points):
+        console.print(sentence, highlight=False, markup=False)
+
+
+def _told(settings: SweepSettings, points: Sequence[Point]) -> list[str]:
+    return [
+        sentence
+        for _, of_one in by_server(points)
+        for sentence in told_of_loads(of_one, settings.goodput)
+    ]

@@ -57,6 +57,7 @@ def _head(results: Sequence[Result]) -> str:
     if any(differences(first, other)[0] for other in rest):
         lines.append('<p class="bad">Not all of it was measured on the same machine.</p>')
     lines += map(_tokens, results)
+    lines += [f"<p>{escape(each)}</p>" for one in results for each in one.texts("told")]
     return f"<header>{''.join(lines)}</header>"
 
 
@@ -127,7 +128,7 @@ def _throughput_plots(results: Sequence[Result]) -> Iterator[str]:
     for metric, title in (("ttft", "TTFT, ms"), ("itl", "ITL, ms")):
         lines = list[Line]()
         for colour, (name, of_one) in enumerate(groupby(points, key=lambda point: point[0])):
-            ordered = sorted(of_one, key=lambda point: point[2].get("output_throughput", 0.0))
+            ordered = list(of_one)  # as in the files: a sweep's by their loads
             for key, told in ((f"median_{metric}_ms", ""), (f"p99_{metric}_ms", ", p99")):
                 found = [point for point in ordered if key in point[2]]
                 places = [(each["output_throughput"], each[key]) for _, _, each in found]
@@ -173,7 +174,7 @@ def _figure(title: str, drawn: str, lines: Sequence[Line]) -> str:
         f'<li class="c{line.colour % NUM_COLOURS}{" dotted" if line.is_dotted else ""}">'
         f"{escape(line.name)}</li>"
         for line in lines
-        if line.points
+        if len(line.points) > 1 or line.labels
     )
     return f'<figure><h3>{escape(title)}</h3>{drawn}<ul class="key">{keys}</ul></figure>'
 
