@@ -42,6 +42,7 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.result import fold, read_result
 
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
+MAX_CALLS_A_SWEEP = 256  # half a second's work for Redis, once a second
 PAGE = 512  # most events that one attach returns
 INLINE_BYTES = 256 * 1024  # takes a few milliseconds to read
 T = TypeVar("T")
@@ -157,13 +158,15 @@ class Queue:
     async def sweep(self) -> int:
         """End queued jobs that are out of time, and foreground jobs that nobody listens to.
 
-        Return about how many jobs were looked at.
+        Return about how many jobs were looked at. What is left after MAX_CALLS_A_SWEEP waits for
+        the next sweep: of many jobs the first may be due again before the last was looked at.
         """
-        total, count = 0, MAX_JOBS_A_CALL
-        while count >= MAX_JOBS_A_CALL:
+        total = 0
+        for _ in range(MAX_CALLS_A_SWEEP):
             reply = await self._run("housekeeping/sweep", self.orphan_grace_ms, MAX_JOBS_A_CALL)
-            count = int(reply[0])
-            total += count
+            total += int(reply[0])
+            if int(reply[0]) < MAX_JOBS_A_CALL:
+                break
         return total
 
     async def counts(self) -> LaneStatus:

@@ -526,6 +526,23 @@ async def test_a_foreground_job_without_listeners_is_cancelled_after_a_grace(
 
 
 @on_a_lane
+async def test_many_listened_to_are_looked_at_more_seldom_so_that_a_sweep_ends(
+    queue: WorkerQueue,
+) -> None:
+    """With a look at each in every fifth of the grace the first were due again before the last."""
+    queue.orphan_grace_ms = 5
+    jobs = [a_job() for _ in range(3200)]
+    await asyncio.gather(*(queue.enqueue(job, LANE.inbox("r"), "d") for job in jobs))
+    orphans = f"{LANE.prefix}orphans"
+    async with redis_of(queue).pubsub() as pubsub:
+        await pubsub.subscribe(LANE.inbox("r"))
+        await pubsub.get_message(timeout=120)
+        await redis_of(queue).zadd(orphans, {job.job_id: 1 for job in jobs})
+        assert 3200 <= await asyncio.wait_for(queue.sweep(), 60) < 2 * 3200
+    assert await redis_of(queue).zcount(orphans, 2, "+inf") == 3200
+
+
+@on_a_lane
 async def test_who_comes_back_in_time_keeps_the_job(queue: WorkerQueue) -> None:
     job = a_job()
     await queue.enqueue(job, None, "d")
