@@ -124,7 +124,7 @@ async def _token_errors(
 ) -> TokenErrors:
     is_exact = way.ignore_eos and request.schema is None and timeline.finish_reason != "stop"
     asked = request.max_tokens if is_exact and not timeline.error else None
-    if not timeline.job_id and timeline.error:
+    if timeline.error and not (timeline.job_id or timeline.tokens_s):
         return TokenErrors()  # refused, before there was a token to lose
     try:
         log = await server.log(timeline.job_id)

@@ -63,8 +63,9 @@ def arrivals_s(count: int, way: Way) -> list[float]:
         return [0.0] * count
     progress = np.arange(1, count) / max(1, count - 1)
     rates = np.full(count - 1, way.request_rate) if way.ramp is None else way.ramp.rates(progress)
+    mean_s = 1 / rates
     gaps = np.random.default_rng(way.seed).gamma(way.burstiness, 1 / way.burstiness, count - 1)
-    due = np.concatenate([[0.0], np.cumsum(gaps / rates)])
+    due = np.concatenate([[0.0], np.cumsum(gaps * mean_s)])
     if count > 1:
-        due *= np.sum(1 / rates) / due[-1]
+        due = due / due[-1] * np.cumsum(mean_s)[-1]
     return [float(each) for each in due]

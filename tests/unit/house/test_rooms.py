@@ -92,6 +92,8 @@ MAY_IMPORT = {
     "loadtest.engines.subjects": LOADTEST | {"uvloop"},
     "loadtest.requests.http_stream": LOADTEST | {"httptools"},
     "loadtest.report.plot": LOADTEST | {"matplotlib"},
+    "loadtest.commands.scale": LOADTEST | {"uvloop"},
+    "loadtest.engines.waiting_jobs": LOADTEST | {"compose.server"},
     "loadtest.commands.sweep": LOADTEST | {"uvloop"},
     "loadtest.commands.serve": LOADTEST | {"uvloop"},
     "loadtest.engines.shape": {"torch", "transformers", "tokenizers"},
