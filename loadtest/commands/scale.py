@@ -106,10 +106,9 @@ def _show_streams(
         "cpu_used_by_others": others,
     }
     name = settings.names[0]
-    title = (
-        f"{len(found.timelines):,} streams of {name} over HTTP, {settings.num_tokens} tokens each"
-    )
-    table = Table(title=title, title_justify="left")
+    streams = f"{len(found.timelines):,} streams of {name} over HTTP"
+    console.print(f"{streams}, {settings.num_tokens} tokens each", highlight=False)
+    table = Table()
     table.add_column("figure")
     table.add_column("", justify="right")
     for key, value in figures.items():

@@ -26,6 +26,7 @@ NUM_CALLS = 50  # of each kind
 _AT_ONCE = 128
 _LEASE_MS = 3_600_000
 _MOST = 10_000_000
+_FIRST_LOOK_S = 2.1  # after which a sweep looks at a foreground job: is anybody listening?
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +61,43 @@ async def costs_at(depths: Sequence[int], num_tenants: int) -> list[AtDepth]:
             found.append(at_depth)
             for name, call in lane.calls().items():
                 at_depth.calls[name] = await lane.cost_of(call)
-        return found
+    for at_depth in found:
+        at_depth.calls["look at one in the foreground"] = await _look_cost(
+            at_depth.num_waiting, num_tenants
+        )
+    return found
+
+
+async def _look_cost(depth: int, num_tenants: int) -> CallCost:
+    """Return what a sweep costs for each foreground job that it looks at."""
+    async with _lane(background=False) as lane:
+        await lane.fill(depth, num_tenants)
+        await asyncio.sleep(_FIRST_LOOK_S)
+        await lane.meter.begin()
+        begin_s = time.perf_counter()
+        looked = await lane.sweep()
+        took_s = time.perf_counter() - begin_s
+        return CallCost(await lane.meter.cost(looked), took_s / looked * 1e6)
 
 
 @asynccontextmanager
-async def _lane() -> AsyncIterator["_DeepLane"]:
+async def _lane(background: bool = True) -> AsyncIterator["_DeepLane"]:
     with Server() as server:
         async with connect(server.url) as redis:
             await Registry(redis).register(ModelCard(name=MODEL))
             queue = WorkerQueue(redis, Lane(MODEL), _LEASE_MS)
             await queue.register(WORKER, WorkerCard())
             await queue.read(WORKER, 1)
-            yield _DeepLane(queue, Meter(redis))
+            yield _DeepLane(queue, Meter(redis), background)
 
 
 class _DeepLane:
-    def __init__(self, queue: WorkerQueue, meter: Meter) -> None:
+    def __init__(self, queue: WorkerQueue, meter: Meter, background: bool) -> None:
         self.meter = meter
         self.job_ids: list[tuple[str, str]] = []  # of each the tenant
+        self.sweep = queue.sweep
         self._queue = queue
+        self._background = background
         self._num_claimed = 0
 
     async def fill(self, depth: int, num_tenants: int) -> None:
@@ -94,7 +113,7 @@ class _DeepLane:
         return {
             "status": lambda: self._queue.status(*next(asked)),
             "counts": self._queue.counts,
-            "sweep": self._queue.sweep,
+            "sweep": self.sweep,
             "reap": self._queue.reap,
             "enqueue": lambda: self._submit("t0"),
             "claim": self._claim,
@@ -111,7 +130,13 @@ class _DeepLane:
 
     async def _submit(self, tenant: str) -> None:
         job_id = self._queue.lane.new_job_id()
-        job = Job(job_id=job_id, model=MODEL, prompts=[PROMPT], tenant=tenant, background=True)
+        job = Job(
+            job_id=job_id,
+            model=MODEL,
+            prompts=[PROMPT],
+            tenant=tenant,
+            background=self._background,
+        )
         answer = await self._queue.enqueue(job, None, max_queued=_MOST)
         if answer.outcome is not Outcome.ACCEPTED:
             raise CannotMeasure(f"a job was not accepted: {answer.outcome}")

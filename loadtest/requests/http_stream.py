@@ -31,9 +31,13 @@ from penstock.schemas.keys import JOB_ID
 _ANSWER_S = 3600.0  # a request that takes longer has failed
 _LOG_S = 60.0  # a log is read after the job's end, so all of it is there
 _SHOWN = 300  # characters of a server's words
-_GAUGE = re.compile(
-    rf"^({names.REQUESTS_WAITING}|{names.REQUESTS_RUNNING})(?:\{{.*\}})? (\S+)", re.M
+# What waits and what runs: Penstock's counts of jobs are those of the moment, while an engine's, by
+# vLLM's names, are up to a second old.
+_GAUGES = (
+    (names.JOBS_QUEUED, names.JOBS_RUNNING),
+    (names.REQUESTS_WAITING, names.REQUESTS_RUNNING),
 )
+_SAMPLE = re.compile(r"^([a-z_:]+)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +104,21 @@ class Target:
         return reader.deltas
 
     async def depth(self) -> Depth | None:
-        """Return what waits and runs, by vLLM's names of metrics; None where they are not told."""
+        """Return what waits and runs, by the server's metrics; None where they do not tell it."""
         return await asyncio.to_thread(self._depth)
 
     def _depth(self) -> Depth | None:
         asked = urllib.request.Request(self.url("/metrics"), headers=self.authorization)
         try:
             with urllib.request.urlopen(asked, timeout=5) as answer:
-                found = _GAUGE.findall(answer.read().decode(errors="replace"))
+                found = _SAMPLE.findall(answer.read().decode(errors="replace"))
         except (URLError, OSError):
             return None
-        if not found:
-            return None
-        counts = [
-            sum(float(value) for name, value in found if name == wanted)
-            for wanted in (names.REQUESTS_WAITING, names.REQUESTS_RUNNING)
-        ]
-        return Depth(time.perf_counter(), *counts)
+        for gauges in _GAUGES:
+            values = [[float(value) for name, value in found if name == own] for own in gauges]
+            if all(values):
+                return Depth(time.perf_counter(), *map(sum, values))
+        return None
 
 
 def target(base_url: str, option: str = "--base-url") -> Target:
