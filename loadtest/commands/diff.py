@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.loadtest.errors import BadOption
-from penstock.loadtest.report.result_file import Result, differences
+from penstock.loadtest.report.result_file import ResultFile, differences
 from penstock.schemas.process.start import Settings, load_settings
 
 PROGRAM = "penstock bench diff"
@@ -28,7 +28,7 @@ class DiffSettings(Settings):
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(DiffSettings, PROGRAM, argv)
-    a, b = Result.read(settings.before), Result.read(settings.after)
+    a, b = ResultFile.read(settings.before), ResultFile.read(settings.after)
     console = Console()
     if not console.is_terminal:
         console.width = 110
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _table(name: str, a: Result, b: Result) -> Table:
+def _table(name: str, a: ResultFile, b: ResultFile) -> Table:
     table = Table(title=name or None, title_justify="left")
     table.add_column("figure", no_wrap=True)
     for column in (a.name, b.name, "ratio", ""):

@@ -8,7 +8,7 @@ from pydantic_settings import CliPositionalArg
 
 from penstock.loadtest.errors import BadOption
 from penstock.loadtest.report.page import write_report
-from penstock.loadtest.report.result_file import Result
+from penstock.loadtest.report.result_file import ResultFile
 from penstock.schemas.process.start import Settings, load_settings
 
 PROGRAM = "penstock bench report"
@@ -26,7 +26,7 @@ class ReportSettings(Settings):
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(ReportSettings, PROGRAM, argv)
-    found = [Result.read(path) for path in settings.results]
+    found = [ResultFile.read(path) for path in settings.results]
     try:
         write_report(settings.output, found)
     except OSError as error:

@@ -21,10 +21,10 @@ from penstock.loadtest.engines.system import serving, system
 from penstock.loadtest.errors import BadOption
 from penstock.loadtest.machine.usage import Neighbours
 from penstock.loadtest.report.page import write_report
-from penstock.loadtest.report.result_file import Result
+from penstock.loadtest.report.result_file import ResultFile
 from penstock.loadtest.report.serving import detailed, result, show, told_errors
 from penstock.loadtest.requests.dataset import DatasetSettings
-from penstock.loadtest.requests.drive import Server, drive, warm_up
+from penstock.loadtest.requests.drive import LoadedServer, drive, warm_up
 from penstock.loadtest.requests.goals import Slos
 from penstock.loadtest.requests.http_stream import Target, target
 from penstock.loadtest.requests.measurement import Measurement, Metric
@@ -160,14 +160,16 @@ def main(argv: Sequence[str]) -> int:
     if is_own:
         whole["cpu_used_by_others"] = neighbours.share
     if settings.save_result:
-        _save(settings, model, Result(whole | (detailed(found) if settings.save_detailed else {})))
+        _save(
+            settings, model, ResultFile(whole | (detailed(found) if settings.save_detailed else {}))
+        )
     if settings.report is not None:
-        write_report(settings.report, [Result(whole | detailed(found), settings.report.stem)])
+        write_report(settings.report, [ResultFile(whole | detailed(found), settings.report.stem)])
     return 0 if found.completed and not found.token_errors else 1
 
 
 @asynccontextmanager
-async def _server(settings: BenchServeSettings) -> AsyncIterator[Server]:
+async def _server(settings: BenchServeSettings) -> AsyncIterator[LoadedServer]:
     is_queue, url = settings.backend == "penstock-sdk", settings.base_url
     if url is not None and is_queue:
         async with Client.from_url(url) as client:
@@ -201,7 +203,7 @@ def _asked(settings: BenchServeSettings, model: str, num_prompts: int) -> dict[s
     }
 
 
-def _save(settings: BenchServeSettings, model: str, saved: Result) -> None:
+def _save(settings: BenchServeSettings, model: str, saved: ResultFile) -> None:
     rate = f"{settings.request_rate:g}"
     made = f"{settings.backend}-{rate}qps-{Path(model).name}-{saved.raw['date']}.json"
     saved.write(settings.result_dir / (settings.result_filename or made))

@@ -14,7 +14,7 @@ import numpy as np
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
 from penstock.loadtest.engines.system import System, system
-from penstock.loadtest.requests.drive import drive
+from penstock.loadtest.requests.drive import drive, proved
 from penstock.loadtest.requests.measurement import Measurement, Timeline
 from penstock.loadtest.requests.queue_stream import QueueTarget
 from penstock.loadtest.requests.way import Way
@@ -203,7 +203,7 @@ async def through(requests: Sequence[Request], *flags: str) -> Measurement:
         model = await server.first_model()
         warm = [Request(request.prompt, 4) for request in requests]
         await drive(server, model, warm, Way())
-        return await drive(server, model, requests, Way())
+        return proved(await drive(server, model, requests, Way()))
 
 
 def in_process(requests: Sequence[Request]) -> Measurement:

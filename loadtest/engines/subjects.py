@@ -14,7 +14,7 @@ import uvloop
 from penstock.loadtest.engines.own import flags
 from penstock.loadtest.engines.system import serving
 from penstock.loadtest.machine.apart import in_a_process
-from penstock.loadtest.requests.drive import drive, warm_up
+from penstock.loadtest.requests.drive import drive, proved, warm_up
 from penstock.loadtest.requests.http_stream import Target, first_model
 from penstock.loadtest.requests.measurement import Measurement, Timeline
 from penstock.loadtest.requests.way import Way
@@ -82,7 +82,7 @@ async def _ask(given: Target, task: Task, begin_s: float) -> Measurement:
     model = first_model(given)
     first = await warm_up(given, model, task.requests, way)
     start_s = (first.tokens_s or [begin_s])[0] - begin_s
-    return replace(await drive(given, model, task.requests, way), start_s=start_s)
+    return replace(proved(await drive(given, model, task.requests, way)), start_s=start_s)
 
 
 # The clock is the same in all processes of a machine, so a start counts from before the process.

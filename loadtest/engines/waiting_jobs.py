@@ -42,7 +42,7 @@ class CallCost:
 
 @dataclass(slots=True)
 class AtDepth:
-    """What was measured with so many jobs waiting."""
+    """The figures with so many jobs waiting."""
 
     num_waiting: int
     memory_bytes_a_job: float

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.loadtest.report.result_file import Result, differences
-from penstock.loadtest.report.svg import NUM_COLOURS, Line, number, plot
+from penstock.loadtest.report.result_file import ResultFile, differences
+from penstock.loadtest.report.svg import NUM_COLOURS, Curve, number, plot
 
 _PERCENTS = [*np.arange(0, 99, 0.5), *np.arange(99, 100, 0.1), 100.0]
 _NUM_SLOWEST = 10
@@ -28,11 +28,11 @@ _COLUMNS = (
 _WRONG = ("lost_tokens", "repeated_tokens", "foreign_tokens", "unproved_streams")
 
 
-def write_report(path: Path, results: Sequence[Result]) -> None:
+def write_report(path: Path, results: Sequence[ResultFile]) -> None:
     path.write_text(page(results))
 
 
-def page(results: Sequence[Result]) -> str:
+def page(results: Sequence[ResultFile]) -> str:
     style = Path(__file__).with_name("page.css").read_text()
     parts = [_head(results), _table(results), _plots(results), *map(_slowest, results)]
     return (
@@ -44,11 +44,11 @@ def page(results: Sequence[Result]) -> str:
     )
 
 
-def _title(results: Sequence[Result]) -> str:
+def _title(results: Sequence[ResultFile]) -> str:
     return "Load test: " + ", ".join(one.name for one in results)
 
 
-def _head(results: Sequence[Result]) -> str:
+def _head(results: Sequence[ResultFile]) -> str:
     lines = [f"<h1>{escape(_title(results))}</h1>"]
     machines = {_machine(one): None for one in results if one.machine}
     lines += [f'<p class="soft">{escape(each)}</p>' for each in machines]
@@ -61,12 +61,12 @@ def _head(results: Sequence[Result]) -> str:
     return f"<header>{''.join(lines)}</header>"
 
 
-def _machine(one: Result) -> str:
+def _machine(one: ResultFile) -> str:
     machine = one.machine
     return f"{machine.get('cpu')}, {machine.get('cores')} cores"
 
 
-def _asked(one: Result) -> str:
+def _asked(one: ResultFile) -> str:
     raw = one.raw
     if "model_id" not in raw:
         return ""
@@ -75,7 +75,7 @@ def _asked(one: Result) -> str:
     return f"{one.name}: {raw.get('date')}, {asked}"
 
 
-def _tokens(one: Result) -> str:
+def _tokens(one: ResultFile) -> str:
     figures = [each for _, _, each in one.series() if _WRONG[0] in each]
     if not figures:
         return ""
@@ -87,7 +87,7 @@ def _tokens(one: Result) -> str:
     return f'<p class="{"bad" if any(counts) else "good"}">{escape(told)}</p>'
 
 
-def _table(results: Sequence[Result]) -> str:
+def _table(results: Sequence[ResultFile]) -> str:
     rows = [
         (f"{one.name}: {load}" if len(results) > 1 else f"{series}: {load}", figures)
         for one in results
@@ -107,7 +107,7 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
 
 
-def _plots(results: Sequence[Result]) -> str:
+def _plots(results: Sequence[ResultFile]) -> str:
     drawn = [
         *_throughput_plots(results),
         _distribution(results, "ttfts", "TTFT", "requests"),
@@ -119,26 +119,26 @@ def _plots(results: Sequence[Result]) -> str:
     return _section("Plots", f'<div class="plots">{found}</div>' if found else "")
 
 
-def _throughput_plots(results: Sequence[Result]) -> Iterator[str]:
+def _throughput_plots(results: Sequence[ResultFile]) -> Iterator[str]:
     """Yield throughput against latency, where there is more than one load."""
     points = [point for one in results for point in one.series()]
     if len(points) < 2:
         return
     points.sort(key=lambda point: point[0])
     for metric, title in (("ttft", "TTFT, ms"), ("itl", "ITL, ms")):
-        lines = list[Line]()
+        lines = list[Curve]()
         for colour, (name, of_one) in enumerate(groupby(points, key=lambda point: point[0])):
             ordered = list(of_one)  # as in the files: a sweep's by their loads
             for key, told in ((f"median_{metric}_ms", ""), (f"p99_{metric}_ms", ", p99")):
                 found = [point for point in ordered if key in point[2]]
                 places = [(each["output_throughput"], each[key]) for _, _, each in found]
                 labels = [] if told else [load for _, load, _ in found]
-                lines.append(Line(name + told, places, colour, labels, is_dotted=bool(told)))
+                lines.append(Curve(name + told, places, colour, labels, is_dotted=bool(told)))
         drawn = plot(lines, "output tokens a second", title, y_is_log=True)
         yield _figure(f"Throughput against {title[:4].rstrip(',')}", drawn, lines)
 
 
-def _distribution(results: Sequence[Result], key: str, name: str, of: str) -> str:
+def _distribution(results: Sequence[ResultFile], key: str, name: str, of: str) -> str:
     lines = []
     for colour, one in enumerate(results):
         values = one.numbers(key)
@@ -148,26 +148,26 @@ def _distribution(results: Sequence[Result], key: str, name: str, of: str) -> st
             least_s = max(values) / _MOST_RATIO
             places = np.percentile([max(value, least_s) * 1e3 for value in values], _PERCENTS)
             points = [(float(at), percent) for at, percent in zip(places, _PERCENTS, strict=True)]
-            lines.append(Line(one.name, points, colour))
+            lines.append(Curve(one.name, points, colour))
     title = f"{name}: percent of {of} that took no longer"
     drawn = plot(lines, f"{name}, ms", "percent", x_is_log=True, y_high=100)
     return _figure(title, drawn, lines)
 
 
-def _depth_plots(results: Sequence[Result]) -> Iterator[str]:
-    lines = list[Line]()
+def _depth_plots(results: Sequence[ResultFile]) -> Iterator[str]:
+    lines = list[Curve]()
     for colour, one in enumerate(results):
         seen = [each for each in one.list_of("queue_depth") if isinstance(each, list)]
         own = f"{one.name}, " if len(results) > 1 else ""
         for column, state in ((1, "waiting"), (2, "running")):
             points = [(float(each[0]), float(each[column])) for each in seen]
             dotted = state == "running"
-            lines.append(Line(own + state, points, colour, is_dotted=dotted, is_stepped=True))
+            lines.append(Curve(own + state, points, colour, is_dotted=dotted, is_stepped=True))
     drawn = plot(lines, "seconds since the first request", "requests")
     yield _figure("Requests in the server", drawn, lines)
 
 
-def _figure(title: str, drawn: str, lines: Sequence[Line]) -> str:
+def _figure(title: str, drawn: str, lines: Sequence[Curve]) -> str:
     if not drawn:
         return ""
     keys = "".join(
@@ -179,7 +179,7 @@ def _figure(title: str, drawn: str, lines: Sequence[Line]) -> str:
     return f'<figure><h3>{escape(title)}</h3>{drawn}<ul class="key">{keys}</ul></figure>'
 
 
-def _slowest(one: Result) -> str:
+def _slowest(one: ResultFile) -> str:
     """Return the requests that took longest, each with the ids by which it is found elsewhere."""
     took_s = one.numbers("latencies")
     if not took_s:

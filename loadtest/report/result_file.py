@@ -18,7 +18,7 @@ OF_MACHINES = ("cpu", "cores", "features", "memory_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultFile:
     """The JSON object of a run, a sweep or a comparison."""
 
     raw: Mapping[str, object]
@@ -92,7 +92,7 @@ class Result:
         return [str(each) for each in self.list_of(key)]
 
 
-def differences(a: Result, b: Result) -> tuple[list[str], list[str]]:
+def differences(a: ResultFile, b: ResultFile) -> tuple[list[str], list[str]]:
     """Return sentences on how the machines differ, and on what was asked differently."""
     machines = [
         f"{key}: {_shown(a.machine.get(key))} | {_shown(b.machine.get(key))}"

@@ -95,9 +95,7 @@ def show(
             which = key.removesuffix(f"_{metric}_ms")
             print(f"{f'{which.capitalize()} {short} (ms):':<40} {latencies[key]:.2f}")
     print("=" * 50)
-    wrong = found.token_errors
-    counts = f"{wrong.lost} lost, {wrong.repeated} repeated, {wrong.foreign} foreign"
-    print(f"{'Wrong tokens:':<40} {counts}")
+    print(f"{'Wrong tokens:':<40} {found.token_errors}")
     if any(timeline.num_counted is None for timeline in found.completed):
         print("The server sent no usage: what is counted are pieces of its streams, not tokens")
     if found.late_ms(99) > _LATE_MS:
@@ -120,5 +118,4 @@ def told_errors(found: Measurement) -> Iterator[str]:
         if wrong.unproved:
             yield f"{one.job_id}: its log cannot be read, so nothing is known of its tokens"
         elif wrong:
-            counts = f"{wrong.lost} lost, {wrong.repeated} repeated, {wrong.foreign} foreign"
-            yield f"{one.job_id or 'a request'}: wrong tokens: {counts}"
+            yield f"{one.job_id or 'a request'}: wrong tokens: {wrong}"

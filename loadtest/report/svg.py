@@ -13,7 +13,7 @@ _LETTER = 5.6  # the width of one in a label, about
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     """Points of one name, and with `labels` a mark and its label at each."""
 
     name: str
@@ -57,7 +57,7 @@ class Axis:
 
 
 def plot(
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     x_title: str,
     y_title: str,
     x_is_log: bool = False,
@@ -125,7 +125,7 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str, more: str = "")
     return f'<text class="{kind}" {place}>{escape(text)}</text>'
 
 
-def _drawn(line: Line, x: Axis, y: Axis) -> str:
+def _drawn(line: Curve, x: Axis, y: Axis) -> str:
     places = [(x.at(at), y.at(value)) for at, value in line.points]
     if len(places) < 2:
         return ""
@@ -138,7 +138,7 @@ def _drawn(line: Line, x: Axis, y: Axis) -> str:
     return f'<path class="{kind}" d="M{first_x:.1f} {first_y:.1f}{path}"/>'
 
 
-def _marks(line: Line, x: Axis, y: Axis) -> Iterator[str]:
+def _marks(line: Curve, x: Axis, y: Axis) -> Iterator[str]:
     """Yield the marks with their labels, each on the side where it has room."""
     colour = f"c{line.colour % NUM_COLOURS}"
     for (at, value), label in zip(line.points, line.labels, strict=False):

@@ -17,7 +17,7 @@ _LOOK_S = 0.5  # between two looks at the queue
 _LOGS_AT_ONCE = 16
 
 
-class Server(Protocol):
+class LoadedServer(Protocol):
     """A server under load, over HTTP or over Redis."""
 
     @property
@@ -44,7 +44,9 @@ class Server(Protocol):
         """Return what waits and runs now, or None where the server does not tell."""
 
 
-async def drive(server: Server, model: str, requests: Sequence[Request], way: Way) -> Measurement:
+async def drive(
+    server: LoadedServer, model: str, requests: Sequence[Request], way: Way
+) -> Measurement:
     """Send all requests, and wait for all. One that fails is counted, and stops no other."""
     gate = asyncio.Semaphore(way.max_concurrency) if way.max_concurrency else nullcontext()
     due = _due_s(requests, way)
@@ -66,7 +68,16 @@ async def drive(server: Server, model: str, requests: Sequence[Request], way: Wa
     return Measurement(timelines, wall_s, cpu_s, begin_s=begin_s, depths=depths)
 
 
-async def warm_up(server: Server, model: str, requests: Sequence[Request], way: Way) -> Timeline:
+def proved(found: Measurement) -> Measurement:
+    """Return the measurement. Raises CannotMeasure where a token is wrong."""
+    if wrong := found.token_errors:
+        raise CannotMeasure(f"wrong tokens: {wrong}")
+    return found
+
+
+async def warm_up(
+    server: LoadedServer, model: str, requests: Sequence[Request], way: Way
+) -> Timeline:
     """Send one short request that shares nothing with the others.
 
     Raises CannotMeasure if it fails.
@@ -89,7 +100,7 @@ def _due_s(requests: Sequence[Request], way: Way) -> list[float]:
 
 
 @asynccontextmanager
-async def _depths(server: Server) -> AsyncIterator[list[Depth]]:
+async def _depths(server: LoadedServer) -> AsyncIterator[list[Depth]]:
     """Look at the server's queue again and again while the block runs."""
     seen: list[Depth] = []
 
@@ -107,7 +118,7 @@ async def _depths(server: Server) -> AsyncIterator[list[Depth]]:
 
 
 async def _check_tokens(
-    server: Server, requests: Sequence[Request], timelines: Sequence[Timeline], way: Way
+    server: LoadedServer, requests: Sequence[Request], timelines: Sequence[Timeline], way: Way
 ) -> None:
     """Note in each timeline which of its tokens are wrong."""
     gate = asyncio.Semaphore(_LOGS_AT_ONCE)
@@ -120,7 +131,7 @@ async def _check_tokens(
 
 
 async def _token_errors(
-    server: Server, request: Request, timeline: Timeline, way: Way
+    server: LoadedServer, request: Request, timeline: Timeline, way: Way
 ) -> TokenErrors:
     is_exact = way.ignore_eos and request.schema is None and timeline.finish_reason != "stop"
     asked = request.max_tokens if is_exact and not timeline.error else None

@@ -357,7 +357,8 @@ class _Reader(_EventReader):
             timeline.num_prompt = chunk.usage.prompt_tokens
             timeline.num_counted = chunk.usage.completion_tokens
         if not timeline.job_id:
-            timeline.job_id = chunk.id.partition("-")[2] or chunk.id
+            own = chunk.id.partition("-")[2]
+            timeline.job_id = own if JOB_ID.fullmatch(own) else chunk.id
 
 
 class _LogReader(_EventReader):

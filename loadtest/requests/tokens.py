@@ -45,6 +45,10 @@ class TokenErrors:
             self.unproved + other.unproved,
         )
 
+    def __str__(self) -> str:
+        told = f"{self.lost} lost, {self.repeated} repeated, {self.foreign} foreign"
+        return told + (f", {self.unproved} streams unproved" if self.unproved else "")
+
     def __bool__(self) -> bool:
         return bool(self.lost or self.repeated or self.foreign or self.unproved)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.loadtest import bench
-from penstock.loadtest.report.svg import Axis, Line, plot
+from penstock.loadtest.report.svg import Axis, Curve, plot
 
 RUN: dict[str, object] = {
     "date": "20261125-120000",
@@ -122,7 +122,7 @@ def test_places_on_an_axis_follow_from_the_values() -> None:
     assert [logarithmic.at(value) for value in (0.0, 1, 10, 100)] == pytest.approx([0, 0, 100, 200])
     assert logarithmic.ticks() == [1, 2, 5, 10, 20, 50, 100]
     assert linear.ticks() == pytest.approx([0, 2, 4, 6, 8, 10])
-    assert plot([Line("none", [], 0)], "x", "y") == ""
+    assert plot([Curve("none", [], 0)], "x", "y") == ""
 
 
 def test_two_results_stand_beside_each_other_with_ratios_and_what_differs(

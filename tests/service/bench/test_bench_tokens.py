@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.loadtest import bench
-from penstock.loadtest.requests.drive import drive
+from penstock.loadtest.errors import CannotMeasure
+from penstock.loadtest.requests.drive import drive, proved
 from penstock.loadtest.requests.http_stream import Target
 from penstock.loadtest.requests.tokens import Seen, TokenErrors, against_counts, against_log
 from penstock.loadtest.requests.way import Way
@@ -134,6 +135,11 @@ def test_a_server_that_repeats_or_drops_an_event_is_found(
     assert found.errors == []
     assert [one.token_errors for one in found.timelines] == [wrong, wrong]
     assert found.token_errors == wrong + wrong
+    if wrong:
+        with pytest.raises(CannotMeasure, match="wrong tokens"):
+            proved(found)
+    else:
+        assert proved(found) is found
     assert found.timelines[0].job_id == JOB
 
 
