@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards sanitize big-batch scaling
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -44,6 +44,10 @@ browser: .venv/installed
 # The dashboards' queries, and each part killed, seen by a Prometheus (apt-get install prometheus).
 dashboards: .venv/installed
 	$(BIN)/pytest -n 0 tests/dashboards
+
+# The queue from Node, by docs/examples/node (apt-get install nodejs npm).
+node: .venv/installed
+	$(BIN)/pytest -n 0 tests/node
 
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed
