@@ -55,6 +55,24 @@ def a_job(**fields: object) -> Job:
     )
 
 
+def bury(redis_url: str, prompt: str = "CANARY-577") -> str:
+    """A job dies of three crashes; its id."""
+
+    async def crash() -> str:
+        async with queue_at(redis_url) as queue:
+            job = a_job(prompts=[prompt], background=True, tenant="acme")
+            await queue.enqueue(job, None)
+            for number in range(3):
+                worker = f"w{number}{job.job_id[-4:]}"
+                await queue.register(worker, WorkerCard())
+                [entry] = await queue.read(worker, 1, alone=True) or []
+                assert await queue.start(worker, entry)
+                await queue.unregister(worker, crashed=True)
+            return job.job_id
+
+    return asyncio.run(crash())
+
+
 def delta(job_id: str, position: int, num_tokens: int = 1, index: int = 0) -> Delta:
     """The tokens of a job at a position, the same for every worker that makes them."""
     ids, text = [], ""

@@ -9,25 +9,7 @@ import redis
 from penstock.compose.cli import main
 from penstock.schemas.delivery import Outcome
 from penstock.schemas.model import WorkerCard
-from scripted import a_job, delta, finish, queue_at, started
-
-
-def bury(redis_url: str, prompt: str = "CANARY-577") -> str:
-    """A job dies of three crashes; its id."""
-
-    async def crash() -> str:
-        async with queue_at(redis_url) as queue:
-            job = a_job(prompts=[prompt], background=True, tenant="acme")
-            await queue.enqueue(job, None)
-            for number in range(3):
-                worker = f"w{number}{job.job_id[-4:]}"
-                await queue.register(worker, WorkerCard())
-                [entry] = await queue.read(worker, 1, alone=True) or []
-                assert await queue.start(worker, entry)
-                await queue.unregister(worker, crashed=True)
-            return job.job_id
-
-    return asyncio.run(crash())
+from scripted import bury, delta, finish, queue_at, started
 
 
 def dlq(capsys: pytest.CaptureFixture[str], url: str, *words: str) -> tuple[int, str, str]:

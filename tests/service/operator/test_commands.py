@@ -1,0 +1,255 @@
+"""The commands that README.md and docs/*.md show are typed, section by section, and work."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import httpx
+
+from paths import ROOT
+from penstock.compose.server import binary, free_port
+from scripted import bury
+from worker_process import until
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r" *```(\w*)")
+COMMAND = re.compile(r"""(?:'[^']*'|"[^"]*"|[^'"#]|(?<=\S)#)*""")  # what comes before a comment
+BEGINS = ("penstock ", "curl ", "make ", "export ", "redis-server ")  # of an indented command
+
+INSTALLS = "tests/service/operator/test_packaging.py builds what is installed, and uses it"
+NO_CONTAINERS = "no container engine here; tests/service/operator/test_compose.py runs the file's"
+NEVER = {  # command: why it is not typed
+    "make demo": "tests/service/operator/test_stack.py runs the demo",
+    "make test": "this is a part of it",
+    "pip install '.[worker]'": INSTALLS,
+    "pip install .": INSTALLS,
+    "vllm serve /models/qwen3 --max-model-len 8192": "another project's",
+    "docker compose -f compose/compose.yaml up --build --scale worker=3": NO_CONTAINERS,
+    "docker compose -f compose/compose.yaml run --rm operator keys create --tenant acme": (
+        NO_CONTAINERS
+    ),
+}
+STAYS = {  # what runs until it is ended, and what it says when it serves
+    "penstock up": "Penstock serves",
+    "penstock serve": "Penstock serves",
+    "penstock worker": "started serving",
+    "penstock gateway": "gateway listens on",
+    "penstock housekeeping": "housekeeping started its chores",
+    "redis-server": "Ready to accept connections",
+}
+AT_ONCE = ("penstock up", "redis-server")  # whose service the next commands need
+PROGRAMS = {  # nothing is at a fixed port, or reached from elsewhere
+    "penstock": f'exec {sys.executable} -m penstock.compose.cli "$@"',
+    "redis-server": f'exec {binary()} "$@" --port $SERVER_PORT --bind 127.0.0.1',
+}
+
+
+def commands(page: str) -> Iterator[str]:
+    """The commands of a page in their order, without comments, and each on one line."""
+    block: str | None = None  # the language of the block that this is in
+    for line in re.sub(r"\\\n *", "", page).split("\n"):
+        if fence := FENCE.match(line):
+            block = fence[1] if block is None else None
+            continue
+        command = COMMAND.match(line.strip().removeprefix("$ "))[0].strip()
+        is_indented = block is None and line.startswith("    ") and command.startswith(BEGINS)
+        is_typed = block == "console" and line.lstrip().startswith("$ ")
+        if command and (block in ("sh", "bash") or is_typed or is_indented):
+            yield command
+
+
+class Running:
+    """A command that stays; what it says is in a file."""
+
+    def __init__(self, command: str, log: Path, env: dict[str, str]) -> None:
+        self.command, self.log = command, log
+        with log.open("w") as stream:
+            self.process = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                cwd=log.parent,
+                env=env,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    def ready(self) -> Self:
+        said = next(said for begin, said in STAYS.items() if self.command.startswith(begin))
+
+        def serves() -> bool:
+            assert self.process.poll() is None, f"{self.command}\n{self.log.read_text()}"
+            return said in self.log.read_text()
+
+        until(serves, self.command)
+        return self
+
+    def found(self, pattern: str) -> str:
+        match = re.search(pattern, self.log.read_text())
+        assert match is not None, self.log.read_text()
+        return match[1]
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, f"{self.command}\n{self.log.read_text()}"
+
+
+class Terminal:
+    """A user's terminal in a home of its own, and what was said on it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.said = home, ""
+        self.up: Running | None = None
+        self.running: list[Running] = []
+        self.env: dict[str, str] = {}
+        programs = home / "bin"
+        programs.mkdir()
+        for name, line in PROGRAMS.items():
+            (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+            (programs / name).chmod(0o755)
+        self._own_env = {name: each for name, each in os.environ.items() if "PENSTOCK" not in name}
+        self._own_env |= {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "HOME": str(home),
+            "PENSTOCK_LOAD_FORMAT": "fake",
+            "PENSTOCK_PORT": "0",
+            "SERVER_PORT": str(free_port()),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in [*self.running, *([self.up] if self.up else [])]:
+            if each.process.poll() is None:
+                os.killpg(each.process.pid, signal.SIGKILL)
+                each.process.wait()
+
+    def type(self, command: str) -> None:
+        """A command to its end, which must be a good one; or until it serves."""
+        command, env = self.filled(command), self._own_env | self.env
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            self.env[name] = value
+        elif command.startswith(tuple(STAYS)):
+            log = self.home / f"{len(self.running)}.log"
+            running = Running(command, self.home / ("up.log" if self.up is None else log), env)
+            if self.up is None:
+                self.up = running.ready()
+            else:
+                self.running.append(running)
+                if command.startswith(AT_ONCE):
+                    running.ready()
+        else:
+            ran = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.home,
+                env=env,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert ran.returncode == 0, f"{command}\n{ran.stdout}{ran.stderr}"
+            self.said += ran.stdout + ran.stderr
+
+    def end_section(self) -> None:
+        """All that it started serves, and ends in order; what it exported is gone."""
+        for each in self.running:
+            each.ready()
+        for each in reversed(self.running):
+            each.end()
+        self.running, self.env = [], {}
+
+    def filled(self, command: str) -> str:
+        """With what a reader puts in place of a page's examples."""
+        server = f"127.0.0.1:{self._own_env['SERVER_PORT']}"
+        command = re.sub(
+            r"redis://(\w+):PASSWORD@r:6379",
+            lambda user: f"redis://{user[1]}:{self.last(rf'redis://{user[1]}:([^@]+)@')}@{server}",
+            command,
+        )
+        for shown, mine in {
+            "redis://r:6379/0": self.redis_url,
+            "zq3v6b7mtk2c": lambda: self.last(r"psk_([a-z2-7]+)_"),
+            " ID": lambda: f" {bury(self.redis_url())}",
+            "wh_...": self.webhook,
+            "we_...": lambda: self.last(r"(we_\w+)"),
+        }.items():
+            if shown in command:
+                command = command.replace(shown, mine())
+        return command
+
+    def last(self, pattern: str) -> str:
+        return re.findall(pattern, self.said)[-1]
+
+    def redis_url(self) -> str:
+        assert self.up is not None, "`penstock up` comes first"
+        return self.up.found(r"(redis://\S+)")
+
+    def webhook(self) -> str:
+        """Of a job that ends now, for the receiver that the page has added."""
+        assert self.up is not None
+        key = re.findall(r"psk_\w+", self.said)[0]  # of the tenant acme, by README.md
+        url = self.up.found(r"Penstock serves .* at (http\S+)/v1")
+        job = {"model": "penstock-5m", "prompt": "Hello", "max_tokens": 4}
+        with httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
+            http.post(f"{url}/v1/jobs", json=job).raise_for_status()
+
+        def is_sent() -> bool:
+            self.type("penstock webhooks list --tenant acme")
+            return "wh_" in self.said
+
+        until(is_sent, "a webhook")
+        return self.last(r"(wh_\w+)")
+
+
+def test_each_command_of_the_pages_works(tmp_path: Path) -> None:
+    typed = set[str]()
+    with Terminal(tmp_path) as terminal:
+        for page in PAGES:
+            for section in page.read_text().split("\n## "):
+                for command in commands(section):
+                    if command not in NEVER and command not in typed:
+                        terminal.type(command)
+                        typed.add(command)
+                terminal.end_section()
+        assert terminal.up is not None
+        terminal.up.end()
+    assert len(typed) > 20
+
+
+def test_each_command_that_is_never_typed_is_on_a_page() -> None:
+    shown = {command for page in PAGES for command in commands(page.read_text())}
+    assert not NEVER.keys() - shown
+
+
+def test_commands_are_found_where_pages_have_them() -> None:
+    page = """
+```sh
+penstock a --b \\
+    --c   # says
+# nothing
+```
+
+1. In a list:
+
+        penstock d 'x # y'
+        what it prints
+
+```python
+penstock e
+```
+
+```console
+$ curl f
+what it prints
+```
+
+penstock g
+"""
+    assert list(commands(page)) == ["penstock a --b --c", "penstock d 'x # y'", "curl f"]
