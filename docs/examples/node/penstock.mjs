@@ -59,7 +59,7 @@ export class Queue {
     const lookAgain = () => heard.put([]); // a new connection did not hear what came meanwhile
     this.listener.on("ready", lookAgain);
     try {
-      await this.listener.subscribe(channel, hear);
+      await this.again(() => this.listener.subscribe(channel, hear));
       for (;;) {
         const page = await this.look(jobId, channel, cursor.had);
         let events = page;
