@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.loadtest.errors import BadOption, CannotMeasure
 from penstock.loadtest.requests.measurement import Depth, Timeline
-from penstock.loadtest.requests.tokens import Seen
+from penstock.loadtest.requests.tokens import SeenPiece
 from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request, as_text
 from penstock.schemas import names
@@ -351,7 +351,7 @@ class _Reader(_EventReader):
             self._text += choice.said
             timeline.finish_reason = choice.finish_reason or timeline.finish_reason
         if (event_id or self._text) and "." not in event_id:
-            timeline.seen.append(Seen(event_id, self._text))
+            timeline.seen.append(SeenPiece(event_id, self._text))
             self._text = ""
         if chunk.usage is not None:
             timeline.num_prompt = chunk.usage.prompt_tokens

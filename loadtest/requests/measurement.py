@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from penstock.loadtest.requests.tokens import Seen, TokenErrors
+from penstock.loadtest.requests.tokens import SeenPiece, TokenErrors
 
 Metric = Literal["ttft", "tpot", "itl", "e2el"]
 
@@ -34,7 +34,7 @@ class Timeline:
     job_id: str = ""
     trace_id: str = ""
     finish_reason: str | None = None
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenPiece] = field(default_factory=list)
     token_errors: TokenErrors = field(default_factory=TokenErrors)
 
     @property

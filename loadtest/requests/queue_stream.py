@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.gateway.client import Client
 from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.requests.measurement import Depth, Timeline
-from penstock.loadtest.requests.tokens import Seen
+from penstock.loadtest.requests.tokens import SeenPiece
 from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request, as_text
 from penstock.schemas.checksum import NOTHING, roll
@@ -66,7 +66,7 @@ class QueueTarget:
                     if isinstance(event, Delta):
                         position += len(event.token_ids)
                         checksum = roll(checksum, event.index, event.token_ids)
-                        timeline.seen.append(Seen(Had(position, checksum).id, event.text))
+                        timeline.seen.append(SeenPiece(Had(position, checksum).id, event.text))
                         timeline.tokens_s += [now_s] * len(event.token_ids)
                         timeline.finish_reason = event.finish_reason or timeline.finish_reason
                     elif isinstance(event, Done):

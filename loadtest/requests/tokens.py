@@ -15,7 +15,7 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta
 
 
-class Seen(NamedTuple):
+class SeenPiece(NamedTuple):
     """An event as its reader got it. The id says how far the reader is, as `Had` parses it."""
 
     id: str
@@ -61,7 +61,7 @@ class _Cut(NamedTuple):
     checksum: int | None
 
 
-def against_log(seen: Sequence[Seen], log: Iterable[Delta], asked: int = 0) -> TokenErrors:
+def against_log(seen: Sequence[SeenPiece], log: Iterable[Delta], asked: int = 0) -> TokenErrors:
     """Compare the events that a reader got with the job's log, in tokens.
 
     An event without text may not have been shown by itself; the next one's id counts its tokens.

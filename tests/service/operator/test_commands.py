@@ -23,6 +23,7 @@ BEGINS = ("penstock ", "curl ", "make ", "export ", "redis-server ")  # of an in
 
 INSTALLS = "tests/service/operator/test_packaging.py builds what is installed, and uses it"
 NO_CONTAINERS = "no container engine here; tests/service/operator/test_compose.py runs the file's"
+IN_A_CLUSTER = "no cluster here; tests/service/operator/test_chart.py renders and runs the chart's"
 NEVER = {  # command: why it is not typed
     "make demo": "tests/service/operator/test_stack.py runs the demo",
     "make test": "this is a part of it",
@@ -32,6 +33,23 @@ NEVER = {  # command: why it is not typed
     "docker compose -f compose/compose.yaml up --build --scale worker=3": NO_CONTAINERS,
     "docker compose -f compose/compose.yaml run --rm operator keys create --tenant acme": (
         NO_CONTAINERS
+    ),
+    **{
+        f"docker build -f compose/Dockerfile --target {part} -t REGISTRY/penstock-{part}:0.1.0 .": (
+            NO_CONTAINERS
+        )
+        for part in ("gateway", "worker")
+    },
+    **dict.fromkeys(
+        [
+            "helm install penstock compose/chart --set redis.bundled=true "
+            "--set image.gateway=REGISTRY/penstock-gateway "
+            "--set image.worker=REGISTRY/penstock-worker",
+            "kubectl exec deploy/penstock-operator -- penstock keys create --tenant acme",
+            "kubectl create secret generic penstock --from-file=files",
+            "helm install penstock compose/chart --set secrets.existing=penstock",
+        ],
+        IN_A_CLUSTER,
     ),
 }
 STAYS = {  # what runs until it is ended, and what it says when it serves
@@ -117,6 +135,7 @@ class Terminal:
             "PYTHONPATH": str(ROOT),
             "HOME": str(home),
             "PENSTOCK_LOAD_FORMAT": "fake",
+            "PENSTOCK_VOCAB_SIZE": "256",  # of the fake model
             "PENSTOCK_PORT": "0",
             "SERVER_PORT": str(free_port()),
         }
@@ -175,6 +194,8 @@ class Terminal:
         )
         for shown, mine in {
             "redis://r:6379/0": self.redis_url,
+            "http://127.0.0.1:8000": self.url,
+            "psk_...": lambda: self.last(r"psk_\w+"),
             "zq3v6b7mtk2c": lambda: self.last(r"psk_([a-z2-7]+)_"),
             " ID": lambda: f" {bury(self.redis_url())}",
             "wh_...": self.webhook,
@@ -191,14 +212,16 @@ class Terminal:
         assert self.up is not None, "`penstock up` comes first"
         return self.up.found(r"(redis://\S+)")
 
+    def url(self) -> str:
+        assert self.up is not None, "`penstock up` comes first"
+        return self.up.found(r"Penstock serves .* at (http\S+)/v1")
+
     def webhook(self) -> str:
         """Of a job that ends now, for the receiver that the page has added."""
-        assert self.up is not None
         key = re.findall(r"psk_\w+", self.said)[0]  # of the tenant acme, by README.md
-        url = self.up.found(r"Penstock serves .* at (http\S+)/v1")
         job = {"model": "penstock-5m", "prompt": "Hello", "max_tokens": 4}
         with httpx.Client(headers={"Authorization": f"Bearer {key}"}) as http:
-            http.post(f"{url}/v1/jobs", json=job).raise_for_status()
+            http.post(f"{self.url()}/v1/jobs", json=job).raise_for_status()
 
         def is_sent() -> bool:
             self.type("penstock webhooks list --tenant acme")
