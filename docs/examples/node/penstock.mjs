@@ -187,7 +187,10 @@ async function main([url = "redis://127.0.0.1:6379/0", model = "penstock-5m"]) {
   const [outcome, , , reason] = await queue.enqueue({ job_id: first, prompts: ["Hello"], params });
   console.log(`${first}: ${outcome} ${reason}`.trimEnd());
   if (outcome === "accepted") {
-    for await (const event of queue.follow(first)) process.stdout.write(event.text ?? `\nended: ${event.type}\n`);
+    for await (const event of queue.follow(first)) {
+      const isText = event.type === "delta"; // one without text has no such field
+      process.stdout.write(isText ? (event.text ?? "") : `\nended: ${event.type}\n`);
+    }
     const { usage } = await queue.result(first);
     console.log(`tokens: ${usage.completion_tokens}`);
 
