@@ -66,9 +66,11 @@ class Reader:
         return [EVENT.validate_json(line) for line in lines]
 
     def rest(self) -> list[Event]:
-        out, _ = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0
-        return [EVENT.validate_json(line) for line in out.splitlines()]
+        assert self.process.stdout is not None
+        # Not `communicate`, which passes over what the stream read ahead for `some`.
+        events = [EVENT.validate_json(line) for line in self.process.stdout]
+        assert self.process.wait(60) == 0
+        return events
 
 
 def asked(**params: Any) -> tuple[str, str]:
