@@ -25,6 +25,7 @@ COMMANDS = {
         "loadtest.bench",
         "offline, latency, serve: speed by vLLM's names; compare: beside others",
     ),
+    "completion": ("compose.completion", "makes bash, zsh, fish .. complete all this"),
     "prebuild": ("compose.prebuild", "the CPU operations, for where no C compiler is"),
     "dlq": (
         "gateway.commands.dlq",

@@ -74,7 +74,7 @@ async def secret(webhooks: Webhooks, tenant: str, which: str) -> None:
 
 
 Verb = Callable[[Webhooks, str, str], Awaitable[None]]
-VERBS: dict[str, Verb] = {
+COMMANDS: dict[str, Verb] = {
     "add": add,
     "list": show,
     "remove": remove,
@@ -87,7 +87,7 @@ NEED_A_SUBJECT = {"add", "remove", "redeliver"}
 def main(argv: Sequence[str]) -> int:
     verb, *rest = argv or ["--help"]
     subject = rest.pop(0) if rest and not rest[0].startswith("-") else ""
-    if verb not in VERBS or (verb in NEED_A_SUBJECT and not subject):
+    if verb not in COMMANDS or (verb in NEED_A_SUBJECT and not subject):
         asked = verb in ("-h", "--help")
         print(USAGE, file=sys.stdout if asked else sys.stderr)
         return 0 if asked else BAD_USAGE
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
 
     async def work() -> None:
         async with connect(settings.redis_url) as redis:
-            await VERBS[verb](Webhooks(redis), settings.tenant, subject)
+            await COMMANDS[verb](Webhooks(redis), settings.tenant, subject)
 
     return run(f"penstock webhooks {verb}", work())
 

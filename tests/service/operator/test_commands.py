@@ -27,6 +27,9 @@ IN_A_CLUSTER = "no cluster here; tests/service/operator/test_chart.py renders an
 NEVER = {  # command: why it is not typed
     "make demo": "tests/service/operator/test_stack.py runs the demo",
     "make test": "this is a part of it",
+    "penstock completion bash > ~/.local/share/bash-completion/completions/penstock": (
+        "tests/service/operator/test_completion.py types TAB"
+    ),
     "pip install '.[worker]'": INSTALLS,
     "pip install .": INSTALLS,
     "vllm serve /models/qwen3 --max-model-len 8192": "another project's",

@@ -107,7 +107,7 @@ def test_the_chores_follow_sentinels_to_the_primary(tmp_path: Path) -> None:
         await arq.enqueue_job("deliver", _job_id="x")
         return await arq.keys("*")
 
-    with pair() as (primary, _), sentinel(primary, tmp_path) as port:
+    with pair() as (primary, *_), sentinel(primary, tmp_path) as port:
         keys = asyncio.run(chores_at(f"redis+sentinel://127.0.0.1:{port}/queue/3"))
         assert sorted(keys) == [b"arq:job:x", b"arq:queue"]
         assert command(primary, "INFO", "keyspace")["db4"]["keys"] == 2
