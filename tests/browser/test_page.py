@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import httpx
 import jsonschema
 import pytest
-from playwright.sync_api import ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from penstock.compose.server import Server
 from penstock.worker.bundled.paths import BUNDLED_MODEL
@@ -50,30 +50,35 @@ def is_wrong(said: ConsoleMessage) -> bool:
     return said.type == "error" and "the server responded with a status of 400" not in said.text
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        flags = ["--no-sandbox"]
+        yield playwright.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+
+
 @contextmanager
-def opened(url: str, look: str = "light") -> Iterator[Page]:
+def opened(browser: Browser, url: str, look: str = "light") -> Iterator[Page]:
     """The page, which may write nothing to the console and break nothing."""
     size = {"width": 390 if look == "narrow" else 1200, "height": 850}
     scheme = "dark" if look == "dark" else "light"
     wrong: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
-        )
-        page = browser.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
-        page.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: wrong.append(said.text) if is_wrong(said) else None)
-        page.goto(url + "/")
-        yield page
-        browser.close()
+    page = browser.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if is_wrong(said) else None)
+    page.goto(url + "/")
+    yield page
+    page.close()
     assert not wrong, wrong
 
 
 @pytest.fixture(params=["light", "dark", "narrow"], scope="module")
-def page(request: pytest.FixtureRequest, gateway: GatewayProcess) -> Iterator[Page]:
-    with opened(gateway.url, request.param) as page:
+def page(
+    request: pytest.FixtureRequest, browser: Browser, gateway: GatewayProcess
+) -> Iterator[Page]:
+    with opened(browser, gateway.url, request.param) as page:
         yield page
 
 
@@ -160,13 +165,13 @@ def test_a_stopped_answer_is_a_cancelled_job(
         time.sleep(0.1)
 
 
-def test_a_killed_workers_answer_goes_on_and_the_page_tells() -> None:
+def test_a_killed_workers_answer_goes_on_and_the_page_tells(browser: Browser) -> None:
     with (
         Server() as server,
         GatewayProcess(server.url) as gateway,
         WorkerProcess(server.url, BUNDLED_MODEL).ready() as first,
         WorkerProcess(server.url, BUNDLED_MODEL).ready() as second,
-        opened(gateway.url) as page,
+        opened(browser, gateway.url) as page,
     ):
         job = begun(page)
         owner = httpx.get(f"{gateway.url}/v1/jobs/{job}").json()["worker"]
