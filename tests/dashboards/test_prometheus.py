@@ -25,7 +25,7 @@ from worker_process import WorkerProcess
 
 TELEMETRY = ROOT / "compose" / "telemetry"
 FLAGS = ("--fake-step-ms", "5")
-BODY = {"model": "fake", "prompt": "a prompt of some tokens", "max_tokens": 200, "ignore_eos": True}
+BODY = {"model": "fake", "prompt": "a prompt of some tokens", "max_tokens": 600, "ignore_eos": True}
 
 
 class Service:
