@@ -30,7 +30,6 @@ from penstock.loadtest.requests.http_stream import Target, target
 from penstock.loadtest.requests.measurement import Measurement, Metric
 from penstock.loadtest.requests.queue_stream import QueueTarget
 from penstock.loadtest.requests.way import Endpoint, Ramp, RampStrategy, Way
-from penstock.loadtest.requests.workload import NUM_IDS
 from penstock.schemas.process.start import load_settings, words_of
 
 PROGRAM = "penstock bench serve"
@@ -58,7 +57,7 @@ class BenchServeSettings(OwnSettings, DatasetSettings):
     )
     endpoint: Endpoint | None = Field(None, description="none: the backend's")
     vocab_size: int = Field(
-        NUM_IDS, ge=11, description="with --base-url: the ids of prompts are below this"
+        4096, ge=11, description="with --base-url: the ids of prompts are below this"
     )
     request_rate: float = Field(
         float("inf"), gt=0, description="requests a second; inf: all at the beginning"
