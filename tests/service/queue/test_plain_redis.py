@@ -96,15 +96,31 @@ def test_a_job_goes_in_and_its_events_come_out(plain: Plain, own_channel: bool) 
 
 
 @pytest.mark.usefixtures("worker")
-def test_a_job_that_is_not_one_comes_back_as_an_error_that_names_the_field(plain: Plain) -> None:
+@pytest.mark.parametrize(
+    ("fields", "named"), [({"params": {"temperature": 9}}, "params.temperature"), ({"a": 1}, "a:")]
+)
+def test_a_job_that_is_not_one_comes_back_as_an_error_that_names_the_field(
+    plain: Plain, fields: dict[str, object], named: str
+) -> None:
     job_id = plain.new_id()
     with plain.redis.pubsub() as pubsub:
         pubsub.subscribe("mine")
         pubsub.get_message(timeout=60)
-        plain.enqueue(job_id, "mine", prompts=["Hello"], params={"temperature": 9})
+        plain.enqueue(job_id, "mine", prompts=["Hello"], **fields)
         (event,) = plain.events(pubsub, job_id)
     assert event["type"] == "failed"
-    assert "params.temperature" in json.dumps(event["error"])
+    assert named in json.dumps(event["error"])
+
+
+def test_of_what_the_job_repeats_the_options_count(plain: Plain) -> None:
+    job_id = plain.new_id()
+    fields = {"priority_class": "high", "background": True, "timeout_ms": 1, "delay_ms": 10**6}
+    job = json.dumps({"job_id": job_id, "model": MODEL, "prompts": ["Hello"], **fields})
+    options = json.dumps({"class": "batch", "background": True, "timeout_ms": 60_000})
+    outcome, *_ = plain.script(keys=[plain.prefix], args=[job_id, "d", job, "mine", options])
+    assert outcome == "accepted"
+    assert plain.redis.zcard(f"{plain.prefix}delayed") == 0
+    assert plain.redis.zcard(f"{plain.prefix}waiting:batch") == 1
 
 
 @pytest.mark.usefixtures("worker")

@@ -7,7 +7,10 @@ from urllib.parse import unquote
 import pytest
 
 from paths import ROOT
+from penstock.schemas.event import Delta, Done, Failed
+from penstock.schemas.job import Chat, Job
 from penstock.schemas.process.setting_names import NAMES
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "worker" / "bundled" / "README.md"]
@@ -61,3 +64,13 @@ def test_vllms_flags_that_are_said_to_be_the_same_are_there() -> None:
     told = page.partition("## From vLLM's server")[2].partition("\n## ")[0]
     flags = set(re.findall(r"--([a-z][a-z-]+)", told))
     assert len(flags) > 15 and not {flag.replace("-", "_") for flag in flags} - NAMES
+
+
+def test_the_page_of_plain_redis_has_each_field_of_a_job_and_of_an_event() -> None:
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    rows = "\n".join(re.findall(r"^\|.+", page, re.MULTILINE))
+    told = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", rows))))
+    shapes = (Job, Chat, SamplingParams, StructuredOutputs)
+    asked = {field.alias or name for each in shapes for name, field in each.model_fields.items()}
+    heard = {name for each in (Delta, Done, Failed) for name in each.__struct_fields__}
+    assert sorted((asked | heard) - told) == []
