@@ -1,6 +1,7 @@
 """The decoder against transformers, and what it says of folders that it cannot serve."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,9 +16,11 @@ from transformers import AutoModelForCausalLM
 
 import judges
 from passes import Passes, Slice
+from paths import ROOT
 from penstock.kernels.panel_layers import PanelLayers
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.batch import Batch
+from penstock.worker.models.config import FAMILIES
 from penstock.worker.models.decoder import Decoder
 from penstock.worker.models.errors import BrokenModel, ModelError, UnsupportedModel
 from penstock.worker.models.loading import load_decoder
@@ -38,6 +41,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return root / name
 
     return folder
+
+
+def test_each_family_has_a_judge_and_is_on_the_page_of_models() -> None:
+    assert FAMILIES.keys() == {judge.config.model_type for judge in judges.JUDGES.values()}
+    page = (ROOT / "docs" / "models.md").read_text().partition("## Families\n")[2]
+    told = re.sub(r"\W", "", page.partition(":")[0].lower())
+    assert [family for family in FAMILIES if family.replace("_", "") not in told] == []
 
 
 def theirs(path: Path, token_ids: list[list[int]]) -> dict[tuple[int, int], Tensor]:
