@@ -1,9 +1,9 @@
 """Stream a chat with OpenAI's client.
 
     pip install openai
-    python docs/examples/openai_client.py [http://127.0.0.1:8000/v1]
+    python docs/examples/openai_client.py [http://127.0.0.1:8000/v1 [MODEL]]
 
-The API key is read from PENSTOCK_API_KEY. Where no key was ever made, any word is let in.
+The API key is read from OPENAI_API_KEY. Where no key was ever made, any word is let in.
 """
 
 import os
@@ -13,8 +13,8 @@ from openai import OpenAI
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 
-client = OpenAI(base_url=URL, api_key=os.environ.get("PENSTOCK_API_KEY", "none"))
-model = client.models.list().data[0].id
+client = OpenAI(base_url=URL, api_key=os.environ.get("OPENAI_API_KEY", "none"))
+model = sys.argv[2] if len(sys.argv) > 2 else client.models.list().data[0].id
 stream = client.chat.completions.create(
     model=model,
     messages=[{"role": "user", "content": "Explain quantum computing in simple terms."}],
