@@ -36,6 +36,11 @@ NEVER = {  # command: why it is not typed
     "pip install openai": "the tests have it",
     "python docs/examples/in_process.py": "tests/service/operator/test_examples.py runs it",
     "vllm serve /models/qwen3 --max-model-len 8192": "another project's",
+    "VLLM_CPU_OMP_THREADS_BIND=0-1 python -m vllm.entrypoints.openai.api_server --model m/135m "
+    "--dtype bfloat16 --max-model-len 6000 --max-num-seqs 64 --kv-cache-memory-bytes 2G "
+    "--port 8011": "another project's",
+    "penstock bench sweep --to-knee --request-rates 4 --num-prompts 48 "
+    '--goodput "ttft:300 tpot:20"': "takes minutes; tests/service/bench runs a small one",
     "docker compose -f compose/compose.yaml up --build --scale worker=3": NO_CONTAINERS,
     "docker compose -f compose/compose.yaml run --rm operator keys create --tenant acme": (
         NO_CONTAINERS
@@ -84,7 +89,7 @@ def commands(page: str) -> Iterator[str]:
             continue
         command = COMMAND.match(line.strip().removeprefix("$ "))[0].strip()
         is_indented = block is None and line.startswith("    ") and command.startswith(BEGINS)
-        is_typed = block == "console" and line.lstrip().startswith("$ ")
+        is_typed = block in ("console", "") and line.lstrip().startswith("$ ")
         if command and (block in ("sh", "bash") or is_typed or is_indented):
             yield command
 
@@ -284,6 +289,11 @@ $ curl f
 what it prints
 ```
 
+```
+$ curl g
+what it prints
+```
+
 penstock g
 """
-    assert list(commands(page)) == ["penstock a --b --c", "penstock d 'x # y'", "curl f"]
+    assert list(commands(page)) == ["penstock a --b --c", "penstock d 'x # y'", "curl f", "curl g"]
