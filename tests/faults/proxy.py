@@ -64,6 +64,15 @@ class Proxy:
         """Reset every connection, as a dying host does. New ones are let through."""
         self._for_each(lambda client, server: (client.transport.abort(), server.transport.abort()))
 
+    def silence(self) -> None:
+        """The connections so far carry nothing more, and nobody is told; new ones do."""
+        self._for_each(
+            lambda client, server: (
+                client.transport.pause_reading(),
+                server.transport.pause_reading(),
+            )
+        )
+
     def half_close(self) -> None:
         """End the direction to the clients; what they still send is taken and passed on."""
         self._for_each(lambda client, server: client.write_eof())

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
+from faults.proxy import Proxy
 from paths import ROOT
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
@@ -156,6 +158,17 @@ def test_a_job_reads_as_with_the_sdk_although_its_connections_are_cut(
     assert "".join(getattr(event, "text", "") for event in events) == (
         answer_of_sdk(url, **LONG).choices[0].text
     )
+
+
+def test_a_connection_that_falls_silent_is_made_anew(folder: Path, url: str) -> None:
+    job_id, job = asked(**LONG)
+    port = urlsplit(url).port
+    assert port is not None
+    with Proxy(port) as proxy, Reader(folder, proxy.url, job) as reader:
+        events = reader.some(3)
+        proxy.silence()
+        events += reader.rest()
+    assert events == by_sdk(url, job_id)
 
 
 def test_another_process_reads_on_where_one_died(folder: Path, url: str) -> None:

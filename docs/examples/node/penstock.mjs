@@ -14,14 +14,17 @@ import { blake2b } from "@noble/hashes/blake2.js"; // Node's own has no digest o
 import { createClient, ErrorReply } from "redis";
 
 const PAGE = 512; // most events that one look at a log gives
-const SILENCE_MS = 5000; // after which a reader looks at the log
+const SILENCE_MS = 5000; // after which a reader looks at the log, and a connection counts as lost
+const RETRY_MS = 100;
 const TENANT = "default";
 
 export class Queue {
   constructor(url, model) {
     this.model = model;
     this.prefix = `penstock:{${model}:0}:`;
-    this.redis = createClient({ url, name: "penstock-node" });
+    // A connection that fell silent is made anew: its other end may be gone, and nobody tells.
+    const socket = { socketTimeout: SILENCE_MS, reconnectStrategy: () => RETRY_MS };
+    this.redis = createClient({ url, name: "penstock-node", pingInterval: SILENCE_MS / 4, socket });
     this.listener = this.redis.duplicate();
     for (const each of [this.redis, this.listener]) each.on("error", () => {}); // it connects again
   }
@@ -82,7 +85,8 @@ export class Queue {
   // The log from the cursor on; what comes after it goes to the channel.
   async look(jobId, channel, had) {
     const [state, kind, ...events] = await this.run("attach", TENANT, jobId, channel, had, PAGE);
-    if (kind !== "log") throw new Error(`${jobId} is ${state}, and its log is gone: read its result`);
+    if (kind === "result") throw new Error(`${jobId} ${state}, and its log is gone: read its result`);
+    if (kind !== "log") throw new Error(`${jobId} is ${state}`);
     return events.map((event) => JSON.parse(event));
   }
 
