@@ -74,3 +74,11 @@ def test_the_page_of_plain_redis_has_each_field_of_a_job_and_of_an_event() -> No
     asked = {field.alias or name for each in shapes for name, field in each.model_fields.items()}
     heard = {name for each in (Delta, Done, Failed) for name in each.__struct_fields__}
     assert sorted((asked | heard) - told) == []
+
+
+def test_the_architecture_names_each_room() -> None:
+    told = re.findall(r"`([\w/]+)/`", (ROOT / "docs" / "architecture.md").read_text())
+    tops = [path.resolve() for path in (ROOT / "penstock").iterdir() if path.is_symlink()]
+    files = [path for top in tops for kind in ("*.py", "*.js") for path in top.rglob(kind)]
+    rooms = {path.parent for path in files if path.stat().st_size}
+    assert sorted({str(room.relative_to(ROOT)) for room in rooms} - set(told)) == []
