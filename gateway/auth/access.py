@@ -87,9 +87,18 @@ class Access:
     ) -> None:
         self._keyring = keyring
         self._shares = shares
-        self._digests = [_digest(key) for key in keys]
-        self._demands_keys = demands_keys or bool(keys)
+        self.demands_keys = demands_keys
+        self.list_keys(keys)
         self._open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
+
+    def list_keys(self, keys: Sequence[str]) -> None:
+        """Let these keys in, and no longer those that were listed before.
+
+        Once a key was listed, keys are demanded for good: a list that lost its last one, as that of
+        a file which is half written, opens the door to nobody.
+        """
+        self._digests = [_digest(key) for key in keys]
+        self.demands_keys = self.demands_keys or bool(keys)
 
     async def caller(self, asgi: Asgi, headers: Headers) -> Caller:
         """Return the caller of a request.
@@ -114,7 +123,7 @@ class Access:
         if key is not None:
             _refuse_out_of_scope(asgi["path"], key)
             return Caller(key.tenant, trace, key, headers.get(OVER_LIMIT))
-        if self._demands_keys or self._keyring.has_keys:
+        if self.demands_keys or self._keyring.has_keys:
             raise Unauthorized("give a valid API key as a bearer token")
         return Caller(traceparent=trace)
 

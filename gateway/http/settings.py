@@ -13,6 +13,22 @@ from penstock.schemas.process.tracing import TracingSettings
 from penstock.schemas.redis.group_sync import Durability
 from penstock.schemas.redis.url import RedisUrlSetting
 
+# What a gateway takes over while it serves, on SIGHUP. All others need a restart.
+RELOADABLE = frozenset(
+    {
+        "api_key",
+        "enable_per_request_metrics",
+        "log_format",
+        "log_level",
+        "max_body_bytes",
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        "ping_s",
+        "webhook_private",
+        "webhook_public",
+    }
+)
+
 
 class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSettings):
     """Serve HTTP in front of the queue."""

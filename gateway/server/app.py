@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
@@ -29,7 +30,7 @@ from penstock.gateway.routes import health as health_routes
 from penstock.gateway.routes import jobs as job_routes
 from penstock.gateway.routes import openai as openai_routes
 from penstock.gateway.routes import page as page_routes
-from penstock.gateway.server.entrance import LetsNobodyIn, check_secret, tell
+from penstock.gateway.server.entrance import LetsNobodyIn, check_list, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
@@ -46,7 +47,9 @@ log = logging.getLogger(__name__)
 def build(settings: GatewaySettings) -> FastAPI:
     """Build the gateway's application. Raises BadSecret.
 
-    The process is to end with the `exit_status` of the application's state.
+    The process is to end with the `exit_status` of the application's state. Its `apply` takes
+    settings of which those that are RELOADABLE are in force at once; it raises BadSecret where
+    nobody would be let in by them.
     """
     client = Client.from_url(
         settings.redis_url,
@@ -81,6 +84,13 @@ def build(settings: GatewaySettings) -> FastAPI:
         settings.open_metrics,
     )
 
+    def apply(new: GatewaySettings) -> None:
+        check_list(new, secret, access.demands_keys)
+        access.list_keys(new.api_key)
+        client.max_queued = new.max_num_queued_reqs
+        client.max_queued_tokens = new.max_num_queued_tokens
+        app.state.gateway = replace(gateway, settings=new, outbound=Outbound(new))
+
     @asynccontextmanager
     async def open_client(app: FastAPI) -> AsyncIterator[None]:
         async with gateway.client, asyncio.TaskGroup() as parts:
@@ -92,6 +102,7 @@ def build(settings: GatewaySettings) -> FastAPI:
 
     app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
     app.state.gateway = gateway
+    app.state.apply = apply
     app.state.exit_status = 0
     app.state.is_stopping = lambda: False  # the server's own word, where one runs
     app.add_middleware(Middleware, access=access, metrics=gateway.metrics, tracing=gateway.tracing)

@@ -1,5 +1,6 @@
 """`penstock gateway`: one process that serves HTTP until it is told to stop."""
 
+import asyncio
 import logging
 import signal
 import socket
@@ -12,6 +13,7 @@ from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.server.app import build
 from penstock.gateway.server.listening import CannotListen, listen, url_of
 from penstock.gateway.server.protocol import Timeouts, bounded
+from penstock.gateway.server.reload import reload
 from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
 from penstock.schemas.process.start import keep_what_is_loaded, load_settings, write_log_to_stderr
 from penstock.schemas.secret import BadSecret
@@ -23,11 +25,13 @@ def main(argv: Sequence[str]) -> int:
     """Run the gateway and return its exit status.
 
     On SIGTERM or SIGINT it accepts no more, gives open streams `drain_s` to end, and exits with 0.
+    On SIGHUP it reads its settings again.
     """
     settings = load_settings(GatewaySettings, "penstock gateway", argv)
     write_log_to_stderr("gateway", settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn ends in order and then raises the signal once more, for these handlers.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # uvicorn ends in order and then raises the signal once more, for these handlers. SIGHUP
+        # does nothing until the gateway serves: the settings were read a moment ago.
         signal.signal(number, lambda number, frame: None)
     try:
         app = build(settings)
@@ -64,7 +68,14 @@ def main(argv: Sequence[str]) -> int:
     )
     server = uvicorn.Server(config)
     app.state.is_stopping = lambda: server.should_exit
-    server.run(sockets=[listening])
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, reload, app.state, argv)
+        await server.serve([listening])
+
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(serve())
     status: int = app.state.exit_status
     return status
 

@@ -24,6 +24,14 @@ def check_secret(settings: GatewaySettings, secret: bytes | None) -> None:
         raise BadSecret(f"--require-api-keys lets nobody in without a server secret; {GIVE_ONE}")
 
 
+def check_list(settings: GatewaySettings, secret: bytes | None, demands_keys: bool) -> None:
+    """Raise BadSecret where the list lost its last key and no other could ever be right."""
+    if demands_keys and not settings.api_key and secret is None:
+        raise BadSecret(
+            f"--api-key: without any nobody is let in, for want of a secret; {GIVE_ONE}"
+        )
+
+
 async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None) -> None:
     """Log that everybody is let in, or that the server secret has changed, where that is so.
 

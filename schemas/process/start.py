@@ -113,15 +113,28 @@ def load_settings(settings: type[S], command: str, argv: Sequence[str]) -> S:
     Redis is meant, it is that of the `penstock up` that runs here.
     """
     try:
-        behind = _filed(_config_path(argv) or os.environ.get("PENSTOCK_CONFIG"))
-        return _resolved(settings, command, argv, behind)
-    except _Wrong as wrong:
+        return read_settings(settings, command, argv)
+    except WrongSettings as wrong:
         for sentence in (*wrong.sentences, *unknown_variables(os.environ)):
             print(f"{command}: {sentence}", file=sys.stderr)
         raise SystemExit(BAD_USAGE) from None
 
 
-class _Wrong(Exception):
+def read_settings(
+    settings: type[S], command: str, argv: Sequence[str], redis_url: str | None = None
+) -> S:
+    """Read settings as `load_settings` does. Raises WrongSettings.
+
+    `redis_url` is the Redis of a process that runs already: it is kept where nothing names another.
+    """
+    known = {} if redis_url is None else {"redis_url": redis_url}
+    filed = _filed(_config_path(argv) or os.environ.get("PENSTOCK_CONFIG"))
+    return _resolved(settings, command, argv, known | filed)
+
+
+class WrongSettings(Exception):
+    """Raised for settings that cannot be used, with a sentence for each."""
+
     def __init__(self, *sentences: str) -> None:
         super().__init__(*sentences)
         self.sentences = sentences
@@ -147,17 +160,17 @@ def _resolved(settings: type[S], command: str, argv: Sequence[str], behind: dict
     try:
         found: S = CliApp.run(Resolved, cli_args=list(argv))
     except SettingsError as refusal:
-        raise _Wrong(_of_words(str(refusal), Resolved)) from None
+        raise WrongSettings(_of_words(str(refusal), Resolved)) from None
     except ValidationError as refusal:
         wrong = [("-".join(_words(each["loc"])), each["msg"]) for each in refusal.errors()]
-        raise _Wrong(
+        raise WrongSettings(
             *(
                 f"--{where.replace('_', '-')}: {what.removeprefix('Value error, ')}"
                 for where, what in wrong
             )
         ) from None
     if unknown_variables(os.environ):
-        raise _Wrong
+        raise WrongSettings
     return found
 
 
@@ -175,7 +188,7 @@ class _Nearby(PydanticBaseSettingsSource):
         urls = nearby()
         if len(urls) > 1:
             several = ", ".join(map(shown, urls))
-            raise _Wrong(f"--redis-url: several `penstock up` run here, name one: {several}")
+            raise WrongSettings(f"--redis-url: several `penstock up` run here, name one: {several}")
         if not urls:
             return {}
         told = f"the server is that of the `penstock up` that runs here, {shown(urls[0])}"
@@ -193,14 +206,16 @@ def _filed(path: str | None) -> dict[str, object]:
     try:
         said: object = yaml.safe_load(Path(path).expanduser().read_text()) or {}
     except OSError as error:
-        raise _Wrong(f"--config: {path} cannot be read: {error.strerror}") from None
+        raise WrongSettings(f"--config: {path} cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         place = " ".join(str(error).split())
-        raise _Wrong(f"--config: {path} is not YAML: {place}") from None
+        raise WrongSettings(f"--config: {path} is not YAML: {place}") from None
     if not isinstance(said, dict):
-        raise _Wrong(f"--config: {path} must have a setting a line, as in max_model_len: 4096")
+        raise WrongSettings(
+            f"--config: {path} must have a setting a line, as in max_model_len: 4096"
+        )
     if unknown := unknown_keys(said):
-        raise _Wrong(*(f"--config: {path}: {sentence}" for sentence in unknown))
+        raise WrongSettings(*(f"--config: {path}: {sentence}" for sentence in unknown))
     return {str(key): value for key, value in said.items()}
 
 

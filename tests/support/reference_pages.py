@@ -17,7 +17,7 @@ from penstock.compose.acl import ROLES, line  # noqa: E402
 from penstock.compose.local import LocalSettings  # noqa: E402
 from penstock.gateway.housekeeping.main import HousekeepingSettings  # noqa: E402
 from penstock.gateway.http.metrics import Metrics  # noqa: E402
-from penstock.gateway.http.settings import GatewaySettings  # noqa: E402
+from penstock.gateway.http.settings import RELOADABLE, GatewaySettings  # noqa: E402
 from penstock.schemas.process.start import Settings  # noqa: E402
 from penstock.worker.process.settings import WorkerSettings  # noqa: E402
 
@@ -39,7 +39,9 @@ def settings_page() -> str:
             "Each is a flag, as `--max-model-len`; a variable, as `PENSTOCK_MAX_MODEL_LEN`; and a"
             " key of the YAML file of `--config`, as `max_model_len`. The command line wins, then"
             " the environment, then the file. `penstock serve` takes those of `up`, `worker` and"
-            " `gateway`. This page is made of the code by `tests/support/reference_pages.py`.",
+            " `gateway`. A gateway takes those that are marked, and its log's level and form, anew"
+            " on SIGHUP ([Operating](operating.md#change-settings-of-a-running-gateway)). This page"
+            " is made of the code by `tests/support/reference_pages.py`.",
             WIDTH,
         ),
     ]
@@ -57,6 +59,8 @@ def _table(settings: type[Settings], names: list[str]) -> Iterator[str]:
         field = settings.model_fields[name]
         if not name.startswith("fake_"):
             flag = f"`--{name.replace('_', '-')}`"
+            if settings is GatewaySettings and name in RELOADABLE:
+                flag += " (SIGHUP)"
             yield f"| {flag} | {_default(field)} | {_told(field)} |"
 
 
