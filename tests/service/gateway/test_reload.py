@@ -45,7 +45,7 @@ def reload(gateway: GatewayProcess, file: Path, text: str, until: str) -> str:
     began = len(gateway.log.read_text())
     file.write_text(text)
     gateway.process.send_signal(signal.SIGHUP)
-    eventually(lambda: until in gateway.log.read_text()[began:])
+    eventually(lambda: until in gateway.log.read_text()[began:], within_s=20)
     return gateway.log.read_text()[began:]
 
 
