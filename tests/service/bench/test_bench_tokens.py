@@ -13,7 +13,7 @@ from penstock.loadtest import bench
 from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.requests.drive import drive, proved
 from penstock.loadtest.requests.http_stream import Target
-from penstock.loadtest.requests.tokens import Seen, TokenErrors, against_counts, against_log
+from penstock.loadtest.requests.tokens import SeenPiece, TokenErrors, against_counts, against_log
 from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request
 from penstock.schemas.checksum import NOTHING, roll
@@ -35,7 +35,7 @@ def logged(*pieces: tuple[list[int], str]) -> list[Delta]:
 
 
 LOG = logged(([5], "a"), ([6, 7], "bc"), ([8], ""), ([9], "d"), ([5], "a"))
-A, BC, NONE, D, LAST = (Seen(delta.id, delta.text) for delta in LOG)
+A, BC, NONE, D, LAST = (SeenPiece(delta.id, delta.text) for delta in LOG)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,12 @@ A, BC, NONE, D, LAST = (Seen(delta.id, delta.text) for delta in LOG)
         ([], TokenErrors(lost=6)),
         ([A, BC, BC, NONE, D, LAST], TokenErrors(repeated=2)),
         ([A, BC, NONE, D, LAST, LAST], TokenErrors(repeated=1)),
-        ([A, Seen(BC.id, "bx"), NONE, D, LAST], TokenErrors(foreign=2)),
-        ([A, BC, NONE, Seen("5-00000000", "d"), LAST], TokenErrors(lost=1, foreign=1)),
-        ([A, BC, NONE, D, LAST, Seen("", "z")], TokenErrors(foreign=1)),
+        ([A, SeenPiece(BC.id, "bx"), NONE, D, LAST], TokenErrors(foreign=2)),
+        ([A, BC, NONE, SeenPiece("5-00000000", "d"), LAST], TokenErrors(lost=1, foreign=1)),
+        ([A, BC, NONE, D, LAST, SeenPiece("", "z")], TokenErrors(foreign=1)),
     ],
 )
-def test_a_stream_is_held_against_the_log(seen: list[Seen], wrong: TokenErrors) -> None:
+def test_a_stream_is_held_against_the_log(seen: list[SeenPiece], wrong: TokenErrors) -> None:
     assert against_log(seen, LOG) == wrong
     assert bool(wrong) == (wrong != TokenErrors())
 
@@ -73,7 +73,7 @@ def test_of_another_server_only_the_counts_are_known() -> None:
 
 
 @contextmanager
-def gateway(seen: Sequence[Seen], log: Sequence[Delta] | None) -> Iterator[Target]:
+def gateway(seen: Sequence[SeenPiece], log: Sequence[Delta] | None) -> Iterator[Target]:
     """A server that streams these events to all who ask, and has that log, or none."""
     ready, loop = threading.Event(), asyncio.new_event_loop()
     port = 0
@@ -128,7 +128,7 @@ def _chunk(text: str) -> dict[str, object]:
     ],
 )
 def test_a_server_that_repeats_or_drops_an_event_is_found(
-    seen: list[Seen], log: list[Delta] | None, wrong: TokenErrors
+    seen: list[SeenPiece], log: list[Delta] | None, wrong: TokenErrors
 ) -> None:
     with gateway(seen, log) as server:
         found = asyncio.run(drive(server, "x", [Request("Hello", 6)] * 2, Way()))
