@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -62,6 +62,10 @@ big-batch: .venv/installed
 # Workers of the fake model, scaled by the chart's rule from none to MOST and back, twice.
 scaling: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.scaling --jobs $(or $(JOBS),60) --most $(or $(MOST),3)
+
+# Every part restarted, one after another, under callers who never try again.
+rolling: .venv/installed
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.rolling --callers $(or $(CALLERS),8) --away-s $(or $(AWAY_S),0)
 
 # The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names. Durability
 # fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2. Older ones try replicas with WAIT.
