@@ -94,8 +94,10 @@ def main(argv: Sequence[str]) -> int:
 def plan_of(settings: PlanSettings) -> MemoryPlan:
     """Return the plan, by the rules by which a worker sizes itself.
 
-    Raises InvalidJob, a ModelError, and DoesNotFit where not even two blocks do.
+    Raises InvalidJob, a ModelError also where it cannot be quantised so, and DoesNotFit where not
+    even two blocks do.
     """
+    import torch
 
     from penstock.worker.engine.build import (
         CPU_KV_CACHE_BYTES,
@@ -104,14 +106,16 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         length_that_fits,
     )
     from penstock.worker.engine.config import EngineConfig
+    from penstock.worker.layers.arithmetic import Arithmetic
     from penstock.worker.models.config import read_config
-    from penstock.worker.models.loading import computed_dtype, tensor_shapes
+    from penstock.worker.models.loading import computed_dtype, fitting_dtype, tensor_shapes
     from penstock.worker.models.weights import SafetensorsWeights
     from penstock.worker.process.settings import model_folder
 
     folder = model_folder(settings.model)
     model = read_config(folder, settings.hf_overrides)
-    asked = "bfloat16" if settings.quantization else settings.dtype
+    arithmetic = Arithmetic(quantization=settings.quantization)
+    asked = fitting_dtype(settings.dtype, model, torch.device(settings.device), arithmetic)
     dtype = computed_dtype(asked, model, SafetensorsWeights(folder).dtype())
     shapes = tensor_shapes(model)
     own = None if model.tie_word_embeddings else EMBEDDING  # a tied one has the head's numbers
@@ -170,6 +174,7 @@ def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: s
 def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     where = "GPU's" if settings.device == "cuda" else "machine's"
+    usual = min(settings.typical_len, plan.max_model_len)
     rest = plan.memory_bytes - plan.weight_bytes - plan.kv_cache_bytes
     rows = [
         ("model", f"{plan.model} ({plan.family}), {plan.num_parameters / 1e6:,.1f} M parameters"),
@@ -182,7 +187,7 @@ def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
         ),
         ("context", f"{plan.max_model_len:,} tokens"),
         ("at once, longest", f"{plan.num_longest_seqs:,} sequences of {plan.max_model_len:,}"),
-        ("at once, usual", f"{plan.num_typical_seqs:,} sequences of {settings.typical_len:,}"),
+        ("at once, usual", f"{plan.num_typical_seqs:,} sequences of {usual:,}"),
         ("memory", f"{_size(plan.memory_bytes)}, the {where}; {_size(max(0, rest))} are left"),
     ]
     if settings.device == "cuda":

@@ -84,6 +84,9 @@ class LLM:
             self._settings = WorkerSettings.model_validate({"model": str(model), **settings})
         except ValidationError as error:
             raise _refusal(error) from error
+        if self._settings.kv_events is not None:
+            sentence = "tells routers of a worker's cache, and LLM is none; leave it out"
+            raise InvalidJob(f"kv_events_config: {sentence}", "kv_events_config")
         self._text = load_tokenizer(self._settings)
         self._generation = load_generation(self._settings)
         self._engine = load_engine(self._settings)

@@ -70,6 +70,6 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
         None, ge=1, description="so do prompts of more tokens, by a guess, that wait in a lane"
     )
     enable_per_request_metrics: bool = Field(
-        False, description="every answer says how long it took, as `include_metrics` asks of one"
+        False, description="each chat and completion says how long it took, as by `include_metrics`"
     )
     drain_s: int = Field(30, ge=0, description="open streams may run on this long after SIGTERM")

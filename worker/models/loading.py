@@ -46,15 +46,8 @@ def load_decoder(
 
     overrides  fields of config.json that replace the file's
     """
-    if arithmetic.quantization is not None:
-        if dtype not in ("auto", "bfloat16"):
-            raise CannotQuantise(
-                f"{arithmetic.quantization} computes in bfloat16, and dtype is {dtype}; "
-                "leave one of the two out"
-            )
-        dtype = "bfloat16"
     config, place = read_config(path, overrides), torch.device(device)
-    _refuse_widths(config, place, arithmetic)
+    dtype = fitting_dtype(dtype, config, place, arithmetic)
     weights: Weights
     if load_format == "dummy":
         weights, stored = DummyWeights(config.initializer_range), torch.float32
@@ -83,12 +76,26 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return weights.shapes
 
 
-def _refuse_widths(config: ModelConfig, device: torch.device, arithmetic: Arithmetic) -> None:
+def fitting_dtype(
+    asked: Dtype, config: ModelConfig, device: torch.device, arithmetic: Arithmetic
+) -> Dtype:
+    """Return the type that was asked for, or the one that quantised weights are computed in.
+
+    Raises CannotQuantise where the model, the device or the type asked for is not for them.
+    """
+    if arithmetic.quantization is None:
+        return asked
+    if asked not in ("auto", "bfloat16"):
+        raise CannotQuantise(
+            f"{arithmetic.quantization} computes in bfloat16, and dtype is {asked}; "
+            "leave one of the two out"
+        )
     heads = config.num_heads * config.head_dim
     for width in (config.hidden_size, heads, config.intermediate_size):
         found = unsupported(width, device, arithmetic)
         if found is not None:
             raise CannotQuantise(found)
+    return "bfloat16"
 
 
 class _Loader:

@@ -9,12 +9,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
 import redis
 
 from block_reader import BlockReader, block_hash_of, hashes_of, salt_of
 from faults.proxy import Proxy
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
+from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Result
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import ModelCard, WorkerCard
@@ -28,6 +30,7 @@ from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine_loader import load_engine
 from penstock.worker.engine_process import EngineLoop
 from penstock.worker.jobs.service import Service
+from penstock.worker.llm import LLM
 from penstock.worker.process.ipc import (
     BeginSession,
     BlockingWire,
@@ -289,3 +292,8 @@ def test_a_killed_workers_stream_goes_with_its_lease_and_never_held_a_token(redi
         assert "token_ids" not in f"{plain.xrange(keys[0])} {plain.hgetall(keys[1])}"
         worker.kill()
         until(lambda: not plain.exists(*keys), "the stream to go", 10)
+
+
+def test_llm_has_no_router_to_tell() -> None:
+    with pytest.raises(InvalidJob, match="kv_events_config: tells routers"):
+        LLM("penstock-5m", kv_events_config={"enable_kv_cache_events": True})
