@@ -29,10 +29,12 @@ def main(argv: Sequence[str]) -> int:
     """
     settings = load_settings(GatewaySettings, "penstock gateway", argv)
     write_log_to_stderr("gateway", settings)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # uvicorn ends in order and then raises the signal once more, for these handlers. SIGHUP
-        # does nothing until the gateway serves: the settings were read a moment ago.
-        signal.signal(number, lambda number, frame: None)
+    early = list[int]()  # signals that came before uvicorn listens for them
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # uvicorn ends in order and then raises the signal once more, for these handlers.
+        signal.signal(number, lambda number, frame: early.append(number))
+    # SIGHUP does nothing until the gateway serves: the settings were read a moment ago.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
     try:
         app = build(settings)
     except BadSecret as refusal:
@@ -72,7 +74,12 @@ def main(argv: Sequence[str]) -> int:
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, reload, app.state, argv)
+        loop.call_soon(pass_on)  # which runs when uvicorn listens for signals itself
         await server.serve([listening])
+
+    def pass_on() -> None:
+        for number in early:
+            signal.raise_signal(number)
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())

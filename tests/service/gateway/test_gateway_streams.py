@@ -1,11 +1,15 @@
 """Streams of OpenAI's routes: their chunks, their errors, and what a closed connection ends."""
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
@@ -419,6 +423,23 @@ def test_on_sigterm_open_streams_end_and_no_more_are_accepted(actor: Actor) -> N
     assert b'"content":"b"' in received and received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert ended[0][0] == 0, ended[0][1]
     assert "Traceback" not in ended[0][1]
+
+
+def test_told_to_end_before_it_serves_it_ends(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for its secret, and uvicorn does not listen for signals yet."""
+    secret = tmp_path / "secret"
+    os.mkfifo(secret, 0o600)
+    monkeypatch.delenv("PENSTOCK_SERVER_SECRET")
+    monkeypatch.setenv("PENSTOCK_SERVER_SECRET_FILE", str(secret))
+    gateway = GatewayProcess(redis_url)
+    with ExitStack() as stack:
+        stack.push(gateway)
+        with secret.open("w") as stream:  # which opens when the gateway reads
+            gateway.process.send_signal(signal.SIGTERM)
+            stream.write("s" * 40)
+        assert gateway.process.wait(30) == 0
 
 
 def test_a_gateway_that_stops_leaves_its_jobs_to_others(actor: Actor, http: httpx.Client) -> None:
