@@ -13,7 +13,7 @@ class RotaryTable:
     """
 
     def __init__(self, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype) -> None:
-        """Compute the first rows of the table.
+        """Begin without a row; the first step computes some.
 
         inv_freq is [head_dim / 2] float32; attention_factor scales queries and keys (yarn).
         """
@@ -21,7 +21,6 @@ class RotaryTable:
         self._attention_factor = attention_factor
         self._dtype = dtype
         self._cos = self._sin = torch.empty(0)
-        self.cover(_FIRST_ROWS)
 
     @property
     def num_positions(self) -> int:
@@ -34,7 +33,7 @@ class RotaryTable:
         """
         if num_positions <= len(self._cos):
             return
-        count = max(num_positions, 2 * len(self._cos))
+        count = max(num_positions, 2 * len(self._cos), _FIRST_ROWS)
         positions = torch.arange(count, dtype=torch.float32, device=self._inv_freq.device)
         angles = torch.outer(positions, self._inv_freq)
         cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor

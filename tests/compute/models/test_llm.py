@@ -255,11 +255,15 @@ def test_redis_is_never_imported():
 
 
 def test_a_start_imports_neither_compilers_nor_activations(folder: Path) -> None:
-    """They would take longer than all the rest of it."""
+    """They would take longer than all the rest of it. A meta device brings a compiler easily."""
     code = f"""
 import sys
+from pathlib import Path
 from penstock.worker.llm import LLM, SamplingParams
+from penstock.worker.models.config import read_config
+from penstock.worker.models.loading import tensor_shapes
 LLM({str(folder)!r}).generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
+tensor_shapes(read_config(Path({str(folder)!r})))  # as `penstock plan` does
 slow = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.activations",
         "triton", "outlines", "redis")
 print([name for name in slow if name in sys.modules])
