@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TypeVar
 
-import yaml
 from pydantic import Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -203,6 +202,8 @@ def _filed(path: str | None) -> dict[str, object]:
     """Return the settings of a YAML file, none where no path is given."""
     if path is None:
         return {}
+    import yaml  # most processes have no such file, and each would be later
+
     try:
         said: object = yaml.safe_load(Path(path).expanduser().read_text()) or {}
     except OSError as error:
