@@ -148,6 +148,7 @@ class Terminal:
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "HOME": str(home),
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
             "PENSTOCK_LOAD_FORMAT": "fake",
             "PENSTOCK_VOCAB_SIZE": "256",  # of the fake model
             "PENSTOCK_PORT": "0",
