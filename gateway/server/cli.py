@@ -18,6 +18,7 @@ from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
 from penstock.schemas.process.start import keep_what_is_loaded, load_settings, write_log_to_stderr
 from penstock.schemas.secret import BadSecret
 
+LAST_CALL_S = 1.0  # for requests that were sent before their callers could know of the end
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
                 settings.body_timeout_s,
                 settings.stall_timeout_s,
                 settings.max_connections,
+                min(LAST_CALL_S, settings.drain_s / 2),
             )
         ),
         timeout_keep_alive=settings.keep_alive_s,

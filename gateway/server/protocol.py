@@ -25,6 +25,7 @@ class Timeouts:
     body_s: float
     stall_s: float
     max_connections: int
+    last_call_s: float  # for which a connection between two requests outlives the end's beginning
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -33,6 +34,7 @@ class BoundedProtocol(HttpToolsProtocol):
     patience: Timeouts
 
     _in_head = True  # and between messages
+    _is_ending = False
     _head_bytes = 0
     _refusal: ErrorBody | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -101,6 +103,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._in_head, self._head_bytes = False, 0
             self._wait(self.patience.body_s)
             super().on_headers_complete()
+            if self._is_ending:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         if self._refusal is None:
@@ -111,6 +115,30 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refusal is None:
             super().on_message_complete()
         self._in_head = True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_ending:
+            self._begin_last_call()
+
+    def shutdown(self) -> None:
+        """End the connection with the next answer whose head can say so.
+
+        A connection that is closed between two requests fails the one that is on its way. So it
+        stays open for a last call, and so does one whose answer began before this.
+        """
+        self._is_ending = True
+        if not self._is_answering:
+            self._begin_last_call()
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def _begin_last_call(self) -> None:
+        self.loop.call_later(self.patience.last_call_s, self._end_last_call)
+
+    def _end_last_call(self) -> None:
+        if not self._is_answering:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(_error(400, "invalid_request", "this is not a request in HTTP/1.1"))
@@ -131,6 +159,10 @@ class BoundedProtocol(HttpToolsProtocol):
                 + content
             )
         self.transport.close()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self, seconds: float) -> None:
         """Start the timer for a slow caller, with up to a fifth more seconds.
@@ -153,8 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _lose_patience(self) -> None:
         """Refuse a caller who took too long, unless it is the gateway that lets it wait."""
         self._timer = None
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if self.flow.read_paused or (self._in_head and is_answering):
+        if self.flow.read_paused or (self._in_head and self._is_answering):
             self._wait(self.patience.head_s)
         else:
             self._refuse(_error(408, "too_slow", "the request did not arrive in time"))
