@@ -30,7 +30,7 @@ def render(values: Mapping[str, object]) -> list[Manifest]:
         manifest
         for name, text in texts.items()
         if name.endswith(".yaml")
-        for manifest in yaml.load_all(text, yaml.CSafeLoader)  # ten times as fast
+        for manifest in yaml.load_all(text, yaml.CSafeLoader)  # eight times as fast
         if manifest
     ]
 

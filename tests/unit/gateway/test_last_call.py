@@ -24,7 +24,13 @@ class Gateway:
 
     def __init__(self, last_call_s: float) -> None:
         self.goes_on = asyncio.Event()
-        self._config = uvicorn.Config(self._answer, interface="asgi3", ws="none", log_config=None)
+        self._config = uvicorn.Config(
+            self._answer,
+            interface="asgi3",
+            ws="none",
+            log_config=None,
+            timeout_keep_alive=int(LONG_S),  # nothing but the last call's end closes a connection
+        )
         self._state = ServerState()
         limits = Timeouts(LONG_S, LONG_S, LONG_S, 100, last_call_s)
         self._protocol = bounded(limits)
@@ -129,5 +135,19 @@ def test_what_stays_between_requests_is_closed_and_a_stream_runs_on() -> None:
         assert (await idle.read(), await halting.read()) == (b"", b"")
         gateway.goes_on.set()
         assert is_whole(began + await streams.read())
+
+    played(test, SHORT_S)
+
+
+def test_an_answer_to_a_last_call_may_take_longer_than_it() -> None:
+    async def test(gateway: Gateway) -> None:
+        reader, writer = await gateway.call()
+        idle, _ = await gateway.call()
+        gateway.end()
+        writer.write(GET)
+        began = await reader.readuntil(b"\r\na\r\n")
+        assert await idle.read() == b""  # the last call is over
+        gateway.goes_on.set()
+        assert is_whole(began + await reader.read())
 
     played(test, SHORT_S)
