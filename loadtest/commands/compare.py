@@ -29,6 +29,7 @@ from penstock.loadtest.engines.cases import (
     servers,
 )
 from penstock.loadtest.engines.own import OwnSettings, vocab_size
+from penstock.loadtest.engines.shape import save_135m
 from penstock.loadtest.engines.subjects import Subject, Task
 from penstock.loadtest.errors import BadOption, CannotMeasure
 from penstock.loadtest.machine.apart import in_a_process
@@ -240,11 +241,5 @@ class _Comparison:
             return BUNDLED_MODEL
         folder = self._scratch / "135m"
         if not folder.exists():
-            in_a_process(_save_shape, folder)
+            in_a_process(save_135m, folder)
         return folder
-
-
-def _save_shape(folder: Path) -> None:
-    from penstock.loadtest.engines.shape import save_135m
-
-    save_135m(folder)

@@ -5,10 +5,7 @@ Speed does not depend on the weights' values.
 
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 VOCAB_SIZE = 49_152
 POSITIONS = 8192  # enough for the long prompts
@@ -17,6 +14,11 @@ SPECIAL = ("<unk>", "<s>", "</s>")
 
 def save_135m(folder: Path) -> None:
     """Write the checkpoint, in bfloat16, and a tokenizer that any engine can load."""
+    # Two seconds, which a command that writes no checkpoint does not take.
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
     logging.disable_progress_bar()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -36,10 +38,14 @@ def save_135m(folder: Path) -> None:
         pad_token_id=2,
     )
     LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    unknown, begins, ends = SPECIAL
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(), unk_token=unknown, bos_token=begins, eos_token=ends
+    )
+    tokenizer.save_pretrained(folder)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer() -> Tokenizer:
     """Return a tokenizer that reads text as bytes, and writes another word for each id."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [f"Ġw{number}" for number in range(VOCAB_SIZE - len(SPECIAL) - len(alphabet))]
@@ -47,7 +53,4 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     pieces = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=SPECIAL[0]))
     pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     pieces.decoder = decoders.ByteLevel()
-    unknown, begins, ends = SPECIAL
-    return PreTrainedTokenizerFast(
-        tokenizer_object=pieces, unk_token=unknown, bos_token=begins, eos_token=ends
-    )
+    return pieces
