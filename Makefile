@@ -9,8 +9,11 @@ demo: .venv/installed
 up: .venv/installed
 	$(BIN)/penstock up
 
+# Four processes for two cores: most tests wait for other processes. Those are started hundreds of
+# times, and each would compile our modules anew where an environment forbids Python's caches.
+test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal
 
 # What needs no process, no server and no model: under a minute.
 quick: .venv/installed
