@@ -299,7 +299,7 @@ class Queue:
         """
         reply = await self._run("jobs/recent", tenant, most)
         pairs = zip(reply[1::2], reply[::2], strict=True)
-        return [(int(at_ms), job_id.decode()) for at_ms, job_id in pairs]
+        return [(int(float(at_ms)), job_id.decode()) for at_ms, job_id in pairs]
 
     async def accounts(self, most: int) -> list[AccountStatus]:
         """Return the accounts that submitted jobs last, of at most a thousand that are known."""

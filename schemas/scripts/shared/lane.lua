@@ -143,10 +143,11 @@ local function is_fenced(job, worker, epoch)
   return not job or not job.running or job.owner ~= worker or job.epoch ~= epoch
 end
 
--- Keeps the last members of a set that is looked at by people, the latest of all for a day.
+-- Keeps the last members of a set that is looked at by people, the latest of all for a day. Scores
+-- are milliseconds with a fraction: several members may change in one.
 local function keep_last(name, member, most)
   local key = PREFIX .. name
-  redis.call('ZADD', key, NOW, member)
+  redis.call('ZADD', key, string.format('%.3f', NOW_US / 1000), member)
   redis.call('ZREMRANGEBYRANK', key, 0, -most - 1)
   redis.call('EXPIRE', key, 86400)
 end
