@@ -1,8 +1,4 @@
-"""Reads streamed answers of an OpenAI-compatible server at little cost, since it shares the cores.
-
-Of the readers looked at, with 64 streams and one event a chunk, httpx takes 150 us of CPU an event,
-httpcore 105, aiohttp 60, h11 52; httptools on a bare protocol, with msgspec for the JSON, 24.
-"""
+"""Asks OpenAI-compatible servers, ours and others, and notes when each piece of an answer comes."""
 
 import asyncio
 import json
@@ -14,9 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.error import URLError
-from urllib.parse import urlsplit
 
-import httptools
 import msgspec
 
 from penstock.loadtest.errors import BadOption, CannotMeasure
@@ -26,11 +20,11 @@ from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request, as_text
 from penstock.schemas import names
 from penstock.schemas.event import EVENT, Delta
+from penstock.schemas.event_stream import EventReader, HttpServer, Said, exchange, is_http_url
 from penstock.schemas.keys import JOB_ID
 
 _ANSWER_S = 3600.0  # a request that takes longer has failed
 _LOG_S = 60.0  # a log is read after the job's end, so all of it is there
-_SHOWN = 300  # characters of a server's words
 # What waits and what runs: Penstock's counts of jobs are those of the moment, while an engine's, by
 # vLLM's names, are up to a second old.
 _GAUGES = (
@@ -41,47 +35,13 @@ _SAMPLE = re.compile(r"^([a-z_:]+)(?:\{.*\})? (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A server, named by the URL that has `/v1` below it; a URL may also end with `/v1`."""
-
-    base_url: str
-    api_key: str | None = None
-
-    @property
-    def host(self) -> str:
-        return urlsplit(self.base_url).hostname or ""
-
-    @property
-    def is_tls(self) -> bool:
-        return urlsplit(self.base_url).scheme == "https"
-
-    @property
-    def port(self) -> int:
-        return urlsplit(self.base_url).port or (443 if self.is_tls else 80)
+class Target(HttpServer):
+    """A server to measure."""
 
     @property
     def local_port(self) -> int | None:
         """Return the port of a server on this machine, whose process can be found; else None."""
         return self.port if self.host in ("127.0.0.1", "localhost", "::1") else None
-
-    def url(self, endpoint: str) -> str:
-        return self.base_url.rstrip("/").removesuffix("/v1") + endpoint
-
-    def http(self, method: str, endpoint: str, body: bytes = b"", **headers: str) -> bytes:
-        """Return a request, whose response ends the connection."""
-        lines = [
-            f"{method} {urlsplit(self.url(endpoint)).path} HTTP/1.1",
-            f"Host: {urlsplit(self.base_url).netloc}",
-            "Content-Type: application/json",
-            f"Content-Length: {len(body)}",
-            "Connection: close",
-            *(f"{name}: {value}" for name, value in (self.authorization | headers).items()),
-        ]
-        return "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + body
-
-    @property
-    def authorization(self) -> dict[str, str]:
-        return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
     async def first_model(self) -> str:
         return first_model(self)
@@ -99,7 +59,7 @@ class Target:
         if JOB_ID.fullmatch(job_id) is None:
             return None
         reader = _LogReader(self.http("GET", f"/v1/jobs/{job_id}/events"))
-        if error := await _exchange(self, reader, _LOG_S):
+        if error := await exchange(self, reader, _LOG_S):
             raise CannotMeasure(f"the log of {job_id} cannot be read: {error}")
         return reader.deltas
 
@@ -123,12 +83,7 @@ class Target:
 
 def target(base_url: str, option: str = "--base-url") -> Target:
     """Return the target of a URL, with the environment's key. Raises BadOption for a bad URL."""
-    parts = urlsplit(base_url)
-    try:
-        is_good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
-    except ValueError:
-        is_good = False
-    if not is_good:
+    if not is_http_url(base_url):
         raise BadOption(f"{option}: {base_url!r} is no http:// or https:// URL")
     return Target(base_url, os.environ.get("OPENAI_API_KEY"))
 
@@ -177,31 +132,12 @@ async def stream(
     trace_id = secrets.token_hex(16)
     traceparent = f"00-{trace_id}-{secrets.token_hex(8)}-01"
     body = json.dumps(asked).encode()
-    reader = _Reader(server.http("POST", endpoint, body, traceparent=traceparent), begin_s)
+    request = server.http("POST", endpoint, body, {"traceparent": traceparent})
+    reader = _Reader(request, begin_s)
     reader.timeline.trace_id = trace_id
-    await _exchange(server, reader, _ANSWER_S)
+    await exchange(server, reader, _ANSWER_S)
     reader.timeline.end_s = reader.ended_s
     return reader.timeline
-
-
-async def _exchange(server: Target, reader: "_EventReader", most_s: float) -> str:
-    """Send the reader's request, and return when its response has ended: empty, or the error."""
-    transport: asyncio.BaseTransport | None = None
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(most_s):
-            transport, _ = await loop.create_connection(
-                lambda: reader, server.host, server.port, ssl=server.is_tls or None
-            )
-            await reader.ended
-    except TimeoutError:
-        reader.fail(f"no end within {most_s:.0f} s")
-    except OSError as error:
-        reader.fail(os.strerror(error.errno) if error.errno and error.errno > 0 else str(error))
-    finally:
-        if transport is not None:
-            transport.close()
-    return reader.error
 
 
 class _Delta(msgspec.Struct):
@@ -236,99 +172,23 @@ class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-
-
 class _Chunk(msgspec.Struct):
     id: str = ""
     choices: list[_Choice] = []
     usage: _Usage | None = None
-    error: _Error | str | None = None
+    error: Said | str | None = None
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
-_ID, _DATA, _DONE = b"id:", b"data:", b"[DONE]"
+_DONE = b"[DONE]"
 
 
-class _EventReader(asyncio.Protocol):
-    """Reads one response of server-sent events; `ended` is set at its end, or at its failure."""
-
-    def __init__(self, request: bytes) -> None:
-        self.ended = asyncio.get_running_loop().create_future()
-        self.ended_s = 0.0
-        self.error = ""
-        self.is_done = False  # by an event that says so
-        self._request = request
-        self._parser = httptools.HttpResponseParser(self)
-        self._rest = b""  # the start of a line that has not come whole
-        self._event_id = ""
-        self._is_stream = False
-
-    def take(self, event_id: str, event: bytes, now_s: float) -> None:
-        raise NotImplementedError
-
-    def connection_made(self, transport: asyncio.WriteTransport) -> None:  # type: ignore[override]
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, ValueError) as error:
-            self.fail(f"an answer that cannot be read: {error.__context__ or error}")
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._is_stream and self.is_done:
-            self._end()
-        else:
-            self.fail(str(error) if error else "the connection ended before the answer")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
-            self._is_stream = value.startswith(b"text/event-stream")
-
-    def on_headers_complete(self) -> None:
-        if self._parser.get_status_code() != 200:
-            self._is_stream = False
-
-    def on_body(self, body: bytes) -> None:
-        body = self._rest + body
-        if not self._is_stream:
-            self._rest = body
-            return
-        *lines, self._rest = body.split(b"\n")
-        now_s = time.perf_counter()
-        for line in lines:
-            if line.startswith(_DATA):
-                event_id, self._event_id = self._event_id, ""
-                self.take(event_id, line[len(_DATA) :].strip(), now_s)
-            elif line.startswith(_ID):
-                self._event_id = line[len(_ID) :].strip().decode()
-
-    def on_message_complete(self) -> None:
-        if not self._is_stream:
-            self.fail(f"status {self._parser.get_status_code()}: {_words(self._rest)}")
-        elif not self.is_done:
-            self.fail("the stream ended before its [DONE]")
-        else:
-            self._end()
-
-    def fail(self, error: str) -> None:
-        if not self.ended.done():
-            self.error = error
-            self._end()
-
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended_s = time.perf_counter()
-            self.ended.set_result(None)
-
-
-class _Reader(_EventReader):
+class _Reader(EventReader):
     """Reads the stream of an answer."""
 
     def __init__(self, request: bytes, begin_s: float | None) -> None:
         super().__init__(request)
+        self.ended_s = 0.0
         now_s = time.perf_counter()
         self.timeline = Timeline(now_s if begin_s is None else begin_s, 0, sent_s=now_s)
         self._text = ""  # of an event's chunks before its last, which alone has the event's id
@@ -337,11 +197,15 @@ class _Reader(_EventReader):
         super().fail(error)
         self.timeline.error = self.error
 
-    def take(self, event_id: str, event: bytes, now_s: float) -> None:
+    def _end(self) -> None:
+        self.ended_s = self.ended_s or time.perf_counter()
+        super()._end()
+
+    def take(self, event_id: str, event: bytes) -> None:
         if event == _DONE:
             self.is_done = True
             return
-        timeline, chunk = self.timeline, _decode(event)
+        timeline, chunk, now_s = self.timeline, _decode(event), time.perf_counter()
         if chunk.error is not None:
             self.fail(chunk.error if isinstance(chunk.error, str) else chunk.error.message)
             return
@@ -361,25 +225,16 @@ class _Reader(_EventReader):
             timeline.job_id = own if JOB_ID.fullmatch(own) else chunk.id
 
 
-class _LogReader(_EventReader):
+class _LogReader(EventReader):
     """Reads the log of a job that has ended."""
 
     def __init__(self, request: bytes) -> None:
         super().__init__(request)
         self.deltas: list[Delta] = []
 
-    def take(self, event_id: str, event: bytes, now_s: float) -> None:
+    def take(self, event_id: str, event: bytes) -> None:
         logged = EVENT.validate_json(event)
         if isinstance(logged, Delta):
             self.deltas.append(logged)
         else:
             self.is_done = True
-
-
-def _words(body: bytes) -> str:
-    try:
-        error = msgspec.json.decode(body, type=_Chunk).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        error = None
-    said = error.message if isinstance(error, _Error) else error
-    return (said or body.decode(errors="replace"))[:_SHOWN]

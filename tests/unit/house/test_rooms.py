@@ -39,6 +39,7 @@ LOADTEST = {
 MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.redis.link": {"schemas", "hiredis"},
+    "schemas.event_stream": {"httptools", "msgspec"},
     "schemas.trace_context": {"opentelemetry"},
     "schemas.process.spans": {"schemas", "opentelemetry"},
     "schemas.process.start": {"schemas", "pydantic", "pydantic_settings", "yaml"},
@@ -90,7 +91,6 @@ MAY_IMPORT = {
     | {"kernels.cpu.compile", "kernels.huge_pages", "kernels.panel_linear", "torch"},
     "loadtest.commands.cache_cost": LOADTEST | {"worker.engine"},
     "loadtest.engines.subjects": LOADTEST | {"uvloop"},
-    "loadtest.requests.http_stream": LOADTEST | {"httptools"},
     "loadtest.report.plot": LOADTEST | {"matplotlib"},
     "loadtest.commands.scale": LOADTEST | {"uvloop"},
     "loadtest.engines.waiting_jobs": LOADTEST | {"compose.server"},
