@@ -87,6 +87,15 @@ class UnsupportedParameter(InvalidJob):
         super().__init__(f"{param}: has no effect on this server; {advice}", param)
 
 
+class UnsupportedByEngine(InvalidJob):
+    """Raised for a parameter that the engine of the job's model does not obey."""
+
+    code = "unsupported_parameter"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(f"{param}: the engine of this model does not obey it; leave it out", param)
+
+
 class ModelNotFound(InvalidJob):
     code = "model_not_found"
     status = 404

@@ -162,3 +162,7 @@ class CompletionRequest(Asked):
     )
     echo: bool = Field(False, description="the prompt's text before the completion's")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = Field(False, description="the ids of prompt and completion too")
+    return_tokens_as_token_ids: bool = Field(
+        False, description="log probabilities name tokens by their ids, as token_id:5"
+    )

@@ -55,6 +55,10 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
             settings.fake_stamps,
             settings.max_num_batched_tokens or 2048,
         )
+    if settings.engine == "openai":
+        from penstock.worker.external.openai_engine import load_openai_engine
+
+        return load_openai_engine(settings)
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     with loading(settings.model):

@@ -201,7 +201,11 @@ def main() -> None:
         recorder,
         settings.kv_events,
     )
-    loop.run(when_closed=lambda: os._exit(0))
+    try:
+        loop.run(when_closed=lambda: os._exit(0))
+    except PenstockError as error:
+        log.error("engine ended: %s", error.message)
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -25,12 +25,15 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     """Read a completion request. Raises InvalidJob."""
     asked = validate(CompletionRequest, body)
     job = text_job(job_id, caller, asked, body)
+    prompt_ids = [prompt for prompt in prompts_of(asked) if not isinstance(prompt, str)]
     echo = [str(prompt) for prompt in prompts_of(asked)] if asked.echo else []
     return AnswerContext(
         job,
         asked.stream_options,
         PlainText,
         echo,
+        prompt_ids=prompt_ids if asked.return_token_ids else None,
+        names_ids=asked.return_tokens_as_token_ids,
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
     )

@@ -32,12 +32,17 @@ class AnswerContext:
     options: StreamOptions
     reader: Callable[[], CallReader]  # a new one for each choice
     echo: Sequence[str] = ()  # prompts that are shown before their answers
+    prompt_ids: Sequence[list[int]] | None = None  # None: no token ids are shown
+    names_ids: bool = False  # log probabilities name tokens by their ids
     is_streamed: bool = False
     shows_metrics: bool = False
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     def echo_of(self, index: int) -> str:
         return self.echo[index // self.job.params.n] if self.echo else ""
+
+    def prompt_ids_of(self, index: int) -> list[int]:
+        return self.prompt_ids[index // self.job.params.n] if self.prompt_ids else []
 
 
 def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
@@ -62,15 +67,23 @@ def text_answer(form: AnswerContext, result: Result) -> JsonObject:
             {
                 "index": choice.index,
                 "text": form.echo_of(choice.index) + choice.text,
-                "logprobs": TextLogprobs(form.echo_of(choice.index)).next(choice.logprobs),
+                "logprobs": TextLogprobs(form, choice.index).next(choice.logprobs),
                 "finish_reason": choice.finish_reason,
                 "stop_reason": choice.stop_reason,
+                **_token_ids(form, choice),
             }
             for choice in result.choices
         ],
         "usage": usage(result.usage),
         **metrics(form, result.timing, result.usage),
     }
+
+
+def _token_ids(form: AnswerContext, choice: Choice) -> JsonObject:
+    if form.prompt_ids is None:
+        return {}
+    prompt_ids: list[JsonValue] = [*form.prompt_ids_of(choice.index)]
+    return {"prompt_token_ids": prompt_ids, "token_ids": [*choice.token_ids]}
 
 
 def model_shape(card: ModelCard) -> JsonObject:
@@ -161,18 +174,29 @@ class TextLogprobs:
     Text offsets run on from piece to piece.
     """
 
-    def __init__(self, echo: str) -> None:
-        self._offset = len(echo)
+    def __init__(self, form: AnswerContext, index: int) -> None:
+        self._offset = len(form.echo_of(index))
+        self._name = _id_of if form.names_ids else _text_of
 
     def next(self, tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:
         if not tokens:
             return None
         return {
-            "tokens": [token.token for token in tokens],
+            "tokens": [self._name(token) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [_alternatives(token) for token in tokens],
+            "top_logprobs": [self._alternatives(token) for token in tokens],
             "text_offset": [self._passed(token) for token in tokens],
         }
+
+    def _alternatives(self, token: TokenLogprob) -> JsonObject:
+        """Return the log probabilities of a token's alternatives, by their texts or ids.
+
+        Of two tokens with the same text the likelier one counts. The drawn token is always there.
+        """
+        alternatives: JsonObject = {}
+        for top in [*token.top, token]:
+            alternatives.setdefault(self._name(top), top.logprob)
+        return alternatives
 
     def _passed(self, token: TokenLogprob) -> int:
         self._offset += len(token.token)
@@ -206,12 +230,9 @@ def _chat_logprob(token: TopLogprob) -> JsonObject:
     return {"token": token.token, "logprob": token.logprob, "bytes": list[JsonValue](token.bytes)}
 
 
-def _alternatives(token: TokenLogprob) -> JsonObject:
-    """Return the log probabilities of a token's alternatives, by their texts.
+def _text_of(token: TokenLogprob | TopLogprob) -> str:
+    return token.token
 
-    Of two tokens with the same text the likelier one counts. The drawn token is always there.
-    """
-    alternatives: JsonObject = {}
-    for top in [*token.top, token]:
-        alternatives.setdefault(top.token, top.logprob)
-    return alternatives
+
+def _id_of(token: TokenLogprob | TopLogprob) -> str:
+    return f"token_id:{token.token_id}"

@@ -203,21 +203,24 @@ class TextChunks(StreamRenderer):
 
     def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         super().__init__(form, seen)
-        self._logprobs = [
-            TextLogprobs(form.echo_of(index)) for index in range(form.job.num_choices)
-        ]
+        self._logprobs = [TextLogprobs(form, index) for index in range(form.job.num_choices)]
 
     def opening(self, index: int) -> list[str]:
-        echo = self.form.echo_of(index)
-        return [_text_choice(index, echo)] if echo else []
+        echo, more = self.form.echo_of(index), ""
+        if self.form.prompt_ids is not None:
+            more = f',"prompt_token_ids":{_ids(self.form.prompt_ids_of(index))}'
+        return [_text_choice(index, echo, more=more)] if echo or more else []
 
     def pieces(self, event: Delta) -> list[str]:
-        if not event.text and not event.logprobs:
+        more = ""
+        if self.form.prompt_ids is not None and event.token_ids:
+            more = f',"token_ids":{_ids(event.token_ids)}'
+        if not (event.text or event.logprobs or more):
             return []
         shown = "null"
         if event.logprobs:
             shown = to_json(self._logprobs[event.index].next(event.logprobs)).decode()
-        return [_text_choice(event.index, event.text, shown)]
+        return [_text_choice(event.index, event.text, shown, more=more)]
 
     def closing(self, event: Delta) -> str:
         return _text_choice(
@@ -232,8 +235,14 @@ def _chat_choice(index: int, delta: str, logprobs: str = "null", finish: str = N
     return f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},{finish}}}'
 
 
-def _text_choice(index: int, text: str, logprobs: str = "null", finish: str = NO_FINISH) -> str:
-    return f'{{"index":{index},"text":{_quoted(text)},"logprobs":{logprobs},{finish}}}'
+def _text_choice(
+    index: int, text: str, logprobs: str = "null", finish: str = NO_FINISH, more: str = ""
+) -> str:
+    return f'{{"index":{index},"text":{_quoted(text)},"logprobs":{logprobs},{finish}{more}}}'
+
+
+def _ids(token_ids: list[int]) -> str:
+    return to_json(token_ids).decode()
 
 
 def _finish(reason: str | None, stop_reason: int | str | None) -> str:

@@ -25,8 +25,6 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "length_penalty": (1,),
     "early_stopping": (False,),
     "detokenize": (True,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "return_hidden_states": (False,),
     "thinking_token_budget": (),
     "structural_tag": ("", {}),
@@ -65,6 +63,13 @@ ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
     "best_of": lambda body: not _is_at_most_n(body["best_of"], body.get("n", 1)),
     "echo": lambda body: body["echo"] is True and "messages" in body,
     "add_special_tokens": lambda body: body["add_special_tokens"] is ("messages" in body),
+    # Only a worker knows the ids of a prompt that is text, and calls are found in text.
+    "return_token_ids": lambda body: (
+        body["return_token_ids"] is not False and not _is_ids(body.get("prompt"))
+    ),
+    "return_tokens_as_token_ids": lambda body: (
+        body["return_tokens_as_token_ids"] is not False and "messages" in body
+    ),
     "modalities": lambda body: body["modalities"] not in ([], ["text"]),
     "functions": lambda body: body["functions"] != [] and body.get("function_call") != "none",
     "function_call": lambda body: body["function_call"] not in ("none", "auto"),
@@ -81,6 +86,8 @@ INSTEAD = {
     "grammar": "structured_outputs.grammar",
     "json_schema": "response_format or structured_outputs.json",
     "functions": "tools",
+    "return_token_ids": "/v1/completions with a prompt of token ids",
+    "return_tokens_as_token_ids": "/v1/completions",
     "function_call": "tool_choice",
     "no_stop_trim": "include_stop_str_in_output",
     "min_new_tokens": "min_tokens",
@@ -108,6 +115,12 @@ def _not_neutral(given: JsonObject, neutral: Mapping[str, tuple[JsonValue, ...]]
     for name, values in neutral.items():
         if given.get(name) is not None and given[name] not in values:
             yield name
+
+
+def _is_ids(prompt: JsonValue) -> bool:
+    """Return whether a prompt, or each of several, is a list of token ids."""
+    prompts = prompt if isinstance(prompt, list) else []
+    return all(isinstance(each, int | list) for each in prompts) and bool(prompts)
 
 
 def _is_at_most_n(best_of: JsonValue, n: JsonValue) -> bool:

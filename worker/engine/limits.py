@@ -4,10 +4,14 @@ The worker's I/O side uses the same check.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong
+from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong, UnsupportedByEngine
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import AddSequence
+
+_DEFAULTS = SamplingParams()
+_NEUTRAL = {"top_k": (0, -1)}  # values that ask for nothing, where there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,9 @@ class EngineLimits:
     """The limits of one engine.
 
     max_model_len counts prompt and completion, and never exceeds what the KV cache can hold.
+    unsupported   fields of SamplingParams that the engine does not obey; of structured_outputs
+                  such as structured_outputs.regex
+    resumes       what a sequence that was begun elsewhere goes on from
     """
 
     max_model_len: int
@@ -23,6 +30,8 @@ class EngineLimits:
     block_size: int
     max_num_seqs: int
     eos_token_ids: frozenset[int]
+    unsupported: frozenset[str] = frozenset()
+    resumes: Literal["tokens", "text"] = "tokens"
 
     def max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         return params.max_tokens or self.max_model_len - num_prompt
@@ -32,7 +41,21 @@ class EngineLimits:
 
         The error says why the sequence can never run.
         """
-        return self._check_length(addition) or self._check_ids(addition)
+        return (
+            self._check_length(addition)
+            or self._check_ids(addition)
+            or self._check_obeyed(addition.params)
+        )
+
+    def _check_obeyed(self, params: SamplingParams) -> PenstockError | None:
+        for name in sorted(self.unsupported):
+            field, _, kind = name.partition(".")
+            asked = getattr(params, field)
+            if kind and asked is not None and asked.constraint[0] == kind:
+                return UnsupportedByEngine(name)
+            if not kind and asked not in _NEUTRAL.get(field, (getattr(_DEFAULTS, field),)):
+                return UnsupportedByEngine(name)
+        return None
 
     def _check_length(self, addition: AddSequence) -> PenstockError | None:
         num_prompt, asked = len(addition.prompt), addition.params.max_tokens

@@ -28,11 +28,14 @@ def fingerprint(settings: WorkerSettings) -> str:
     wherever it lies. Changes that leave all sampled places as they were are missed, such as those
     of single rows of a large embedding: such weights need a served name of their own.
     """
+    if settings.model_fingerprint is not None:
+        return settings.model_fingerprint
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr(_computed(settings)).encode())
     if not settings.is_fake:
         with loading(settings.model):
-            for path in sorted(model_folder(settings.model).glob("*")):
+            with_weights = settings.engine != "openai"
+            for path in sorted(model_folder(settings.model, with_weights).glob("*")):
                 if path.suffix in _SUFFIXES and path.is_file():
                     for piece in _pieces(path):
                         digest.update(piece)
@@ -47,12 +50,13 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
     """
     usual = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
     others = {
+        "engine": settings.engine,
         "hf_overrides": settings.hf_overrides,
         "generation": dict(load_generation(settings).defaults),
         # It groups the sums of attention, which counts where bits are promised.
         "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
     }
-    known = {"hf_overrides": {}, "generation": {}, "block_size": _BLOCK_SIZE}
+    known = {"engine": "native", "hf_overrides": {}, "generation": {}, "block_size": _BLOCK_SIZE}
     told = {name: json.dumps(each, sort_keys=True) for name, each in others.items()}
     return (*usual, *(item for item in told.items() if others[item[0]] != known[item[0]]))
 

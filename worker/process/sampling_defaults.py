@@ -27,6 +27,11 @@ class Generation:
             return params
         return params.model_copy(update={name: self.defaults[name] for name in missing})
 
+    def without(self, unsupported: frozenset[str]) -> "Generation":
+        """Return the defaults that an engine obeys; what it does not obey can only be its own."""
+        left = self.defaults.keys() - unsupported
+        return Generation({name: self.defaults[name] for name in left})
+
 
 def load_generation(settings: WorkerSettings) -> Generation:
     """Return the sampling defaults that the settings ask for.

@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_settings import CliSuppress, NoDecode
 
 from penstock.schemas.errors import InvalidJob
+from penstock.schemas.event_stream import is_http_url
 from penstock.schemas.keys import Lane
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import object_of, words_of
@@ -25,6 +26,24 @@ from penstock.schemas.redis.url import RedisUrlSetting
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 FAKE = "fake"
+# Settings of how the native engine computes.
+NATIVE_ALONE = frozenset(
+    {
+        "dtype",
+        "quantization",
+        "device",
+        "load_format",
+        "hf_overrides",
+        "num_gpu_blocks_override",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "max_num_batched_tokens",
+        "enable_prefix_caching",
+        "kv_events_config",
+        "priority_preemption_threshold",
+        "deterministic",
+    }
+)
 JsonObject = Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)]
 
 
@@ -48,6 +67,11 @@ class WorkerSettings(TracingSettings):
 
     model: str = Field(
         description="a checkpoint's folder, a name on the Hugging Face hub, or penstock-5m"
+    )
+    engine: Literal["native", "vllm", "openai"] = Field(
+        "native",
+        description="what computes: Penstock itself; vLLM, where it is installed; or servers that "
+        "speak /v1/completions",
     )
     served_model_name: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list, description="names under which jobs ask for it; first: the folder's"
@@ -118,6 +142,25 @@ class WorkerSettings(TracingSettings):
         description="a job that has no room takes that of running ones so many classes lower",
     )
     deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
+    engine_url: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
+        default_factory=list,
+        validate_default=True,
+        description="of --engine openai: the servers, each with room for max_num_seqs",
+    )
+    engine_model: str | None = Field(
+        None, description="the model's name at those servers; none: the only one that they serve"
+    )
+    engine_api_key: str | None = Field(
+        None, repr=False, description="what those servers ask for, as a bearer token"
+    )
+    engine_args: JsonObject = Field(
+        default_factory=dict, description="JSON: further arguments of vLLM's engine, by its names"
+    )
+    model_fingerprint: str | None = Field(
+        None,
+        description="jobs go on only at workers of the same; none: a digest of the model's files "
+        "and of how it is computed",
+    )
     # The fake engine is for tests and measurements; its flags are not in --help.
     fake_step_ms: CliSuppress[float] = Field(
         2.0, ge=0, description="how long a step of the fake engine takes"
@@ -151,6 +194,40 @@ class WorkerSettings(TracingSettings):
         20, ge=0, le=1000, description="tenants whose tokens the worker's statistics tell apart"
     )
     in_process: bool = Field(False, description="everything in one process, to debug it")
+
+    @field_validator(*sorted(NATIVE_ALONE))
+    @classmethod
+    def means_something_to_the_engine(cls, given: object, others: ValidationInfo) -> object:
+        engine, field = (
+            others.data.get("engine", "native"),
+            cls.model_fields[others.field_name or ""],
+        )
+        usual = field.get_default(call_default_factory=True)
+        if engine != "native" and given != usual:
+            raise ValueError(f"it is of the native engine; --engine {engine} does not obey it")
+        return given
+
+    @field_validator("engine_url")
+    @classmethod
+    def is_given_for_servers(cls, given: list[str], others: ValidationInfo) -> list[str]:
+        engine = others.data.get("engine")
+        if engine == "openai" and not given:
+            raise ValueError("--engine openai needs the URL of a server")
+        if engine != "openai" and given:
+            raise ValueError("only --engine openai asks servers")
+        for url in given:
+            if not is_http_url(url):
+                raise ValueError(f"{url!r} is no http:// or https:// URL")
+        return given
+
+    @field_validator("engine_args")
+    @classmethod
+    def is_given_for_vllm(
+        cls, given: dict[str, JsonValue], others: ValidationInfo
+    ) -> dict[str, JsonValue]:
+        if given and others.data.get("engine") != "vllm":
+            raise ValueError("only --engine vllm takes such arguments")
+        return given
 
     @field_validator("kv_events_config")
     @classmethod
@@ -198,7 +275,7 @@ class WorkerSettings(TracingSettings):
         ).digest()
 
 
-def model_folder(model: str) -> Path:
+def model_folder(model: str, with_weights: bool = True) -> Path:
     """Return the checkpoint's folder.
 
     A name that is no folder is fetched from the Hugging Face hub, or from its local cache. Raises
@@ -218,12 +295,9 @@ def model_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    wanted = ["*.json", "*.jinja", "*.model"] + ["*.safetensors"] * with_weights
     try:
-        return Path(
-            snapshot_download(
-                model, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.model"]
-            )
-        )
+        return Path(snapshot_download(model, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         said = " ".join(str(error).split())
         raise InvalidJob(f"model: {model!r} could not be fetched: {said}", "model") from error

@@ -21,6 +21,9 @@ async def offer(
             max_model_len=prepared.limits.max_model_len,
             created_s=int(time.time()),
             fingerprint=fingerprint,
-            features={"chat": prepared.has_chat_template},
+            features={
+                "chat": prepared.has_chat_template,
+                "resume": prepared.limits.resumes,
+            },
         )
         await registry.register(card)

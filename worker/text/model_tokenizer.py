@@ -67,6 +67,17 @@ class ModelTokenizer:
         """Return the ids of a conversation, as the model's own template writes it."""
         return self._encode(self._template.write(chat), "messages", add_special_tokens=False)
 
+    def plain_tokens(self, vocab_size: int) -> dict[bytes, int]:
+        """Return the tokens that are no special ones, by the bytes that they stand for."""
+        vocabulary = self._decoder.vocabulary
+        found = {
+            self._decoder.token_bytes(token_id): token_id
+            for token_id in range(vocab_size)
+            if vocabulary.plain_piece(token_id) is not None
+        }
+        found.pop(b"", None)
+        return found
+
     def detokenizer(
         self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
     ) -> Detokenizer:

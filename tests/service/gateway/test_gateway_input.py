@@ -351,7 +351,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("early_stopping", True, [False]),
     ("detokenize", False, [True]),
     ("return_token_ids", True, [False]),
-    ("return_tokens_as_token_ids", True, [False]),
     ("return_hidden_states", True, [False]),
     ("thinking_token_budget", 9, []),
     ("structural_tag", {"type": "structural_tag"}, ["", {}]),
@@ -382,6 +381,7 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("function_call", {"name": "old"}, ["none", "auto"]),
 ]
 IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
+    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
     ({"echo": True}, "echo"),
     ({"add_special_tokens": True}, "add_special_tokens"),
     ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),

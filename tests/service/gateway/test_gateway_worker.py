@@ -57,6 +57,46 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
     assert whole.choices[0].finish_reason == "length"
 
 
+def test_token_ids_come_with_the_text_where_they_are_asked_for(client: OpenAI) -> None:
+    prompts = [[ord("h"), ord("i")], [ord("y"), ord("o")]]
+    asked = {"return_token_ids": True, "return_tokens_as_token_ids": True, "ignore_eos": True}
+    whole = client.completions.create(
+        model=MODEL, prompt=prompts, max_tokens=40, seed=4, n=2, logprobs=1, extra_body=asked
+    )
+    chunks = client.completions.create(
+        model=MODEL,
+        prompt=prompts,
+        max_tokens=40,
+        seed=4,
+        n=2,
+        logprobs=1,
+        stream=True,
+        extra_body=asked,
+    )
+    streamed: dict[str, list[list[object]]] = {
+        name: [[], [], [], []] for name in ("prompt_token_ids", "token_ids", "named")
+    }
+    for chunk in chunks:
+        for choice in chunk.choices:
+            more = choice.model_extra or {}
+            for name in ("prompt_token_ids", "token_ids"):
+                streamed[name][choice.index] += more.get(name) or []
+            if choice.logprobs:
+                streamed["named"][choice.index] += choice.logprobs.tokens or []
+    for choice in whole.choices:
+        extra, index = choice.model_extra or {}, choice.index
+        token_ids = extra["token_ids"]
+        assert len(token_ids) == 40 and bytes(token_ids).decode(errors="replace") == choice.text
+        assert extra["prompt_token_ids"] == prompts[index // 2]
+        assert choice.logprobs and choice.logprobs.tokens
+        assert choice.logprobs.tokens == [f"token_id:{each}" for each in token_ids]
+        assert streamed["token_ids"][index] == token_ids
+        assert streamed["prompt_token_ids"][index] == prompts[index // 2]
+        assert streamed["named"][index] == choice.logprobs.tokens
+    plain = client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=4)
+    assert not {"token_ids", "prompt_token_ids"} & (plain.choices[0].model_extra or {}).keys()
+
+
 def test_every_choice_of_every_prompt_is_its_own(client: OpenAI) -> None:
     both = client.completions.create(model=MODEL, prompt=["one", "two"], n=2, max_tokens=40, seed=1)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]

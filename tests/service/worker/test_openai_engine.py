@@ -1,0 +1,354 @@
+"""The engine that is servers of others, against one that acts as several kinds of them do."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from pydantic import ValidationError
+
+from other_server import EOS, OtherServer, state_of, undisturbed
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.engine.messages import AddSequence, Output
+from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.external.requests import ServerLost
+from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.model_tokenizer import ModelTokenizer
+from worker_process import until
+
+TEXT = ModelTokenizer(BUNDLED_MODEL)
+PROMPT = TEXT.encode("Once upon a time")
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+KINDS = ("vllm", "llamacpp", "unknown", "texts")
+
+
+def settings_for(*servers: OtherServer, **more: object) -> WorkerSettings:
+    given = {"model": str(BUNDLED_MODEL), "engine": "openai"} | more
+    return WorkerSettings.model_validate(given | {"engine_url": [each.url for each in servers]})
+
+
+def engine_of(*servers: OtherServer, **more: object) -> AnyEngine:
+    return load_engine(settings_for(*servers, **more))
+
+
+def run(engine: AnyEngine, *additions: AddSequence) -> dict[str, list[Output]]:
+    """All outputs of some sequences, up to their ends."""
+    outputs: dict[str, list[Output]] = {each.seq_id: [] for each in additions}
+    for addition in additions:
+        engine.add(addition)
+    ended: set[str] = set()
+    while ended != outputs.keys():
+        assert engine.wait(60)
+        for output in engine.step():
+            outputs[output.seq_id].append(output)
+            if output.finish_reason or output.error:
+                ended.add(output.seq_id)
+    return outputs
+
+
+def one(
+    engine: AnyEngine,
+    prompt: list[int],
+    params: SamplingParams = GREEDY,
+    completion: list[int] | None = None,
+) -> Output:
+    """The outputs of one sequence, as one."""
+    [parts] = run(engine, AddSequence("s:1:0", prompt, params, 7, 0, completion or [])).values()
+    logprobs = [each for part in parts for each in part.logprobs or []]
+    return Output(
+        "s:1:0",
+        [token_id for part in parts for token_id in part.token_ids],
+        logprobs or None,
+        parts[-1].finish_reason,
+        parts[-1].stop_reason,
+        error=parts[-1].error,
+    )
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, OtherServer]]:
+    with ExitStack() as stack:
+        yield {kind: stack.enter_context(OtherServer("--kind", kind)) for kind in KINDS}
+
+
+@pytest.fixture(scope="module")
+def engines(servers: dict[str, OtherServer]) -> dict[str, AnyEngine]:
+    return {kind: engine_of(server) for kind, server in servers.items()}
+
+
+@pytest.fixture(scope="module")
+def engine(engines: dict[str, AnyEngine]) -> AnyEngine:
+    return engines["vllm"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_is_the_servers(engines: dict[str, AnyEngine], kind: str) -> None:
+    engine = engines[kind]
+    resumes = "text" if kind in ("unknown", "texts") else "tokens"
+    assert (engine.limits.max_model_len, engine.limits.resumes) == (1024, resumes)
+    expected = undisturbed(PROMPT, 40)
+    found = one(engine, PROMPT)
+    assert found.error is None and found.finish_reason == "length"
+    assert TEXT.decode(found.token_ids) == TEXT.decode(expected)
+    if resumes == "tokens":
+        assert found.token_ids == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_completion_goes_on_after_what_is_made(engines: dict[str, AnyEngine], kind: str) -> None:
+    expected = undisturbed(PROMPT, 40)
+    if kind == "texts":  # the server reads the prompt and what is made as one text
+        expected[15:] = undisturbed(TEXT.encode(TEXT.decode(PROMPT + expected[:15])), 25)
+    found = one(engines[kind], PROMPT, GREEDY, expected[:15])
+    assert TEXT.decode(found.token_ids) == TEXT.decode(expected[15:])
+    assert found.finish_reason == "length"
+
+
+STATES = {
+    "a seed": {"temperature": 1.0, "seed": 11},
+    "a presence penalty": {"presence_penalty": 0.5},
+    "a frequency penalty": {"frequency_penalty": 0.5},
+    "a structure": {"structured_outputs": StructuredOutputs(regex="a*")},
+}
+
+
+@pytest.mark.parametrize("given", STATES.values(), ids=STATES)
+def test_where_a_server_has_a_state_the_request_is_made_again(
+    engine: AnyEngine, given: dict[str, object]
+) -> None:
+    params = SamplingParams.model_validate({"temperature": 0, "max_tokens": 40, **given})
+    state = state_of(params.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+    expected = undisturbed(PROMPT, 40, state)
+    assert one(engine, PROMPT, params).token_ids == expected
+    for num_made in (1, 20, 39):
+        found = one(engine, PROMPT, params, expected[:num_made])
+        assert found.error is None and found.token_ids == expected[num_made:]
+
+
+def test_a_log_that_a_server_does_not_repeat_goes_on_unless_it_has_a_structure(
+    engine: AnyEngine,
+) -> None:
+    made = [400, 500, 600]
+    seeded = SamplingParams(temperature=1, seed=11, max_tokens=20)
+    found = one(engine, PROMPT, seeded, made)
+    assert found.error is None and len(found.token_ids) == 17
+    structured = GREEDY.model_copy(update=STATES["a structure"])
+    found = one(engine, PROMPT, structured, made)
+    assert found.token_ids == [] and found.error
+    assert (found.error.code, found.error.status) == ("stream_diverged", 500)
+
+
+def test_choices_draw_apart_and_the_first_as_the_server_would(engine: AnyEngine) -> None:
+    params = SamplingParams(temperature=1, seed=11, max_tokens=20)
+    additions = [AddSequence(f"s:1:{n}", PROMPT, params, 11, n) for n in range(3)]
+    found = run(engine, *additions)
+    made = [[each for part in parts for each in part.token_ids] for parts in found.values()]
+    assert made[0] == undisturbed(PROMPT, 20, "11")
+    assert len({tuple(each) for each in made}) == 3
+
+
+@pytest.mark.parametrize("kind", ("vllm", "llamacpp"))
+def test_log_probabilities_come_with_their_tokens(engines: dict[str, AnyEngine], kind: str) -> None:
+    for asked in (0, 1, 2):
+        params = GREEDY.model_copy(update={"logprobs": asked})
+        found = one(engines[kind], PROMPT, params)
+        assert found.logprobs and [each.token_id for each in found.logprobs] == found.token_ids
+        assert {each.logprob for each in found.logprobs} == {-0.5}
+        num_top = min(asked, 2 if kind == "vllm" else 1)
+        assert {len(each.top_ids) for each in found.logprobs} == {num_top}
+    again = one(engines[kind], PROMPT, params, found.token_ids[:10])
+    assert again.logprobs == found.logprobs[10:]
+
+
+@pytest.mark.parametrize("kind", ("vllm", "llamacpp"))
+def test_a_stop_id_ends_the_answer(engines: dict[str, AnyEngine], kind: str) -> None:
+    expected = undisturbed(PROMPT, 40)
+    params = GREEDY.model_copy(update={"stop_token_ids": [expected[12]]})
+    found = one(engines[kind], PROMPT, params)
+    assert found.token_ids == expected[:13]
+    assert (found.finish_reason, found.stop_reason) == ("stop", expected[12])
+
+
+def test_the_end_token_ends_the_answer(engine: AnyEngine) -> None:
+    prompt = next([n] for n in range(5, 400) if EOS in undisturbed([n], 60))
+    params = GREEDY.model_copy(update={"max_tokens": 200})
+    found = one(engine, prompt, params)
+    assert found.token_ids == undisturbed(prompt, 200) and found.token_ids[-1] == EOS
+    assert (found.finish_reason, found.stop_reason) == ("stop", None)
+    longer = params.model_copy(update={"min_tokens": 100})
+    found = one(engine, prompt, longer, undisturbed(prompt, 200, min_tokens=100)[:30])
+    assert found.token_ids == undisturbed(prompt, 200, min_tokens=100)[30:]
+
+
+UNOBEYED = {
+    "llamacpp": [
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"min_tokens": 3}, "min_tokens"),
+        (STATES["a structure"], "structured_outputs.regex"),
+    ],
+    "unknown": [
+        ({"top_k": 5}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"stop_token_ids": [5]}, "stop_token_ids"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", UNOBEYED)
+def test_what_a_server_would_not_obey_is_refused_by_name(
+    engines: dict[str, AnyEngine], kind: str
+) -> None:
+    for given, name in UNOBEYED[kind]:
+        found = one(engines[kind], PROMPT, GREEDY.model_copy(update=given))
+        assert found.error and found.error.code == "unsupported_parameter"
+        assert (found.error.param, found.error.status) == (name, 400)
+        assert one(engines["vllm"], PROMPT, GREEDY.model_copy(update=given)).error is None
+    neutral = GREEDY.model_copy(update={"top_k": -1, "min_p": 0.0})
+    assert one(engines[kind], PROMPT, neutral).error is None
+
+
+PASSING = ("busy 3", "error 2", "cut 4", "abort 4", "unended 4", "told 4", "silent 4", "nonsense 4")
+LASTING = ("cut 0", "foreign 0", "negative 0", "nonsense 0", "unended 0", "silent 0", "error 99")
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_a_request_that_broke_goes_on(fault: str) -> None:
+    with OtherServer() as server:
+        prompt = TEXT.encode(f"fail {fault}")
+        found = one(engine_of(server), prompt)
+    assert found.error is None and found.token_ids == undisturbed(prompt, 40)
+
+
+@pytest.mark.parametrize("fault", LASTING)
+def test_a_request_that_breaks_ever_again_is_a_crash(engine: AnyEngine, fault: str) -> None:
+    with OtherServer() as server, pytest.raises(ServerLost) as lost:
+        one(engine_of(server), TEXT.encode(f"fail {fault}"))
+    assert "3 requests broke in turn" in str(lost.value)
+
+
+def test_a_job_that_the_server_refuses_fails_alone(engine: AnyEngine) -> None:
+    bad = AddSequence("b:1:0", TEXT.encode("fail refuse 0"), GREEDY)
+    found = run(engine, AddSequence("s:1:0", PROMPT, GREEDY), bad)
+    [refused] = found["b:1:0"]
+    assert refused.error and refused.error.status == 400
+    assert refused.error.message == "the engine's server refused the job: the prompt is bad"
+    assert [each for part in found["s:1:0"] for each in part.token_ids] == undisturbed(PROMPT, 40)
+
+
+def test_a_cancelled_sequence_is_given_up_at_the_server() -> None:
+    with OtherServer(step_ms=20) as server:
+        engine = engine_of(server)
+        for n in range(3):
+            engine.add(AddSequence(f"s:1:{n}", [*PROMPT, n + 5], GREEDY))
+        while server.running() < 3:
+            engine.wait(1)
+            engine.step()
+        for n in range(3):
+            engine.cancel(f"s:1:{n}")
+        engine.step()  # what was made until now
+        while engine.wait(0.2):
+            assert engine.step() == []
+        assert not engine.busy and engine.load() == (0, 0)
+        give_up = time.monotonic() + 60
+        while server.running():
+            assert time.monotonic() < give_up
+
+
+def test_no_server_gets_more_than_its_share() -> None:
+    with OtherServer(step_ms=20) as first, OtherServer(step_ms=20) as second:
+        engine = engine_of(first, second, max_num_seqs=2)
+        assert engine.limits.max_num_seqs == 4
+        give_up = time.monotonic() + 60
+        additions = [AddSequence(f"s:1:{n}", [*PROMPT, n + 5], GREEDY) for n in range(6)]
+        for addition in additions:
+            engine.add(addition)
+        while (first.running(), second.running()) != (2, 2):
+            engine.wait(1)
+            engine.step()
+            assert max(first.running(), second.running()) <= 2
+            assert time.monotonic() < give_up
+        assert engine.load().num_waiting == 2 and engine.stats().num_running == 4
+        made: dict[str, list[int]] = {each.seq_id: [] for each in additions}
+        while engine.busy:
+            engine.wait(1)
+            for output in engine.step():
+                made[output.seq_id] += output.token_ids
+        assert made == {each.seq_id: undisturbed(each.prompt, 40) for each in additions}
+
+
+@pytest.mark.parametrize("fault", ("crash 3", "freeze 3"))
+def test_a_server_that_dies_is_a_crash(fault: str) -> None:
+    with OtherServer() as server:
+        engine = engine_of(server, step_timeout_s=1)
+        with pytest.raises(ServerLost, match="engine_url: http"):
+            one(engine, TEXT.encode(f"fail {fault}"))
+
+
+def test_of_two_servers_an_idle_one_may_go_and_come() -> None:
+    with OtherServer(step_ms=10) as first, OtherServer(step_ms=10) as second:
+        engine = engine_of(first, second, max_num_seqs=1)
+        until(lambda: _both_run(engine, second), "the second to be used")
+        second.kill()
+        time.sleep(2.5)
+        both = [AddSequence(f"t:1:{n}", PROMPT, GREEDY) for n in range(2)]
+        for parts in run(engine, *both).values():
+            assert [each for part in parts for each in part.token_ids] == undisturbed(PROMPT, 40)
+        second.start()
+        second.ready()
+        until(lambda: _both_run(engine, second), "the second to be used again")
+
+
+def _both_run(engine: AnyEngine, second: OtherServer) -> bool:
+    """Keep two sequences in the engine; return whether the second server has one of them."""
+    if not engine.busy:
+        for n in range(2):
+            engine.add(AddSequence(f"s:1:{n}", PROMPT, GREEDY))
+    if engine.wait(0.01):
+        engine.step()
+    if not second.running():
+        return False
+    while engine.busy:
+        engine.wait(1)
+        engine.step()
+    return True
+
+
+WRONG = {
+    "another model": (
+        [],
+        {"engine_model": "ours"},
+        "engine_model: http.* lists theirs, not 'ours'",
+    ),
+    "several models": (["--models", "a", "b"], {}, "engine_model: http.* lists a, b; say which"),
+    "a longer context": ([], {"max_model_len": 4096}, "max_model_len: 4096 .* takes 1024"),
+}
+
+
+@pytest.mark.parametrize("flags, given, told", WRONG.values(), ids=WRONG)
+def test_a_server_that_cannot_serve_is_told_of(
+    flags: list[str], given: dict[str, object], told: str
+) -> None:
+    with OtherServer(*flags) as server, pytest.raises(InvalidJob, match=told):
+        engine_of(server, **given)
+
+
+SETTINGS: list[tuple[dict[str, object], str]] = [
+    ({"engine": "openai"}, "engine_url"),
+    ({"engine": "openai", "engine_url": ["here"]}, "engine_url"),
+    ({"engine_url": ["http://here"]}, "engine_url"),
+    ({"engine": "openai", "engine_url": ["http://here"], "quantization": "int8"}, "quantization"),
+    ({"engine": "openai", "engine_url": ["http://a"], "engine_args": {"a": 1}}, "engine_args"),
+    ({"engine": "openai", "engine_url": ["http://a"], "dtype": "float32"}, "dtype"),
+]
+
+
+@pytest.mark.parametrize("given, name", SETTINGS)
+def test_a_setting_without_its_effect_is_named(given: dict[str, object], name: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        WorkerSettings.model_validate({"model": "m"} | given)
+    assert [each["loc"] for each in refusal.value.errors()] == [(name,)]

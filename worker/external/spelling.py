@@ -1,0 +1,47 @@
+"""The ids of a text that came without any: tokens whose bytes are, one after another, the text's.
+
+They need not be those that the model drew, but give the same text again.
+"""
+
+from functools import cached_property
+
+from penstock.worker.text.model_tokenizer import ModelTokenizer
+
+
+class Speller:
+    """Spells texts in the tokens of one model."""
+
+    def __init__(self, text: ModelTokenizer, vocab_size: int) -> None:
+        self._text = text
+        self._vocab_size = vocab_size
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return self._text.plain_tokens(self._vocab_size)
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids))
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a text, at each place the longest. Raises ValueError."""
+        spelled, at, found = text.encode(), 0, []
+        while at < len(spelled):
+            for end in range(min(len(spelled), at + self._longest), at, -1):
+                if (token_id := self._ids.get(spelled[at:end])) is not None:
+                    found.append(token_id)
+                    at = end
+                    break
+            else:
+                raise ValueError(f"byte {spelled[at]} is no token of this model")
+        return found
+
+    def text(self, token_ids: list[int]) -> str:
+        """Return the text of a prompt and what follows it, as a server is to read it.
+
+        The special tokens that begin every text are left to the server.
+        """
+        start = self._text.encode("")
+        if start and token_ids[: len(start)] == start:
+            token_ids = token_ids[len(start) :]
+        return self._text.decode(token_ids, skip_special_tokens=False)
