@@ -126,7 +126,7 @@ def state_of(body: dict[str, object]) -> str | None:
     given = [
         str(body[name])
         for name in ("seed", "presence_penalty", "frequency_penalty", "structured_outputs")
-        if body.get(name)
+        if body.get(name) and (name != "seed" or body.get("temperature", 1))
     ]
     return "/".join(given) or None
 
@@ -184,7 +184,8 @@ def application(given: argparse.Namespace) -> FastAPI:
                     for text in await fail(fault):
                         yield text
                     return
-                goes_on = len(made) < int(str(body.get("min_tokens") or 0))
+                least = int(str(body.get("min_tokens") or 0))
+                goes_on = given.never_ends or len(made) < least
                 token_id = _next(prompt, made, state_of(body), goes_on)
                 made.append(token_id)
                 end = None
@@ -234,6 +235,7 @@ def main() -> None:
     parser.add_argument("--kind", default="vllm")
     parser.add_argument("--step-ms", type=float, default=2)
     parser.add_argument("--models", nargs="*", default=["theirs"])
+    parser.add_argument("--never-ends", action="store_true")
     parser.add_argument("--max-model-len", type=int, default=1024)
     given = parser.parse_args()
     app = application(given)

@@ -180,6 +180,9 @@ class Requests:
         token_ids = self._ids(answer, tells)[: seq.num_left]
         logprobs = _logprobs(answer, params, len(token_ids))
         finish, reason = _end(answer)
+        if finish is not None and not token_ids:  # not all servers tell the end token
+            token_ids = [min(self._limits.eos_token_ids)]
+            logprobs = None if logprobs is None else [Logprob(token_ids[0], 0.0, [], [])]
         for number, token_id in enumerate(token_ids, 1):
             if token_id in params.stop_token_ids and number > seq.min_left:
                 token_ids, finish, reason = token_ids[:number], "stop", token_id
@@ -217,10 +220,10 @@ def _logprobs(answer: Answer, params: SamplingParams, num_tokens: int) -> list[L
     if params.logprobs is None:
         return None
     try:
-        told = answer.drawn_logprobs(params.logprobs)
+        told = answer.drawn_logprobs(params.logprobs) or []
     except ValueError as error:
         raise Broken(f"log probabilities cannot be read: {error}") from None
-    if num_tokens and (told is None or len(told) < num_tokens):
+    if len(told) < num_tokens:
         raise Broken("tokens came without their log probabilities")
     return told
 

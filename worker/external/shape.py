@@ -29,11 +29,10 @@ def model_shape(folder: Path) -> ModelShape:
         vocab_size, length = fields.get("vocab_size"), fields.get("max_position_embeddings")
         if not isinstance(vocab_size, int):
             raise ValueError(f"config.json: vocab_size is {vocab_size!r}; it must be a number")
-        return ModelShape(
-            vocab_size,
-            length if isinstance(length, int) else None,
-            _ids(defaults.get("eos_token_id")) or _ids(fields.get("eos_token_id")),
-        )
+        enders = _ids(defaults.get("eos_token_id")) or _ids(fields.get("eos_token_id"))
+        if not enders:
+            raise ValueError("config.json: eos_token_id is missing; say which token ends a text")
+        return ModelShape(vocab_size, length if isinstance(length, int) else None, enders)
 
 
 def _ids(found: JsonValue) -> frozenset[int]:

@@ -1,0 +1,126 @@
+"""Workers of one engine or another, under which each promise is tried in the same way."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from other_server import OtherServer
+from penstock.compose.server import Server
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from stage import GatewayProcess
+from worker_process import WorkerProcess
+
+ENDLESS = SamplingParams(temperature=0, seed=1, max_tokens=None, ignore_eos=True)
+LEASE = ("--orphan-grace-ms", "60000", "--step-timeout-s", "20")
+
+
+@dataclass(slots=True)
+class EngineStage:
+    """A queue with up to two workers of one engine, started anew where a test ended them.
+
+    crash    a prompt that ends the engine; None where there is none
+    endless  parameters of an answer that is as long as the engine can make it
+    revive   starts again what the engine stands on, where it is gone
+    running  the sequences that the server of others has; None where there is none
+    """
+
+    server: Server
+    model: str | Path
+    flags: tuple[str, ...]
+    crash: str | None = None
+    endless: SamplingParams = ENDLESS
+    revive: Callable[[], None] = lambda: None
+    kill_server: Callable[[], None] | None = None
+    running: Callable[[], int] | None = None
+    _workers: list[WorkerProcess] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return Path(self.model).name
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def workers(self, count: int = 1) -> list[WorkerProcess]:
+        """So many workers that take jobs."""
+        alive = [each for each in self._workers if each.process.poll() is None]
+        for each in alive[count:]:
+            each.stop()
+        alive = alive[:count]
+        while len(alive) < count:
+            alive.append(WorkerProcess(self.url, self.model, *LEASE, *self.flags))
+        self._workers = alive
+        return [each.ready() for each in alive]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each in self._workers:
+            each.__exit__(kind, error, trace)
+
+
+def _url(*urls: str) -> tuple[str, ...]:
+    return "--engine", "openai", "--engine-url", ",".join(urls)
+
+
+@contextmanager
+def native() -> Iterator[EngineStage]:
+    with Server() as server, EngineStage(server, BUNDLED_MODEL, ("--deterministic",)) as stage:
+        yield stage
+
+
+@contextmanager
+def fake() -> Iterator[EngineStage]:
+    flags = ("--fake-step-ms", "5", "--fake-poison", "fail")
+    with Server() as server, EngineStage(server, "fake", flags, "fail:crash:0") as stage:
+        yield stage
+
+
+@contextmanager
+def others(kind: str, *more: str) -> Iterator[EngineStage]:
+    """A server that acts as one of others, and is killed and started as one of theirs would."""
+    with Server() as server, OtherServer("--kind", kind, *more, step_ms=5) as other:
+
+        def revive() -> None:
+            if other.process.poll() is not None:
+                other.start()
+                other.ready()
+
+        stage = EngineStage(server, BUNDLED_MODEL, _url(other.url), "fail crash 0")
+        stage.revive, stage.kill_server, stage.running = revive, other.kill, other.running
+        if kind == "unknown":
+            stage.endless = stage.endless.model_copy(update={"ignore_eos": False})
+        with stage:
+            yield stage
+
+
+@contextmanager
+def penstock() -> Iterator[EngineStage]:
+    """A gateway of ours, with its own worker and its own queue, as the engine of others."""
+    with ExitStack() as stack:
+        behind = stack.enter_context(Server())
+        gateway = stack.enter_context(GatewayProcess(behind.url))
+        stack.enter_context(WorkerProcess(behind.url, BUNDLED_MODEL, "--deterministic")).ready()
+        server = stack.enter_context(Server())
+        yield stack.enter_context(EngineStage(server, BUNDLED_MODEL, _url(gateway.url)))
+
+
+# By their names; of others' engines that are installed beside Penstock, see `make engines`.
+STAGES: dict[str, Callable[[], AbstractContextManager[EngineStage]]] = {
+    "native": native,
+    "fake": fake,
+    "openai, with token ids": lambda: others("vllm"),
+    "openai, with text alone": lambda: others("unknown", "--never-ends"),
+    "openai, of a gateway of ours": penstock,
+}
