@@ -59,6 +59,10 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
         from penstock.worker.external.openai_engine import load_openai_engine
 
         return load_openai_engine(settings)
+    if settings.engine == "vllm":
+        from penstock.worker.external.vllm_engine import load_vllm_engine
+
+        return load_vllm_engine(settings)
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     with loading(settings.model):

@@ -1,5 +1,10 @@
 """Workers of one engine or another, under which each promise is tried in the same way."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +41,7 @@ class EngineStage:
     revive: Callable[[], None] = lambda: None
     kill_server: Callable[[], None] | None = None
     running: Callable[[], int] | None = None
+    python: str = sys.executable
     _workers: list[WorkerProcess] = field(default_factory=list)
 
     @property
@@ -53,7 +59,9 @@ class EngineStage:
             each.stop()
         alive = alive[:count]
         while len(alive) < count:
-            alive.append(WorkerProcess(self.url, self.model, *LEASE, *self.flags))
+            alive.append(
+                WorkerProcess(self.url, self.model, *LEASE, *self.flags, python=self.python)
+            )
         self._workers = alive
         return [each.ready() for each in alive]
 
@@ -116,7 +124,74 @@ def penstock() -> Iterator[EngineStage]:
         yield stack.enter_context(EngineStage(server, BUNDLED_MODEL, _url(gateway.url)))
 
 
-# By their names; of others' engines that are installed beside Penstock, see `make engines`.
+@contextmanager
+def vllm() -> Iterator[EngineStage]:
+    """vLLM as the engine of the worker itself."""
+    arguments = ("--engine-args", '{"enforce_eager": true}')
+    flags = ("--engine", "vllm", "--max-model-len", "1024", "--dtype", "float32", *arguments)
+    with Server() as server, EngineStage(server, BUNDLED_MODEL, flags) as stage:
+        stage.python = os.environ["PENSTOCK_TEST_VLLM"]
+        yield stage
+
+
+class Listener:
+    """A server of others as a process, on a port of its own that it finds again."""
+
+    def __init__(self, command: list[str], more: dict[str, str] | None = None) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._command = [*command, "--port", str(self.port)]
+        self._environment = os.environ | (more or {})
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def revive(self) -> None:
+        if self.process.poll() is not None:
+            self.start()
+
+
+@contextmanager
+def _listening(listener: Listener) -> Iterator[EngineStage]:
+    try:
+        with Server() as server, EngineStage(server, BUNDLED_MODEL, _url(listener.url)) as stage:
+            stage.revive, stage.kill_server = listener.revive, listener.kill
+            yield stage
+    finally:
+        listener.kill()
+
+
+@contextmanager
+def vllm_server() -> Iterator[EngineStage]:
+    python = os.environ["PENSTOCK_TEST_VLLM"]
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(BUNDLED_MODEL)]
+    flags = ["--max-model-len", "1024", "--dtype", "float32", "--enforce-eager"]
+    with _listening(Listener([*command, *flags])) as stage:
+        yield stage
+
+
+@contextmanager
+def llama_cpp() -> Iterator[EngineStage]:
+    command = os.environ["PENSTOCK_TEST_LLAMA"].split()
+    with _listening(Listener([*command, "--ctx-size", "4096"])) as stage:
+        yield stage
+
+
+# By their names. Those of others are tried where the environment says where they are installed:
+# `make engines`.
 STAGES: dict[str, Callable[[], AbstractContextManager[EngineStage]]] = {
     "native": native,
     "fake": fake,
@@ -124,3 +199,8 @@ STAGES: dict[str, Callable[[], AbstractContextManager[EngineStage]]] = {
     "openai, with text alone": lambda: others("unknown", "--never-ends"),
     "openai, of a gateway of ours": penstock,
 }
+THEIRS: dict[str, Callable[[], AbstractContextManager[EngineStage]]] = {}
+if "PENSTOCK_TEST_VLLM" in os.environ:
+    THEIRS |= {"vllm": vllm, "openai, of vLLM's server": vllm_server}
+if "PENSTOCK_TEST_LLAMA" in os.environ:
+    THEIRS |= {"openai, of llama.cpp's server": llama_cpp}

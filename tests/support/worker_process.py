@@ -35,7 +35,13 @@ def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) 
 class WorkerProcess:
     """`penstock worker` with short leases, in a process group of its own."""
 
-    def __init__(self, url: str, model: str | Path = "fake", *flags: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str | Path = "fake",
+        *flags: str,
+        python: str = sys.executable,
+    ) -> None:
         number, path = mkstemp(prefix="penstock-worker-", suffix=".log")
         os.close(number)
         self.log = Path(path)
@@ -46,9 +52,10 @@ class WorkerProcess:
             given += ["--load-format", "fake"]
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.worker.supervisor.cli", *given],
+                [python, "-m", "penstock.worker.supervisor.cli", *given],
                 stderr=stream,
                 stdout=stream,
+                env=os.environ | {"PYTHONPATH": "."},
                 start_new_session=True,
             )
 

@@ -26,19 +26,24 @@ from penstock.schemas.redis.url import RedisUrlSetting
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 FAKE = "fake"
-# Settings of how the native engine computes.
-NATIVE_ALONE = frozenset(
+# Settings of how a model is computed: those that vLLM has too, and those that it has not.
+OF_VLLM = frozenset(
     {
         "dtype",
-        "quantization",
-        "device",
         "load_format",
         "hf_overrides",
+        "block_size",
         "num_gpu_blocks_override",
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
         "max_num_batched_tokens",
         "enable_prefix_caching",
+    }
+)
+NATIVE_ALONE = frozenset(
+    {
+        "quantization",
+        "device",
         "kv_events_config",
         "priority_preemption_threshold",
         "deterministic",
@@ -195,7 +200,7 @@ class WorkerSettings(TracingSettings):
     )
     in_process: bool = Field(False, description="everything in one process, to debug it")
 
-    @field_validator(*sorted(NATIVE_ALONE))
+    @field_validator(*sorted(OF_VLLM | NATIVE_ALONE))
     @classmethod
     def means_something_to_the_engine(cls, given: object, others: ValidationInfo) -> object:
         engine, field = (
@@ -203,8 +208,9 @@ class WorkerSettings(TracingSettings):
             cls.model_fields[others.field_name or ""],
         )
         usual = field.get_default(call_default_factory=True)
-        if engine != "native" and given != usual:
-            raise ValueError(f"it is of the native engine; --engine {engine} does not obey it")
+        obeys = ("native", "vllm") if others.field_name in OF_VLLM else ("native",)
+        if engine not in obeys and given != usual:
+            raise ValueError(f"--engine {engine} does not obey it; leave it out")
         return given
 
     @field_validator("engine_url")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine_stages import STAGES, EngineStage
+from engine_stages import STAGES, THEIRS, EngineStage
 from penstock.gateway.client import Client
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.event import Delta, Done, Failed
@@ -19,7 +19,10 @@ LONG = SamplingParams(temperature=0, seed=1, max_tokens=150)
 PROMPTS = [f"Once upon a time there were {number} " for number in range(2, 8)]
 
 
-@pytest.fixture(scope="module", params=STAGES.values(), ids=STAGES)
+TRIED = THEIRS or STAGES
+
+
+@pytest.fixture(scope="module", params=TRIED.values(), ids=TRIED)
 def stage(request: pytest.FixtureRequest) -> Iterator[EngineStage]:
     with request.param() as stage:
         stage.workers()

@@ -65,6 +65,7 @@ MAY_IMPORT = {
     "worker.process.settings": {
         "worker", "schemas", "pydantic", "pydantic_settings", "huggingface_hub",
     },
+    "worker.external.vllm_engine": {"worker", "schemas", "pydantic", "vllm"},
     "worker.external": {"worker", "schemas", "msgspec", "pydantic", "uvloop"},
     "worker.process.black_box": {"worker", "schemas", "pydantic", "msgspec"},
     "worker.text.chat_template": TEXT,

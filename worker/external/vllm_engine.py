@@ -1,0 +1,364 @@
+"""vLLM as a worker's engine, where it is installed: its scheduler, kernels and parallelism.
+
+Its engine is stepped in this process, so no step runs after the worker's lease is lost; what it
+runs in others, as for tensor parallelism or on Ray, is below it and ends with it.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from pydantic import JsonValue
+
+from penstock.schemas.errors import InvalidJob, PenstockError, StreamDiverged
+from penstock.schemas.event import FinishReason
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.block_changes import BlockChanges
+from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.external.continuation import Continuation, Diverged
+from penstock.worker.external.shape import model_shape
+from penstock.worker.process.loading import loading
+from penstock.worker.process.log import log
+from penstock.worker.process.settings import OF_VLLM, WorkerSettings, model_folder
+
+_SAME = (
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "ignore_eos", "logprobs",
+)  # fmt: skip
+_ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+# Settings that are vLLM's arguments too, given where they are not as usual.
+_PASSED_ON = (*sorted(OF_VLLM), "max_model_len")
+_OF_SETTINGS = frozenset((*_PASSED_ON, "model", "tokenizer", "max_num_seqs"))
+
+
+class Told(Protocol):
+    """A chosen token's log probability, or a likely one's, as vLLM tells it."""
+
+    logprob: float
+
+
+class VLLM(Protocol):
+    """The part of vLLM's engine that is used here."""
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: object,
+        params: object,
+        arrival_time: float | None = None,
+        *,
+        priority: int = 0,
+    ) -> str: ...
+
+    def abort_request(self, request_ids: list[str]) -> None: ...
+
+    def step(self) -> list["Made"]: ...
+
+
+class MadeChoice(Protocol):
+    token_ids: list[int]
+    logprobs: list[dict[int, Told]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+class Made(Protocol):
+    """The output of a step for one request."""
+
+    request_id: str
+    outputs: list[MadeChoice]
+    num_cached_tokens: int | None
+
+
+class Counters(Protocol):
+    num_running_reqs: int
+    num_waiting_reqs: int
+    kv_cache_usage: float
+
+
+class Preemptions(Protocol):
+    num_preempted_reqs: int
+
+
+class Recorder:
+    """Stands for vLLM's loggers: notes its counters at each step."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+
+    def record(
+        self,
+        scheduler_stats: Counters | None = None,
+        iteration_stats: Preemptions | None = None,
+        mm_cache_stats: object = None,
+        engine_idx: int = 0,
+    ) -> None:
+        stats = self._stats
+        if scheduler_stats is not None:
+            stats.num_running = scheduler_stats.num_running_reqs
+            stats.num_waiting = scheduler_stats.num_waiting_reqs
+            stats.num_held_blocks = round(scheduler_stats.kv_cache_usage * stats.num_blocks)
+        if iteration_stats is not None:
+            stats.num_preemptions += iteration_stats.num_preempted_reqs
+
+    def log(self) -> None:
+        return
+
+
+@dataclass(slots=True)
+class VllmEngine:
+    """An engine with the interface of ours, which steps vLLM's.
+
+    prompt_of  makes vLLM's prompt of token ids and a salt
+    params_of  makes vLLM's parameters of a request
+    refusals   its errors of a request that it does not take
+    """
+
+    limits: EngineLimits
+    vllm: VLLM
+    prompt_of: Callable[[dict[str, JsonValue]], object]
+    params_of: Callable[[Continuation], object]
+    refusals: tuple[type[Exception], ...]
+    stats_: Stats
+    note_plan: Callable[[list[PlanRow]], None] | None = None
+    _letters: SimpleQueue[AddSequence | str] = field(default_factory=SimpleQueue)
+    _seqs: dict[str, Continuation] = field(default_factory=dict)
+    _outputs: list[Output] = field(default_factory=list)
+
+    def add(self, addition: AddSequence) -> None:
+        self._letters.put(addition)
+
+    def cancel(self, seq_id: str) -> None:
+        self._letters.put(seq_id)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._seqs or self._outputs or not self._letters.empty())
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of steps that computed something."""
+        return self.stats_.num_steps
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        if not self.busy:
+            try:
+                self._take(self._letters.get(timeout=timeout_s))
+            except Empty:
+                return False
+        return True
+
+    def step(self) -> list[Output]:
+        while not self._letters.empty():
+            self._take(self._letters.get())
+        if self._seqs:
+            if self.note_plan is not None:  # its slices are vLLM's own affair
+                self.note_plan([(seq_id, 0, len(seq.made)) for seq_id, seq in self._seqs.items()])
+            for made in self.vllm.step():
+                self._note(made)
+            self.stats_.num_steps += 1
+        if not self._seqs:
+            self.stats_.num_running = self.stats_.num_waiting = self.stats_.num_held_blocks = 0
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
+        """Return what stays empty: vLLM tells of its blocks in its own way."""
+        return BlockChanges(self.limits.block_size, with_token_ids)
+
+    def load(self) -> Load:
+        return Load(self.stats_.num_held_blocks, self.stats_.num_waiting)
+
+    def stats(self) -> Stats:
+        return self.stats_
+
+    def _take(self, letter: AddSequence | str) -> None:
+        if isinstance(letter, str):
+            if self._seqs.pop(letter, None) is not None:
+                self.vllm.abort_request([letter])
+        elif error := self.limits.check(letter):
+            self._outputs.append(Output(letter.seq_id, [], error=error.body()))
+        else:
+            seq = Continuation.of(letter, self.limits)
+            self.stats_.prompt_tokens += len(letter.prompt)
+            self._begin(seq, again=not seq.can_go_on)
+
+    def _begin(self, seq: Continuation, again: bool) -> None:
+        addition = seq.addition
+        seq.begin(again)
+        prompt: dict[str, JsonValue] = {"prompt_token_ids": [*seq.prompt]}
+        if addition.cache_salt:
+            prompt["cache_salt"] = addition.cache_salt.hex()
+        try:
+            self.vllm.add_request(
+                addition.seq_id,
+                self.prompt_of(prompt),
+                self.params_of(seq),
+                addition.turn / 1e6,
+                priority=addition.priority,
+            )
+        except self.refusals as error:  # what only its own checks find, such as a bad grammar
+            said = " ".join(str(error).split())
+            refusal = InvalidJob(f"vLLM refused the job: {said:.300}")
+            self._outputs.append(Output(addition.seq_id, [], error=refusal.body()))
+        else:
+            self._seqs[addition.seq_id] = seq
+
+    def _note(self, made: Made) -> None:
+        seq = self._seqs.get(made.request_id)
+        if seq is None:
+            return
+        [choice] = made.outputs
+        params, token_ids = seq.addition.params, [*choice.token_ids]
+        if choice.finish_reason not in (None, *_ENDS):
+            raise EngineFailed(f"vLLM ended a request: {choice.finish_reason}")
+        try:
+            num_known = seq.take(token_ids)
+            if choice.finish_reason is not None and seq.is_behind:
+                raise Diverged
+        except Diverged:
+            self._go_on(seq)
+            return
+        finish, reason = _ENDS.get(choice.finish_reason or ""), choice.stop_reason
+        if finish is not None:
+            del self._seqs[made.request_id]
+        self.stats_.generation_tokens += len(token_ids) - num_known
+        if num_known == len(token_ids) and finish is None:
+            return
+        told = None
+        if params.logprobs is not None and choice.logprobs is not None:
+            told = _logprobs(token_ids, choice.logprobs, params.logprobs)[num_known:]
+        stop_id = reason if isinstance(reason, int) and reason in params.stop_token_ids else None
+        cached = made.num_cached_tokens or 0
+        self._outputs.append(
+            Output(made.request_id, token_ids[num_known:], told, finish, stop_id, cached)
+        )
+
+    def _go_on(self, seq: Continuation) -> None:
+        """Go on from the tokens that are known, which the request did not give again."""
+        seq_id = seq.addition.seq_id
+        del self._seqs[seq_id]
+        self.vllm.abort_request([seq_id])
+        if seq.addition.params.structured_outputs is not None:
+            error = StreamDiverged(seq_id.partition(":")[0], len(seq.made))
+            self._outputs.append(Output(seq_id, [], error=error.body()))
+            return
+        log.warning("request of %s gave other tokens; it goes on", seq_id)
+        self._begin(seq, again=False)
+
+
+class EngineFailed(PenstockError):
+    """Raised when vLLM cannot go on."""
+
+    code = "engine_failed"
+
+
+def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
+    """Return vLLM's engine, loaded. Raises InvalidJob where it cannot be."""
+    # Stepped in this process, which a worker's end takes with it; and no word to its makers.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    try:
+        from vllm import SamplingParams as VllmParams
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.exceptions import VLLMClientError
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.v1.engine.llm_engine import LLMEngine
+    except ImportError as error:
+        why = f"engine: vllm cannot be loaded here ({error}); install it beside Penstock"
+        raise InvalidJob(why, "engine") from error
+    folder = model_folder(settings.model)
+    arguments = _arguments(settings, str(folder), frozenset(EngineArgs.__dataclass_fields__))
+    with loading(settings.model):
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    config, shape = engine.vllm_config, model_shape(folder)
+    enders = sorted(shape.eos_token_ids)
+    limits = EngineLimits(
+        max_model_len=config.model_config.max_model_len,
+        vocab_size=config.model_config.get_vocab_size(),
+        num_blocks=config.cache_config.num_gpu_blocks,
+        block_size=config.cache_config.block_size,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        eos_token_ids=shape.eos_token_ids,
+    )
+    stats = Stats(
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+    )
+    engine.logger_manager = Recorder(stats)
+
+    def params_of(seq: Continuation) -> object:
+        params = seq.addition.params
+        stops = [*params.stop_token_ids, *([] if params.ignore_eos else enders)]
+        return VllmParams(
+            **{name: getattr(params, name) for name in _SAME},
+            top_k=max(0, params.top_k),
+            logit_bias=params.logit_bias or None,
+            seed=seq.seed,
+            max_tokens=seq.num_left,
+            min_tokens=seq.min_left,
+            stop_token_ids=stops,
+            structured_outputs=_structure(params, StructuredOutputsParams),
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    return VllmEngine(
+        limits,
+        engine,
+        lambda prompt: engine.renderer.render_cmpl([prompt])[0],
+        params_of,
+        (ValueError, VLLMClientError),
+        stats,
+    )
+
+
+def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> dict[str, object]:
+    """Return the arguments of vLLM's engine. Raises InvalidJob for those that are none."""
+    for name in settings.engine_args:
+        if name in _OF_SETTINGS:
+            flag = name.replace("_", "-")
+            raise InvalidJob(
+                f"engine_args: {name} is a setting of its own: --{flag}", "engine_args"
+            )
+        if name not in known:
+            near = ", ".join(get_close_matches(name, known, 2)) or "nothing that is near"
+            why = f"engine_args: {name!r} is no argument of vLLM's engine; it has {near}"
+            raise InvalidJob(why, "engine_args")
+    fields = WorkerSettings.model_fields
+    given = {name: getattr(settings, name) for name in _PASSED_ON}
+    changed = {
+        name: value
+        for name, value in given.items()
+        if value != fields[name].get_default(call_default_factory=True)
+    }
+    return {
+        "model": folder,
+        "max_num_seqs": settings.max_num_seqs,
+        "scheduling_policy": "priority",
+        **changed,
+        **settings.engine_args,
+    }
+
+
+def _structure(params: SamplingParams, make: Callable[..., object]) -> object | None:
+    if params.structured_outputs is None:
+        return None
+    return make(
+        **params.structured_outputs.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    )
+
+
+def _logprobs(token_ids: list[int], told: list[dict[int, Told]], num_top: int) -> list[Logprob]:
+    found = []
+    for token_id, of_token in zip(token_ids, told, strict=True):
+        best = sorted(of_token.items(), key=lambda item: -item[1].logprob)[:num_top]
+        ids, values = [each for each, _ in best], [each.logprob for _, each in best]
+        found.append(Logprob(token_id, of_token[token_id].logprob, ids, values))
+    return found
