@@ -180,6 +180,9 @@ class JobStatus(Report):
     reason: Reason | None = Field(None, description="what it waits for")
     metadata: dict[str, str] = Field({}, description="as submitted")
     eta_ms: int | None = Field(None, description="until it begins, at the live rate")
+    resume: Literal["tokens", "text"] = Field(
+        "tokens", description="what it would go on from at another worker"
+    )
     timeline: list[Moment] = Field([], description="what befell it, the first 60 or so")
 
 

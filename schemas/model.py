@@ -1,5 +1,7 @@
 """Cards that describe served models and workers, so that no worker need be asked."""
 
+from typing import Literal
+
 from pydantic import Field, JsonValue
 
 from penstock.schemas.keys import Lane
@@ -27,6 +29,7 @@ class WorkerCard(Report):
     pid: int = 0
     max_num_seqs: int = 0
     fingerprint: str = ""
+    resumes: Literal["tokens", "text"] = "tokens"
     version: str = ""
     cache_config: dict[str, str] = Field(
         {}, description="settings of the KV cache, under vLLM's names"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
-Kind = Literal["BF16", "Q8_0"]
+Kind = Literal["F32", "BF16", "Q8_0"]
 
 _TOP = {"embed_tokens": "token_embd", "norm": "output_norm"}
 _OF_LAYER = {

@@ -269,7 +269,7 @@ class Queue:
         reply = await self._run("jobs/status", tenant, job_id)
         state = _known(reply, job_id)
         tokens, background, cancelling, created, started, ended, deadline, owner = reply[1:9]
-        priority_class, metadata, position, reason, eta_ms, history = (
+        priority_class, metadata, position, reason, eta_ms, history, resumes = (
             item.decode() for item in reply[9:]
         )
         return JobStatus(
@@ -290,6 +290,7 @@ class Queue:
             eta_ms=_int(eta_ms),
             metadata=json.loads(metadata or "{}"),
             timeline=_timeline(int(created), history, _int(ended), state),
+            resume="text" if resumes else "tokens",
         )
 
     async def recent(self, tenant: str, most: int) -> list[tuple[int, str]]:

@@ -19,6 +19,7 @@ from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess
 from worker_process import WorkerProcess
 
+LONG = SamplingParams(temperature=0, seed=1, max_tokens=150)
 ENDLESS = SamplingParams(temperature=0, seed=1, max_tokens=None, ignore_eos=True)
 LEASE = ("--orphan-grace-ms", "60000", "--step-timeout-s", "20")
 
@@ -28,6 +29,7 @@ class EngineStage:
     """A queue with up to two workers of one engine, started anew where a test ended them.
 
     crash    a prompt that ends the engine; None where there is none
+    long     parameters of an answer that is not made before a test can disturb it
     endless  parameters of an answer that is as long as the engine can make it
     revive   starts again what the engine stands on, where it is gone
     running  the sequences that the server of others has; None where there is none
@@ -38,9 +40,11 @@ class EngineStage:
     flags: tuple[str, ...]
     crash: str | None = None
     endless: SamplingParams = ENDLESS
+    long: SamplingParams = LONG
     revive: Callable[[], None] = lambda: None
     kill_server: Callable[[], None] | None = None
     running: Callable[[], int] | None = None
+    resumes_text: bool = False
     python: str = sys.executable
     _workers: list[WorkerProcess] = field(default_factory=list)
 
@@ -64,6 +68,13 @@ class EngineStage:
             )
         self._workers = alive
         return [each.ready() for each in alive]
+
+    def kill_one(self, number: int) -> None:
+        """Kill a worker, and start another in its place without waiting for it."""
+        self._workers[number].kill()
+        flags = *LEASE, *self.flags
+        another = WorkerProcess(self.url, self.model, *flags, python=self.python)
+        self._workers[number] = another
 
     def __enter__(self) -> Self:
         return self
@@ -108,6 +119,7 @@ def others(kind: str, *more: str) -> Iterator[EngineStage]:
         stage = EngineStage(server, BUNDLED_MODEL, _url(other.url), "fail crash 0")
         stage.revive, stage.kill_server, stage.running = revive, other.kill, other.running
         if kind == "unknown":
+            stage.resumes_text = True
             stage.endless = stage.endless.model_copy(update={"ignore_eos": False})
         with stage:
             yield stage
@@ -186,7 +198,9 @@ def vllm_server() -> Iterator[EngineStage]:
 @contextmanager
 def llama_cpp() -> Iterator[EngineStage]:
     command = os.environ["PENSTOCK_TEST_LLAMA"].split()
-    with _listening(Listener([*command, "--ctx-size", "4096"])) as stage:
+    flags = ["--ctx-size", "65536", "-np", "16", "-ctk", "f32", "-ctv", "f32", "-fa", "off"]
+    with _listening(Listener([*command, *flags])) as stage:
+        stage.long = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
         yield stage
 
 

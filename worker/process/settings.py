@@ -163,6 +163,7 @@ class WorkerSettings(TracingSettings):
     )
     model_fingerprint: str | None = Field(
         None,
+        pattern=r"^[\w.-]{1,64}$",
         description="jobs go on only at workers of the same; none: a digest of the model's files "
         "and of how it is computed",
     )

@@ -21,9 +21,6 @@ async def offer(
             max_model_len=prepared.limits.max_model_len,
             created_s=int(time.time()),
             fingerprint=fingerprint,
-            features={
-                "chat": prepared.has_chat_template,
-                "resume": prepared.limits.resumes,
-            },
+            features={"chat": prepared.has_chat_template},
         )
         await registry.register(card)

@@ -263,7 +263,9 @@ class Watchdog:
         """
         prepared = await asyncio.shield(self._prepared)  # a cancelled wait leaves it as it is
         card_digest = await asyncio.to_thread(fingerprint, self._settings)
-        self._card = self._card.model_copy(update={"fingerprint": card_digest})
+        self._card = self._card.model_copy(
+            update={"fingerprint": card_digest, "resumes": prepared.limits.resumes}
+        )
         while not self._drains.is_set():
             incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"
             await self._register_when_possible(incarnation, prepared)

@@ -2,18 +2,19 @@
 -- ARGV: tenant, job
 -- Returns 'missing'; or state, tokens, background, cancel, created_ms, started_ms, ended_ms,
 -- deadline, owner, class, metadata as JSON, and while it waits: position (1: the next), reason,
--- eta_ms (each may be empty); at last its history: see note_history
+-- eta_ms (each may be empty); then its history: see note_history; at last 'text' where it would go
+-- on elsewhere from its text
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local key = PREFIX .. 'job:' .. ARGV[2]
 local values = redis.call('HMGET', key, 'tenant', 'state', 'position', 'background', 'cancel',
   'created_ms', 'started_ms', 'ended_ms', 'deadline', 'owner', 'class', 'account', 'entry', 'metadata',
-  'ready', 'waits', 'bound', 'history')
+  'ready', 'waits', 'bound', 'history', 'resumes')
 if values[1] ~= ARGV[1] then return {'missing'} end
 local reply = {}
 for at = 2, 11 do reply[at - 1] = values[at] or '' end
 reply[11], reply[12], reply[13], reply[14] = values[14] or '', '', '', ''
-reply[15] = values[18] or ''
+reply[15], reply[16] = values[18] or '', values[19] or ''
 if values[2] ~= 'ready' then return reply end
 
 local has_worker = is_staffed()

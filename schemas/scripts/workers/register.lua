@@ -11,6 +11,7 @@ if tonumber(lease_ms) > longest then
 end
 local key, read = PREFIX .. 'worker:' .. worker, cjson.decode(card)
 redis.call('HSET', key, 'card', card, 'fingerprint', read.fingerprint or '')
+if read.resumes == 'text' then redis.call('HSET', key, 'resumes', 'text') end
 if read.draining then redis.call('HSET', key, 'draining', 1) end
 redis.call('EXPIRE', key, WORKER_TTL_S)
 return {'ok'}

@@ -40,7 +40,9 @@ if job.state == 'ready' then
     publish()
     return {'none'}
   end
-  local own = redis.call('HGET', PREFIX .. 'worker:' .. worker, 'fingerprint') or ''
+  local own, resumes =
+    unpack(redis.call('HMGET', PREFIX .. 'worker:' .. worker, 'fingerprint', 'resumes'))
+  own = own or ''
   local made_by = redis.call('HGET', job.key, 'fingerprint')
   if job.position > 0 and made_by and made_by ~= own then -- another model would go on differently
     set_aside(job, made_by)
@@ -50,6 +52,7 @@ if job.state == 'ready' then
   job.epoch = job.epoch + 1
   redis.call('HSET', job.key, 'state', 'admitting', 'epoch', job.epoch, 'owner', worker)
   redis.call('HSETNX', job.key, 'started_ms', NOW)
+  if resumes then redis.call('HSET', job.key, 'resumes', resumes) end
   note_history(job, 'started', worker)
   if start_by then
     redis.call('HDEL', job.key, 'start_by')

@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -15,7 +16,6 @@ from penstock.schemas.event import Delta, Done, Failed
 from penstock.schemas.sampling import SamplingParams
 from worker_process import ask, until
 
-LONG = SamplingParams(temperature=0, seed=1, max_tokens=150)
 PROMPTS = [f"Once upon a time there were {number} " for number in range(2, 8)]
 
 
@@ -60,21 +60,24 @@ class Reader:
 
 
 def answers(
-    stage: EngineStage, disturb: Callable[[], None], params: SamplingParams = LONG
+    stage: EngineStage,
+    disturb: Callable[[], None],
+    prompts: Sequence[str] = PROMPTS,
+    params: SamplingParams | None = None,
 ) -> list[str]:
-    """What readers of PROMPTS get, where something happens once each has ten tokens."""
-    readers = [Reader() for _ in PROMPTS]
+    """What readers of the prompts get, where something happens once each has ten tokens."""
+    readers = [Reader() for _ in prompts]
 
     async def asks(client: Client) -> None:
         async with asyncio.TaskGroup() as parts:
-            for reader, prompt in zip(readers, PROMPTS, strict=True):
-                job_id = await client.enqueue(prompt, params=params)
+            for reader, prompt in zip(readers, prompts, strict=True):
+                job_id = await client.enqueue(prompt, params=params or stage.long)
                 parts.create_task(reader.follow(client, job_id))
-            for reader in readers:
+            for reader in readers[: len(PROMPTS)]:
                 await reader.has_read.wait()
             await asyncio.to_thread(disturb)
 
-    ask(stage.url, asks)
+    ask(stage.url, asks, within_s=600)
     for reader in readers:
         assert isinstance(reader.end, Done), reader.end
         assert reader.end.usage.completion_tokens == reader.num_tokens
@@ -140,9 +143,11 @@ def test_a_cancelled_job_frees_the_engine(stage: EngineStage) -> None:
         async with asyncio.TaskGroup() as parts:
             parts.create_task(reader.follow(client, job_id))
             await reader.has_read.wait()
+            status = await client.status(job_id)
+            assert status.resume == ("text" if stage.resumes_text else "tokens")
             await client.cancel(job_id)
         assert isinstance(reader.end, Failed) and reader.end.state == "cancelled"
-        again = await client.result(await client.enqueue(PROMPTS[0], params=LONG))
+        again = await client.result(await client.enqueue(PROMPTS[0], params=stage.long))
         assert again is not None and again.state == "succeeded"
 
     one(stage, asks)
@@ -190,8 +195,10 @@ def test_a_job_that_ends_the_engine_is_the_only_one_that_dies(
 
     async def asks(client: Client) -> None:
         assert stage.crash is not None
-        bad = await client.enqueue(stage.crash, params=LONG, background=True)
-        good = [await client.enqueue(prompt, params=LONG, background=True) for prompt in PROMPTS]
+        bad = await client.enqueue(stage.crash, params=stage.long, background=True)
+        good = [
+            await client.enqueue(prompt, params=stage.long, background=True) for prompt in PROMPTS
+        ]
         async with asyncio.TaskGroup() as parts:
             watch = parts.create_task(_revive(stage))
             result = await client.result(bad)
@@ -208,3 +215,30 @@ async def _revive(stage: EngineStage) -> None:
     while True:
         await asyncio.to_thread(stage.revive)
         await asyncio.sleep(0.05)
+
+
+@pytest.mark.skipif(TRIED is STAGES, reason="minutes long: `make engines` runs it")
+def test_a_hundred_jobs_survive_ten_kills(stage: EngineStage) -> None:
+    prompts = [f"Once upon a time there were {number} " for number in range(100)]
+    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
+    stage.workers(2)
+    began_s = time.monotonic()
+    expected = answers(stage, lambda: None, prompts, params)
+    every_s = (time.monotonic() - began_s) / 12
+    num_kills = 0
+
+    def kill() -> None:
+        nonlocal num_kills
+        for number in range(10):
+            if stage.kill_server is not None:
+                stage.kill_server()
+                stage.revive()
+            else:
+                stage.kill_one(number % 2)
+            num_kills += 1
+            time.sleep(every_s)
+
+    found = answers(stage, kill, prompts, params)
+    num_equal = sum(mine == theirs for mine, theirs in zip(found, expected, strict=True))
+    print(f"\n{num_kills} kills, {num_equal} of 100 texts equal")
+    assert num_kills == 10 and num_equal >= 90  # another batch's sums may flip a near tie
