@@ -166,6 +166,7 @@ class Said(msgspec.Struct):
     """The words of a server about a failure."""
 
     message: str = ""
+    code: int | str | None = None
 
 
 class _Refusal(msgspec.Struct):

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
@@ -40,6 +40,7 @@ IN_STREAM = {
     "silent": '{"choices":[{"text":"words without ids"}]}',
     "unended": "[DONE]",
     "abort": '{"choices":[{"text":"","finish_reason":"abort"}]}',
+    "refusal": '{"error":{"message":"the prompt is bad","code":400}}',
     "told": '{"error":{"message":"the engine is dead"}}',
 }
 _FAULT = re.compile(r"fail ([a-z]+) (\d+)")
@@ -68,7 +69,7 @@ class OtherServer:
     def ready(self) -> Self:
         while True:
             try:
-                httpx.get(f"{self.url}/health", timeout=30).raise_for_status()
+                httpx.get(f"{self.url}/health", timeout=30)
                 return self
             except httpx.HTTPError:
                 assert self.process.poll() is None
@@ -133,6 +134,16 @@ def state_of(body: dict[str, object]) -> str | None:
 
 def application(given: argparse.Namespace) -> FastAPI:
     app, kind = FastAPI(), given.kind
+
+    @app.middleware("http")
+    async def authorize(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        wanted = f"Bearer {given.api_key}"
+        if given.api_key and request.headers.get("authorization") != wanted:
+            return JSONResponse({"error": {"message": "who are you?"}}, 401)
+        return await call_next(request)
+
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     running: set[int] = set()
     met: dict[str, int] = {}
@@ -235,6 +246,7 @@ def main() -> None:
     parser.add_argument("--kind", default="vllm")
     parser.add_argument("--step-ms", type=float, default=2)
     parser.add_argument("--models", nargs="*", default=["theirs"])
+    parser.add_argument("--api-key", default="")
     parser.add_argument("--never-ends", action="store_true")
     parser.add_argument("--max-model-len", type=int, default=1024)
     given = parser.parse_args()

@@ -179,7 +179,7 @@ class Requests:
         params = seq.addition.params
         token_ids = self._ids(answer, tells)[: seq.num_left]
         logprobs = _logprobs(answer, params, len(token_ids))
-        finish, reason = _end(answer)
+        finish, reason = _server_end(answer, params)
         if finish is not None and not token_ids:  # not all servers tell the end token
             token_ids = [min(self._limits.eos_token_ids)]
             logprobs = None if logprobs is None else [Logprob(token_ids[0], 0.0, [], [])]
@@ -228,11 +228,12 @@ def _logprobs(answer: Answer, params: SamplingParams, num_tokens: int) -> list[L
     return told
 
 
-def _end(answer: Answer) -> tuple[FinishReason | None, int | None]:
+def _server_end(answer: Answer, params: SamplingParams) -> tuple[FinishReason | None, int | None]:
     """Return why the sequence ends, if it does. Raises Broken for an end not its own."""
     if answer.finish_reason is None:
         return None, None
     if answer.finish_reason not in _ENDS:
         raise Broken(f"the server ended the answer: {answer.finish_reason}")
-    reason = answer.stop_reason if isinstance(answer.stop_reason, int) else None
+    told = answer.stop_reason  # a server may tell an end token of its own here
+    reason = told if isinstance(told, int) and told in params.stop_token_ids else None
     return _ENDS[answer.finish_reason], reason

@@ -12,7 +12,7 @@ import msgspec
 from pydantic import JsonValue
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.event_stream import EventReader, HttpServer, exchange
+from penstock.schemas.event_stream import EventReader, HttpServer, Said, exchange
 from penstock.worker.external.dialect import DIALECTS, UNKNOWN, Answer, CompletionChunk, Dialect
 
 _LOOK_S = 5.0  # at most, for a server to say that it lives
@@ -230,7 +230,7 @@ class _Completion(EventReader):
         try:
             chunk = _decode(event)
             if chunk.error is not None:
-                raise Broken(chunk.error if isinstance(chunk.error, str) else chunk.error.message)
+                raise _failure(chunk.error)
             for answer in chunk.choices[:1]:
                 self.has_ended = self._take(answer)
         except Exception as error:
@@ -240,6 +240,13 @@ class _Completion(EventReader):
         if self.has_ended:
             self.is_done = True
             self._end()
+
+
+def _failure(told: Said | str) -> Exception:
+    """Return what an error in an answer is: a refusal of the job, if its code says so."""
+    if isinstance(told, Said) and told.code in (400, 413, 422, "400", "413", "422"):
+        return Refused(f"the engine's server refused the job: {told.message}")
+    return Broken(told if isinstance(told, str) else told.message)
 
 
 def _seconds(retry_after: str) -> float:

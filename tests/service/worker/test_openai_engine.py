@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -182,6 +183,15 @@ def test_the_end_token_ends_the_answer(engine: AnyEngine) -> None:
     assert found.token_ids == undisturbed(prompt, 200, min_tokens=100)[30:]
 
 
+def test_a_text_that_ends_without_a_token_has_the_end_token(engines: dict[str, AnyEngine]) -> None:
+    prompt = next([n] for n in range(305, 900) if EOS in undisturbed([n], 60))
+    for kind in ("unknown", "llamacpp"):
+        found = one(engines[kind], prompt, GREEDY.model_copy(update={"max_tokens": 200}))
+        assert found.finish_reason == "stop"
+        assert found.token_ids[-1] in engines[kind].limits.eos_token_ids
+        assert TEXT.decode(found.token_ids) == TEXT.decode(undisturbed(prompt, 200))
+
+
 UNOBEYED = {
     "llamacpp": [
         ({"presence_penalty": 0.1}, "presence_penalty"),
@@ -231,8 +241,9 @@ def test_a_request_that_breaks_ever_again_is_a_crash(engine: AnyEngine, fault: s
     assert "3 requests broke in turn" in str(lost.value)
 
 
-def test_a_job_that_the_server_refuses_fails_alone(engine: AnyEngine) -> None:
-    bad = AddSequence("b:1:0", TEXT.encode("fail refuse 0"), GREEDY)
+@pytest.mark.parametrize("fault", ("refuse 0", "refusal 0"))  # by a status, or as vLLM does it
+def test_a_job_that_the_server_refuses_fails_alone(engine: AnyEngine, fault: str) -> None:
+    bad = AddSequence("b:1:0", TEXT.encode(f"fail {fault}"), GREEDY)
     found = run(engine, AddSequence("s:1:0", PROMPT, GREEDY), bad)
     [refused] = found["b:1:0"]
     assert refused.error and refused.error.status == 400
@@ -318,7 +329,9 @@ def _both_run(engine: AnyEngine, second: OtherServer) -> bool:
     return True
 
 
-WRONG = {
+WRONG: dict[str, tuple[list[str], dict[str, object], str]] = {
+    "no key": (["--api-key", "k"], {}, "engine_api_key: .*/v1/models answers 401"),
+    "another key": (["--api-key", "k"], {"engine_api_key": "j"}, "engine_api_key: .* answers 401"),
     "another model": (
         [],
         {"engine_model": "ours"},
@@ -335,6 +348,37 @@ def test_a_server_that_cannot_serve_is_told_of(
 ) -> None:
     with OtherServer(*flags) as server, pytest.raises(InvalidJob, match=told):
         engine_of(server, **given)
+
+
+def test_a_key_is_given_with_each_request() -> None:
+    with OtherServer("--api-key", "k") as server:
+        assert one(engine_of(server, engine_api_key="k"), PROMPT).error is None
+
+
+def test_what_is_no_such_server_is_told_of() -> None:
+    with OtherServer() as server:
+        settings = settings_for(server)
+        elsewhere = settings.model_copy(update={"engine_url": [f"{server.url}/elsewhere"]})
+        with pytest.raises(InvalidJob, match=r"engine_url: .* answers 404; give the URL that has"):
+            load_engine(elsewhere)
+
+
+def test_a_server_that_comes_later_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with OtherServer() as server:
+        server.kill()
+        with ThreadPoolExecutor() as thread:
+            loaded = thread.submit(engine_of, server)
+            until(lambda: "no server answers" in caplog.text, "its refusal to be told")
+            assert not loaded.done()
+            server.start()
+            assert one(loaded.result(60), PROMPT).token_ids == undisturbed(PROMPT, 40)
+    assert caplog.text.count("no server answers") == 1
+
+
+def test_vllm_where_it_is_not_is_told_of() -> None:
+    settings = WorkerSettings(model=str(BUNDLED_MODEL), engine="vllm")
+    with pytest.raises(InvalidJob, match="engine: vllm cannot be loaded here"):
+        load_engine(settings)
 
 
 SETTINGS: list[tuple[dict[str, object], str]] = [
