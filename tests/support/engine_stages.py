@@ -52,6 +52,7 @@ class EngineStage:
     running: Callable[[], int] | None = None
     resumes_text: bool = False
     python: str = sys.executable
+    _more: tuple[str, ...] = ()
     _workers: list[WorkerProcess] = field(default_factory=list)
 
     @property
@@ -62,15 +63,19 @@ class EngineStage:
     def url(self) -> str:
         return self.server.url
 
-    def workers(self, count: int = 1) -> list[WorkerProcess]:
-        """So many workers that take jobs."""
+    def workers(self, count: int = 1, *more: str) -> list[WorkerProcess]:
+        """So many workers that take jobs, with these flags."""
+        if more != self._more:
+            for each in self._workers:
+                each.kill()
+            self._more = more
         alive = [each for each in self._workers if each.process.poll() is None]
         for each in alive[count:]:
             each.stop()
         alive = alive[:count]
         while len(alive) < count:
             alive.append(
-                WorkerProcess(self.url, self.model, *LEASE, *self.flags, python=self.python)
+                WorkerProcess(self.url, self.model, *LEASE, *self.flags, *more, python=self.python)
             )
         self._workers = alive
         return [each.ready() for each in alive]

@@ -1,8 +1,8 @@
 """The requests to the servers of one model, in an event loop of their own."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 from pydantic import JsonValue
 
@@ -100,16 +100,21 @@ class Requests:
         if server.num_running or not any(each.fitness for each in self._servers):
             self._post(ServerLost(f"engine_url: {server.http.base_url} is lost: {why}"))
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self.num_waiting += 1
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
+
     @asynccontextmanager
     async def _seat(self) -> AsyncIterator[RemoteServer]:
         """Wait for room at a server, and keep it."""
-        self.num_waiting += 1
-        try:
+        with self._waiting():
             while (server := self._freest()) is None:
                 self._changed.clear()
                 await self._changed.wait()
-        finally:
-            self.num_waiting -= 1
         server.num_running += 1
         try:
             yield server
@@ -142,9 +147,8 @@ class Requests:
                             return
                         raise
             except ServerBusy as busy:
-                self.num_waiting += 1
-                await asyncio.sleep(busy.retry_after_s)
-                self.num_waiting -= 1
+                with self._waiting():
+                    await asyncio.sleep(busy.retry_after_s)
             except Broken as broken:
                 num_breaks = 1 if len(seq.made) > num_made else num_breaks + 1
                 log.warning("request of %s broke: %s", addition.seq_id, broken)

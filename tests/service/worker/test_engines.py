@@ -10,6 +10,7 @@ from engine_stages import PROMPTS, STAGES, THEIRS, EngineStage, Reader, answers
 from penstock.gateway.client import Client
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.event import Failed
+from penstock.schemas.job import PriorityClass
 from worker_process import ask, until
 
 TRIED = THEIRS or STAGES
@@ -159,3 +160,31 @@ async def _revive(stage: EngineStage) -> None:
     while True:
         await asyncio.to_thread(stage.revive)
         await asyncio.sleep(0.05)
+
+
+def test_a_tenants_flood_and_batches_give_way_to_others(stage: EngineStage) -> None:
+    """The queue decides whose turn it is, so the engine may be any."""
+    ended: list[str] = []
+
+    async def asks(client: Client) -> None:
+        params = stage.long.model_copy(update={"max_tokens": 60})
+
+        async def run(name: str, tenant: str, more: PriorityClass = "normal") -> None:
+            job_id = await client.enqueue(
+                PROMPTS[0], params=params, tenant=tenant, priority_class=more, background=True
+            )
+            result = await client.result(job_id, tenant=tenant)
+            assert result is not None and result.state == "succeeded"
+            ended.append(name)
+
+        async with asyncio.TaskGroup() as parts:
+            for _ in range(6):
+                parts.create_task(run("batch", "one", "batch"))
+            for _ in range(12):
+                parts.create_task(run("flood", "one"))
+            await asyncio.sleep(0.1)
+            parts.create_task(run("other", "two"))
+
+    stage.workers(1, "--max-num-seqs", "1")
+    ask(stage.url, asks)
+    assert ended[ended.index("other") :].count("flood") >= 3 and ended[-1] == "batch"
