@@ -223,6 +223,9 @@ class LaneStatus(Report):
     num_handed_back: int = 0
     num_queued_tokens: int = Field(0, description="of prompts that no worker ever had, by a guess")
     oldest_waiting_ms: int = Field(0, description="about, of jobs that no worker ever had")
+    is_wanted: bool = Field(
+        False, description="foreground jobs were refused of late, since no worker is there"
+    )
     by_reason: dict[str, int] = Field({}, description="those that limits of their account hold")
     num_dead_letters: int = 0
     totals: dict[Total, int] = Field({}, description="since the lane's beginning")

@@ -63,6 +63,11 @@ class LaneMetrics(Collector):
             names.NUM_QUEUED_TOKENS, "Tokens of the prompts no worker ever had", labels=lane_labels
         )
         alive = GaugeMetricFamily(names.WORKERS_ALIVE, "Workers alive", labels=lane_labels)
+        wanted = GaugeMetricFamily(
+            names.WORKERS_WANTED,
+            "1: no worker was there of late, and a foreground job was refused for it",
+            labels=lane_labels,
+        )
         oldest = GaugeMetricFamily(
             names.OLDEST_WAITING_SECONDS,
             "Since the submission of the job that waits longest, about",
@@ -74,8 +79,9 @@ class LaneMetrics(Collector):
             running.add_metric(labels, lane.status.num_running)
             tokens.add_metric(labels, lane.status.num_queued_tokens)
             alive.add_metric(labels, len(lane.living))
+            wanted.add_metric(labels, lane.status.is_wanted)
             oldest.add_metric(labels, lane.status.oldest_waiting_ms / 1000)
-        yield from (queued, running, tokens, alive, oldest)
+        yield from (queued, running, tokens, alive, wanted, oldest)
         yield from (*self._totals(), self._reasons(), *self._engines(), *self._histograms())
         yield from (self._sources(), self._cache_config())
 

@@ -171,10 +171,10 @@ class Queue:
 
     async def counts(self) -> LaneStatus:
         reply, reasons, seen = list[str](), Counter[str](), 0
-        while not reply or int(reply[16]) >= MAX_JOBS_A_CALL:
+        while not reply or int(reply[17]) >= MAX_JOBS_A_CALL:
             reply = [item.decode() for item in await self._run("jobs/counts", seen)]
-            reasons.update(dict(zip(reply[17::2], map(int, reply[18::2]), strict=True)))
-            seen += int(reply[16])
+            reasons.update(dict(zip(reply[18::2], map(int, reply[19::2]), strict=True)))
+            seen += int(reply[17])
         running, ended, interval_ms, handed_back, delayed = reply[:5]
         by_class = dict(zip(CLASSES, map(int, reply[5:8]), strict=True))
         return LaneStatus(
@@ -187,6 +187,7 @@ class Queue:
             num_handed_back=int(handed_back),
             num_queued_tokens=int(reply[14]),
             oldest_waiting_ms=int(reply[15]),
+            is_wanted=reply[16] == "1",
             num_dead_letters=int(reply[8]),
             totals=dict(zip(TOTALS, map(int, reply[9:14]), strict=True)),
             by_reason=dict(reasons),

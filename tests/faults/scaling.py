@@ -4,7 +4,8 @@
 
 Helm renders the ScaledObject. Its query is asked of the /metrics of two real gateways, and workers,
 started and drained as the rule says, run the fake model under bursts of jobs. Seconds stand for the
-minutes of a cluster. Each job must end once, with every token read once and in order.
+minutes of a cluster. Each job must end once, with every token read once and in order. Then a
+request that is refused, since no worker is there, wakes one.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import httpx
+from openai import OpenAI
 
 from autoscaler import Autoscaler, Sample, scraped
 from chart import NAMESPACE, TRIAL, container, of_kind, render
@@ -147,8 +149,22 @@ def scale(num_jobs: int, most: int) -> list[Row]:
                 busy = [row for row in seen if row.queued + row.running]
                 assert all(row.workers for row in busy[1:]), "a busy queue had no worker"
             _until_none(cluster)
+            _woken_by_a_refusal(system)
+            _until_none(cluster)
         assert cluster.error is None, cluster.error
         return cluster.rows
+
+
+def _woken_by_a_refusal(system: System) -> None:
+    """A foreground request meets no worker; its client tries again, and a new one answers."""
+    url = system.gateway_urls()[0]
+    asked = {"model": "fake", "prompt": "hello", "max_tokens": 8}
+    refused = httpx.post(f"{url}/v1/completions", json=asked)
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_worker"
+    assert refused.headers["retry-after"] == "1"
+    with OpenAI(base_url=f"{url}/v1", api_key="EMPTY", max_retries=60) as client:
+        answer = client.completions.create(model="fake", prompt="hello", max_tokens=8)
+    assert answer.choices[0].text
 
 
 def _until_none(cluster: Cluster) -> None:
@@ -172,6 +188,7 @@ def main() -> None:
             print(f"{row.at_s:5.1f} {shown[0]:7} {shown[1]:8} {shown[2]:8} {shown[3]:9}")
         last = shown
     print(f"two bursts of {asked.jobs} jobs: each ended once, every token was read once")
+    print("a request that met no worker was answered by the one that it woke")
 
 
 if __name__ == "__main__":

@@ -171,8 +171,12 @@ local cost = options.prompt_tokens or 1
 local bound = cost + (options.completion_tokens or 0)
 local waits = options.over_limit == 'wait'
 
+-- What scales workers sees for so long that one was wanted; a caller who tries again renews it.
+local WANTED_MS = 120000
+
 local function refusal()
   if background == 0 and not is_staffed() then
+    redis.call('SET', PREFIX .. 'wanted', NOW, 'PX', WANTED_MS)
     return 'no_worker', 1000, ''
   end
   if waiting >= (options.max_queued or 10000) then return 'full', retry_ms(1), '' end

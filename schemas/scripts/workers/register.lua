@@ -12,6 +12,10 @@ end
 local key, read = PREFIX .. 'worker:' .. worker, cjson.decode(card)
 redis.call('HSET', key, 'card', card, 'fingerprint', read.fingerprint or '')
 if read.resumes == 'text' then redis.call('HSET', key, 'resumes', 'text') end
-if read.draining then redis.call('HSET', key, 'draining', 1) end
+if read.draining then
+  redis.call('HSET', key, 'draining', 1)
+else
+  redis.call('DEL', PREFIX .. 'wanted')
+end
 redis.call('EXPIRE', key, WORKER_TTL_S)
 return {'ok'}

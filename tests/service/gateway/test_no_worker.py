@@ -77,5 +77,28 @@ def test_a_hundred_jobs_wait_for_the_first_worker_and_are_counted_until_they_end
         check_leftovers(store, LANE)
 
 
+def test_a_request_that_is_refused_wants_a_worker_until_one_comes() -> None:
+    with (
+        Server() as server,
+        GatewayProcess(server.url) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as http,
+        redis.Redis.from_url(server.url) as store,
+    ):
+        asyncio.run(announce(server.url))
+        assert samples(http)[names.WORKERS_WANTED, HERE] == 0
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 4}
+        assert http.post("/v1/completions", json=body | {"model": "invented"}).status_code == 404
+        assert http.post("/v1/jobs", json=body).status_code == 202  # it waits, and counts itself
+        assert samples(http)[names.WORKERS_WANTED, HERE] == 0
+        refused = http.post("/v1/completions", json=body)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_worker"
+        assert samples(http)[names.WORKERS_WANTED, HERE] == 1
+        assert 0 < store.pttl(f"{LANE.prefix}wanted") <= 120_000
+        with WorkerProcess(server.url, MODEL).ready():
+            assert samples(http)[names.WORKERS_WANTED, HERE] == 0
+            assert http.post("/v1/completions", json=body).status_code == 200
+        assert not store.exists(f"{LANE.prefix}wanted")
+
+
 def num_ended(store: redis.Redis) -> int:
     return int(store.hget(f"{LANE.prefix}counts", "ended") or 0)

@@ -25,6 +25,7 @@ BEGINS = ("penstock ", "curl ", "make ", "export ", "redis-server ")  # of an in
 INSTALLS = "tests/service/operator/test_packaging.py builds what is installed, and uses it"
 NO_CONTAINERS = "no container engine here; tests/service/operator/test_compose.py runs the file's"
 IN_A_CLUSTER = "no cluster here; tests/service/operator/test_chart.py renders and runs the chart's"
+WANTS_VLLM = "it wants vLLM, and takes minutes"
 OF_ENGINES = "tests/service/operator/test_engines_page.py types it, with a server behind it"
 NEVER = {  # command: why it is not typed
     "make demo": "tests/service/operator/test_stack.py runs the demo",
@@ -48,6 +49,19 @@ NEVER = {  # command: why it is not typed
     "VLLM_CPU_OMP_THREADS_BIND=0-1 python -m vllm.entrypoints.openai.api_server --model m/135m "
     "--dtype bfloat16 --max-model-len 6000 --max-num-seqs 64 --kv-cache-memory-bytes 2G "
     "--port 8011": "another project's",
+    "VLLM_CPU_OMP_THREADS_BIND=0-1 python -m vllm.entrypoints.openai.api_server --model m/135m "
+    "--dtype bfloat16 --max-model-len 6000 --max-num-seqs 64 --kv-cache-memory-bytes 2G "
+    "--no-enable-prefix-caching --disable-uvicorn-access-log --port 8011": "another project's",
+    "penstock worker --model m/135m --served-model-name behind --engine openai "
+    "--engine-url http://127.0.0.1:8011 --max-num-seqs 64": WANTS_VLLM,
+    "VLLM_CPU_OMP_THREADS_BIND=0-1 penstock worker --model m/135m --served-model-name inside "
+    "--engine vllm --dtype bfloat16 --max-model-len 6000 --max-num-seqs 64 "
+    "--kv-cache-memory-bytes 2147483648 --no-enable-prefix-caching": WANTS_VLLM,
+    **{
+        f"penstock bench serve --base-url http://127.0.0.1:{at} --dataset-name penstock-W "
+        "--max-concurrency 64": WANTS_VLLM
+        for at in ("8011", "8000 --served-model-name behind", "8000 --served-model-name inside")
+    },
     "penstock bench sweep --to-knee --request-rates 4 --num-prompts 48 "
     '--goodput "ttft:300 tpot:20"': "takes minutes; tests/service/bench runs a small one",
     "docker compose -f compose/compose.yaml up --build --scale worker=3": NO_CONTAINERS,
