@@ -38,7 +38,7 @@ class Tracing:
     def __init__(self, endpoint: str | None, service: str) -> None:
         os.environ.setdefault("OTEL_BSP_SCHEDULE_DELAY", SEND_EVERY_MS)
         named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
-        resource = Resource.create({**named, "process.pid": os.getpid()})
+        resource = _OneResource(Resource.create({**named, "process.pid": os.getpid()}).attributes)
         self._ids = _Ids()
         self._provider = TracerProvider(resource=resource, id_generator=self._ids)
         self._sender = BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint))
@@ -98,6 +98,12 @@ class Tracing:
     def close(self) -> None:
         """Send what was not sent, for a few seconds at most."""
         self._provider.shutdown()
+
+
+class _OneResource(Resource):
+    """A resource with the hash of an object: the SDK's is of its JSON, made anew for each span."""
+
+    __hash__ = object.__hash__
 
 
 class _Ids(RandomIdGenerator):
