@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -69,6 +69,11 @@ scaling: .venv/installed
 # Every part restarted, one after another, under callers who never try again.
 rolling: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.rolling --callers $(or $(CALLERS),8) --away-s $(or $(AWAY_S),0)
+
+# What traces cost, in CPU time of gateway and worker.
+tracing: .venv/installed
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.traced --rounds $(or $(ROUNDS),2) \
+	  $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET))
 
 # The promises under engines of others, each in .engines: vLLM's build for CPUs and llama.cpp's server.
 ENGINES := .engines/bin/python
