@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from pydantic_settings import (
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE, nearby
 from penstock.schemas.process.setting_names import (
+    PREFIX,
     did_you_mean,
     nearest,
     unknown_keys,
@@ -46,7 +47,7 @@ class Settings(BaseSettings):
     """The command line wins, then PENSTOCK_... in the environment, then a YAML file."""
 
     model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_",
+        env_prefix=PREFIX,
         env_prefix_target="all",
         cli_kebab_case=True,
         cli_implicit_flags=True,
@@ -127,8 +128,8 @@ def read_settings(
     `redis_url` is the Redis of a process that runs already: it is kept where nothing names another.
     """
     known = {} if redis_url is None else {"redis_url": redis_url}
-    filed = _filed(_config_path(argv) or os.environ.get("PENSTOCK_CONFIG"))
-    return _resolved(settings, command, argv, known | filed)
+    path = _config_path(argv) or os.environ.get("PENSTOCK_CONFIG")
+    return _resolved(settings, command, argv, known | _filed(path), path)
 
 
 class WrongSettings(Exception):
@@ -139,7 +140,13 @@ class WrongSettings(Exception):
         self.sentences = sentences
 
 
-def _resolved(settings: type[S], command: str, argv: Sequence[str], behind: dict[str, object]) -> S:
+def _resolved(
+    settings: type[S],
+    command: str,
+    argv: Sequence[str],
+    behind: dict[str, object],
+    path: str | None,
+) -> S:
     class Resolved(settings):  # type: ignore[valid-type, misc]
         __doc__ = settings.__doc__
         model_config = SettingsConfigDict(cli_prog_name=command, cli_exit_on_error=False)
@@ -161,11 +168,11 @@ def _resolved(settings: type[S], command: str, argv: Sequence[str], behind: dict
     except SettingsError as refusal:
         raise WrongSettings(_of_words(str(refusal), Resolved)) from None
     except ValidationError as refusal:
-        wrong = [("-".join(_words(each["loc"])), each["msg"]) for each in refusal.errors()]
+        wrong = [(_words(each["loc"]), each["msg"]) for each in refusal.errors()]
         raise WrongSettings(
             *(
-                f"--{where.replace('_', '-')}: {what.removeprefix('Value error, ')}"
-                for where, what in wrong
+                f"{_place(words, argv, behind, path)}: {what.removeprefix('Value error, ')}"
+                for words, what in wrong
             )
         ) from None
     if unknown_variables(os.environ):
@@ -223,6 +230,19 @@ def _filed(path: str | None) -> dict[str, object]:
 def _words(place: tuple[int | str, ...]) -> list[str]:
     """Return the words of the flag's name, without the numbers of its values."""
     return [word for word in place if isinstance(word, str)]
+
+
+def _place(
+    words: Sequence[str], argv: Sequence[str], behind: Container[str], path: str | None
+) -> str:
+    """Return where a wrong value stands: its flag, else its variable, else the file and its key."""
+    flag, name = f"--{'-'.join(words).replace('_', '-')}", words[0] if words else ""
+    own = f"--{name.replace('_', '-')}"
+    if any(each.split("=", 1)[0].split(".", 1)[0] in (own, f"--no-{own[2:]}") for each in argv):
+        return flag
+    if name and (variable := PREFIX + name.upper()) in os.environ:
+        return f"{variable} in the environment"
+    return f"{path}: {'.'.join(words)}" if path and name in behind else flag
 
 
 def _of_words(refusal: str, settings: type[Settings]) -> str:

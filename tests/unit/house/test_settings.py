@@ -73,7 +73,8 @@ def test_what_is_no_setting_is_refused_by_name_with_the_nearest_one(
         (None, "cannot be read: No such file"),
         ("a: [b", "is not YAML"),
         ("- max_model_len", "a setting a line"),
-        ("port: many", "--port: "),
+        ("port: many", "settings.yaml: port: Input should be a valid integer"),
+        ("webhook_private: [http://a:1, b]", "settings.yaml: webhook_private: b is not like"),
     ],
 )
 def test_a_file_that_says_nothing_is_refused(
@@ -112,6 +113,26 @@ def test_a_wrong_word_costs_one_line(
 ) -> None:
     [line] = refused(capsys, *words.split())
     assert why in line
+
+
+def test_a_wrong_value_is_said_of_the_place_that_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A flag or a variable hides what the file says, right or wrong."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("port: many\n")
+    words = ["gateway", f"--config={file}"]
+    [line] = refused(capsys, *words)
+    assert f"gateway: {file}: port: " in line
+    [line] = refused(capsys, *words, "--port=few")
+    assert "gateway: --port: " in line
+    monkeypatch.setenv("PENSTOCK_PORT", "none")
+    [line] = refused(capsys, *words)
+    assert "gateway: PENSTOCK_PORT in the environment: " in line
+    monkeypatch.setenv("PENSTOCK_PORT", "0")
+    file.write_text("port: many\nhead_timeout_s: soon\n")
+    [line] = refused(capsys, *words)
+    assert f"gateway: {file}: head_timeout_s: " in line
 
 
 def test_variables_of_others_are_no_settings_of_ours() -> None:
