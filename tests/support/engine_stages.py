@@ -25,6 +25,7 @@ from worker_process import WorkerProcess, ask
 
 PROMPTS = [f"Once upon a time there were {number} " for number in range(2, 8)]
 LONG = SamplingParams(temperature=0, seed=1, max_tokens=150)
+MUCH = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, seed=1, max_tokens=None, ignore_eos=True)
 LEASE = ("--orphan-grace-ms", "60000", "--step-timeout-s", "20")
 
@@ -156,6 +157,7 @@ def _url(*urls: str) -> tuple[str, ...]:
 @contextmanager
 def native() -> Iterator[EngineStage]:
     with Server() as server, EngineStage(server, BUNDLED_MODEL, ("--deterministic",)) as stage:
+        stage.long = MUCH  # it is fast
         yield stage
 
 
@@ -193,7 +195,9 @@ def penstock() -> Iterator[EngineStage]:
         gateway = stack.enter_context(GatewayProcess(behind.url))
         stack.enter_context(WorkerProcess(behind.url, BUNDLED_MODEL, "--deterministic")).ready()
         server = stack.enter_context(Server())
-        yield stack.enter_context(EngineStage(server, BUNDLED_MODEL, _url(gateway.url)))
+        stage = stack.enter_context(EngineStage(server, BUNDLED_MODEL, _url(gateway.url)))
+        stage.long = MUCH
+        yield stage
 
 
 @contextmanager
@@ -270,7 +274,7 @@ def llama_cpp() -> Iterator[EngineStage]:
             [f"{folder}/llama-server", "-m", str(file), *flags], {"LD_LIBRARY_PATH": folder}
         )
         with _listening(listener) as stage:
-            stage.long = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+            stage.long = MUCH
             yield stage
 
 

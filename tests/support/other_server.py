@@ -172,12 +172,13 @@ def application(given: argparse.Namespace) -> FastAPI:
             return JSONResponse({"error": {"message": "prompt: give text"}}, 400)
         found = _FAULT.search(tokenizer.decode(prompt))
         fault, after = (found[1], int(found[2])) if found else ("", 0)
-        met[fault] = met.get(fault, 0) + 1
+        asked = found[0] if found else ""
+        met[asked] = met.get(asked, 0) + 1
         if fault == "refuse":
             return JSONResponse({"error": {"message": "the prompt is bad"}}, 400)
-        if fault == "busy" and met[fault] <= after:
+        if fault == "busy" and met[asked] <= after:
             return Response(status_code=503, headers={"retry-after": "0.05"})
-        if fault == "error" and met[fault] <= after:
+        if fault == "error" and met[asked] <= after:
             return JSONResponse({"error": {"message": "oh"}}, 500)
         chunks = stream(body, prompt, fault if fault in IN_STREAM else "", after)
         return StreamingResponse(chunks, media_type="text/event-stream")

@@ -124,7 +124,10 @@ def test_a_lane_may_hold_as_many_jobs_as_the_file_says_now(
     "text, why",
     [
         ("api_key: [second", "--config: {file} is not YAML"),
-        ("max_num_queued_reqs: 0\napi_key: [second]", "{file}: max_num_queued_reqs: Input should be"),
+        (
+            "max_num_queued_reqs: 0\napi_key: [second]",
+            "{file}: max_num_queued_reqs: Input should be",
+        ),
         ("api_keys: [second]", "--config: {file}: api_keys is no setting: did you mean api_key?"),
         ("", "--api-key: without any nobody is let in"),
     ],

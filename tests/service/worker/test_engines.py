@@ -2,7 +2,8 @@
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -16,30 +17,17 @@ from worker_process import ask, until
 TRIED = THEIRS or STAGES
 
 
-@pytest.fixture(scope="module", params=TRIED.values(), ids=TRIED)
-def stage(request: pytest.FixtureRequest) -> Iterator[EngineStage]:
-    with request.param() as stage:
-        stage.workers()
-        yield stage
-
-
-@pytest.fixture(scope="module")
-def undisturbed(stage: EngineStage) -> list[str]:
-    """The answers to PROMPTS of a worker that nothing befalls."""
-    return answers(stage, lambda: None)
-
-
 def one(stage: EngineStage, asks: Callable[[Client], Awaitable[None]]) -> None:
     stage.workers()
     ask(stage.url, asks)
 
 
-def test_a_killed_worker_costs_a_pause(stage: EngineStage, undisturbed: list[str]) -> None:
+def a_killed_worker_costs_a_pause(stage: EngineStage, undisturbed: list[str]) -> None:
     first, _ = stage.workers(2)
     assert answers(stage, first.kill) == undisturbed
 
 
-def test_a_frozen_worker_writes_nothing_when_it_comes_back(
+def a_frozen_worker_writes_nothing_when_it_comes_back(
     stage: EngineStage, undisturbed: list[str]
 ) -> None:
     first, second = stage.workers(2)
@@ -53,9 +41,7 @@ def test_a_frozen_worker_writes_nothing_when_it_comes_back(
     assert answers(stage, freeze) == undisturbed
 
 
-def test_a_worker_that_drains_hands_on_what_is_left(
-    stage: EngineStage, undisturbed: list[str]
-) -> None:
+def a_worker_that_drains_hands_on_what_is_left(stage: EngineStage, undisturbed: list[str]) -> None:
     first, _ = stage.workers(2)
 
     def drain() -> None:
@@ -66,7 +52,7 @@ def test_a_worker_that_drains_hands_on_what_is_left(
     assert answers(stage, drain) == undisturbed
 
 
-def test_a_server_of_others_that_is_killed_costs_a_pause(
+def a_server_of_others_that_is_killed_costs_a_pause(
     stage: EngineStage, undisturbed: list[str]
 ) -> None:
     if stage.kill_server is None:
@@ -81,7 +67,7 @@ def test_a_server_of_others_that_is_killed_costs_a_pause(
     assert answers(stage, kill) == undisturbed
 
 
-def test_a_cancelled_job_frees_the_engine(stage: EngineStage) -> None:
+def a_cancelled_job_frees_the_engine(stage: EngineStage, _: list[str]) -> None:
     async def asks(client: Client) -> None:
         job_id = await client.enqueue(PROMPTS[0], params=stage.endless)
         reader = Reader()
@@ -100,11 +86,11 @@ def test_a_cancelled_job_frees_the_engine(stage: EngineStage) -> None:
         until(lambda: stage.running is None or stage.running() == 0, "the server to be free")
 
 
-def test_a_deadline_ends_a_job_that_runs(stage: EngineStage) -> None:
+def a_deadline_ends_a_job_that_runs(stage: EngineStage, _: list[str]) -> None:
     async def asks(client: Client) -> None:
         params = stage.endless
         for prompt in PROMPTS:
-            job_id = await client.enqueue(prompt, params=params, timeout_ms=300)
+            job_id = await client.enqueue(prompt, params=params, timeout_ms=1500)
             result = await client.result(job_id)
             assert result is not None
             if result.state != "succeeded":
@@ -116,7 +102,7 @@ def test_a_deadline_ends_a_job_that_runs(stage: EngineStage) -> None:
     one(stage, asks)
 
 
-def test_a_budget_ends_a_job_at_its_last_token(stage: EngineStage) -> None:
+def a_budget_ends_a_job_at_its_last_token(stage: EngineStage, _: list[str]) -> None:
     async def asks(client: Client) -> None:
         for prompt in PROMPTS:
             account = Account(name=prompt, limits=Quota(tokens_per_day=60))
@@ -132,7 +118,7 @@ def test_a_budget_ends_a_job_at_its_last_token(stage: EngineStage) -> None:
     one(stage, asks)
 
 
-def test_a_job_that_ends_the_engine_is_the_only_one_that_dies(
+def a_job_that_ends_the_engine_is_the_only_one_that_dies(
     stage: EngineStage, undisturbed: list[str]
 ) -> None:
     if stage.crash is None:
@@ -162,29 +148,54 @@ async def _revive(stage: EngineStage) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_tenants_flood_and_batches_give_way_to_others(stage: EngineStage) -> None:
+def a_tenants_flood_and_batches_give_way_to_others(stage: EngineStage, _: list[str]) -> None:
     """The queue decides whose turn it is, so the engine may be any."""
     ended: list[str] = []
+    params = stage.long.model_copy(update={"max_tokens": 60})
+    line: list[tuple[str, str, PriorityClass]] = [("batch", "one", "batch")] * 6
+    line += [("flood", "one", "normal")] * 12 + [("other", "two", "normal")]
 
     async def asks(client: Client) -> None:
-        params = stage.long.model_copy(update={"max_tokens": 60})
-
-        async def run(name: str, tenant: str, more: PriorityClass = "normal") -> None:
-            job_id = await client.enqueue(
-                PROMPTS[0], params=params, tenant=tenant, priority_class=more, background=True
-            )
+        async def end(name: str, job_id: str, tenant: str) -> None:
             result = await client.result(job_id, tenant=tenant)
             assert result is not None and result.state == "succeeded"
             ended.append(name)
 
-        async with asyncio.TaskGroup() as parts:
-            for _ in range(6):
-                parts.create_task(run("batch", "one", "batch"))
-            for _ in range(12):
-                parts.create_task(run("flood", "one"))
-            await asyncio.sleep(0.1)
-            parts.create_task(run("other", "two"))
+        put_in = []
+        for name, tenant, priority_class in line:
+            job_id = await client.enqueue(
+                PROMPTS[0],
+                params=params,
+                tenant=tenant,
+                priority_class=priority_class,
+                background=True,
+            )
+            put_in.append(end(name, job_id, tenant))
+        await asyncio.gather(*put_in)
 
     stage.workers(1, "--max-num-seqs", "1")
     ask(stage.url, asks)
     assert ended[ended.index("other") :].count("flood") >= 3 and ended[-1] == "batch"
+
+
+PROMISES = [
+    a_killed_worker_costs_a_pause,
+    a_frozen_worker_writes_nothing_when_it_comes_back,
+    a_worker_that_drains_hands_on_what_is_left,
+    a_server_of_others_that_is_killed_costs_a_pause,
+    a_cancelled_job_frees_the_engine,
+    a_deadline_ends_a_job_that_runs,
+    a_budget_ends_a_job_at_its_last_token,
+    a_job_that_ends_the_engine_is_the_only_one_that_dies,
+    a_tenants_flood_and_batches_give_way_to_others,
+]
+
+
+@pytest.mark.parametrize("begin", TRIED.values(), ids=TRIED)
+def test_each_promise_holds(begin: Callable[[], AbstractContextManager[EngineStage]]) -> None:
+    """One test, since each process of pytest would start the engines of its part anew."""
+    with begin() as stage:
+        stage.workers()
+        undisturbed = answers(stage, lambda: None)
+        for promise in PROMISES:
+            promise(stage, undisturbed)

@@ -227,18 +227,18 @@ LASTING = ("cut 0", "foreign 0", "negative 0", "nonsense 0", "unended 0", "silen
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_request_that_broke_goes_on(fault: str) -> None:
-    with OtherServer() as server:
-        prompt = TEXT.encode(f"fail {fault}")
-        found = one(engine_of(server), prompt)
+def test_a_request_that_broke_goes_on(engine: AnyEngine, fault: str) -> None:
+    prompt = TEXT.encode(f"fail {fault}")
+    found = one(engine, prompt)
     assert found.error is None and found.token_ids == undisturbed(prompt, 40)
 
 
 @pytest.mark.parametrize("fault", LASTING)
-def test_a_request_that_breaks_ever_again_is_a_crash(engine: AnyEngine, fault: str) -> None:
-    with OtherServer() as server, pytest.raises(ServerLost) as lost:
-        one(engine_of(server), TEXT.encode(f"fail {fault}"))
-    assert "3 requests broke in turn" in str(lost.value)
+def test_a_request_that_breaks_ever_again_is_a_crash(
+    servers: dict[str, OtherServer], fault: str
+) -> None:
+    with pytest.raises(ServerLost, match="3 requests broke in turn"):
+        one(engine_of(servers["vllm"]), TEXT.encode(f"fail {fault}"))
 
 
 @pytest.mark.parametrize("fault", ("refuse 0", "refusal 0"))  # by a status, or as vLLM does it
