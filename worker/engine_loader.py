@@ -10,7 +10,7 @@ from penstock.worker.engine.fake import fake_engine
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
 from penstock.worker.process.loading import loading
-from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.process.settings import WorkerSettings
 
 
 class AnyEngine(Protocol):
@@ -74,7 +74,7 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
 def _config(settings: WorkerSettings) -> EngineConfig:
     assert settings.load_format != "fake"
     return EngineConfig(
-        model=model_folder(settings.model),
+        model=settings.folder(),
         dtype=settings.dtype,
         device=settings.device,
         load_format=settings.load_format,

@@ -84,6 +84,8 @@ class EngineLoop:
                     self._unmoved_since_s = None  # paused
         except Closed:
             return
+        finally:
+            self._is_closed.set()  # an engine that raised has no pulse
 
     def _step(self) -> None:
         num_commands = self._num_commands  # these at least are carried out when the step is over

@@ -88,8 +88,9 @@ class LLM:
             sentence = "tells routers of a worker's cache, and LLM is none; leave it out"
             raise InvalidJob(f"kv_events_config: {sentence}", "kv_events_config")
         self._text = load_tokenizer(self._settings)
-        self._generation = load_generation(self._settings)
+        generation = load_generation(self._settings)
         self._engine = load_engine(self._settings)
+        self._generation = generation.without(self._engine.limits.unsupported)
         self._numbers = itertools.count()
 
     @property

@@ -25,8 +25,9 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     """Read a completion request. Raises InvalidJob."""
     asked = validate(CompletionRequest, body)
     job = text_job(job_id, caller, asked, body)
-    prompt_ids = [prompt for prompt in prompts_of(asked) if not isinstance(prompt, str)]
-    echo = [str(prompt) for prompt in prompts_of(asked)] if asked.echo else []
+    prompts = prompts_of(asked) if asked.echo or asked.return_token_ids else []
+    prompt_ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    echo = [str(prompt) for prompt in prompts] if asked.echo else []
     return AnswerContext(
         job,
         asked.stream_options,

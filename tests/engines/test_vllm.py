@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
-from engine_stages import THEIRS, EngineStage
+from engine_stages import THEIRS, EngineStage, answers
 from penstock.gateway.client import Client
 from penstock.schemas.event import Result
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
@@ -17,6 +17,7 @@ from penstock.worker.llm import LLM
 from worker_process import ask
 
 NAMES = [name for name in THEIRS if "vllm" in name.lower()]
+LIST = {"type": "array", "items": {"type": "integer"}, "minItems": 60}
 PROMPTS = ["Once upon a time there were 3 ", "The capital of", "One plus two is"]
 SCHEMA = {
     "type": "object",
@@ -104,6 +105,34 @@ def test_structure_holds_and_a_seed_repeats(stage: EngineStage) -> None:
             if choice.finish_reason == "stop":
                 jsonschema.validate(json.loads(choice.text), SCHEMA)
     assert any(len({each.text for each in result.choices}) == 2 for result in first)
+
+
+STATES = {
+    "a seed": {"seed": 3},
+    "a presence penalty": GREEDY | {"presence_penalty": 0.5},
+    "a schema": GREEDY | {"structured_outputs": StructuredOutputs(json_schema=LIST)},
+}
+
+
+@pytest.mark.parametrize("given", STATES.values(), ids=STATES)
+def test_an_answer_with_a_state_goes_on_after_a_kill(
+    stage: EngineStage, given: dict[str, object]
+) -> None:
+    params = SamplingParams.model_validate(given | {"max_tokens": 300, "ignore_eos": True})
+    if params.structured_outputs is not None:
+        params = params.model_copy(update={"ignore_eos": False})
+    expected = answers(stage, lambda: None, PROMPTS, params)
+    first, _ = stage.workers(2)
+    assert answers(stage, first.kill, PROMPTS, params) == expected
+    if stage.kill_server is not None:
+
+        def kill() -> None:
+            assert stage.kill_server is not None
+            stage.kill_server()
+            stage.revive()
+
+        stage.workers()
+        assert answers(stage, kill, PROMPTS, params) == expected
 
 
 def test_a_bad_grammar_fails_its_job_alone(stage: EngineStage) -> None:

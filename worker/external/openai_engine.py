@@ -23,7 +23,7 @@ from penstock.worker.external.server import Fitness, Refused, RemoteServer, Unre
 from penstock.worker.external.shape import ModelShape, model_shape
 from penstock.worker.external.spelling import Speller
 from penstock.worker.process.log import log
-from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 _START_RETRY_S = 1.0
@@ -69,8 +69,8 @@ class OpenAIEngine:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps that had outputs."""
-        return self._stats.num_steps
+        """Return 0: nothing is computed here, so that no step's time stands for its speed."""
+        return 0
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return whether there is anything for a step to do, after at most this time."""
@@ -89,8 +89,6 @@ class OpenAIEngine:
         while not self.letters.empty():
             self._take(self.letters.get())
         outputs, self._outputs = self._outputs, []
-        if outputs:
-            self._stats.num_steps += 1
         return outputs
 
     def follow_blocks(self, with_token_ids: bool) -> BlockChanges:
@@ -144,7 +142,7 @@ class OpenAIEngine:
 
 def load_openai_engine(settings: WorkerSettings) -> OpenAIEngine:
     """Return the engine once a server answers. Raises InvalidJob where one can never serve."""
-    folder = model_folder(settings.model, with_weights=False)
+    folder = settings.folder()
     shape = model_shape(folder)
     loop = uvloop.new_event_loop()
     threading.Thread(target=_run, args=(loop,), name="servers", daemon=True).start()

@@ -72,7 +72,11 @@ class Requests:
     async def watch(self) -> None:
         """Look after the servers for ever: one that comes gets work, one that is gone is lost."""
         while True:
-            await asyncio.gather(*map(self._look, self._servers))
+            for failure in await asyncio.gather(
+                *map(self._look, self._servers), return_exceptions=True
+            ):
+                if failure is not None:
+                    log.error("a server cannot be looked after", exc_info=failure)
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _look(self, server: RemoteServer) -> None:

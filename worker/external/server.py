@@ -195,7 +195,7 @@ class RemoteServer:
             if error.code < 500:
                 raise Refused(f"engine_url: {said}; give the URL that has /v1 below it") from error
             raise Unready(said) from error
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: of a host's name
             raise Unready(f"{self.http.base_url}: {error}") from error
 
     def _fetch(self, endpoint: str) -> bytes:

@@ -23,7 +23,7 @@ from penstock.worker.external.continuation import Continuation, Diverged
 from penstock.worker.external.shape import model_shape
 from penstock.worker.process.loading import loading
 from penstock.worker.process.log import log
-from penstock.worker.process.settings import OF_VLLM, WorkerSettings, model_folder
+from penstock.worker.process.settings import OF_VLLM, WorkerSettings
 
 _SAME = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -272,7 +272,7 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
     except ImportError as error:
         why = f"engine: vllm cannot be loaded here ({error}); install it beside Penstock"
         raise InvalidJob(why, "engine") from error
-    folder = model_folder(settings.model)
+    folder = settings.folder()
     arguments = _arguments(settings, str(folder), frozenset(EngineArgs.__dataclass_fields__))
     with loading(settings.model):
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -321,6 +321,9 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
 
 def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> dict[str, object]:
     """Return the arguments of vLLM's engine. Raises InvalidJob for those that are none."""
+    if "hf_token" in settings.engine_args:
+        why = "engine_args: hf_token has no effect, since vLLM is given a folder; set HF_TOKEN"
+        raise InvalidJob(why, "engine_args")
     for name in settings.engine_args:
         if name in _OF_SETTINGS:
             flag = name.replace("_", "-")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.worker.process.loading import loading
 from penstock.worker.process.sampling_defaults import load_generation
-from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.process.settings import WorkerSettings
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
 _BLOCK_SIZE = 16  # the usual one, which leaves the digest as it is
@@ -34,8 +34,7 @@ def fingerprint(settings: WorkerSettings) -> str:
     digest.update(repr(_computed(settings)).encode())
     if not settings.is_fake:
         with loading(settings.model):
-            with_weights = settings.engine != "openai"
-            for path in sorted(model_folder(settings.model, with_weights).glob("*")):
+            for path in sorted(settings.folder().glob("*")):
                 if path.suffix in _SUFFIXES and path.is_file():
                     for piece in _pieces(path):
                         digest.update(piece)
@@ -51,12 +50,21 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
     usual = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
     others = {
         "engine": settings.engine,
+        "engine_model": settings.engine_model,
+        "engine_args": settings.engine_args,
         "hf_overrides": settings.hf_overrides,
         "generation": dict(load_generation(settings).defaults),
         # It groups the sums of attention, which counts where bits are promised.
         "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
     }
-    known = {"engine": "native", "hf_overrides": {}, "generation": {}, "block_size": _BLOCK_SIZE}
+    known: dict[str, object] = {
+        "engine": "native",
+        "engine_model": None,
+        "engine_args": {},
+        "hf_overrides": {},
+        "generation": {},
+        "block_size": _BLOCK_SIZE,
+    }
     told = {name: json.dumps(each, sort_keys=True) for name, each in others.items()}
     return (*usual, *(item for item in told.items() if others[item[0]] != known[item[0]]))
 

@@ -4,6 +4,7 @@ import hashlib
 import secrets
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     BaseModel,
@@ -225,6 +226,8 @@ class WorkerSettings(TracingSettings):
         for url in given:
             if not is_http_url(url):
                 raise ValueError(f"{url!r} is no http:// or https:// URL")
+            if "@" in urlsplit(url).netloc:
+                raise ValueError("a name and password in it have no effect; use engine_api_key")
         return given
 
     @field_validator("engine_args")
@@ -253,6 +256,10 @@ class WorkerSettings(TracingSettings):
     @property
     def is_fake(self) -> bool:
         return self.load_format == FAKE
+
+    def folder(self) -> Path:
+        """Return the model's folder, fetched as far as the engine needs it. Raises InvalidJob."""
+        return model_folder(self.model, with_weights=self.engine != "openai")
 
     @property
     def names(self) -> list[str]:

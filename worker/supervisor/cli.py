@@ -9,7 +9,7 @@ from penstock.schemas.errors import InvalidJob, PenstockError
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.start import load_settings, write_log_to_stderr
 from penstock.worker.process.log import log
-from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.supervisor.supervisor import Supervisor
 
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         if not settings.is_fake:
-            model_folder(settings.model)  # fetched once, before the processes need it
+            settings.folder()  # fetched once, before the processes need it
     except InvalidJob as error:
         print(f"penstock worker: {error.message}", file=sys.stderr)
         return NEVER_STARTS

@@ -12,7 +12,9 @@ from penstock.worker.process.settings import WorkerSettings
 
 MOST_FILES = 16  # in one folder; the oldest are deleted. A file has at most 1.3 MiB
 SUFFIX = ".crash.json"
-_SECRETS = {"cache_salt_secret", "redis_url"}
+_SECRETS = {"redis_url"} | {
+    name for name, field in WorkerSettings.model_fields.items() if not field.repr
+}
 
 
 async def keep_dump(settings: WorkerSettings, worker: str, told: dict[str, JsonValue]) -> None:

@@ -131,7 +131,6 @@ class Watchdog:
         self._card = WorkerCard(
             host=socket.gethostname(),
             pid=os.getpid(),
-            max_num_seqs=settings.max_num_seqs,
             version=version("penstock"),
             cache_config=settings.cache_config(),
         )
@@ -263,8 +262,13 @@ class Watchdog:
         """
         prepared = await asyncio.shield(self._prepared)  # a cancelled wait leaves it as it is
         card_digest = await asyncio.to_thread(fingerprint, self._settings)
+        limits = prepared.limits
         self._card = self._card.model_copy(
-            update={"fingerprint": card_digest, "resumes": prepared.limits.resumes}
+            update={
+                "fingerprint": card_digest,
+                "max_num_seqs": limits.max_num_seqs,
+                "resumes": limits.resumes,
+            }
         )
         while not self._drains.is_set():
             incarnation = f"{self._card.host}-{self._card.pid}-{secrets.token_hex(4)}"

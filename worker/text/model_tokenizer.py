@@ -16,7 +16,7 @@ from penstock.schemas.job import Chat, Prompt
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.models.errors import is_failure, reason
 from penstock.worker.process.loading import loading
-from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.detokenizer import Detokenizer, PieceDecoder
 
@@ -130,7 +130,7 @@ class ModelTokenizer:
 def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
     """Return the tokenizer that belongs to the engine of these settings. Raises InvalidJob."""
     with loading(f"the tokenizer of {settings.model}"):
-        return ModelTokenizer(ByteTokenizer() if settings.is_fake else model_folder(settings.model))
+        return ModelTokenizer(ByteTokenizer() if settings.is_fake else settings.folder())
 
 
 def _finite(logprob: float) -> float:

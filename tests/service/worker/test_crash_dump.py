@@ -83,7 +83,15 @@ def test_a_folder_holds_the_latest_few(tmp_path):
 
 def test_settings_are_shown_without_what_is_secret():
     url = f"redis://user:{CANARY}@127.0.0.1:6379/0"
-    settings = WorkerSettings(model="m", redis_url=url, cache_salt_secret=SECRET, max_num_seqs=7)
+    settings = WorkerSettings(
+        model="m",
+        engine="openai",
+        engine_url=["http://here"],
+        engine_api_key=CANARY,
+        redis_url=url,
+        cache_salt_secret=SECRET,
+        max_num_seqs=7,
+    )
     told = shown(settings)
     assert CANARY not in json.dumps(told)
     assert told["max_num_seqs"] == 7 and told["model"] == "m"

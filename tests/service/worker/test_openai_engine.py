@@ -1,5 +1,6 @@
 """The engine that is servers of others, against one that acts as several kinds of them do."""
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine_loader import AnyEngine, load_engine
 from penstock.worker.external.requests import ServerLost
+from penstock.worker.llm import LLM
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 from worker_process import until
@@ -270,6 +272,20 @@ def test_a_cancelled_sequence_is_given_up_at_the_server() -> None:
             assert time.monotonic() < give_up
 
 
+def test_a_sequence_that_hangs_holds_up_no_other(servers: dict[str, OtherServer]) -> None:
+    engine = engine_of(servers["vllm"])
+    engine.add(AddSequence("h:1:0", TEXT.encode("fail hang 3"), GREEDY))
+    made = 0
+    while made < 3:
+        assert engine.wait(60)
+        made += sum(len(output.token_ids) for output in engine.step())
+    assert one(engine, PROMPT).token_ids == undisturbed(PROMPT, 40)
+    assert engine.busy and servers["vllm"].running() == 1
+    engine.cancel("h:1:0")
+    assert engine.wait(60) and engine.step() == [] and not engine.busy
+    until(lambda: servers["vllm"].running() == 0, "the server to be free")
+
+
 def test_no_server_gets_more_than_its_share() -> None:
     with OtherServer(step_ms=20) as first, OtherServer(step_ms=20) as second:
         engine = engine_of(first, second, max_num_seqs=2)
@@ -355,6 +371,31 @@ def test_a_key_is_given_with_each_request() -> None:
         assert one(engine_of(server, engine_api_key="k"), PROMPT).error is None
 
 
+def test_a_name_that_cannot_be_looked_up_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"model": str(BUNDLED_MODEL), "engine": "openai", "engine_url": [f"http://{'a' * 70}"]}
+    thread = threading.Thread(
+        target=load_engine, args=(WorkerSettings.model_validate(given),), daemon=True
+    )
+    thread.start()
+    until(lambda: "no server answers" in caplog.text, "it to be told")
+    assert thread.is_alive()
+
+
+def test_an_llm_has_only_the_defaults_that_its_servers_obey(
+    servers: dict[str, OtherServer],
+) -> None:
+    for kind, top_k in (("vllm", 7), ("unknown", SamplingParams().top_k)):
+        llm = LLM(
+            str(BUNDLED_MODEL),
+            engine="openai",
+            engine_url=[servers[kind].url],
+            override_generation_config={"top_k": 7},
+        )
+        assert llm.get_default_sampling_params().top_k == top_k
+        [output] = llm.generate([PROMPT], SamplingParams(max_tokens=5, temperature=0))
+        assert output.outputs[0].text == TEXT.decode(undisturbed(PROMPT, 5))
+
+
 def test_what_is_no_such_server_is_told_of() -> None:
     with OtherServer() as server:
         settings = settings_for(server)
@@ -384,6 +425,7 @@ def test_vllm_where_it_is_not_is_told_of() -> None:
 SETTINGS: list[tuple[dict[str, object], str]] = [
     ({"engine": "openai"}, "engine_url"),
     ({"engine": "openai", "engine_url": ["here"]}, "engine_url"),
+    ({"engine": "openai", "engine_url": ["http://user:word@here"]}, "engine_url"),
     ({"engine_url": ["http://here"]}, "engine_url"),
     ({"engine": "openai", "engine_url": ["http://here"], "quantization": "int8"}, "quantization"),
     ({"engine": "openai", "engine_url": ["http://a"], "engine_args": {"a": 1}}, "engine_args"),

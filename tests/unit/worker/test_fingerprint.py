@@ -66,6 +66,14 @@ def test_another_way_to_compute_is_another_model(folder, settings):
     assert of(folder) != of(folder, **settings)
 
 
+def test_what_servers_are_asked_for_is_a_part(folder):
+    servers = {"engine": "openai", "engine_url": ["http://here"]}
+    assert of(folder, **servers) == of(folder, **servers | {"engine_url": ["http://there"]})
+    assert of(folder, **servers) != of(folder, **servers, engine_model="another")
+    vllm = {"engine": "vllm"}
+    assert of(folder, **vllm) != of(folder, **vllm, engine_args={"quantization": "fp8"})
+
+
 def test_of_bits_that_are_promised_the_block_size_is_a_part(folder):
     """It groups the sums of attention."""
     assert of(folder, deterministic=True) != of(folder, deterministic=True, block_size=32)
