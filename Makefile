@@ -68,7 +68,8 @@ scaling: .venv/installed
 
 # Every part restarted, one after another, under callers who never try again.
 rolling: .venv/installed
-	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.rolling --callers $(or $(CALLERS),8) --away-s $(or $(AWAY_S),0)
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.rolling --callers $(or $(CALLERS),8) --away-s $(or $(AWAY_S),0) \
+	  --retry-s $(or $(RETRY_S),0)
 
 # What traces cost, in CPU time of gateway and worker.
 tracing: .venv/installed

@@ -64,6 +64,7 @@ class Keyring:
     def __init__(self, redis: Redis, secret: bytes | None) -> None:
         self._store = KeyStore(redis)
         self._secret = secret or b""
+        self._first_s = max(PATIENCE_S, redis.place.retry_s)  # for keys that never came yet
         self._parsed: dict[bytes, ApiKey | None] = {}
         self._keys: dict[str, ApiKey] = {}
         self._fresh_until_s = 0.0
@@ -89,7 +90,8 @@ class Keyring:
         if time.monotonic() >= self._fresh_until_s:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask())
-            await asyncio.wait({self._asking}, timeout=PATIENCE_S)
+            patience_s = PATIENCE_S if self._known_until_s else self._first_s
+            await asyncio.wait({self._asking}, timeout=patience_s)
         is_old = self.has_keys and time.monotonic() >= self._known_until_s
         if is_old or self._known_until_s == 0:
             raise QueueUnreachable("API keys cannot be checked: Redis could not be reached")

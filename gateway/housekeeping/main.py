@@ -3,8 +3,10 @@
 import asyncio
 import json
 import logging
+import signal
 import sys
 from asyncio import CancelledError
+from collections.abc import Sequence
 from contextlib import suppress
 from signal import Signals
 
@@ -23,7 +25,8 @@ from penstock.gateway.webhooks.outbound import Outbound, OutboundSettings
 from penstock.gateway.webhooks.webhooks import Postman, RetrySchedule
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import load_settings, write_log_to_stderr
+from penstock.schemas.process.reload import reload
+from penstock.schemas.process.start import load_settings, read_settings, write_log_to_stderr
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.group_sync import Durability, sync_for
 from penstock.schemas.redis.server_check import UnfitServer, check_when_reached
@@ -34,6 +37,17 @@ log = logging.getLogger(__name__)
 QUEUE = "penstock:chores"
 MOST_CHORE_S = 50  # then arq cancels a chore; that of a killed process it holds 10 s longer
 AT_ONCE = 64
+# What is taken over while it runs, on SIGHUP. All others need a restart.
+RELOADABLE = frozenset(
+    {
+        "log_format",
+        "log_level",
+        "webhook_max_attempts",
+        "webhook_private",
+        "webhook_public",
+        "webhook_retry_s",
+    }
+)
 
 
 class HousekeepingSettings(OutboundSettings, FilesSettings):
@@ -60,6 +74,10 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
         128, ge=1, le=4096, description="lines of one batch that are with the queue at once"
     )
 
+    @property
+    def retries(self) -> RetrySchedule:
+        return RetrySchedule(self.webhook_retry_s, self.webhook_max_attempts)
+
     @field_validator("chores_redis_url")
     @classmethod
     def is_one_of_arqs(cls, url: str | None, others: ValidationInfo) -> str | None:
@@ -69,6 +87,20 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
 
 
 def main(argv: list[str]) -> int:
+    """Run the chores and return the exit status.
+
+    On SIGTERM or SIGINT it ends in order, with 0. On SIGHUP it reads its settings again.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until arq listens for it
+    # SIGHUP does nothing until the chores run: the settings were read a moment ago.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _run(argv: list[str]) -> int:
     settings = load_settings(HousekeepingSettings, "penstock housekeeping", argv)
     write_log_to_stderr("housekeeping", settings)
     logging.getLogger("arq").setLevel(logging.WARNING)  # else arq logs all chores, every second
@@ -77,10 +109,8 @@ def main(argv: list[str]) -> int:
     except UnfitServer as error:
         log.error("%s", error)
         return NEVER_STARTS
-    except KeyboardInterrupt:
-        return 0
     try:
-        house = worker(settings)
+        house = worker(settings, argv)
     except OSError as error:
         log.error("%s: %s", error.filename, error.strerror)
         return NEVER_STARTS
@@ -117,16 +147,30 @@ def run_until_told_to_stop(house: Worker) -> int:
     return 0
 
 
-def worker(settings: HousekeepingSettings) -> Worker:
+def worker(settings: HousekeepingSettings, argv: Sequence[str] = ()) -> Worker:
+    """Return arq's worker with all chores, which reads these words again on SIGHUP."""
     client = Client.from_url(settings.redis_url)
-    patience = RetrySchedule(settings.webhook_retry_s, settings.webhook_max_attempts)
-    postman = Postman(client.redis, Outbound(settings), patience, settings.webhook_timeout_s)
+    in_force = [settings]
+    outbound, timeout_s = Outbound(settings), settings.webhook_timeout_s
+    postman = Postman(client.redis, outbound, settings.retries, timeout_s)
     batches, run = Batches(client.redis), None
     if settings.files_folder is not None:
         files = Files(client.redis, settings)
         run = BatchRun(client, files, batches, postman, settings.batch_window)
 
-    async def say(ctx: dict[str, ArqRedis]) -> None:
+    def read() -> HousekeepingSettings:
+        url = settings.redis_url
+        return read_settings(HousekeepingSettings, "penstock housekeeping", argv, url)
+
+    def apply(new: HousekeepingSettings) -> None:
+        in_force[:] = [new]
+        postman.use(Outbound(new), new.retries)
+
+    def again() -> None:
+        reload(in_force[0], read, RELOADABLE, apply, "housekeeping")
+
+    async def begin(ctx: dict[str, ArqRedis]) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again)
         log.info("housekeeping started its chores")
 
     disk = sync_for(client.redis, settings.durability)
@@ -134,7 +178,7 @@ def worker(settings: HousekeepingSettings) -> Worker:
     return Worker(
         functions=chores.on_call(),
         cron_jobs=chores.on_a_clock(),
-        on_startup=say,
+        on_startup=begin,
         redis_settings=arq_settings(settings.redis_url, settings.chores_redis_url),
         queue_name=QUEUE,
         job_serializer=lambda chore: json.dumps(chore).encode(),

@@ -9,13 +9,18 @@ from collections.abc import Sequence
 
 import uvicorn
 
-from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.http.settings import RELOADABLE, GatewaySettings
 from penstock.gateway.server.app import build
 from penstock.gateway.server.listening import CannotListen, listen, url_of
 from penstock.gateway.server.protocol import Timeouts, bounded
-from penstock.gateway.server.reload import reload
 from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
-from penstock.schemas.process.start import keep_what_is_loaded, load_settings, write_log_to_stderr
+from penstock.schemas.process.reload import reload
+from penstock.schemas.process.start import (
+    keep_what_is_loaded,
+    load_settings,
+    read_settings,
+    write_log_to_stderr,
+)
 from penstock.schemas.secret import BadSecret
 
 LAST_CALL_S = 1.0  # for requests that were sent before their callers could know of the end
@@ -75,9 +80,17 @@ def main(argv: Sequence[str]) -> int:
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, reload, app.state, argv)
+        loop.add_signal_handler(signal.SIGHUP, again)
         loop.call_soon(pass_on)  # which runs when uvicorn listens for signals itself
         await server.serve([listening])
+
+    def again() -> None:
+        old: GatewaySettings = app.state.gateway.settings
+
+        def read() -> GatewaySettings:
+            return read_settings(GatewaySettings, "penstock gateway", argv, old.redis_url)
+
+        reload(old, read, RELOADABLE, app.state.apply, "gateway")
 
     def pass_on() -> None:
         for number in early:

@@ -198,6 +198,10 @@ class Postman(Webhooks):
         self._retries = retries
         self._attempt_lease_ms = int(1000 * (timeout_s + 5))
 
+    def use(self, outbound: Outbound, retries: RetrySchedule) -> None:
+        """Send by these from now on; what is being sent goes on as it began."""
+        self._outbound, self._retries = outbound, retries
+
     async def deliver(self, unit: str, turn: int) -> None:
         """Send what is due for one host, for about `WINDOW_S` seconds. arq runs it as a chore."""
         async with (

@@ -6,6 +6,7 @@ Every command may be repeated after an ambiguous failure, and is, within a bound
 import asyncio
 import random
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -133,8 +134,9 @@ class Redis:
             raise ServerRefused(
                 f"TOOLARGE a command of {len(packed)} bytes; at most {MAX_COMMAND_BYTES}"
             )
-        give_up_s = time.monotonic() + 2 * self.place.timeout_s
-        for pause_s in (*PAUSES_S, None):
+        began_s = time.monotonic()
+        give_up_s = began_s + max(2 * self.place.timeout_s, self.place.retry_s)
+        for pause_s in _pauses_s(began_s + self.place.retry_s):
             try:
                 return await self._attempt(key, packed, words[0] in BLOCKING)
             except (LinkLost, ServerRefused) as failure:
@@ -200,6 +202,14 @@ class Redis:
                 return Sentinels(self.place, self._links.get)
             case Kind.CLUSTER:
                 return Cluster(self.place, self._links.get)
+
+
+def _pauses_s(until_s: float) -> Iterator[float | None]:
+    """Yield the pauses between attempts, more of them until this time, and None after the last."""
+    yield from PAUSES_S
+    while time.monotonic() < until_s:
+        yield PAUSES_S[-1]
+    yield None
 
 
 def key_of(words: tuple[Word, ...]) -> bytes:

@@ -7,7 +7,7 @@
     unix:///path/of/socket[?db=0]
 
 `rediss` in place of `redis` speaks TLS. After `?`: ca, cert and key (files), verify=none,
-timeout_s, sentinel_username, sentinel_password.
+timeout_s, retry_s, sentinel_username, sentinel_password.
 """
 
 import ssl
@@ -22,7 +22,8 @@ from pydantic import AfterValidator
 TIMEOUT_S = 5.0
 PORT, SENTINEL_PORT = 6379, 26379
 OPTIONS = {
-    "db", "ca", "cert", "key", "verify", "timeout_s", "sentinel_username", "sentinel_password",
+    "db", "ca", "cert", "key", "verify", "timeout_s", "retry_s", "sentinel_username",
+    "sentinel_password",
 }  # fmt: skip
 
 
@@ -55,6 +56,12 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
+    """A URL of Redis.
+
+    timeout_s  a server that sends nothing for so long is dead
+    retry_s    a call is tried again for so long at the least; 0 means a few times
+    """
+
     kind: Kind
     addresses: tuple[Address, ...]
     login: Login
@@ -63,6 +70,7 @@ class RedisUrl:
     sentinel_login: Login = Login(None, None)
     tls: ssl.SSLContext | None = None
     timeout_s: float = TIMEOUT_S
+    retry_s: float = 0.0
 
 
 def parse(url: str) -> RedisUrl:
@@ -102,7 +110,8 @@ def parse(url: str) -> RedisUrl:
         service,
         Login(options.get("sentinel_username"), options.get("sentinel_password")),
         _tls(options, family == "rediss"),
-        _timeout_s(options),
+        _seconds(options, "timeout_s", TIMEOUT_S, 0.05),
+        _seconds(options, "retry_s", 0.0, 0.0),
     )
 
 
@@ -132,7 +141,8 @@ def _parse_unix(url: str) -> RedisUrl:
         login,
         _database(options.get("db", "0")),
         tls=_tls(options, False),
-        timeout_s=_timeout_s(options),
+        timeout_s=_seconds(options, "timeout_s", TIMEOUT_S, 0.05),
+        retry_s=_seconds(options, "retry_s", 0.0, 0.0),
     )
 
 
@@ -172,14 +182,14 @@ def _database(text: str) -> int:
     return int(text)
 
 
-def _timeout_s(options: dict[str, str]) -> float:
-    text = options.get("timeout_s", str(TIMEOUT_S))
+def _seconds(options: dict[str, str], name: str, usual: float, least: float) -> float:
+    text = options.get(name, str(usual))
     try:
         seconds = float(text)
     except ValueError:
-        seconds = 0.0
-    if not 0.05 <= seconds <= 600:
-        raise BadUrl(f"timeout_s: {text!r} is no number of seconds from 0.05 to 600")
+        seconds = -1.0
+    if not least <= seconds <= 600:
+        raise BadUrl(f"{name}: {text!r} is no number of seconds from {least:g} to 600")
     return seconds
 
 

@@ -46,13 +46,15 @@ class Process:
 
     AT_WORK = ""  # what it logs once it is
 
-    def __init__(self, module: str, words: list[str], proxy: Proxy, env: dict[str, str]) -> None:
+    def __init__(
+        self, module: str, words: list[str], proxy: Proxy, env: dict[str, str], query: str = ""
+    ) -> None:
         self.proxy = proxy
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-fault-")
         self.log = Path(self._folder.name) / "log"
         with self.log.open("w") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "--redis-url", proxy.url, *words],
+                [sys.executable, "-m", module, "--redis-url", proxy.url + query, *words],
                 env=os.environ | env,
                 stdout=stream,
                 stderr=stream,
@@ -121,8 +123,12 @@ class Worker(Process):
 class Gateway(Process):
     AT_WORK = "gateway listens on "
 
-    def __init__(self, flags: list[str], proxy: Proxy, env: dict[str, str]) -> None:
-        super().__init__("penstock.gateway.server.cli", ["--port", "0", *flags], proxy, env)
+    def __init__(
+        self, flags: list[str], proxy: Proxy, env: dict[str, str], query: str = ""
+    ) -> None:
+        self.query = query
+        words = ["--port", "0", *flags]
+        super().__init__("penstock.gateway.server.cli", words, proxy, env, query)
 
     @property
     def url(self) -> str | None:
@@ -236,10 +242,10 @@ class System:
         self.workers.append(Worker(self.model, words, proxy, env))
         return self.workers[-1]
 
-    def gateway(self, *flags: str, **env: str) -> Gateway:
+    def gateway(self, *flags: str, query: str = "", **env: str) -> Gateway:
         proxy = Proxy(self.server.port).__enter__()
         words = ["--durability", self.durability, *flags]
-        self.gateways.append(Gateway(words, proxy, env))
+        self.gateways.append(Gateway(words, proxy, env, query))
         return self.gateways[-1]
 
     def housekeeping(self, *flags: str, **env: str) -> Housekeeping:
@@ -265,7 +271,7 @@ class System:
             self.worker(*flags)
         elif isinstance(process, Gateway):
             self.gateways.remove(process)
-            self.gateway(*flags)
+            self.gateway(*flags, query=process.query)
         else:
             self.houses.remove(process)
             self.housekeeping(*flags)

@@ -175,11 +175,11 @@ class Row:
         )
 
 
-def roll(num_callers: int, away_s: float) -> list[Row]:
+def roll(num_callers: int, away_s: float, retry_s: float) -> list[Row]:
     """Restart every part under load, Redis last; a row for each kind of part."""
     with System(lease_ms=5000) as system, Balancer() as balancer:
         for _ in range(2):
-            system.gateway()
+            system.gateway(query=f"?retry_s={retry_s}")
         for _ in range(3):
             system.worker(*WORKER)
         system.housekeeping()
@@ -248,8 +248,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--callers", type=int, default=8)
     parser.add_argument("--away-s", type=float, default=0.0, help="how long Redis stays away")
+    parser.add_argument("--retry-s", type=float, default=0.0, help="how long gateways try again")
     asked = parser.parse_args()
-    rows = roll(asked.callers, asked.away_s)
+    rows = roll(asked.callers, asked.away_s, asked.retry_s)
     print("part         restarts  seconds under way  refused  failed  wrong text  longest pause")
     for row in rows:
         print(row.shown())

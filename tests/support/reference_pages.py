@@ -15,9 +15,9 @@ from pydantic.fields import FieldInfo  # noqa: E402
 
 from penstock.compose.acl import ROLES, line  # noqa: E402
 from penstock.compose.local import LocalSettings  # noqa: E402
-from penstock.gateway.housekeeping.main import HousekeepingSettings  # noqa: E402
+from penstock.gateway.housekeeping import main as housekeeping  # noqa: E402
+from penstock.gateway.http import settings as gateway  # noqa: E402
 from penstock.gateway.http.metrics import Metrics  # noqa: E402
-from penstock.gateway.http.settings import RELOADABLE, GatewaySettings  # noqa: E402
 from penstock.schemas.process.start import Settings  # noqa: E402
 from penstock.schemas.sampling import SamplingParams  # noqa: E402
 from penstock.worker.external.dialect import DIALECTS, UNKNOWN  # noqa: E402
@@ -25,12 +25,16 @@ from penstock.worker.process.settings import WorkerSettings  # noqa: E402
 
 COMMANDS: dict[str, type[Settings]] = {
     "worker": WorkerSettings,
-    "gateway": GatewaySettings,
-    "housekeeping": HousekeepingSettings,
+    "gateway": gateway.GatewaySettings,
+    "housekeeping": housekeeping.HousekeepingSettings,
     "up": LocalSettings,
 }
 WIDTH = 118
 INHERITED = list(Settings.model_fields)
+RELOADABLE = {
+    gateway.GatewaySettings: gateway.RELOADABLE,
+    housekeeping.HousekeepingSettings: housekeeping.RELOADABLE,
+}
 
 
 def settings_page() -> str:
@@ -41,8 +45,9 @@ def settings_page() -> str:
             "Each is a flag, as `--max-model-len`; a variable, as `PENSTOCK_MAX_MODEL_LEN`; and a"
             " key of the YAML file of `--config`, as `max_model_len`. The command line wins, then"
             " the environment, then the file. `penstock serve` takes those of `up`, `worker` and"
-            " `gateway`. A gateway takes those that are marked, and its log's level and form, anew"
-            " on SIGHUP ([Operating](operating.md#change-settings-of-a-running-gateway)). This page"
+            " `gateway`. Gateway and housekeeping take those that are marked, and their log's level"
+            " and form, anew on SIGHUP"
+            " ([Operating](operating.md#change-settings-of-what-runs)). This page"
             " is made of the code by `tests/support/reference_pages.py`.",
             WIDTH,
         ),
@@ -61,7 +66,7 @@ def _table(settings: type[Settings], names: list[str]) -> Iterator[str]:
         field = settings.model_fields[name]
         if not name.startswith("fake_"):
             flag = f"`--{name.replace('_', '-')}`"
-            if settings is GatewaySettings and name in RELOADABLE:
+            if name in RELOADABLE.get(settings, ()):
                 flag += " (SIGHUP)"
             yield f"| {flag} | {_default(field)} | {_told(field)} |"
 

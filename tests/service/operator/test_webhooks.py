@@ -2,10 +2,12 @@
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -273,3 +275,46 @@ def test_an_operators_words_are_answered(
     status, told = said("list", "--redis-url", "redis://127.0.0.1:1/0?timeout_s=0.1")
     assert status == 1 and told.startswith("penstock webhooks list: Redis could not be reached")
     assert len(told.splitlines()) == 1
+
+
+def test_housekeeping_reads_its_receivers_again_and_ends_in_order(
+    house: House, tmp_path: Path
+) -> None:
+    """On SIGHUP, without a restart: a receiver that was not allowed is called from then on."""
+    file = tmp_path / "settings.yaml"
+    file.write_text("webhook_retry_s: 0.05\n")
+    with (
+        Server() as server,
+        Actor(server.url, play),
+        GatewayProcess(server.url, "--webhook-private", house.receiver.url) as gateway,
+        HousekeepingProcess(server.url, "--config", str(file)) as process,
+    ):
+
+        def reload(text: str, until: str) -> None:
+            file.write_text(text)
+            process.process.send_signal(signal.SIGHUP)
+            eventually(lambda: until in process.log.read_text())
+
+        other = House(server.url, gateway.url, house.receiver, house.dead)
+        other.submit("/early")
+        eventually(lambda: "attempt 1: failed (url: this server calls" in process.log.read_text())
+        reload("webhook_private: here\n", "settings stay as they were: ")
+        file_text = f"webhook_private: [{house.receiver.url}]\nbatch_window: 7\n"
+        reload(file_text, "settings were read again")
+        other.submit("/later")
+        other.arrived("/later", 1)
+        assert house.receiver.posts["/early"] == []
+        logged = process.log.read_text()
+        assert "webhook_private was changed" in logged
+        assert "batch_window needs a restart and was not changed" in logged
+        process.process.terminate()
+        assert process.process.wait(60) == 0
+
+
+def test_housekeeping_that_waits_for_redis_ends_in_order() -> None:
+    with Server() as server:
+        server.kill()
+        with HousekeepingProcess(server.url) as process:
+            eventually(lambda: "could not be reached" in process.log.read_text())
+            process.process.terminate()
+            assert process.process.wait(60) == 0, process.log.read_text()

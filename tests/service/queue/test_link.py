@@ -203,6 +203,26 @@ def test_a_call_outlives_the_loss_of_its_connection() -> None:
         over(server.url, test)
 
 
+def test_a_call_that_may_wait_outlives_a_restart() -> None:
+    """By `retry_s`; without it a caller is told of the loss within half a second or so."""
+    with Server() as server:
+
+        async def test(patient: Redis) -> None:
+            async with connect(server.url) as hasty:
+                for redis in (hasty, patient):
+                    await redis.call("SET", "x", 1)
+                await asyncio.to_thread(server.kill)
+                call = asyncio.create_task(patient.call("GET", "x"))
+                with pytest.raises(LinkLost):
+                    await hasty.call("GET", "x")
+                await asyncio.sleep(0.5)  # past the last attempt of who has no `retry_s`
+                assert not call.done()
+                await asyncio.to_thread(server.start)
+                assert await call == b"1"
+
+        over(f"{server.url}?retry_s=60", test)
+
+
 def test_an_idle_link_asks_whether_its_peer_lives(redis_url: str) -> None:
     with Server() as server:
         assert server.pid is not None

@@ -34,7 +34,8 @@ def test_a_url_says_where_redis_is(
 
 def test_what_a_url_leaves_out_is_the_usual() -> None:
     place = parse("redis+sentinel://h/main?timeout_s=0.5&sentinel_password=x")
-    assert (place.service, place.timeout_s) == ("main", 0.5)
+    assert (place.service, place.timeout_s, place.retry_s) == ("main", 0.5, 0)
+    assert parse("unix:///s?retry_s=7").retry_s == parse("redis://h?retry_s=7").retry_s == 7
     assert (place.sentinel_login, place.login) == (Login(None, "x"), Login(None, None))
     assert parse("redis://h").addresses == (Address("h", 6379),)
     assert parse("rediss://h").tls is not None
@@ -59,6 +60,7 @@ def test_what_a_url_leaves_out_is_the_usual() -> None:
         ("redis://h?colour=blue", "option"),
         ("redis://h?timeout_s=never", "timeout_s"),
         ("redis://h?timeout_s=nan", "timeout_s"),
+        ("redis://h?retry_s=-1", "retry_s"),
         ("redis://h?ca=/etc/hosts", "ca"),
         ("rediss://h?ca=/no/such/file", "ca"),
         ("rediss://h?ca=/etc/hosts", "ca"),

@@ -1,0 +1,41 @@
+"""Reads the settings of a process again while it runs, on SIGHUP."""
+
+import logging
+from collections.abc import Callable
+
+from penstock.schemas.process.start import S, WrongSettings, write_log_to_stderr
+from penstock.schemas.secret import BadSecret
+
+log = logging.getLogger(__name__)
+
+
+def reload(
+    old: S,
+    read: Callable[[], S],
+    reloadable: frozenset[str],
+    apply: Callable[[S], None],
+    process: str,
+) -> None:
+    """Read the settings as at the start, and put those that are `reloadable` in force.
+
+    Where one is wrong all stay as they were, and the log says why; `apply` may raise BadSecret for
+    it. Settings are logged by their names alone, since values may be secret.
+    """
+    try:
+        found = read()
+        names = sorted(type(old).model_fields)
+        changed = [name for name in names if getattr(found, name) != getattr(old, name)]
+        taken = {name: getattr(found, name) for name in changed if name in reloadable}
+        new = old.model_copy(update=taken)
+        apply(new)
+    except (WrongSettings, BadSecret) as wrong:
+        for sentence in wrong.args:
+            log.error("settings stay as they were: %s", sentence)
+        return
+    write_log_to_stderr(process, new)
+    for name in changed:
+        if name in reloadable:
+            log.info("%s was changed", name)
+        else:
+            log.warning("%s needs a restart and was not changed", name)
+    log.info("settings were read again")
