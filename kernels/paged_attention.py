@@ -3,7 +3,6 @@
     query     [tokens, heads, head_dim]; the slices of several sequences, end to end
     kv_cache  [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; holds the batch's own
               keys and values; slots that were never written are finite
-    window    a query sees this many keys, its own included; None means all before it
     returns   [tokens, heads, head_dim], contiguous
 
 `plan_attention` does once the work that the layers of a step share; each layer calls what it
@@ -18,37 +17,37 @@ from penstock.kernels.device import on_gpu
 from penstock.kernels.paged_attention_panels import ops_on_panels, paged_attention_panels
 from penstock.kernels.paged_attention_ref import attend, plan_gathers
 from penstock.kernels.paged_attention_tiled import attend_tiles, plan_tiles
-from penstock.kernels.spans import HeadShape, Spans
+from penstock.kernels.spans import HeadShape, Scoring, Spans
 
-# (query, kv_cache, scale) -> attended
-Attend = Callable[[Tensor, Tensor, float], Tensor]
+# (query, kv_cache, scoring) -> attended
+Attend = Callable[[Tensor, Tensor, Scoring], Tensor]
 
 
 def plan_attention(
     spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None, deterministic: bool
 ) -> Attend:
-    """Plan the attention of one step; return the function that each layer calls.
+    """Plan the attention of one step; return what each layer with this window calls.
 
-    kv_cache  the cache of any layer; all have one shape
+    kv_cache  the cache of any layer that calls it; all have one shape
     """
     if on_gpu(kv_cache):
-        return _on_gpu(spans, window, deterministic)
+        return _on_gpu(spans, deterministic)
     ops = ops_on_panels(kv_cache, shape)
     if ops is not None:
-        return lambda query, kv_cache, scale: paged_attention_panels(
-            ops, query, kv_cache, spans, scale, window
+        return lambda query, kv_cache, scoring: paged_attention_panels(
+            ops, query, kv_cache, spans, scoring
         )
     if deterministic:
         tiles = plan_tiles(spans, shape, kv_cache, window)
-        return lambda query, kv_cache, scale: attend_tiles(query, kv_cache, tiles, scale)
+        return lambda query, kv_cache, scoring: attend_tiles(query, kv_cache, tiles, scoring)
     gathers = plan_gathers(spans, shape, kv_cache, window)
-    return lambda query, kv_cache, scale: attend(query, kv_cache, gathers, scale)
+    return lambda query, kv_cache, scoring: attend(query, kv_cache, gathers, scoring)
 
 
-def _on_gpu(spans: Spans, window: int | None, deterministic: bool) -> Attend:
+def _on_gpu(spans: Spans, deterministic: bool) -> Attend:
     # Imported here: not every platform without a GPU has triton.
     from penstock.kernels.paged_attention_triton import paged_attention_triton
 
-    return lambda query, kv_cache, scale: paged_attention_triton(
-        query, kv_cache, spans, scale, window, deterministic=deterministic
+    return lambda query, kv_cache, scoring: paged_attention_triton(
+        query, kv_cache, spans, scoring, deterministic=deterministic
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.device import ops_for
-from penstock.kernels.spans import HeadShape, Spans
+from penstock.kernels.spans import HeadShape, Scoring, Spans
 
 _MAX_HEAD, _MAX_GROUP = 256, 48
 
@@ -29,6 +29,22 @@ def ops_on_panels(kv_cache: Tensor, shape: HeadShape) -> ctypes.CDLL | None:
     return ops_for(kv_cache) if lies else None
 
 
+class PackedScoring(ctypes.Structure):
+    """A scoring as compiled code reads it; the sinks' memory must outlive it."""
+
+    _fields_ = (
+        ("scale", ctypes.c_float),
+        ("window", ctypes.c_int),
+        ("softcap", ctypes.c_float),
+        ("sinks", ctypes.c_void_p),
+    )
+
+
+def packed_scoring(scoring: Scoring) -> PackedScoring:
+    sinks = None if scoring.sinks is None else scoring.sinks.data_ptr()
+    return PackedScoring(scoring.scale, scoring.window or 0, scoring.softcap or 0.0, sinks)
+
+
 def to_panels(kv_cache: Tensor) -> Tensor:
     """Return a copy, in panels, of a cache that has each position's numbers in a row."""
     keys, values = kv_cache.unbind(2)
@@ -45,8 +61,7 @@ def paged_attention_panels(
     query: Tensor,
     kv_cache: Tensor,
     spans: Spans,
-    scale: float,
-    window: int | None,
+    scoring: Scoring,
 ) -> Tensor:
     """Compute the attention.
 
@@ -67,8 +82,7 @@ def paged_attention_panels(
         kv_cache.shape[1],
         head_dim,
         kv_cache.shape[3],
-        scale,
-        window or 0,
+        ctypes.byref(packed_scoring(scoring)),
         out.data_ptr(),
     )
     if failed:

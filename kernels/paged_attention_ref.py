@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
+from penstock.kernels.spans import HeadShape, Scoring, Span, Spans, first_seen, read_spans
 
 # Sequences whose numbers of blocks have this ratio or a closer one are padded to the longest.
 _CLOSE = 0.75
@@ -76,11 +76,9 @@ class GatherPlan:
     scratch: Tensor
 
 
-def paged_attention_ref(
-    query: Tensor, kv_cache: Tensor, spans: Spans, scale: float, window: int | None
-) -> Tensor:
+def paged_attention_ref(query: Tensor, kv_cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
     shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2])
-    return attend(query, kv_cache, plan_gathers(spans, shape, kv_cache, window), scale)
+    return attend(query, kv_cache, plan_gathers(spans, shape, kv_cache, scoring.window), scoring)
 
 
 def plan_gathers(
@@ -98,7 +96,7 @@ def plan_gathers(
     return GatherPlan(shape, decodes, prefills, scratch)
 
 
-def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scale: float) -> Tensor:
+def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) -> Tensor:
     """Compute the attention: query [tokens, heads, head_dim] -> the same shape, contiguous."""
     shape = plan.shape
     flat = kv_cache.view(-1, plan.scratch.shape[1])
@@ -107,8 +105,8 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scale: float) -> T
     for decodes in plan.decodes:
         key, value = _gather(flat, decodes.tiles, plan, decodes.mask.shape[0])
         rows = grouped.index_select(0, decodes.rows).view(-1, shape.group, shape.head_dim)
-        scores = torch.baddbmm(decodes.mask, rows, key.transpose(1, 2), alpha=scale)
-        attended = torch.bmm(scores.softmax(-1), value)
+        scores = _scores(rows, key, scoring, decodes.mask)
+        attended = torch.bmm(_weights(scores, scoring, shape), value)
         out.index_copy_(0, decodes.rows, attended.view(-1, *grouped.shape[1:]))
     for prefill in plan.prefills:
         key, value = _gather(flat, prefill.tiles, plan, shape.num_kv_heads)
@@ -120,7 +118,8 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scale: float) -> T
                 key[:, keys],
                 value[:, keys],
                 product,
-                scale,
+                scoring,
+                shape,
             )
             first = prefill.start + product.start
             out[first : first + product.stop - product.start] = attended.view(
@@ -137,14 +136,36 @@ def _gather(flat: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int) -> Tensor
 
 
 def _attend_product(
-    rows: Tensor, key: Tensor, value: Tensor, product: _Product, scale: float
+    rows: Tensor, key: Tensor, value: Tensor, product: _Product, scoring: Scoring, shape: HeadShape
 ) -> Tensor:
     """Compute the attention of rows [kv_heads, rows * group, head_dim] to the product's keys."""
-    scores = torch.baddbmm(rows.new_empty(()), rows, key.transpose(1, 2), beta=0, alpha=scale)
+    scores = _scores(rows, key, scoring)
     scores[..., -product.tail.shape[1] :] += product.tail
     if product.head is not None:
         scores[..., : product.head.shape[1]] += product.head
-    return torch.bmm(scores.softmax(-1), value)
+    return torch.bmm(_weights(scores, scoring, shape), value)
+
+
+def _scores(rows: Tensor, key: Tensor, scoring: Scoring, mask: Tensor | None = None) -> Tensor:
+    """Return the scores [pairs, rows, keys], with what a mask [pairs, 1, keys] adds."""
+    if mask is not None and scoring.softcap is None:
+        return torch.baddbmm(mask, rows, key.transpose(1, 2), alpha=scoring.scale)
+    scores = torch.baddbmm(
+        rows.new_empty(()), rows, key.transpose(1, 2), beta=0, alpha=scoring.scale
+    )
+    if scoring.softcap is not None:
+        scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
+    return scores if mask is None else scores.add_(mask)
+
+
+def _weights(scores: Tensor, scoring: Scoring, shape: HeadShape) -> Tensor:
+    """Return the weights of scores [n * kv_heads, rows * group, keys]."""
+    if scoring.sinks is None:
+        return scores.softmax(-1)
+    pairs, rows = scores.shape[:2]
+    by_head = scoring.sinks.to(scores.dtype).view(shape.num_kv_heads, shape.group)
+    sinks = by_head.repeat(pairs // shape.num_kv_heads, rows // shape.group)[..., None]
+    return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 
 @dataclass(frozen=True, slots=True)

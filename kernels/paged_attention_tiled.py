@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.spans import HeadShape, Span, Spans, first_seen, read_spans
+from penstock.kernels.spans import HeadShape, Scoring, Span, Spans, first_seen, read_spans
 
 _KEYS = 128
 # Rows of a product; a query has one row for each head of its group.
@@ -57,10 +57,11 @@ class TilePlan:
 
 
 def paged_attention_tiled(
-    query: Tensor, kv_cache: Tensor, spans: Spans, scale: float, window: int | None
+    query: Tensor, kv_cache: Tensor, spans: Spans, scoring: Scoring
 ) -> Tensor:
     shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2])
-    return attend_tiles(query, kv_cache, plan_tiles(spans, shape, kv_cache, window), scale)
+    tiles = plan_tiles(spans, shape, kv_cache, scoring.window)
+    return attend_tiles(query, kv_cache, tiles, scoring)
 
 
 def plan_tiles(spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None) -> TilePlan:
@@ -81,19 +82,19 @@ def plan_tiles(spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | N
     return TilePlan(shape, block_size, together)
 
 
-def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scale: float) -> Tensor:
+def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scoring: Scoring) -> Tensor:
     """Compute the attention: query [tokens, heads, head_dim] -> the same shape, contiguous."""
     flat = kv_cache.view(-1, plan.block_size * plan.shape.head_dim)
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     for together in plan.together:
         rows = query.index_select(0, together.rows)
-        attended = _attend_together(rows, flat, together, plan.shape, scale)
+        attended = _attend_together(rows, flat, together, plan.shape, scoring)
         out.index_copy_(0, together.rows[together.kept], attended.to(query.dtype)[together.kept])
     return out
 
 
 def _attend_together(
-    rows: Tensor, flat: Tensor, together: _Together, shape: HeadShape, scale: float
+    rows: Tensor, flat: Tensor, together: _Together, shape: HeadShape, scoring: Scoring
 ) -> Tensor:
     """Compute some tiles: rows [tiles * rows, heads, head_dim] -> the same shape, float32."""
     kv_heads, group, head_dim = shape.num_kv_heads, shape.group, shape.head_dim
@@ -103,11 +104,17 @@ def _attend_together(
     stacked = stacked.reshape(num_tiles * kv_heads, -1, head_dim)
     top = torch.full(stacked.shape[:2], _LOWEST, dtype=torch.float32, device=rows.device)
     total, mixed = torch.zeros_like(top), torch.zeros_like(stacked, dtype=torch.float32)
+    if scoring.sinks is not None:
+        by_head = scoring.sinks.view(kv_heads, group)
+        top = by_head.repeat(num_tiles, top.shape[1] // group)
+        total += 1
     for advance in together.advances:
         pairs = advance.num_tiles * kv_heads
         picked = flat.index_select(0, advance.tiles)
         key, value = picked.view(2, pairs, -1, head_dim)
-        scores = torch.bmm(stacked[:pairs], key.transpose(1, 2)).float().mul_(scale)
+        scores = torch.bmm(stacked[:pairs], key.transpose(1, 2)).float().mul_(scoring.scale)
+        if scoring.softcap is not None:
+            scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
         if advance.hidden is not None:
             by_tile = scores.view(advance.num_tiles, kv_heads, *scores.shape[1:])
             by_tile.masked_fill_(advance.hidden, -torch.inf)

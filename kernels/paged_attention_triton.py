@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.kernels.spans import Spans
+from penstock.kernels.spans import Scoring, Spans
 
 # The interpreter computes bf16 on raw 16-bit integers, so with it everything is float32.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -32,8 +32,7 @@ def paged_attention_triton(
     query: Tensor,
     kv_cache: Tensor,
     spans: Spans,
-    scale: float,
-    window: int | None,
+    scoring: Scoring,
     *,
     deterministic: bool = False,
 ) -> Tensor:
@@ -42,6 +41,7 @@ def paged_attention_triton(
     deterministic  use one tile shape and no split, so that a row's bits do not depend on the batch
     """
     tokens, heads, head_dim = query.shape
+    window = scoring.window
     splits = 1 if deterministic else _splits(spans, window)
     rows = _ROWS if deterministic or spans.max_query_len == 1 else _PREFILL_ROWS
     out = torch.empty((splits, tokens, heads, head_dim), dtype=query.dtype, device=query.device)
@@ -72,14 +72,18 @@ def paged_attention_triton(
         *spans.block_tables.stride(),
         tokens,
         heads,
-        scale,
+        scoring.scale,
         window or 0,
+        scoring.softcap or 0.0,
+        lse if scoring.sinks is None else scoring.sinks,
         GROUP=group,
         ROWS=rows,
         KEYS=_KEYS,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         SPLITS=splits,
+        CAPPED=scoring.softcap is not None,
+        HAS_SINKS=scoring.sinks is not None,
         INTERPRETED=_INTERPRETED,
         num_warps=4,
         num_stages=2,
@@ -122,15 +126,20 @@ def _paged_attention(
     heads,
     scale,
     window,
+    softcap,
+    sinks_ptr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     QUERIES: tl.constexpr = ROWS // GROUP
+    LOG2_E: tl.constexpr = 1.4426950408889634  # exp2 is the instruction that the hardware has
     tile = tl.program_id(0) // SPLITS
     split = tl.program_id(0) % SPLITS
     kv_head = tl.program_id(1)
@@ -168,10 +177,12 @@ def _paged_attention(
 
     top = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS and split == 0:
+        top = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
+        total += 1.0
     mixed = tl.zeros([ROWS, HEAD_DIM], tl.float32)
     table = tables_ptr + seq.to(tl.int64) * tables_row
-    # exp2 is the instruction that the hardware has.
-    scale_log2 = scale * 1.4426950408889634
+    scale_log2 = scale * LOG2_E
     for key_start in range(first, end, KEYS):
         key = key_start + tl.arange(0, KEYS)
         there = key < end
@@ -187,7 +198,11 @@ def _paged_attention(
         if INTERPRETED:
             keys = keys.to(tl.float32)
             values = values.to(tl.float32)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if CAPPED:
+            scores = (2 * tl.sigmoid(2 * scale / softcap * scores) - 1) * (softcap * LOG2_E)
+        else:
+            scores *= scale_log2
         seen = there[None, :] & (key[None, :] <= position[:, None])
         if window > 0:
             seen = seen & (key[None, :] > position[:, None] - window)

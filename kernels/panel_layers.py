@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.paged_attention_panels import ops_on_panels
+from penstock.kernels.paged_attention_panels import PackedScoring, ops_on_panels, packed_scoring
 from penstock.kernels.panel_linear import PackedWeight, PanelLinear
 from penstock.kernels.rotate_and_store import HeadNorms, Places
-from penstock.kernels.spans import HeadShape, Spans
+from penstock.kernels.spans import HeadShape, Scoring, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,6 @@ class LayerParts:
     Each of the two has a norm before it, and is added to the residual after it.
 
     attention_norm, mlp_norm  [hidden_size] bf16
-    window                    a query sees this many keys, its own included; None means all before
-                              it
     """
 
     attention_norm: Tensor
@@ -35,8 +33,7 @@ class LayerParts:
     gate_up: PanelLinear
     down: PanelLinear
     eps: float
-    scale: float
-    window: int | None
+    scoring: Scoring
 
 
 class PanelLayers:
@@ -100,8 +97,8 @@ class _Layer(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")
         ],
-        *[(name, ctypes.c_float) for name in ("norm_eps", "head_norm_eps", "scale")],
-        ("window", ctypes.c_int),
+        *[(name, ctypes.c_float) for name in ("norm_eps", "head_norm_eps")],
+        ("scoring", PackedScoring),
     )
 
 
@@ -131,6 +128,5 @@ def _layer(parts: LayerParts) -> _Layer:
         parts.mlp_norm.data_ptr(),
         parts.eps,
         norms.eps if norms else 0.0,
-        parts.scale,
-        parts.window or 0,
+        packed_scoring(parts.scoring),
     )

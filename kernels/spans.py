@@ -1,4 +1,4 @@
-"""The spans of a batch: the rows of each sequence, and the places of its keys."""
+"""The spans of a batch: the rows of each sequence, the places of its keys, and how they weigh."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,6 +39,22 @@ class HeadShape:
     def group(self) -> int:
         """Return the number of query heads of one key head."""
         return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """How the keys that a query sees are weighed: by a softmax over scores.
+
+    scale    a score is this times the product of query and key
+    window   a query sees this many keys, its own included; None means all before it
+    softcap  a score s becomes softcap * tanh(s / softcap); None leaves it as it is
+    sinks    [heads] float32; each is a score more in the sum of its head, without a value
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

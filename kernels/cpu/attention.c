@@ -15,7 +15,19 @@
 #define SHARE 1024   /* keys */
 #define STACK 48     /* rows of a product: a query has one for each head of its group */
 #define SLACK 8      /* in powers of two */
+#define LOG2_E 1.44269504f
 #define LOWEST -1e30f /* below every score, and finite: what is hidden stays zero before the first key */
+
+/* How keys are weighed: by 2 to the `scale` times a product, relative to the sum.
+   window   a query sees this many keys, its own included; 0: all before it
+   softcap  a score s becomes softcap * tanh(s / softcap); 0: it stays
+   sinks    of each head a score more in the sum, without a value; or none */
+struct scoring {
+  float scale;
+  int window;
+  float softcap;
+  const float *sinks;
+};
 
 struct cache {
   const bf16 *blocks;
@@ -66,6 +78,15 @@ static const vf count = {0, 1, 2, 3, 4, 5, 6, 7};
 static const vf count = {0, 1, 2, 3};
 #endif
 
+/* A row's scores of one piece become softcap * tanh(score * scale / softcap). */
+static void cap(float *scores, float scale, float softcap) {
+  float twice = scale / softcap * (2 * LOG2_E);
+  for (int j = 0; j < KEYS; j += LANES) {
+    vf power = *(vf *)(scores + j) * twice, most = (vf){} + 64; /* the sum is as good as 2^64 there */
+    *(vf *)(scores + j) = softcap - 2 * softcap / (power_of_two(if_less(power, most, power, most)) + 1);
+  }
+}
+
 /* A row's weights for one piece from its scores; before `hidden` and from `seen` on, keys are hidden. What
    the weights are relative to follows the highest score from afar: it may be exceeded 2^SLACK times, which
    costs no accuracy, and saves most of the times that sums must follow. */
@@ -111,8 +132,8 @@ struct attention {
   const struct item *items;
   float *partial;
   size_t row_room;
-  int heads, group, window, width, lays_out;
-  float scale;
+  int heads, group, width, lays_out;
+  struct scoring scoring;
 };
 
 /* Of one key head, from `key` on. */
@@ -218,15 +239,17 @@ static void mix(struct bench *bench, int first, int rows, int head_dim, const st
    piece that is wanted after it; blocks lie anywhere, and no processor guesses where. */
 static void attend_span(struct bench *bench, const struct attention *all, int head, int first, int rows,
                         const struct span *span, int position, const struct piece *later) {
-  int head_dim = all->cache.head_dim;
+  int head_dim = all->cache.head_dim, window = all->scoring.window;
+  float softcap = all->scoring.softcap, scale = softcap ? LOG2_E : all->scoring.scale * LOG2_E;
   struct piece piece = first_piece(span, &all->cache, head), next;
   use_tiles(least(rows, 16), 1);
   for (int key = span->from / KEYS * KEYS; key < span->to; key += KEYS, piece = next) {
     next = key + KEYS < span->to ? find_piece(span, &all->cache, head, key + KEYS) : *later;
     score(bench, first, rows, head_dim, &piece, &next);
     for (int r = 0; r < rows; r++) {
-      int seen = position + r / all->group + 1 - key, hidden = all->window ? seen - all->window : 0;
-      weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, all->scale, head_dim);
+      int seen = position + r / all->group + 1 - key, hidden = window ? seen - window : 0;
+      if (softcap) cap(bench->scores + (first + r) * KEYS, all->scoring.scale, softcap);
+      weigh(bench, first + r, hidden < KEYS ? hidden : KEYS, seen, scale, head_dim);
     }
     mix(bench, first, rows, head_dim, &piece, &next);
   }
@@ -327,6 +350,13 @@ INLINE bf16 *result_at(const struct attention *all, size_t row, int column) {
   return all->out + number_at(row / heads, row % heads * head_dim + column, heads * head_dim);
 }
 
+/* What a row's sink adds to the sum of its weights. It comes last, so that no share has it twice. */
+INLINE float sink_of(const struct attention *all, size_t row, float top) {
+  if (!all->scoring.sinks) return 0;
+  float power = all->scoring.sinks[row % all->heads] * LOG2_E - top;
+  return power_of_two((vf){} + (power < 126 ? power : 126))[0];
+}
+
 /* A row of the result from its sums in each share, `apart` floats from one to the next. */
 static void merge(const struct attention *all, size_t row, const float *partial, int shares, size_t apart) {
   int head_dim = all->cache.head_dim;
@@ -338,6 +368,7 @@ static void merge(const struct attention *all, size_t row, const float *partial,
     total += partial[head_dim + 1] * fade;
     for (int j = 0; j < head_dim; j++) sums[j] += partial[j] * fade;
   }
+  total += sink_of(all, row, top);
   for (int j = 0; j < head_dim; j += LANES)
     *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
 }
@@ -369,6 +400,7 @@ static void attend_some(const void *what, int number, int next) {
       to[head_dim] = bench.top[r], to[head_dim + 1] = total;
     } else {
       size_t row = row_of_stack(item, r, all->heads, head, all->group);
+      total += sink_of(all, row, bench.top[r]);
       for (int j = 0; j < head_dim; j += LANES)
         *(vb *)result_at(all, row, j) = narrow_all(*(vf *)(sums + j) / total);
     }
@@ -390,9 +422,9 @@ static void merge_some(const void *what, int number, int next) {
 /* `paged_attention`; lays_out: rows as a product takes them. */
 static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
                       const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                      int kv_heads, int head_dim, int block_size, float scale, int window, bf16 *out,
+                      int kv_heads, int head_dim, int block_size, const struct scoring *scoring, bf16 *out,
                       int lays_out) {
-  int group = heads / kv_heads;
+  int window = scoring->window, group = heads / kv_heads;
   size_t row_room = (size_t)kv_heads * (head_dim + 2), room;
   /* As many items as keep all threads busy, and a product's rows. Tiles of more rows than 16 touch others'. */
   int most = seqs * kv_heads / (4 * (team.num_helpers + 1));
@@ -405,8 +437,7 @@ static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *quer
   int failed = !items || !partial;
   if (!failed) {
     struct attention all = {query, out,      {blocks, kv_heads, block_size, head_dim}, items, partial,
-                            row_room, heads, group, window, width, lays_out,
-                            scale * 1.44269504f};
+                            row_room, heads, group, width, lays_out, *scoring};
     list_items(items, &room, &batch, group, row_room, window);
     share_out(attend_some, &all, count * kv_heads);
     if (room) share_out(merge_some, &all, count);
@@ -419,13 +450,12 @@ static int attend_all(const bf16 *query, const bf16 *blocks, const int32_t *quer
 /* query, out     [tokens, heads, head_dim]; sequence i's rows are query_start[i]..query_start[i + 1]
    context_lens   [seqs]; keys of each sequence, those of its own rows included
    tables         [seqs, width]; the blocks of each
-   window         a query sees this many keys, its own included; 0: all before it
 
    head_dim is a multiple of 32 up to 256, block_size of 16; heads / kv_heads at most 48.
    Returns 0; 1 without memory. */
 int paged_attention(const bf16 *query, const bf16 *blocks, const int32_t *query_start,
                     const int32_t *context_lens, const int32_t *tables, int width, int seqs, int heads,
-                    int kv_heads, int head_dim, int block_size, float scale, int window, bf16 *out) {
+                    int kv_heads, int head_dim, int block_size, const struct scoring *scoring, bf16 *out) {
   return attend_all(query, blocks, query_start, context_lens, tables, width, seqs, heads, kv_heads,
-                    head_dim, block_size, scale, window, out, 0);
+                    head_dim, block_size, scoring, out, 0);
 }

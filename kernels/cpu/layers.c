@@ -1,12 +1,11 @@
 /* All layers of a decoder in one call: the operations of `kernels/`, one after the other. */
 
-/* query_norm and key_norm: none, or weights [head_dim]. gate_up has n of one of its two parts.
-   window: a query sees this many keys; 0: all before it. */
+/* query_norm and key_norm: none, or weights [head_dim]. gate_up has n of one of its two parts. */
 struct layer {
   struct weight qkv, output, gate_up, down;
   const bf16 *attention_norm, *query_norm, *key_norm, *mlp_norm;
-  float norm_eps, head_norm_eps, scale;
-  int window;
+  float norm_eps, head_norm_eps;
+  struct scoring scoring;
 };
 
 /* What a pass brings, as `rotate_and_store` and `paged_attention` have it. */
@@ -39,8 +38,8 @@ int run_layers(const struct layer *layers, int num, const struct pass *pass, bf1
     rotate_and_store(wide, layer->query_norm, layer->key_norm, layer->head_norm_eps, pass->cos, pass->sin,
                      pass->slots, blocks[i], query, tokens, heads, kv_heads, head_dim, pass->block_size);
     failed |= attend_all(query, blocks[i], pass->query_start, pass->context_lens, pass->tables, pass->width,
-                         pass->seqs, heads, kv_heads, head_dim, pass->block_size, layer->scale,
-                         layer->window, attended, lays_attended);
+                         pass->seqs, heads, kv_heads, head_dim, pass->block_size, &layer->scoring,
+                         attended, lays_attended);
     failed |= multiply_by(attended, lays_attended, &layer->output, hidden, 0, tokens, ADD,
                           (struct later){&layer->gate_up, SILU_MUL});
     lays_normed = takes_laid(&layer->gate_up);

@@ -84,7 +84,7 @@ _SIGNATURES = {
     "quantise_weight": (None, "pppiiii"),
     "rows_of": (None, "pppi"),
     "linear": (ctypes.c_int, "pppii"),
-    "paged_attention": (ctypes.c_int, "pppppiiiiiifip"),
+    "paged_attention": (ctypes.c_int, "pppppiiiiiipp"),
     "rms_norm": (None, "pppiif"),
     "rotate_and_store": (None, "pppfpppppiiiii"),
     "run_layers": (ctypes.c_int, "pipppp"),

@@ -1,59 +1,53 @@
 """The attention of one layer over the paged cache, and the plan that all layers share."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from penstock.kernels.paged_attention import Attend, plan_attention
 from penstock.kernels.rotate_and_store import HeadNorms, Places, Store, plan_store
-from penstock.kernels.spans import HeadShape, Spans
+from penstock.kernels.spans import HeadShape, Scoring, Spans
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.norm import RMSNorm
 from penstock.worker.layers.rotary import RotaryTable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class PassPlan:
-    """The work that the layers of one forward pass share; the first layer that asks computes it.
-
-    kv_cache  the cache of any layer; all layers' caches have one shape
-    """
+    """The work that the layers of one forward pass share; the first layer that asks computes it."""
 
     places: Places
     spans: Spans
-    shape: HeadShape
-    kv_cache: Tensor
     deterministic: bool
+    _stores: dict[HeadShape, Store] = field(default_factory=dict)
+    _attends: dict[tuple[HeadShape, int | None], Attend] = field(default_factory=dict)
 
-    @cached_property
-    def store(self) -> Store:
-        return plan_store(self.places, self.shape, self.kv_cache)
+    def store(self, shape: HeadShape, kv_cache: Tensor) -> Store:
+        if shape not in self._stores:
+            self._stores[shape] = plan_store(self.places, shape, kv_cache)
+        return self._stores[shape]
 
-    @cached_property
-    def _attends(self) -> dict[int | None, Attend]:
-        return {}
-
-    def attend(self, window: int | None) -> Attend:
-        if window not in self._attends:
-            self._attends[window] = plan_attention(
-                self.spans, self.shape, self.kv_cache, window, self.deterministic
+    def attend(self, shape: HeadShape, kv_cache: Tensor, window: int | None) -> Attend:
+        if (shape, window) not in self._attends:
+            self._attends[shape, window] = plan_attention(
+                self.spans, shape, kv_cache, window, self.deterministic
             )
-        return self._attends[window]
+        return self._attends[shape, window]
 
 
-def plan_pass(
-    batch: Batch, table: RotaryTable, shape: HeadShape, kv_cache: Tensor, deterministic: bool
-) -> PassPlan:
-    spans = Spans(
+def spans_of(batch: Batch) -> Spans:
+    return Spans(
         batch.query_start,
         batch.context_lens,
         batch.block_tables,
         batch.max_query_len,
         batch.max_context_len,
     )
+
+
+def plan_pass(batch: Batch, table: RotaryTable, deterministic: bool) -> PassPlan:
     places = Places(*table.rows(batch.positions, batch.max_context_len), batch.slot_mapping)
-    return PassPlan(places, spans, shape, kv_cache, deterministic)
+    return PassPlan(places, spans_of(batch), deterministic)
 
 
 class Attention:
@@ -64,20 +58,18 @@ class Attention:
 
     def __init__(
         self,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        window: int | None,
+        shape: HeadShape,
+        scoring: Scoring,
         query_norm: RMSNorm | None,
         key_norm: RMSNorm | None,
     ) -> None:
-        self.shape = HeadShape(num_heads, num_kv_heads, head_dim)
-        self.window = window
-        self.scale = head_dim**-0.5
+        self.shape = shape
+        self.scoring = scoring
         self.norms = None
         if query_norm and key_norm:
             self.norms = HeadNorms(query_norm.weight, key_norm.weight, key_norm.eps)
 
     def __call__(self, qkv: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
-        query = plan.store(qkv, self.norms, kv_cache)
-        return plan.attend(self.window)(query, kv_cache, self.scale).view(qkv.shape[0], -1)
+        query = plan.store(self.shape, kv_cache)(qkv, self.norms, kv_cache)
+        attend = plan.attend(self.shape, kv_cache, self.scoring.window)
+        return attend(query, kv_cache, self.scoring).view(qkv.shape[0], -1)

@@ -53,8 +53,7 @@ class DecoderLayer:
                 gate_up,
                 down,
                 self.mlp_norm.eps,
-                self.attention.scale,
-                self.attention.window,
+                self.attention.scoring,
             )
         return None
 

@@ -40,8 +40,7 @@ class Decoder:
 
         kv_caches, one for each layer and in `dtype`, gain the batch's KV.
         """
-        shape = self.layers.shape
-        plan = plan_pass(batch, self.table, shape, kv_caches[0], self.deterministic)
+        plan = plan_pass(batch, self.table, self.deterministic)
         hidden = self.layers(self.embedding(batch.token_ids), kv_caches, plan)
         return self.norm(hidden)
 

@@ -8,6 +8,7 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
+from penstock.kernels.spans import HeadShape, Scoring
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
 from penstock.worker.layers.attention import Attention
 from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers
@@ -160,10 +161,8 @@ class _Loader:
                 config.qkv_bias,
             ),
             Attention(
-                config.num_heads,
-                config.num_kv_heads,
-                config.head_dim,
-                config.windows[index],
+                HeadShape(config.num_heads, config.num_kv_heads, config.head_dim),
+                Scoring(config.head_dim**-0.5, config.windows[index]),
                 self._norm(f"{attention}.q_norm", config.head_dim) if normed else None,
                 self._norm(f"{attention}.k_norm", config.head_dim) if normed else None,
             ),

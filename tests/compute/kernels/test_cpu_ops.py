@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_kernels_attention import DECODES, MIXED, expected, make
+from test_kernels_attention import DECODES, MIXED, expected, make, scorings
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -41,7 +41,7 @@ from penstock.kernels.sample import (
     mass_ref,
     sample_compiled,
 )
-from penstock.kernels.spans import HeadShape, Spans
+from penstock.kernels.spans import HeadShape, Scoring, Spans
 from penstock.kernels.store_kv import key_rows
 
 _EMULATION = SUPPORT / "emulated.h"
@@ -171,20 +171,21 @@ def test_attention_equals_torch(
     block_size: int,
 ) -> None:
     query, cache, spans = make(lengths, heads, kv_heads, head_dim, block_size, torch.bfloat16)
-    wanted = expected(query, cache, spans, 0.1, window)
+    wanted = expected(query, cache, spans, Scoring(0.1, window))
     panels = to_panels(cache)
-    got = paged_attention_panels(ops, query, panels, spans, 0.1, window)
+    got = paged_attention_panels(ops, query, panels, spans, Scoring(0.1, window))
     assert_close(got.double(), wanted, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("lengths", [MIXED, LONG], ids=["mixed", "long"])
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("scoring", [Scoring(0.1), Scoring(0.1, 20), *scorings(6)], ids=str)
 def test_attention_of_a_row_has_the_same_bits_alone(
-    ops: ctypes.CDLL, lengths: list[tuple[int, int]], window: int | None
+    ops: ctypes.CDLL, lengths: list[tuple[int, int]], scoring: Scoring
 ) -> None:
     query, cache, spans = make(lengths, 6, 2, 64, dtype=torch.bfloat16)
     panels = to_panels(cache)
-    whole = paged_attention_panels(ops, query, panels, spans, 0.1, window)
+    whole = paged_attention_panels(ops, query, panels, spans, scoring)
+    assert_close(whole.double(), expected(query, cache, spans, scoring), atol=1e-2, rtol=1e-2)
     starts = spans.query_start.tolist()
     for seq, (length, context) in enumerate(lengths):
         for row in range(0, length, 3):
@@ -196,7 +197,7 @@ def test_attention_of_a_row_has_the_same_bits_alone(
                 context,
             )
             at = slice(starts[seq] + row, starts[seq] + row + 1)
-            got = paged_attention_panels(ops, query[at], panels, alone, 0.1, window)
+            got = paged_attention_panels(ops, query[at], panels, alone, scoring)
             assert torch.equal(got, whole[at])
 
 
@@ -227,9 +228,9 @@ def test_sequences_with_a_prefix_in_common_get_the_bits_that_each_gets_alone(
         if context >= common:
             blocks = (common - 64 * (row == 3)) // block_size
             spans.block_tables[row, :blocks] = spans.block_tables[0, :blocks]
-    panels = to_panels(cache)
-    got = paged_attention_panels(ops, query, panels, spans, 0.1, None)
-    assert_close(got.double(), expected(query, cache, spans, 0.1, None), atol=1e-2, rtol=1e-2)
+    panels, scoring = to_panels(cache), Scoring(0.1, None, 4.0, torch.linspace(-4, 4, heads))
+    got = paged_attention_panels(ops, query, panels, spans, scoring)
+    assert_close(got.double(), expected(query, cache, spans, scoring), atol=1e-2, rtol=1e-2)
     starts = spans.query_start.tolist()
     for row, (length, context) in enumerate(lengths):
         at = slice(starts[row], starts[row + 1])
@@ -240,20 +241,20 @@ def test_sequences_with_a_prefix_in_common_get_the_bits_that_each_gets_alone(
             length,
             context,
         )
-        one = paged_attention_panels(ops, query[at], panels, alone, 0.1, None)
+        one = paged_attention_panels(ops, query[at], panels, alone, scoring)
         assert torch.equal(one, got[at])
 
 
 def test_what_nobody_sees_may_be_any_number(ops: ctypes.CDLL) -> None:
     """Slots after a sequence's last key, and blocks of others."""
     query, cache, spans = make([(1, 21), (5, 37)], 4, 2, 64, dtype=torch.bfloat16)
-    wanted = paged_attention_panels(ops, query, to_panels(cache), spans, 0.1, None)
+    wanted = paged_attention_panels(ops, query, to_panels(cache), spans, Scoring(0.1))
     tables = spans.block_tables
     cache[tables[0, 1], :, :, 5:] = 3e38
     cache[tables[1, 2], :, :, 5:] = -3e38
     held = {*tables[0, :2].tolist(), *tables[1, :3].tolist()}
     cache[[block for block in range(len(cache)) if block not in held]] = torch.nan
-    got = paged_attention_panels(ops, query, to_panels(cache), spans, 0.1, None)
+    got = paged_attention_panels(ops, query, to_panels(cache), spans, Scoring(0.1))
     assert torch.equal(got, wanted)
 
 
@@ -308,6 +309,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(
         weight, bias = randn(parts * out, wide, seed=seed) / 8, randn(parts * out, seed=seed)
         return PanelLinear(ops, weight, bias, PACKINGS[name], parts)
 
+    scoring = Scoring(0.2, 12, 3.0, torch.linspace(-4, 4, shape.num_heads))
     layers = [
         LayerParts(
             randn(size, seed=seed),
@@ -318,8 +320,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(
             product(inner, size, seed, parts=2),
             product(size, inner, seed),
             eps,
-            0.2,
-            None,
+            scoring,
         )
         for seed in (10, 20)
     ]
@@ -331,7 +332,7 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(
     for layer, panels in zip(layers, alone, strict=True):
         rows = layer.qkv(rms_norm_compiled(ops, wanted, layer.attention_norm, eps))
         query = rotate_and_store_panels(ops, rows, norms, places, shape, panels)
-        attended = paged_attention_panels(ops, query, panels, spans, 0.2, None)
+        attended = paged_attention_panels(ops, query, panels, spans, scoring)
         layer.output.add(attended.view(23, -1), wanted)
         rows = layer.gate_up.silu_mul(rms_norm_compiled(ops, wanted, layer.mlp_norm, eps))
         layer.down.add(rows, wanted)

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -14,7 +13,7 @@ from paths import ROOT
 from penstock.kernels.paged_attention_ref import paged_attention_ref
 from penstock.kernels.paged_attention_tiled import paged_attention_tiled
 from penstock.kernels.paged_attention_triton import paged_attention_triton
-from penstock.kernels.spans import Spans
+from penstock.kernels.spans import Scoring, Spans
 
 # (query length, context length) of each sequence
 DECODES = [(1, 1), (1, 16), (1, 17), (1, 80), (1, 333)]
@@ -52,10 +51,8 @@ def make(
     return query, cache, spans
 
 
-def expected(
-    query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None
-) -> Tensor:
-    """Key by key through the block table, then torch's attention in float64."""
+def expected(query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
+    """Key by key through the block table, then a plain softmax in float64."""
     block_size, out = cache.shape[3], []
     starts = spans.query_start.tolist()
     for seq, context in enumerate(spans.context_lens.tolist()):
@@ -66,11 +63,16 @@ def expected(
         rows = query[starts[seq] : starts[seq + 1]].double().transpose(0, 1)
         position = torch.arange(context - rows.shape[1], context)[:, None]
         key = torch.arange(context)
-        seen = (key <= position) & (key > position - (window or context))
+        seen = (key <= position) & (key > position - (scoring.window or context))
         kv = kv.repeat_interleave(query.shape[1] // cache.shape[1], 0)
-        attended = F.scaled_dot_product_attention(
-            rows, kv[:, 0], kv[:, 1], attn_mask=seen, scale=scale
-        )
+        scores = rows @ kv[:, 0].transpose(1, 2) * scoring.scale
+        if scoring.softcap is not None:
+            scores = scoring.softcap * (scores / scoring.softcap).tanh()
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if scoring.sinks is not None:
+            sinks = scoring.sinks.double()[:, None, None].expand(-1, scores.shape[1], 1)
+            scores = torch.cat((scores, sinks), -1)
+        attended = scores.softmax(-1)[..., :context] @ kv[:, 1]
         out.append(attended.transpose(0, 1))
     return torch.cat(out)
 
@@ -83,23 +85,40 @@ def expected(
 )
 def test_attention_equals_torch(attention, lengths, window, heads, kv_heads, head_dim, block_size):
     query, cache, spans = make(lengths, heads, kv_heads, head_dim, block_size)
-    got = attention(query, cache, spans, 0.2, window)
-    wanted = expected(query, cache, spans, 0.2, window).float()
+    got = attention(query, cache, spans, Scoring(0.2, window))
+    wanted = expected(query, cache, spans, Scoring(0.2, window)).float()
     assert_close(got, wanted, atol=2e-5, rtol=1e-5)
+
+
+def scorings(heads: int) -> list[Scoring]:
+    """A soft cap low enough to count, and sinks above and below most scores."""
+    sinks = torch.linspace(-4, 4, heads)
+    return [Scoring(0.3, 20, 1.5), Scoring(0.2, None, None, sinks), Scoring(0.3, 20, 2.0, sinks)]
+
+
+@pytest.mark.parametrize(
+    "attention", [paged_attention_ref, paged_attention_tiled, paged_attention_triton]
+)
+@pytest.mark.parametrize("lengths", [DECODES, SMALL], ids=["decodes", "small"])
+def test_soft_caps_and_sinks_count(attention, lengths):
+    query, cache, spans = make(lengths, 6, 2, 64)
+    for scoring in scorings(6):
+        got = attention(query, cache, spans, scoring)
+        assert_close(got, expected(query, cache, spans, scoring).float(), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("attention", [paged_attention_ref, paged_attention_tiled])
 def test_bf16_attention_is_near_the_exact_one(attention):
     query, cache, spans = make(MIXED, 6, 2, 64, dtype=torch.bfloat16)
-    got = attention(query, cache, spans, 0.125, None)
-    assert_close(got.double(), expected(query, cache, spans, 0.125, None), atol=2e-2, rtol=2e-2)
+    got = attention(query, cache, spans, Scoring(0.125))
+    assert_close(got.double(), expected(query, cache, spans, Scoring(0.125)), atol=2e-2, rtol=2e-2)
 
 
 def test_many_sequences_are_gathered_in_several_parts():
     lengths = [(1, 1 + 37 * step % 900) for step in range(90)]
     query, cache, spans = make(lengths, 4, 4, 64)
-    got = paged_attention_ref(query, cache, spans, 0.125, None)
-    wanted = expected(query, cache, spans, 0.125, None).float()
+    got = paged_attention_ref(query, cache, spans, Scoring(0.125))
+    wanted = expected(query, cache, spans, Scoring(0.125)).float()
     assert_close(got, wanted, atol=2e-5, rtol=1e-5)
 
 
@@ -115,19 +134,26 @@ def test_many_sequences_are_gathered_in_several_parts():
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_triton_equals_the_reference(lengths, heads, kv_heads, head_dim, window, dtype, tolerance):
     query, cache, spans = make(lengths, heads, kv_heads, head_dim, dtype=dtype)
-    got = paged_attention_triton(query, cache, spans, 0.15, window)
-    wanted = paged_attention_ref(query, cache, spans, 0.15, window)
+    got = paged_attention_triton(query, cache, spans, Scoring(0.15, window))
+    wanted = paged_attention_ref(query, cache, spans, Scoring(0.15, window))
     assert_close(got, wanted, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("window", [None, 600])
 def test_a_split_query_is_merged_to_the_same(window):
     query, cache, spans = make([(1, 1030), (1, 3)], 2, 1, 64)
-    got = paged_attention_triton(query, cache, spans, 0.125, window)
-    wanted = paged_attention_ref(query, cache, spans, 0.125, window)
+    got = paged_attention_triton(query, cache, spans, Scoring(0.125, window))
+    wanted = paged_attention_ref(query, cache, spans, Scoring(0.125, window))
     assert_close(got, wanted, atol=1e-5, rtol=1e-5)
-    whole = paged_attention_triton(query, cache, spans, 0.125, window, deterministic=True)
+    whole = paged_attention_triton(query, cache, spans, Scoring(0.125, window), deterministic=True)
     assert_close(whole, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_sink_counts_once_in_a_split_query():
+    query, cache, spans = make([(1, 1030), (1, 3)], 2, 1, 64)
+    for scoring in scorings(2):
+        got = paged_attention_triton(query, cache, spans, scoring)
+        assert_close(got, expected(query, cache, spans, scoring).float(), atol=1e-5, rtol=1e-5)
 
 
 def test_queries_are_read_through_their_strides():
@@ -135,8 +161,8 @@ def test_queries_are_read_through_their_strides():
     wide = torch.cat((query, query), 1)[:, :4]
     assert not wide.is_contiguous()
     for attention in (paged_attention_ref, paged_attention_tiled, paged_attention_triton):
-        got = attention(wide, cache, spans, 0.125, None)
-        assert_close(got, attention(query, cache, spans, 0.125, None), atol=0, rtol=0)
+        got = attention(wide, cache, spans, Scoring(0.125))
+        assert_close(got, attention(query, cache, spans, Scoring(0.125)), atol=0, rtol=0)
 
 
 COMPILE = """
@@ -173,9 +199,11 @@ pointers |= {"lse_ptr": "*fp32"} | dict.fromkeys(
 )
 numbers = [*STRIDES, "tokens", "heads"]
 signature = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32", "window": "i32"}
+signature |= {"softcap": "fp32", "sinks_ptr": "*fp32"}
 for group, rows, head_dim, splits in ((3, 16, 64, 4), (4, 64, 128, 1)):
     constants = dict(tables_column=1, GROUP=group, ROWS=rows, KEYS=64, BLOCK_SIZE=16,
-                     HEAD_DIM=head_dim, SPLITS=splits, INTERPRETED=False)
+                     HEAD_DIM=head_dim, SPLITS=splits, CAPPED=splits > 1, HAS_SINKS=splits > 1,
+                     INTERPRETED=False)
     ptx = resources(_paged_attention, signature, constants)
     assert "mma" in ptx
 resources(
