@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing families
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -75,6 +75,10 @@ rolling: .venv/installed
 tracing: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.traced --rounds $(or $(ROUNDS),2) \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET))
+
+# Every family that transformers has, compared: docs/families.md.
+families: .venv/installed
+	$(BIN)/python tests/support/families_page.py $(FAMILIES)
 
 # The promises under engines of others, each in .engines: vLLM's build for CPUs and llama.cpp's server.
 ENGINES := .engines/bin/python

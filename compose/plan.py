@@ -38,6 +38,10 @@ class PlanSettings(Settings):
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
         None, description="bits of the weights' numbers, on a CPU"
     )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto", description="as the worker's"
+    )
+    trust_remote_code: bool = Field(False, description="as the worker's")
     hf_overrides: Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)] = Field(
         default_factory=dict, description="JSON: fields of config.json that are to be others"
     )
@@ -107,21 +111,25 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     )
     from penstock.worker.engine.config import EngineConfig
     from penstock.worker.layers.arithmetic import Arithmetic
-    from penstock.worker.models.config import read_config
-    from penstock.worker.models.loading import computed_dtype, fitting_dtype, tensor_shapes
-    from penstock.worker.models.weights import SafetensorsWeights
+    from penstock.worker.models.impl import plan_model
     from penstock.worker.process.settings import model_folder
 
-    folder = model_folder(settings.model)
-    model = read_config(folder, settings.hf_overrides)
-    arithmetic = Arithmetic(quantization=settings.quantization)
-    asked = fitting_dtype(settings.dtype, model, torch.device(settings.device), arithmetic)
-    dtype = computed_dtype(asked, model, SafetensorsWeights(folder).dtype())
-    shapes = tensor_shapes(model)
-    own = None if model.tie_word_embeddings else EMBEDDING  # a tied one has the head's numbers
+    folder = model_folder(settings.model, with_weights=False)
+    model = plan_model(
+        folder,
+        settings.model_impl,
+        settings.dtype,
+        torch.device(settings.device),
+        Arithmetic(quantization=settings.quantization),
+        settings.hf_overrides,
+        settings.trust_remote_code,
+    )
+    facts, dtype = model.facts, model.dtype
     weight_bytes = sum(
-        _num_bytes(name, shape, dtype.itemsize, None if name == own else settings.quantization)
-        for name, shape in shapes.items()
+        _num_bytes(
+            name, shape, dtype.itemsize, settings.quantization if name in model.quantised else None
+        )
+        for name, shape in model.shapes.items()
     )
     memory = settings.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     budget: int = settings.kv_cache_memory_bytes or CPU_KV_CACHE_BYTES
@@ -133,20 +141,20 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         block_size=settings.block_size,
         kv_cache_memory_bytes=budget,
     )
-    num_blocks = blocks_in(budget, config, model, dtype)
-    length = length_that_fits(config, model, num_blocks)
+    num_blocks = blocks_in(budget, config, facts, dtype)
+    length = length_that_fits(config, facts, num_blocks)
 
     def num_seqs(tokens: int) -> int:
         return min(settings.max_num_seqs, num_blocks // -(-tokens // settings.block_size))
 
-    cache_bytes = num_blocks * block_bytes(config, model, dtype)
+    cache_bytes = num_blocks * block_bytes(config, facts, dtype)
     return MemoryPlan(
         model=settings.model,
-        family=model.family,
-        num_parameters=sum(prod(shape) for shape in shapes.values()),
+        family=facts.family,
+        num_parameters=sum(prod(shape) for shape in model.shapes.values()),
         dtype=settings.quantization or str(dtype).removeprefix("torch."),
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=block_bytes(config, model, dtype) // settings.block_size,
+        kv_bytes_per_token=block_bytes(config, facts, dtype) // settings.block_size,
         kv_cache_bytes=cache_bytes,
         num_blocks=num_blocks,
         num_kv_tokens=num_blocks * settings.block_size,
@@ -163,7 +171,7 @@ def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: s
     from penstock.kernels.panel_linear import PACKINGS
 
     count = prod(shape)
-    if quantization is None or len(shape) == 1:
+    if quantization is None:
         return count * itemsize
     is_head = name in (EMBEDDING, "lm_head.weight")
     packing = PACKINGS["int8" if is_head else quantization]

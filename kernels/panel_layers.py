@@ -60,8 +60,8 @@ class PanelLayers:
     ) -> Tensor:
         tables = spans.block_tables.contiguous()
         batch = _Pass(
-            places.cos.data_ptr(),
-            places.sin.data_ptr(),
+            None if places.cos is None else places.cos.data_ptr(),
+            None if places.sin is None else places.sin.data_ptr(),
             places.slot_mapping.data_ptr(),
             spans.query_start.data_ptr(),
             spans.context_lens.data_ptr(),

@@ -41,12 +41,13 @@ Store = Callable[[Tensor, HeadNorms | None, Tensor], Tensor]
 class Places:
     """The rotation of each token, and the slot for its keys and values.
 
-    cos, sin      [tokens, head_dim]  as `penstock.kernels.rotary` reads them
+    cos, sin      [tokens, head_dim]  as `penstock.kernels.rotary` reads them; None, both, where
+                                      nothing is to be turned
     slot_mapping  [tokens]            int64; block * block_size + offset; no slot twice
     """
 
-    cos: Tensor
-    sin: Tensor
+    cos: Tensor | None
+    sin: Tensor | None
     slot_mapping: Tensor
 
 
@@ -82,7 +83,9 @@ def rotate_and_store_ref(
         query, key = turning.tensor_split((num_heads,), 1)
         query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
         turning = torch.cat((query, key), 1)
-    query, key = rotary(turning, places.cos, places.sin).tensor_split((num_heads,), 1)
+    if places.cos is not None and places.sin is not None:
+        turning = rotary(turning, places.cos, places.sin)
+    query, key = turning.tensor_split((num_heads,), 1)
     store_rows(key, value, kv_cache, rows)
     return query
 
@@ -102,8 +105,8 @@ def rotate_and_store_panels(
         norms.query.data_ptr() if norms else None,
         norms.key.data_ptr() if norms else None,
         norms.eps if norms else 0.0,
-        places.cos.data_ptr(),
-        places.sin.data_ptr(),
+        None if places.cos is None else places.cos.data_ptr(),
+        None if places.sin is None else places.sin.data_ptr(),
         places.slot_mapping.data_ptr(),
         kv_cache.data_ptr(),
         query.data_ptr(),

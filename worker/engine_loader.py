@@ -74,10 +74,12 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
 def _config(settings: WorkerSettings) -> EngineConfig:
     assert settings.load_format != "fake"
     return EngineConfig(
-        model=settings.folder(),
+        model=settings.checkpoint(),
         dtype=settings.dtype,
         device=settings.device,
         load_format=settings.load_format,
+        model_impl=settings.model_impl,
+        trust_remote_code=settings.trust_remote_code,
         hf_overrides=settings.hf_overrides,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,

@@ -107,7 +107,8 @@ static void rotate_token(const struct rotation *all, int t) {
   const int place = all->slots[t] % PANEL; /* in a panel */
   size_t tile = (size_t)all->block_size * head_dim;
   const bf16 *head = all->qkv + (size_t)t * (heads + 2 * kv_heads) * head_dim;
-  const bf16 *cosines = all->cos + (size_t)t * head_dim, *sines = all->sin + (size_t)t * head_dim;
+  const bf16 *cosines = all->cos ? all->cos + (size_t)t * head_dim : 0;
+  const bf16 *sines = all->cos ? all->sin + (size_t)t * head_dim : 0;
   for (int h = 0; h < heads + kv_heads; h++, head += head_dim) {
     const bf16 *norm = h < heads ? all->query_norm : all->key_norm;
     const float scale = norm ? normaliser(head, head_dim, all->eps) : 1;
@@ -118,8 +119,12 @@ static void rotate_token(const struct rotation *all, int t) {
         first *= scale * widen_all(*(vb *)(norm + i));
         second *= scale * widen_all(*(vb *)(norm + j));
       }
-#define TURN(AT, X, Y) \
-  *(vb *)(to + AT) = narrow_all(X * widen_all(*(vb *)(cosines + AT)) + Y * widen_all(*(vb *)(sines + AT)))
+#define TURN(AT, X, Y)                                                                               \
+  {                                                                                                  \
+    vf turned = X;                                                                                   \
+    if (cosines) turned = X * widen_all(*(vb *)(cosines + AT)) + Y * widen_all(*(vb *)(sines + AT)); \
+    *(vb *)(to + AT) = narrow_all(turned);                                                           \
+  }
       TURN(i, first, second);
       TURN(j, second, first);
 #undef TURN
@@ -159,7 +164,7 @@ static void rotate_some(const void *what, int item, int then) {
 /* Queries and keys are normalised (if a weight is given) and rotated, keys and values stored.
 
    qkv       [tokens, heads + 2 * kv_heads, head_dim]
-   cos, sin  [tokens, head_dim]; sin's first half negated
+   cos, sin  [tokens, head_dim], sin's first half negated; or none, and nothing is turned
    slots     [tokens]; block * block_size + offset
    blocks    as paged_attention has them
    query     [tokens, heads, head_dim] */

@@ -225,12 +225,12 @@ def _losses(runner: ModelRunner, token_ids: list[int]) -> Tensor:
             max_query_len=stop - start,
             max_context_len=stop,
         )
-        logits.append(runner.decoder.logits(runner.decoder(batch, runner.kv_caches)).clone())
+        logits.append(runner.model.logits(runner.model(batch, runner.kv_caches)).clone())
     return F.cross_entropy(torch.cat(logits), ids[1:], reduction="none")
 
 
 def weight_bytes(engine: Engine) -> int:
-    decoder = _runner(engine).decoder
+    decoder = _runner(engine).model
     assert isinstance(decoder, Decoder)
     parts = (decoder.embedding, decoder.layers, decoder.norm, decoder.head)
     found = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors(parts)}

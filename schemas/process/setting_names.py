@@ -61,6 +61,8 @@ NAMES = frozenset(
         "gpu_memory_utilization",
         "head_timeout_s",
         "hf_overrides",
+        "model_impl",
+        "trust_remote_code",
         "host",
         "ignore_eos",
         "in_process",

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.worker.layers.batch import Batch
-from penstock.worker.models.decoder import Decoder
+from penstock.worker.models.served import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Passes:
     """token_ids: the sequences. Each pass computes some slices and remembers each row's logits."""
 
     def __init__(
-        self, decoder: Decoder, token_ids: list[list[int]], seed: int = 0, block_size: int = 16
+        self, decoder: Model, token_ids: list[list[int]], seed: int = 0, block_size: int = 16
     ) -> None:
         config = decoder.config
         self.decoder = decoder
@@ -34,9 +34,9 @@ class Passes:
         num_blocks = sum(needed) + 5
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))
         self.tables = [part.tolist() for part in torch.split(order[: sum(needed)], needed)]
-        shape = (num_blocks, config.num_kv_heads, 2, block_size, config.head_dim)
         self.kv_caches = [
-            torch.zeros(shape, dtype=decoder.dtype) for _ in range(len(decoder.layers))
+            torch.zeros(kv.of_blocks(num_blocks, block_size), dtype=decoder.dtype)
+            for kv in config.kv_shapes
         ]
 
     def whole(self) -> "Passes":

@@ -17,9 +17,8 @@ from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.step_tokens import max_step_tokens, try_step
 from penstock.worker.layers.arithmetic import Arithmetic
-from penstock.worker.models.config import ModelConfig
-from penstock.worker.models.decoder import Decoder
-from penstock.worker.models.loading import load_decoder
+from penstock.worker.models.impl import load_model
+from penstock.worker.models.served import Model, ModelFacts
 
 CPU_KV_CACHE_BYTES = 2**30
 
@@ -30,34 +29,36 @@ class DoesNotFit(PenstockError):
 
 def build_engine(config: EngineConfig) -> Engine:
     device = torch.device(_device(config))
-    decoder = load_decoder(
+    model = load_model(
         config.model,
+        config.model_impl,
         config.dtype,
         device,
         Arithmetic(config.deterministic, config.quantization),
         config.load_format,
         config.hf_overrides,
+        config.trust_remote_code,
     )
-    model = decoder.config
-    step_tokens = max_step_tokens(config, decoder, device)
-    num_blocks = _num_blocks(config, step_tokens, decoder, device)
+    facts = model.config
+    step_tokens = max_step_tokens(config, model, device)
+    num_blocks = _num_blocks(config, step_tokens, model, device)
     limits = EngineLimits(
-        max_model_len=length_that_fits(config, model, num_blocks),
-        vocab_size=model.vocab_size,
+        max_model_len=length_that_fits(config, facts, num_blocks),
+        vocab_size=facts.vocab_size,
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_num_seqs=min(config.max_num_seqs, step_tokens),  # each has at least one token of a step
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=facts.eos_token_ids,
     )
-    decoder.table.cover(limits.max_model_len)
+    model.prepare(limits.max_model_len)
     kv_caches = [
         _zeros(
-            (num_blocks, model.num_kv_heads, 2, config.block_size, model.head_dim),
-            decoder.dtype,
+            kv.of_blocks(num_blocks, config.block_size),
+            model.dtype,
             device,
             config.kv_cache_memory_bytes is not None,
         )
-        for _ in range(model.num_layers)
+        for kv in facts.kv_shapes
     ]
     pool = BlockPool(num_blocks, config.block_size, remembers=config.enable_prefix_caching)
     scheduler = Scheduler(
@@ -67,12 +68,12 @@ def build_engine(config: EngineConfig) -> Engine:
         config.priority_preemption_threshold,
     )
     batch = PersistentBatch(scheduler.columns, limits.max_model_len, config.block_size, device)
-    sampler = Sampler(model.vocab_size, model.eos_token_ids, device)
+    sampler = Sampler(facts.vocab_size, facts.eos_token_ids, device)
     return Engine(
         limits,
         scheduler,
-        ModelRunner(decoder, kv_caches, batch, sampler),
-        Grammars(config.model, model.vocab_size, model.eos_token_ids),
+        ModelRunner(model, kv_caches, batch, sampler),
+        Grammars(config.model, facts.vocab_size, facts.eos_token_ids),
     )
 
 
@@ -82,38 +83,29 @@ def _device(config: EngineConfig) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+def block_bytes(config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
     """Return the bytes of one block in all layers: keys and values of `block_size` tokens."""
-    return (
-        2
-        * model.num_layers
-        * model.num_kv_heads
-        * model.head_dim
-        * config.block_size
-        * dtype.itemsize
-    )
+    return sum(kv.numbers for kv in facts.kv_shapes) * config.block_size * dtype.itemsize
 
 
-def _num_blocks(
-    config: EngineConfig, step_tokens: int, decoder: Decoder, device: torch.device
-) -> int:
+def _num_blocks(config: EngineConfig, step_tokens: int, model: Model, device: torch.device) -> int:
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
-    model, budget = decoder.config, config.kv_cache_memory_bytes
+    budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = (
-            _free_gpu_bytes(config, step_tokens, decoder, device)
+            _free_gpu_bytes(config, step_tokens, model, device)
             if device.type == "cuda"
             else CPU_KV_CACHE_BYTES
         )
-    return blocks_in(budget, config, model, decoder.dtype)
+    return blocks_in(budget, config, model.config, model.dtype)
 
 
-def blocks_in(budget: int, config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+def blocks_in(budget: int, config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
     """Return how many blocks fit into so many bytes. Raises DoesNotFit where two do not."""
-    num_blocks = budget // block_bytes(config, model, dtype)
+    num_blocks = budget // block_bytes(config, facts, dtype)
     if num_blocks < 2:
-        needed = 2 * block_bytes(config, model, dtype)
+        needed = 2 * block_bytes(config, facts, dtype)
         raise DoesNotFit(
             f"kv_cache_memory_bytes: {budget} bytes hold {num_blocks} blocks of "
             f"{config.block_size} tokens; give at least {needed}",
@@ -123,14 +115,14 @@ def blocks_in(budget: int, config: EngineConfig, model: ModelConfig, dtype: torc
 
 
 def _free_gpu_bytes(
-    config: EngineConfig, step_tokens: int, decoder: Decoder, device: torch.device
+    config: EngineConfig, step_tokens: int, model: Model, device: torch.device
 ) -> int:
     """Return the bytes that `gpu_memory_utilization` leaves for the KV cache.
 
     The weights, the largest step and other processes' memory are taken off.
     """
     torch.cuda.reset_peak_memory_stats(device)
-    try_step(decoder, step_tokens, config.max_num_seqs, config.block_size, device)
+    try_step(model, step_tokens, config.max_num_seqs, config.block_size, device)
     peak = torch.cuda.max_memory_reserved(device)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -138,18 +130,18 @@ def _free_gpu_bytes(
     return int(total * config.gpu_memory_utilization) - peak - elsewhere
 
 
-def length_that_fits(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
+def length_that_fits(config: EngineConfig, facts: ModelFacts, num_blocks: int) -> int:
     """Return the length that was asked for, or else as much of the model's own as the cache holds.
 
     Raises DoesNotFit when the model or the cache cannot hold the length that was asked for.
     """
     holds = num_blocks * config.block_size
     if config.max_model_len is None:
-        return min(model.max_model_len, holds)
-    if config.max_model_len > model.max_model_len:
+        return min(facts.max_model_len, holds)
+    if config.max_model_len > facts.max_model_len:
         raise DoesNotFit(
             f"max_model_len: {config.max_model_len} tokens; the model's positions are made for "
-            f"{model.max_model_len}; ask for no more, or stretch them by hf_overrides (rope_scaling"
+            f"{facts.max_model_len}; ask for no more, or stretch them by hf_overrides (rope_scaling"
             ", max_position_embeddings) if the model can bear it",
             "max_model_len",
         )

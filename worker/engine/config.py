@@ -19,6 +19,8 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    model_impl: Literal["auto", "native", "transformers"] = "auto"
+    trust_remote_code: bool = False
     hf_overrides: Mapping[str, JsonValue] = field(default_factory=dict)
     max_model_len: int | None = None
     block_size: int = 16

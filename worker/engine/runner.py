@@ -5,7 +5,6 @@ It is the only part of the engine that touches the model.
 
 import math
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,21 +15,14 @@ from penstock.worker.engine.grammar.constraints import Constraint
 from penstock.worker.engine.sampler import NO_TOKEN, Sampled, Sampler, SamplerRow
 from penstock.worker.engine.sequence import Plan, Sequence
 from penstock.worker.layers.batch import Batch
-
-
-class Model(Protocol):
-    def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        """Compute the hidden states [tokens, hidden_size] of the batch."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Compute the logits of hidden [rows, hidden_size]: float32 [rows, vocab_size]."""
+from penstock.worker.models.served import Network
 
 
 class ModelRunner:
     def __init__(
-        self, decoder: Model, kv_caches: list[Tensor], batch: PersistentBatch, sampler: Sampler
+        self, model: Network, kv_caches: list[Tensor], batch: PersistentBatch, sampler: Sampler
     ) -> None:
-        self.decoder = decoder
+        self.model = model
         self.kv_caches = kv_caches
         self.batch = batch
         self.sampler = sampler
@@ -42,7 +34,7 @@ class ModelRunner:
     def run(self, plan: Plan) -> Sampled:
         """Compute the plan; draw a token for each slice that reaches its sequence's end."""
         batch = self.batch.build(plan)
-        hidden = self.decoder(batch, self.kv_caches)
+        hidden = self.model(batch, self.kv_caches)
         total = hidden.sum()  # not finite if any of them is not
         sampled = self._sample(plan, batch, hidden)
         if math.isfinite(float(total)):
@@ -61,7 +53,7 @@ class ModelRunner:
             self._constraints = [seq.constraint for seq in plan.drawing]
         masks = self.sampler.masks(self._constraints)  # while a GPU may still compute
         return self.sampler.sample(
-            self.decoder.logits(hidden),
+            self.model.logits(hidden),
             self._rows,
             masks,
             plan.of_drawing(plan.starts + plan.counts),

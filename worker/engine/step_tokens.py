@@ -13,7 +13,7 @@ import torch
 
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.layers.batch import Batch
-from penstock.worker.models.decoder import Decoder
+from penstock.worker.models.served import Model
 
 LEAST_TOKENS, CPU_TOKENS, GPU_TOKENS = 64, 512, 2048
 PATIENCE_S = 0.2
@@ -23,7 +23,7 @@ _MULTIPLE = 32
 _log = logging.getLogger("penstock.worker.engine")
 
 
-def max_step_tokens(config: EngineConfig, decoder: Decoder, device: torch.device) -> int:
+def max_step_tokens(config: EngineConfig, model: Model, device: torch.device) -> int:
     """Return the configured number of tokens, or one that suits the device.
 
     On a CPU it suits the model too: steps are timed.
@@ -33,7 +33,7 @@ def max_step_tokens(config: EngineConfig, decoder: Decoder, device: torch.device
     if device.type != "cpu":
         return max(GPU_TOKENS, config.max_num_seqs)
     most = max(CPU_TOKENS, config.max_num_seqs)
-    tokens = most_in_time(most, lambda count: _step_s(decoder, count, config.block_size))
+    tokens = most_in_time(most, lambda count: _step_s(model, count, config.block_size))
     _log.info("a step has at most %d tokens, as this processor takes for them", tokens)
     return tokens
 
@@ -56,20 +56,18 @@ def most_in_time(most: int, step_s: Callable[[int], float]) -> int:
     return min(most, max(LEAST_TOKENS, fits // _MULTIPLE * _MULTIPLE))
 
 
-def _step_s(decoder: Decoder, count: int, block_size: int) -> float:
+def _step_s(model: Model, count: int, block_size: int) -> float:
     begin_s = time.perf_counter()
-    try_step(decoder, count, 1, block_size, torch.device("cpu"))
+    try_step(model, count, 1, block_size, torch.device("cpu"))
     return time.perf_counter() - begin_s
 
 
 @torch.inference_mode()
 def try_step(
-    decoder: Decoder, count: int, num_draws: int, block_size: int, device: torch.device
+    model: Model, count: int, num_draws: int, block_size: int, device: torch.device
 ) -> None:
     """Run one forward pass over `count` tokens of one sequence, and `num_draws` rows of logits."""
-    model = decoder.config
     num_blocks = -(-count // block_size)
-    shape = (num_blocks, model.num_kv_heads, 2, block_size, model.head_dim)
     batch = Batch(
         token_ids=torch.zeros(count, dtype=torch.int64, device=device),
         # Position 0, which every model has.
@@ -81,7 +79,9 @@ def try_step(
         max_query_len=count,
         max_context_len=count,
     )
-    hidden = decoder(
-        batch, [torch.zeros(shape, dtype=decoder.dtype, device=device)] * model.num_layers
-    )
-    decoder.logits(hidden[:num_draws])
+    caches = {
+        kv: torch.zeros(kv.of_blocks(num_blocks, block_size), dtype=model.dtype, device=device)
+        for kv in set(model.config.kv_shapes)
+    }
+    hidden = model(batch, [caches[kv] for kv in model.config.kv_shapes])
+    model.logits(hidden[:num_draws])

@@ -142,7 +142,7 @@ class OpenAIEngine:
 
 def load_openai_engine(settings: WorkerSettings) -> OpenAIEngine:
     """Return the engine once a server answers. Raises InvalidJob where one can never serve."""
-    folder = settings.folder()
+    folder = settings.checkpoint()
     shape = model_shape(folder)
     loop = uvloop.new_event_loop()
     threading.Thread(target=_run, args=(loop,), name="servers", daemon=True).start()

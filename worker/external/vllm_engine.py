@@ -272,7 +272,7 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
     except ImportError as error:
         why = f"engine: vllm cannot be loaded here ({error}); install it beside Penstock"
         raise InvalidJob(why, "engine") from error
-    folder = settings.folder()
+    folder = settings.checkpoint()
     arguments = _arguments(settings, str(folder), frozenset(EngineArgs.__dataclass_fields__))
     with loading(settings.model):
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))

@@ -11,6 +11,8 @@ from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.norm import RMSNorm
 from penstock.worker.layers.rotary import RotaryTable
 
+__all__ = ["Attention", "HeadShape", "PassPlan", "Scoring", "plan_pass", "spans_of"]
+
 
 @dataclass(frozen=True, slots=True)
 class PassPlan:

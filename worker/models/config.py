@@ -8,10 +8,16 @@ from types import MappingProxyType
 import torch
 from pydantic import JsonValue
 
-from penstock.worker.models.errors import BrokenModel, UnknownOverride, UnsupportedModel
+from penstock.worker.models.errors import (
+    BrokenModel,
+    UnknownOverride,
+    UnsupportedModel,
+    WrongValue,
+)
 from penstock.worker.models.files import read_object
 from penstock.worker.models.hugging_face import CONFIG_MAPPING, PreTrainedConfig
 from penstock.worker.models.rope import Rope, rope
+from penstock.worker.models.served import KvShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,10 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype | None
 
+    @property
+    def kv_shapes(self) -> tuple[KvShape, ...]:
+        return (KvShape(self.num_kv_heads, self.head_dim),) * self.num_layers
+
 
 def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> ModelConfig:
     """Read the configuration in a Hugging Face folder, with some fields replaced by `overrides`.
@@ -113,11 +123,11 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
     """
     written = read_object(path / "config.json")
     fields = overridden(written, overrides)
-    _refuse_foreign(fields)
-    _refuse_counts(fields)
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))
+    _refuse_foreign(fields)
+    refuse_counts(fields)
     try:
         hf = CONFIG_MAPPING[model_type].from_dict(fields)
     except Exception as error:  # of many types; its message names the field
@@ -126,7 +136,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
     for field in overrides:
         if not (field in written or field in _OLD_ROPE or hasattr(usual, field)):
             raise UnknownOverride(field, model_type)
-    return _derive(hf, FAMILIES[model_type], _eos_token_ids(path, hf))
+    return _derive(hf, FAMILIES[model_type], eos_token_ids(path, hf))
 
 
 def overridden(
@@ -149,12 +159,12 @@ def overridden(
     return found
 
 
-def _max_model_len(hf: PreTrainedConfig) -> int:
-    """Return the model's length, derived as vLLM does.
+def max_model_len(hf: PreTrainedConfig) -> int:
+    """Return the length that the positions are made for, derived as vLLM does.
 
     Stretched positions multiply the length that they stretch. Llama 3's is stretched already.
     """
-    rope, length = hf.rope_parameters, int(hf.max_position_embeddings)
+    rope, length = getattr(hf, "rope_parameters", None) or {}, int(hf.max_position_embeddings)
     if rope.get("rope_type") == "yarn":
         length = int(rope["original_max_position_embeddings"] * rope["factor"])
     elif rope.get("rope_type") == "linear":
@@ -162,13 +172,13 @@ def _max_model_len(hf: PreTrainedConfig) -> int:
     return length
 
 
-def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int]) -> ModelConfig:
+def _derive(hf: PreTrainedConfig, family: Family, enders: frozenset[int]) -> ModelConfig:
     if hf.hidden_act not in ("silu", "swish"):
         raise UnsupportedModel("hidden_act", hf.hidden_act, "silu")
     attention_bias = family.attention_bias and bool(hf.attention_bias)
     num_heads, num_kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if num_heads % num_kv_heads:
-        raise UnsupportedModel(
+        raise WrongValue(
             "num_key_value_heads", num_kv_heads, f"divisors of num_attention_heads, {num_heads}"
         )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // num_heads
@@ -183,7 +193,7 @@ def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int])
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=hf.vocab_size,
-        max_model_len=_max_model_len(hf),
+        max_model_len=max_model_len(hf),
         rms_norm_eps=hf.rms_norm_eps,
         initializer_range=hf.initializer_range,
         tie_word_embeddings=bool(hf.tie_word_embeddings),
@@ -194,8 +204,8 @@ def _derive(hf: PreTrainedConfig, family: Family, eos_token_ids: frozenset[int])
         windows=_windows(hf, family),
         rope=_rope(hf, head_dim),
         # An id that the head has no row for is never drawn.
-        eos_token_ids=frozenset(each for each in eos_token_ids if 0 <= each < hf.vocab_size),
-        dtype=_dtype(hf),
+        eos_token_ids=frozenset(each for each in enders if 0 <= each < hf.vocab_size),
+        dtype=dtype_of(hf),
     )
 
 
@@ -214,7 +224,7 @@ def _refuse_foreign(fields: Mapping[str, JsonValue]) -> None:
             raise UnsupportedModel(field, fields[field], "models without it")
 
 
-def _refuse_counts(fields: Mapping[str, JsonValue]) -> None:
+def refuse_counts(fields: Mapping[str, JsonValue]) -> None:
     """Refuse counts below 1 and a negative eps, before transformers divides by a count.
 
     transformers itself refuses values of other types.
@@ -222,10 +232,10 @@ def _refuse_counts(fields: Mapping[str, JsonValue]) -> None:
     for field in _COUNTS:
         count = fields.get(field)
         if isinstance(count, int) and count < 1:
-            raise UnsupportedModel(field, count, "1 or more")
+            raise WrongValue(field, count, "1 or more")
     eps = fields.get("rms_norm_eps")
     if isinstance(eps, int | float) and eps < 0:
-        raise UnsupportedModel("rms_norm_eps", eps, "0 or more")
+        raise WrongValue("rms_norm_eps", eps, "0 or more")
 
 
 def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
@@ -237,7 +247,7 @@ def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
     if not family.layer_types:
         raise UnsupportedModel("layer_types", layer_types, f"{hf.model_type} layers all alike")
     if len(layer_types) != num_layers:
-        raise UnsupportedModel("layer_types", layer_types, f"one for each of {num_layers} layers")
+        raise WrongValue("layer_types", layer_types, f"one for each of {num_layers} layers")
     kinds = {"full_attention": None, "sliding_attention": window}
     for kind in layer_types:
         if kind not in kinds or (kind == "sliding_attention" and window is None):
@@ -247,7 +257,7 @@ def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
     return tuple([kinds[kind] for kind in layer_types])
 
 
-def _eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
+def eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
     """Return the ids that end a completion.
 
     generation_config.json goes first: chat models end turns with ids that only it has.
@@ -261,7 +271,7 @@ def _eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:
     return frozenset(listed)
 
 
-def _dtype(hf: PreTrainedConfig) -> torch.dtype | None:
+def dtype_of(hf: PreTrainedConfig) -> torch.dtype | None:
     found = hf.dtype
     if isinstance(found, str):
         found = getattr(torch, found, None)

@@ -13,7 +13,7 @@ from penstock.worker.models.config import ModelConfig
 
 
 class Decoder:
-    """The model: token ids in, a hidden state for each out. Call under `torch.inference_mode`."""
+    """A `penstock.worker.models.served.Model` of our own layers."""
 
     def __init__(
         self,
@@ -36,14 +36,12 @@ class Decoder:
         self.deterministic = deterministic
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        """Return the hidden states [tokens, hidden_size] of the batch.
-
-        kv_caches, one for each layer and in `dtype`, gain the batch's KV.
-        """
         plan = plan_pass(batch, self.table, self.deterministic)
         hidden = self.layers(self.embedding(batch.token_ids), kv_caches, plan)
         return self.norm(hidden)
 
+    def prepare(self, max_model_len: int) -> None:
+        self.table.cover(max_model_len)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits, float32 [rows, vocab_size], of hidden [rows, hidden_size]."""
         return self.head(hidden)

@@ -3,6 +3,8 @@
 ModelError
 ├── UnknownOverride    an overridden field is none that such a configuration has
 ├── UnsupportedModel   the configuration asks for what this decoder does not compute
+│   └── UnsupportedFamily   nothing here computes models of such a kind
+├── WrongValue         a field's value is none that any model has
 ├── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
 └── CannotQuantise     the model can be served, but not with the bits that were asked for
 """
@@ -17,6 +19,18 @@ class ModelError(ValueError):
 class UnsupportedModel(ModelError):
     def __init__(self, field: str, value: object, known: str) -> None:
         super().__init__(f"config.json: {field} is {value!r}; this decoder computes {known}")
+
+
+class WrongValue(ModelError):
+    def __init__(self, field: str, value: object, known: str) -> None:
+        super().__init__(f"config.json: {field} is {value!r}; this decoder computes {known}")
+
+
+class UnsupportedFamily(UnsupportedModel):
+    """why: a relative clause, such as "which has an encoder"."""
+
+    def __init__(self, family: object, why: str) -> None:
+        ModelError.__init__(self, f"config.json: model_type is {family!r}, {why}; it is not served")
 
 
 class UnknownOverride(ModelError):

@@ -8,9 +8,8 @@ import torch
 from pydantic import JsonValue
 from torch import Tensor
 
-from penstock.kernels.spans import HeadShape, Scoring
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
-from penstock.worker.layers.attention import Attention
+from penstock.worker.layers.attention import Attention, HeadShape, Scoring
 from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers
 from penstock.worker.layers.embedding import Embedding, Head, embedding, tied
 from penstock.worker.layers.linear import Linear, linear, unsupported
@@ -20,6 +19,7 @@ from penstock.worker.layers.rotary import RotaryTable
 from penstock.worker.models.config import NOTHING, ModelConfig, read_config
 from penstock.worker.models.decoder import Decoder
 from penstock.worker.models.errors import CannotQuantise, UnsupportedModel
+from penstock.worker.models.served import ModelPlan
 from penstock.worker.models.weights import (
     DummyWeights,
     SafetensorsWeights,
@@ -30,6 +30,7 @@ from penstock.worker.models.weights import (
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
+_ROWS = "model.embed_tokens.weight"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -55,26 +56,36 @@ def load_decoder(
     else:
         weights = SafetensorsWeights(path)
         stored = weights.dtype()
-    computed = computed_dtype(dtype, config, stored)
+    computed = computed_dtype(dtype, config.dtype, stored)
     return _Loader(config, weights, computed, place, arithmetic).decoder()
 
 
-def computed_dtype(asked: Dtype, config: ModelConfig, stored: torch.dtype) -> torch.dtype:
+def computed_dtype(asked: Dtype, told: torch.dtype | None, stored: torch.dtype) -> torch.dtype:
     """Return the type of weights and cache: the one asked for, the configuration's, or the files'.
 
     Raises UnsupportedModel.
     """
-    computed = _DTYPES.get(asked) or config.dtype or stored
+    computed = _DTYPES.get(asked) or told or stored
     if computed not in _DTYPES.values():
         raise UnsupportedModel("dtype", computed, f"{', '.join(_DTYPES)}; ask for one of them")
     return computed
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor that such a model loads; nothing is read or computed."""
-    weights = ShapesOfWeights()
+def plan_decoder(
+    path: Path,
+    dtype: Dtype,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    overrides: Mapping[str, JsonValue] = NOTHING,
+) -> ModelPlan:
+    """Return what `load_decoder` would load; nothing is read but the configuration."""
+    config, weights = read_config(path, overrides), ShapesOfWeights()
+    asked = fitting_dtype(dtype, config, device, arithmetic)
+    computed = computed_dtype(asked, None, config.dtype or SafetensorsWeights(path).dtype())
     _Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
-    return weights.shapes
+    own = None if config.tie_word_embeddings else _ROWS  # a tied one has the head's numbers
+    quantised = {name for name, shape in weights.shapes.items() if len(shape) > 1 and name != own}
+    return ModelPlan(config, computed, weights.shapes, frozenset(quantised))
 
 
 def fitting_dtype(
@@ -132,7 +143,7 @@ class _Loader:
         or both with equal numbers.
         """
         shape = self.config.vocab_size, self.config.hidden_size
-        rows, head = "model.embed_tokens.weight", "lm_head.weight"
+        rows, head = _ROWS, "lm_head.weight"
         has_both = self.weights.has(rows) and self.weights.has(head)
         is_tied = self.config.tie_word_embeddings
         if is_tied and not has_both:

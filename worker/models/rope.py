@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from penstock.worker.models.errors import UnsupportedModel
+from penstock.worker.models.errors import UnsupportedModel, WrongValue
 from penstock.worker.models.hugging_face import PreTrainedConfig
 
 _STRETCHED = ("linear", "llama3", "yarn")
@@ -36,7 +36,7 @@ def rope(hf: PreTrainedConfig, head_dim: int) -> Rope:
     for field in ("rope_theta", "factor"):
         value = parameters.get(field, 1.0)
         if not isinstance(value, int | float) or value <= 0:
-            raise UnsupportedModel(f"rope_parameters.{field}", value, "with a number above 0")
+            raise WrongValue(f"rope_parameters.{field}", value, "with a number above 0")
     if kind == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         return Rope(tuple((1.0 / parameters["rope_theta"] ** exponents).tolist()), 1.0)

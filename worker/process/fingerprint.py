@@ -34,7 +34,7 @@ def fingerprint(settings: WorkerSettings) -> str:
     digest.update(repr(_computed(settings)).encode())
     if not settings.is_fake:
         with loading(settings.model):
-            for path in sorted(settings.folder().glob("*")):
+            for path in sorted(settings.checkpoint().glob("*")):
                 if path.suffix in _SUFFIXES and path.is_file():
                     for piece in _pieces(path):
                         digest.update(piece)
@@ -49,6 +49,7 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
     """
     usual = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
     others = {
+        "model_impl": settings.model_impl,
         "engine": settings.engine,
         "engine_model": settings.engine_model,
         "engine_args": settings.engine_args,
@@ -58,6 +59,7 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
         "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
     }
     known: dict[str, object] = {
+        "model_impl": "auto",
         "engine": "native",
         "engine_model": None,
         "engine_args": {},

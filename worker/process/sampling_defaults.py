@@ -66,7 +66,7 @@ def _from_folder(settings: WorkerSettings) -> dict[str, JsonValue]:
     source = settings.generation_config
     if settings.is_fake or source == "vllm":
         return {}
-    path = (settings.folder() if source == "auto" else model_folder(source)) / _FILE
+    path = (settings.checkpoint() if source == "auto" else model_folder(source)) / _FILE
     if source == "auto" and not path.exists():
         return {}
     with loading(str(path)):

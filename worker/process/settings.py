@@ -32,6 +32,8 @@ OF_VLLM = frozenset(
     {
         "dtype",
         "load_format",
+        "model_impl",
+        "trust_remote_code",
         "hf_overrides",
         "block_size",
         "num_gpu_blocks_override",
@@ -101,6 +103,14 @@ class WorkerSettings(TracingSettings):
     )
     load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
         "auto", description="dummy: random weights, to measure; fake: no model, to try the queue"
+    )
+    model_impl: Literal["auto", "native", "transformers"] = Field(
+        "auto",
+        description="native: Penstock's own decoder; transformers: that library's module over "
+        "Penstock's paged attention; auto: the first that can compute the model",
+    )
+    trust_remote_code: bool = Field(
+        False, description="run Python code that the model's folder brings, with all its rights"
     )
     hf_overrides: JsonObject = Field(
         default_factory=dict, description="JSON: fields of config.json that are to be others"
@@ -257,7 +267,7 @@ class WorkerSettings(TracingSettings):
     def is_fake(self) -> bool:
         return self.load_format == FAKE
 
-    def folder(self) -> Path:
+    def checkpoint(self) -> Path:
         """Return the model's folder, fetched as far as the engine needs it. Raises InvalidJob."""
         return model_folder(self.model, with_weights=self.engine != "openai")
 

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         if not settings.is_fake:
-            settings.folder()  # fetched once, before the processes need it
+            settings.checkpoint()  # fetched once, before the processes need it
     except InvalidJob as error:
         print(f"penstock worker: {error.message}", file=sys.stderr)
         return NEVER_STARTS

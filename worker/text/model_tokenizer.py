@@ -130,7 +130,7 @@ class ModelTokenizer:
 def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
     """Return the tokenizer that belongs to the engine of these settings. Raises InvalidJob."""
     with loading(f"the tokenizer of {settings.model}"):
-        return ModelTokenizer(ByteTokenizer() if settings.is_fake else settings.folder())
+        return ModelTokenizer(ByteTokenizer() if settings.is_fake else settings.checkpoint())
 
 
 def _finite(logprob: float) -> float:

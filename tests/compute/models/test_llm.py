@@ -260,10 +260,12 @@ def test_a_start_imports_neither_compilers_nor_activations(folder: Path) -> None
 import sys
 from pathlib import Path
 from penstock.worker.llm import LLM, SamplingParams
-from penstock.worker.models.config import read_config
-from penstock.worker.models.loading import tensor_shapes
+from penstock.worker.models.impl import plan_model
+from penstock.worker.layers.arithmetic import AS_IT_IS
+import torch
 LLM({str(folder)!r}).generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
-tensor_shapes(read_config(Path({str(folder)!r})))  # as `penstock plan` does
+cpu = torch.device("cpu")
+plan_model(Path({str(folder)!r}), "auto", "auto", cpu, AS_IT_IS, {{}})  # as `penstock plan` does
 slow = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.activations",
         "triton", "outlines", "redis")
 print([name for name in slow if name in sys.modules])

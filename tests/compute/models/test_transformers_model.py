@@ -1,0 +1,285 @@
+"""transformers' modules over our paged attention, against transformers alone."""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import families
+from families import Played, logprobs_of, prompts
+from passes import Passes
+from paths import ROOT
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
+from penstock.worker.models.compared import COMPARED, DIFFERING
+from penstock.worker.models.errors import BrokenModel, CannotQuantise, ModelError
+from penstock.worker.models.impl import chosen_impl, load_model, plan_model
+from penstock.worker.models.look import FAR, CannotAttend, window_of
+from penstock.worker.models.served import Model
+from penstock.worker.models.transformers_model import plan_transformers_model
+
+TOLERANCE = 1e-4
+# They differ in norms and where they stand, experts, windows (of some layers, or told by the mask
+# alone), soft caps, sinks, heads of two sizes, biases, positions, and two attentions a layer.
+VARIED = (
+    "llama", "gpt2", "gemma2", "gemma3", "gpt_oss", "qwen3_moe", "deepseek_v3", "olmo2", "phi3",
+    "cohere2", "granite", "smollm3", "phimoe", "diffllama", "opt",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("families")
+
+    def folder(family: str) -> Path:
+        if not (root / family).exists():
+            families.save(family, root / family)
+        return root / family
+
+    return folder
+
+
+CPU = torch.device("cpu")
+
+
+def load(path: Path, dtype: Any = "float32", arithmetic: Arithmetic = AS_IT_IS) -> Model:
+    return load_model(path, "transformers", dtype, CPU, arithmetic, "auto", {})
+
+
+@pytest.mark.parametrize("family", VARIED)
+def test_log_probabilities_equal_transformers(family: str, folders: Callable[[str], Path]) -> None:
+    """Over slices, prefix hits and preemption."""
+    played = Played(folders(family), model_impl="transformers")
+    assert played.stats.num_preemptions and played.stats.cached_tokens
+    assert played.distance(folders(family)) < TOLERANCE
+
+
+def test_the_page_has_each_family_that_transformers_has() -> None:
+    """A new version of transformers brings new ones: `make families`."""
+    page = (ROOT / "docs" / "families.md").read_text()
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    assert {row[0].strip(" `") for row in rows} == set(families.FAMILIES)
+    served = {row[0].strip(" `") for row in rows if len(row) == 3}
+    assert served == COMPARED and not served & DIFFERING and len(served) >= 60
+    assert all(float(row[2]) < TOLERANCE for row in rows if len(row) == 3)
+
+
+REFUSED = {
+    "bert": "'bert', whose attention is not causal",
+    "falcon": "'falcon', whose module computes attention by itself",
+    "qwen3_next": "'qwen3_next', which has layers of the kind linear_attention",
+    "llama4_text": "'llama4_text', which has layers of the kind chunked_attention",
+    "mamba": "'mamba', which has layers of the kind linear_attention",
+    "doge": "'doge', whose attention has a mask of its own",
+    "minimax_m3_vl_text": "whose queries see the keys that an index picks",
+    "bart": "'bart', which has an encoder",
+}
+
+
+@pytest.mark.parametrize("family, told", REFUSED.items(), ids=REFUSED)
+def test_a_family_that_is_not_served_is_refused_by_name(
+    family: str, told: str, tmp_path: Path
+) -> None:
+    families.usual(family).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=told):
+        plan_transformers_model(tmp_path, "auto", CPU, AS_IT_IS, {})
+
+
+def test_a_layer_without_attention_is_seen(tmp_path: Path) -> None:
+    """Whatever its configuration says of it."""
+    families.usual("mllama").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="'mllama', of whose 40 layers 32 have attention"):
+        plan_transformers_model(tmp_path, "auto", CPU, AS_IT_IS, {})
+
+
+def written(path: Path, **fields: object) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(fields))
+    return path
+
+
+def test_who_computes_a_model_is_chosen_by_its_family(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert chosen_impl(folders("llama"), "auto", {}) == "native"
+    assert chosen_impl(folders("llama"), "auto", {"hidden_act": "gelu"}) == "transformers"
+    assert chosen_impl(folders("gemma2"), "auto", {}) == "transformers"
+    unknown = written(tmp_path / "a", model_type="dbrx")
+    assert chosen_impl(unknown, "transformers", {}) == "transformers"
+    with pytest.raises(ModelError, match="'dbrx', whose numbers nobody compared; --model-impl"):
+        chosen_impl(unknown, "auto", {})
+    families.usual("qwen3_next").save_pretrained(tmp_path / "d")
+    with pytest.raises(ModelError, match="layers of the kind linear_attention"):
+        chosen_impl(tmp_path / "d", "auto", {})
+    differs = written(tmp_path / "b", model_type="dory")
+    for asked in ("auto", "transformers"):
+        with pytest.raises(ModelError, match="'dory', whose numbers come out otherwise"):
+            chosen_impl(differs, asked, {})
+    with pytest.raises(ModelError, match=r"'river', which transformers \S+ does not know"):
+        load(written(tmp_path / "c", model_type="river"))
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class RiverConfig(LlamaConfig):
+    model_type = "river"
+
+class RiverForCausalLM(LlamaForCausalLM):
+    config_class = RiverConfig
+
+    def forward(self, *args, **more):
+        out = super().forward(*args, **more)
+        out.logits = 2 * out.logits
+        return out
+"""
+
+
+def test_code_of_the_folder_runs_only_where_it_is_trusted(
+    folders: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = str(tmp_path / "modules")
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", cache)
+    folder = copy(folders("llama"), tmp_path)
+    (folder / "river.py").write_text(CODE)
+    change(
+        folder,
+        model_type="river",
+        architectures=["RiverForCausalLM"],
+        auto_map={
+            "AutoConfig": "river.RiverConfig",
+            "AutoModelForCausalLM": "river.RiverForCausalLM",
+        },
+    )
+    with pytest.raises(ModelError, match="--trust-remote-code runs it, with all rights"):
+        load(folder)
+    played = Played(folder, model_impl="transformers", trust_remote_code=True)
+    plain = Played(folders("llama"), model_impl="transformers")
+    first, other = played.made["0"][0], plain.made["0"][0]
+    assert first.token_id == other.token_id and first.logprob > other.logprob
+
+
+def copy(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to / folder.name))
+
+
+def change(folder: Path, **fields: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
+
+
+def test_tensors_that_are_missing_or_misshapen_are_named_and_others_may_be_there(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy(folders("gemma2"), tmp_path)
+    file, name = folder / "model.safetensors", "model.layers.2.self_attn.k_proj.weight"
+    tensors = load_file(file)
+    save_file({key: x for key, x in tensors.items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(BrokenModel, match=f"tensor {name} is missing"):
+        load(folder)
+    save_file(tensors | {name: torch.zeros(3, 64)}, file, {"format": "pt"})
+    with pytest.raises(BrokenModel, match=r"k_proj.weight.*(\[3, 64\]|torch.Size)"):
+        load(folder)
+    save_file(tensors | {"mtp.extra": torch.zeros(1)}, file, {"format": "pt"})
+    assert load(folder).config.vocab_size == families.VOCAB
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    with pytest.raises(BrokenModel, match=r"model\.safetensors: not a whole safetensors file"):
+        load(folder)
+
+
+def test_a_field_that_the_family_has_not_is_refused(folders: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelError, match="'num_riverbeds' is no field") as refused:
+        Played(folders("gemma2"), hf_overrides={"num_riverbeds": 3})
+    assert refused.value.setting == "hf_overrides"
+
+
+def test_an_override_counts(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copy(folders("gemma2"), tmp_path)
+    change(folder, final_logit_softcapping=2.0)
+    asked = Played(folders("gemma2"), hf_overrides={"final_logit_softcapping": 2.0})
+    assert asked.distance(folder) < TOLERANCE
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_stretched_positions_are_those_of_the_length_that_is_asked_for(
+    longer: bool, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """transformers goes by the longest sequence of a pass; these have one side each."""
+    original = 12 if longer else 128
+    factors = {"short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+    folder = copy(folders("phi3"), tmp_path)
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    change(
+        folder,
+        original_max_position_embeddings=original,
+        rope_parameters=rope | factors | {"original_max_position_embeddings": original},
+    )
+    assert Played(folder).distance(folder) < TOLERANCE
+
+
+def in_window(window: int, query: int, key: int) -> bool:
+    return query - window < key <= query
+
+
+def test_windows_are_found_by_what_a_mask_shows() -> None:
+    assert window_of(lambda query, key: key <= query) is None
+    for window in (1, 20, 4096, FAR):
+        assert window_of(partial(in_window, window)) == window
+    for sees, why in (
+        (lambda query, key: True, "not causal"),
+        (lambda query, key: key < query, "not causal"),
+        (lambda query, key: query // 100 == key // 100 and key <= query, "goes by chunks"),
+    ):
+        with pytest.raises(CannotAttend, match=why):
+            window_of(sees)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+def test_in_bf16_it_is_near(family: str, folders: Callable[[str], Path]) -> None:
+    """By the compiled operations, where they can: products swapped, heads filled up by zeros."""
+    wanted = logprobs_of(folders(family), prompts())
+    passes = Passes(load(folders(family), "bfloat16"), prompts()).in_slices(13)
+    off = [
+        float((row.log_softmax(-1) - wanted[seq][at]).abs().mean())
+        for (seq, at), row in passes.logits.items()
+    ]
+    assert sorted(off)[len(off) // 2] < 0.1
+
+
+def test_quantised_it_is_what_our_own_decoder_is() -> None:
+    """Of the same family both round the same weights, one product at a time or several as one."""
+    ids = prompts()
+    arithmetic = Arithmetic(quantization="int8")
+    ours = load_model(BUNDLED_MODEL, "native", "auto", CPU, arithmetic, "auto", {})
+    theirs = load(BUNDLED_MODEL, "auto", arithmetic)
+    wanted = Passes(ours, ids).whole().logits
+    off = [
+        float((row.log_softmax(-1) - wanted[place].log_softmax(-1)).abs().mean())
+        for place, row in Passes(theirs, ids).whole().logits.items()
+    ]
+    assert sorted(off)[len(off) // 2] < 0.1
+
+
+def test_what_cannot_be_quantised_is_named(folders: Callable[[str], Path]) -> None:
+    int8 = Arithmetic(quantization="int8")
+    with pytest.raises(CannotQuantise, match="int8 computes in bfloat16, not in float32"):
+        load(folders("llama"), "float32", int8)
+    with pytest.raises(CannotQuantise, match="multiples of 64, and a width of the model is 96"):
+        load(folders("llama"), "bfloat16", int8)
+
+
+def test_a_plan_needs_no_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copy(folders("gpt_oss") / "config.json", tmp_path)
+    plan = plan_model(tmp_path, "auto", "auto", CPU, AS_IT_IS, {})
+    loaded = load(folders("gpt_oss"), "auto")
+    assert plan.facts == loaded.config and plan.dtype == loaded.dtype
+    assert plan.shapes["lm_head.weight"] == (families.VOCAB, 64)
+    assert "lm_head.weight" in plan.quantised

@@ -1,0 +1,224 @@
+"""Tiny models of any family that transformers has, and how far the engine is from transformers.
+
+Their numbers are random, and such that a wrong position, window or block changes the logits.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.messages import AddSequence, Logprob, Stats
+
+FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+VOCAB = 320
+WINDOW = 20  # of families that have one: shorter than the prompts
+_MOST_PARAMETERS = 30e6
+
+_SHAPE: dict[str, object] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# Given where a family's configuration has such a field.
+_MORE: dict[str, object] = {
+    "head_dim": 16,
+    "n_embd": 64,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": 512,
+    "n_inner": 96,
+    "ffn_dim": 96,
+    "ffn_hidden_size": 96,
+    "word_embed_proj_dim": 64,
+    "d_model": 64,
+    "n_layers": 4,
+    "n_heads": 4,
+    "max_seq_len": 512,
+    "rotary_dim": 16,
+    "sliding_window": WINDOW,
+    "query_pre_attn_scalar": 16,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "moe_num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_k": 2,
+    "moe_topk": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "laurel_rank": 8,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_kv_shared_layers": 0,
+    "global_head_dim": 16,
+    "rotary_pct": 0.5,
+    "layer_norm_eps": 1e-5,
+}
+
+
+# Given where a family's usual configuration leaves out what its checkpoints have.
+_AS_SHIPPED: dict[str, dict[str, object]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+}
+# Of a part that no text reaches.
+_UNSEEN: dict[str, object] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "image_size": 28,
+    "patch_size": 14,
+    "mm_tokens_per_image": 4,
+}
+
+
+def usual(family: str) -> Any:
+    """The family's configuration in its usual size."""
+    return CONFIG_MAPPING[family](**_AS_SHIPPED.get(family, {}))
+
+
+def tiny(family: str) -> Any:
+    """A configuration of the family with less than some million parameters."""
+    kind, large = CONFIG_MAPPING[family], usual(family)
+    known = large.to_dict().keys() | kind.attribute_map.keys()
+    fields = _SHAPE | {name: value for name, value in _MORE.items() if name in known}
+    if "kv_lora_rank" in known:  # latent attention: as many key heads, of their own size
+        fields.pop("head_dim", None)
+        fields["num_key_value_heads"] = fields["num_attention_heads"]
+    if "text_config" in kind.sub_configs:
+        return _wrapped(kind, large)
+    if kinds := getattr(large, "layer_types", None):
+        fields["layer_types"] = (list(dict.fromkeys(kinds)) * 4)[:4]
+    return kind(**fields)
+
+
+def _wrapped(kind: Any, large: Any) -> Any:
+    """A configuration with a text model inside, and others of which nothing is asked."""
+    parts = {}
+    for name in kind.sub_configs:
+        part = getattr(large, name)
+        if name == "text_config":
+            parts[name] = tiny(part.model_type).to_dict()
+        elif part is not None:
+            known = part.to_dict().keys()
+            parts[name] = {each: value for each, value in _UNSEEN.items() if each in known}
+    return kind(**parts)
+
+
+def save(family: str, path: Path) -> None:
+    """Write the folder of a tiny model. Raises ValueError for a family that has none so small."""
+    config = tiny(family)
+    with torch.device("meta"):
+        size = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"{size / 1e6:.0f} million parameters")
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(config).float()
+    _draw(model)
+    model.save_pretrained(path)
+
+
+@torch.no_grad()
+def _draw(model: Any) -> None:
+    """Away from the neutral start: norms near one (or zero, where one is added), some biases."""
+    generator = torch.Generator().manual_seed(11)
+    for name, each in model.named_parameters():
+        if each.ndim >= 2:
+            drawn = torch.randn(each.shape, generator=generator) / math.sqrt(each.shape[-1])
+        elif name.endswith("bias") or "sink" in name:
+            drawn = 0.5 * torch.randn(each.shape, generator=generator)
+        else:
+            drawn = each + 0.5 * torch.rand(each.shape, generator=generator) - 0.25
+        each.copy_(drawn)
+
+
+def prompts() -> list[list[int]]:
+    """Five, the last three with a beginning in common."""
+    generator = torch.Generator().manual_seed(3)
+    drawn = torch.randint(3, VOCAB, (5, 70), generator=generator).tolist()
+    return [drawn[0][:15], drawn[1][:33], *(drawn[2][:40] + each[:7] for each in drawn[2:])]
+
+
+class Played:
+    """What an engine made of the prompts, with slices, prefix hits and preemptions."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        given = {"dtype": "float32", "max_num_batched_tokens": 13, "num_gpu_blocks_override": 9}
+        self.engine: Engine = build_engine(
+            EngineConfig(path, **given | {"max_model_len": 128} | settings)
+        )
+        self.made: dict[str, list[Logprob]] = {}
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=20)
+        asked = prompts()
+        for number, prompt in enumerate(asked):
+            if number == 3:
+                self._run()  # the first of those with a common beginning is cached now
+            self.made[str(number)] = []
+            self.engine.add(AddSequence(str(number), prompt, params))
+        self._run()
+        self.sequences = [
+            prompt + [each.token_id for each in self.made[str(number)]]
+            for number, prompt in enumerate(asked)
+        ]
+
+    @property
+    def stats(self) -> Stats:
+        return self.engine.stats()
+
+    def _run(self) -> None:
+        while self.engine.busy:
+            for output in self.engine.step():
+                assert output.error is None, output.error
+                self.made[output.seq_id] += output.logprobs or []
+
+    def distance(self, path: Path) -> float:
+        """The largest difference from transformers' log probabilities, in float32 and eager."""
+        wanted = logprobs_of(path, self.sequences)
+        found = 0.0
+        for number, prompt in enumerate(prompts()):
+            for at, drawn in enumerate(self.made[str(number)], len(prompt) - 1):
+                row = wanted[number][at]
+                told = torch.tensor([drawn.logprob, *drawn.top_logprobs])
+                places = torch.tensor([drawn.token_id, *drawn.top_ids])
+                found = max(found, float((row[places] - told).abs().max()))
+        return found
+
+
+@torch.inference_mode()
+def logprobs_of(path: Path, sequences: Sequence[list[int]]) -> list[Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    model.train(False)
+    rows = [model(input_ids=torch.tensor([each]), use_cache=False).logits[0] for each in sequences]
+    return [each.float().log_softmax(-1) for each in rows]

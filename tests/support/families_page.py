@@ -1,0 +1,146 @@
+"""Compare every family that transformers has, and write what was found: `make families`.
+
+docs/families.md gets a row for each, and worker/models/compared.py the names of those served.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+os.environ["TRITON_INTERPRET"] = "1"
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from huggingface_hub.errors import StrictDataclassError  # noqa: E402
+
+import families  # noqa: E402
+from penstock.worker.layers.arithmetic import AS_IT_IS  # noqa: E402
+from penstock.worker.models import impl  # noqa: E402
+from penstock.worker.models.config import FAMILIES as NATIVE  # noqa: E402
+from penstock.worker.models.errors import ModelError, UnsupportedFamily  # noqa: E402
+from penstock.worker.models.transformers_model import plan_transformers_model  # noqa: E402
+
+PAGE = ROOT / "docs" / "families.md"
+NAMES = ROOT / "worker" / "models" / "compared.py"
+BEGIN, END = "<!-- made -->", "<!-- end -->"
+TOLERANCE = 1e-4
+# Of a configuration that cannot be, or lacks a library.
+_FAILURES = (
+    ArithmeticError, AttributeError, ImportError, LookupError, NotImplementedError, RuntimeError,
+    StrictDataclassError, TypeError, ValueError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was found of a family.
+
+    native, difference  from transformers, of our own decoder and of its module here; None where
+                        it does not compute the family
+    """
+
+    family: str
+    difference: float | None
+    why: str = ""
+    native: float | None = None
+
+    @property
+    def is_served(self) -> bool:
+        return self.difference is not None and max(self.difference, self.native or 0) < TOLERANCE
+
+    def line(self) -> str:
+        if not self.is_served:
+            return f"| `{self.family}` | {self.why} |"
+        native = "" if self.native is None else f"{self.native:.1e}"
+        return f"| `{self.family}` | {native} | {self.difference:.1e} |"
+
+
+def compared(family: str) -> Row:
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        try:
+            families.usual(family).save_pretrained(folder)
+            # As it usually is: a tiny one may lack parts.
+            plan_transformers_model(folder, "auto", torch.device("cpu"), AS_IT_IS, {})
+        except ModelError as refusal:
+            return Row(family, None, _said(refusal))
+        except _FAILURES:  # its usual configuration may be none that can be built
+            pass
+        try:
+            families.save(family, folder)
+            difference = _difference(folder, "transformers")
+            native = _difference(folder, "native") if family in NATIVE else None
+        except ModelError as refusal:
+            return Row(family, None, _said(refusal))
+        except _FAILURES as error:  # each family has rules for its fields
+            return Row(family, None, f"not compared: no tiny model of it ({_said(error)})")
+    return Row(family, difference, f"differs by {difference:.1e}", native)
+
+
+def _difference(folder: Path, impl: str) -> float:
+    played = families.Played(folder, model_impl=impl)
+    assert played.stats.num_preemptions and played.stats.cached_tokens
+    return played.distance(folder)
+
+
+def _said(error: Exception) -> str:
+    words = " ".join(str(error).replace("|", "/").split()).removeprefix("config.json: ")
+    words = words.partition(", ")[2] if isinstance(error, UnsupportedFamily) else words
+    return words.removesuffix("; it is not served")[:110] or type(error).__name__
+
+
+def main() -> int:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    impl.DIFFERING = frozenset()  # they are compared again
+    asked = sys.argv[1:] or families.FAMILIES
+    rows = []
+    for number, family in enumerate(asked, 1):
+        began_s = time.monotonic()
+        rows.append(compared(family))
+        took = f"{time.monotonic() - began_s:.1f} s"
+        print(f"{number:3} of {len(asked)}  {rows[-1].line()}  {took}", flush=True)
+    if asked == families.FAMILIES:
+        _write(rows)
+    return 0
+
+
+def _write(rows: list[Row]) -> None:
+    served = [row for row in rows if row.is_served]
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text("\n".join([before + BEGIN, *_tables(rows, served), END]) + after)
+    differing = [row for row in rows if row.difference is not None and not row.is_served]
+    NAMES.write_text(
+        '"""The families that were compared with transformers: `make families` writes this."""\n\n'
+        + _set("COMPARED", served)
+        + _set("DIFFERING", differing)
+    )
+
+
+def _set(name: str, rows: list[Row]) -> str:
+    names = "".join(f'        "{row.family}",\n' for row in rows)
+    return f"{name} = frozenset(\n    {{\n{names}    }}\n)\n"
+
+
+def _tables(rows: list[Row], served: list[Row]) -> Iterator[str]:
+    native = sum(row.native is not None for row in served)
+    yield f"transformers {transformers.__version__} has {len(rows)} families; {len(served)} are"
+    yield f"served, {native} of them natively. Their largest differences:\n"
+    yield "| family | native | transformers |"
+    yield "|---|---|---|"
+    yield from (row.line() for row in served)
+    yield "\n| family | why it is not served |"
+    yield "|---|---|"
+    yield from (row.line() for row in rows if not row.is_served)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

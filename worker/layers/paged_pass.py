@@ -1,0 +1,48 @@
+"""Paged attention of a pass whose modules hand over queries, keys and values of their own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.rotate_and_store import Places
+from penstock.kernels.spans import HeadShape, Scoring
+from penstock.worker.layers.attention import PassPlan, spans_of
+from penstock.worker.layers.batch import Batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedLayer:
+    """One layer's attention. Keys and values lie in `shape.head_dim` numbers, filled by zeros."""
+
+    shape: HeadShape
+    value_dim: int
+    scoring: Scoring
+
+
+class PagedPass:
+    """A pass over the paged caches."""
+
+    def __init__(
+        self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor], deterministic: bool
+    ) -> None:
+        self._plan = PassPlan(
+            Places(None, None, batch.slot_mapping), spans_of(batch), deterministic
+        )
+        self._left = iter(zip(layers, kv_caches, strict=True))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return [1, tokens, heads, value_dim]; the others are [1, heads, tokens, head_dim]."""
+        layer, kv_cache = next(self._left)
+        shape, tokens = layer.shape, query.shape[2]
+        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        qkv = query.new_empty(tokens, heads + 2 * kv_heads, shape.head_dim)
+        for rows, part in zip(
+            torch.split(qkv, [heads, kv_heads, kv_heads], 1), (query, key, value), strict=True
+        ):
+            width = part.shape[3]
+            rows[..., :width] = part[0].transpose(0, 1)
+            rows[..., width:] = 0
+        stored = self._plan.store(shape, kv_cache)(qkv.view(tokens, -1), None, kv_cache)
+        attend = self._plan.attend(shape, kv_cache, layer.scoring.window)
+        return attend(stored, kv_cache, layer.scoring)[None, ..., : layer.value_dim]

@@ -1,0 +1,91 @@
+"""The engine's view of a model, whoever computes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.worker.layers.batch import Batch
+
+
+class KvShape(NamedTuple):
+    """The shape of one layer's keys and values."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    def of_blocks(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Return the shape of a cache, as `penstock.kernels.paged_attention` has it."""
+        return num_blocks, self.num_kv_heads, 2, block_size, self.head_dim
+
+    @property
+    def numbers(self) -> int:
+        """Return how many numbers a token has in such a cache."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+
+class ModelFacts(Protocol):
+    """The facts of one model.
+
+    family         the `model_type` of its configuration
+    max_model_len  the number of tokens that the positions are made for
+    kv_shapes      of each layer that has a cache
+    """
+
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    @property
+    def kv_shapes(self) -> tuple[KvShape, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """The sizes of a model that is not loaded.
+
+    shapes     of its tensors, by name
+    quantised  the names of those that have fewer bits where the others do not
+    """
+
+    facts: ModelFacts
+    dtype: torch.dtype
+    shapes: Mapping[str, tuple[int, ...]]
+    quantised: frozenset[str]
+
+
+class Network(Protocol):
+    """Token ids in, a hidden state for each out. Call under `torch.inference_mode`."""
+
+    def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
+        """Return the hidden states [tokens, hidden_size] of the batch.
+
+        kv_caches, one for each of `kv_shapes` and in `dtype`, gain the batch's KV.
+        """
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits, float32 [rows, vocab_size], of hidden [rows, hidden_size]."""
+
+
+class Model(Network, Protocol):
+    """A network, and what is to be known of it."""
+
+    @property
+    def config(self) -> ModelFacts: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the type of hidden states and caches."""
+
+    def prepare(self, max_model_len: int) -> None:
+        """Make ready for sequences of so many tokens; none is longer."""

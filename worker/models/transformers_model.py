@@ -1,0 +1,366 @@
+"""A model that transformers' module computes, over our paged attention.
+
+The module is used as it is, but for its attention (`penstock.worker.layers.paged_pass`) and its
+plain products, which are swapped for ours. What is handed to attention decides what is served, and
+what it cannot do is refused at the start.
+"""
+
+import copy
+import inspect
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from pydantic import JsonValue
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.linear import unsupported
+from penstock.worker.layers.paged_pass import PagedLayer, PagedPass
+from penstock.worker.models.config import (
+    dtype_of,
+    eos_token_ids,
+    max_model_len,
+    overridden,
+    refuse_counts,
+)
+from penstock.worker.models.errors import (
+    BrokenModel,
+    CannotQuantise,
+    ModelError,
+    UnknownOverride,
+    UnsupportedFamily,
+    UnsupportedModel,
+    reason,
+)
+from penstock.worker.models.files import read_object
+from penstock.worker.models.loading import Dtype, LoadFormat, computed_dtype
+from penstock.worker.models.look import LOOK, NAME, CannotAttend, Look, attending
+from penstock.worker.models.served import KvShape, ModelPlan
+from penstock.worker.models.swapped import products_of, swap_products
+from penstock.worker.models.weights import DummyWeights, SafetensorsWeights
+
+_LOADER: Any = AutoModelForCausalLM
+_log = logging.getLogger("penstock.worker.models")
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersFacts:
+    """The facts of a model that transformers computes."""
+
+    family: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    kv_shapes: tuple[KvShape, ...]
+
+
+class TransformersModel:
+    """A `penstock.worker.models.served.Model` of transformers' module."""
+
+    def __init__(
+        self, causal: Any, facts: TransformersFacts, layers: list[PagedLayer], deterministic: bool
+    ) -> None:
+        self.config = facts
+        self.dtype: torch.dtype = causal.dtype
+        self._base = causal.base_model
+        self._head = _Head(causal)
+        self._layers = layers
+        self._deterministic = deterministic
+
+    def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
+        with attending(PagedPass(batch, self._layers, kv_caches, self._deterministic)):
+            return _hidden(self._base, batch.token_ids, batch.positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+    def prepare(self, max_model_len: int) -> None:
+        """Fix the positions of stretched models, whose modules would choose them anew each pass.
+
+        As in vLLM, longrope's long factors count where sequences may be longer than the length that
+        the model was first made for; transformers goes by the longest of a batch.
+        """
+        for module in self._base.modules():
+            kind = getattr(module, "rope_type", None)
+            if kind == "longrope":
+                _fix_longrope(module, max_model_len)
+            if kind == "longrope" or kind == "dynamic":  # which is not reached before it stretches
+                module.rope_type = "default"
+
+
+def load_transformers_model(
+    path: Path,
+    dtype: Dtype,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    load_format: LoadFormat,
+    overrides: Mapping[str, JsonValue],
+    trust_remote_code: bool = False,
+) -> TransformersModel:
+    """Load a folder's model into transformers' module. Raises a ModelError."""
+    hf = _config(path, overrides, trust_remote_code)
+    _refuse(hf, _class(hf))
+    stored = torch.float32 if load_format == "dummy" else SafetensorsWeights(path).dtype()
+    computed = _computed(hf, dtype, stored, arithmetic)
+    try:
+        causal = _module(path, hf, computed, load_format, trust_remote_code)
+    except ModelError:
+        raise
+    except Exception as error:  # of many types; the module's code is theirs, or the folder's
+        raise BrokenModel(f"{path}: transformers cannot load it: {reason(error)}") from error
+    causal.requires_grad_(False).train(False).to(device)
+    _refuse(hf, type(causal))  # a class that the folder brings is known only now
+    layers = _look(causal, hf, device, causal.dtype)
+    _refuse_widths(products_of(causal).values(), device, arithmetic)
+    swap_products(causal, arithmetic)
+    return TransformersModel(causal, _facts(path, hf, layers), layers, arithmetic.deterministic)
+
+
+def refuse_unserved(
+    path: Path, overrides: Mapping[str, JsonValue], trust_remote_code: bool
+) -> None:
+    """Raise the ModelError that says why the folder's model is not served, where it is known."""
+    hf = _config(path, overrides, trust_remote_code)
+    _refuse(hf, _class(hf))
+
+
+def plan_transformers_model(
+    path: Path,
+    dtype: Dtype,
+    device: torch.device,
+    arithmetic: Arithmetic,
+    overrides: Mapping[str, JsonValue],
+    trust_remote_code: bool = False,
+) -> ModelPlan:
+    """Return what a folder's model takes, from its configuration alone. Raises a ModelError."""
+    hf = _config(path, overrides, trust_remote_code)
+    _refuse(hf, _class(hf))
+    computed = _computed(hf, dtype, torch.float32, arithmetic)
+    with torch.device("meta"):
+        causal = _empty(hf, torch.bfloat16, trust_remote_code)
+    layers = _look(causal, hf, device, computed)
+    shapes = {name: tuple(each.shape) for name, each in causal.named_parameters()}
+    products = products_of(causal)
+    _refuse_widths(products.values(), device, arithmetic)
+    return ModelPlan(_facts(path, hf, layers), computed, shapes, frozenset(products))
+
+
+def _config(path: Path, overrides: Mapping[str, JsonValue], trusts: bool) -> Any:
+    written = read_object(path / "config.json")
+    model_type = written.get("model_type")
+    if model_type not in transformers.CONFIG_MAPPING and "auto_map" not in written:
+        unknown = f"which transformers {transformers.__version__} does not know"
+        raise UnsupportedFamily(model_type, unknown)
+    if model_type not in transformers.CONFIG_MAPPING and not trusts:
+        code = "which is Python code in the model's folder: --trust-remote-code runs it, with all "
+        raise UnsupportedFamily(model_type, f"{code}rights of the worker")
+    fields = overridden(written, overrides)
+    refuse_counts(fields)
+    given = {name: fields[name] for name in overrides if name in fields}
+    try:
+        hf = AutoConfig.from_pretrained(
+            path, trust_remote_code=trusts, local_files_only=True, **given
+        )
+    except Exception as error:  # of many types; its message names the field
+        raise BrokenModel(f"{path / 'config.json'}: {reason(error)}") from error
+    for name in overrides:
+        if not (name in written or hasattr(hf, name)):
+            raise UnknownOverride(name, str(model_type))
+    return hf
+
+
+def _class(hf: Any) -> Any:
+    """Return transformers' class for such a configuration; None if the folder brings it."""
+    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf), None)
+
+
+def _refuse(hf: Any, kind: Any) -> None:
+    """Refuse what a paged cache of keys and values does not hold. `kind` is the module's class."""
+    text = hf.get_text_config()
+    if kind is None and "auto_map" not in hf.to_dict():
+        raise UnsupportedFamily(hf.model_type, "which is no causal language model")
+    if getattr(hf, "quantization_config", None) is not None:
+        raise UnsupportedModel("quantization_config", hf.quantization_config, "models without it")
+    for layers in getattr(text, "layer_types", None) or ():
+        if layers not in ("full_attention", "sliding_attention"):
+            raise UnsupportedFamily(hf.model_type, f"which has layers of the kind {layers}")
+    for is_so, why in (
+        (getattr(hf, "is_encoder_decoder", False), "which has an encoder"),
+        (getattr(kind, "_is_stateful", False), "whose layers have a state beside keys and values"),
+        (
+            not getattr(kind, "_supports_attention_backend", True),
+            "whose module computes attention by itself",
+        ),
+        (
+            any(getattr(text, field, None) for field in ("index_topk", "index_topk_blocks")),
+            "whose queries see the keys that an index picks",
+        ),
+    ):
+        if is_so:
+            raise UnsupportedFamily(hf.model_type, why)
+
+
+def _computed(hf: Any, asked: Dtype, stored: torch.dtype, arithmetic: Arithmetic) -> torch.dtype:
+    if arithmetic.quantization is None:
+        return computed_dtype(asked, dtype_of(hf.get_text_config()), stored)
+    if asked not in ("auto", "bfloat16"):
+        raise CannotQuantise(f"{arithmetic.quantization} computes in bfloat16, not in {asked}")
+    return torch.bfloat16
+
+
+def _refuse_widths(
+    products: Iterable[nn.Linear], device: torch.device, arithmetic: Arithmetic
+) -> None:
+    for width in {each.in_features for each in products}:
+        if (why := unsupported(width, device, arithmetic)) is not None:
+            raise CannotQuantise(why)
+
+
+def _facts(path: Path, hf: Any, layers: list[PagedLayer]) -> TransformersFacts:
+    text = hf.get_text_config()
+    return TransformersFacts(
+        hf.model_type,
+        text.vocab_size,
+        max_model_len(text),
+        frozenset(each for each in eos_token_ids(path, text) if 0 <= each < text.vocab_size),
+        tuple(KvShape(each.shape.num_kv_heads, each.shape.head_dim) for each in layers),
+    )
+
+
+def _module(path: Path, hf: Any, dtype: torch.dtype, load_format: LoadFormat, trusts: bool) -> Any:
+    if load_format == "dummy":
+        causal = _empty(hf, dtype, trusts)
+        weights = DummyWeights(getattr(hf.get_text_config(), "initializer_range", 0.02))
+        with torch.no_grad():
+            for name, parameter in causal.named_parameters():
+                weights.fill(parameter, name)
+        return causal
+    if not sys.stderr.isatty():
+        transformers.logging.disable_progress_bar()  # a log is no place for one
+    causal, told = _LOADER.from_pretrained(
+        path,
+        config=hf,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are told below
+        **_arguments(dtype, trusts),
+    )
+    if missing := sorted(told["missing_keys"]):
+        raise BrokenModel(f"{path}: tensor {missing[0]} is missing, one of {len(missing)}")
+    for name, found, wanted in sorted(told["mismatched_keys"]):
+        raise BrokenModel(
+            f"{path}: tensor {name} has shape {list(found)}, and the configuration asks for "
+            f"{list(wanted)}"
+        )
+    if unread := sorted(told["unexpected_keys"]):
+        _log.info("%d tensors are read by nothing, such as %s", len(unread), unread[0])
+    return causal
+
+
+def _empty(hf: Any, dtype: torch.dtype, trusts: bool) -> Any:
+    """Return a module with whatever numbers it begins with."""
+    return _LOADER.from_config(hf, **_arguments(dtype, trusts))
+
+
+def _arguments(dtype: torch.dtype, trusts: bool) -> dict[str, object]:
+    return {"attn_implementation": NAME, "trust_remote_code": trusts, "dtype": dtype}
+
+
+@torch.inference_mode()
+def _look(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> list[PagedLayer]:
+    """Run the module for one token, and return what its layers ask of attention.
+
+    device, dtype  of the cache
+    """
+    if "position_ids" not in inspect.signature(causal.base_model.forward).parameters:
+        raise UnsupportedFamily(hf.model_type, "whose positions cannot be given")
+    look = Look(lambda width: _cached_width(width, device, dtype))
+    one = torch.zeros(1, dtype=torch.int64, device=causal.device)
+    causal.set_attn_implementation(LOOK)
+    # A mask that hides nothing keeps it from looking for several sequences in the row.
+    shown = torch.ones_like(one)[None]
+    try:
+        with attending(look):
+            causal.base_model(input_ids=one[None], attention_mask=shown, use_cache=False)
+    except CannotAttend as refusal:
+        raise UnsupportedFamily(hf.model_type, str(refusal)) from refusal
+    causal.set_attn_implementation(NAME)
+    num_layers = hf.get_text_config().num_hidden_layers
+    if num_layers not in (len(look.modules), len(look.layers)):
+        why = f"of whose {num_layers} layers {len(look.modules)} have attention"
+        raise UnsupportedFamily(hf.model_type, why)
+    return look.layers
+
+
+def _cached_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Return the numbers that a head has in the cache: what the kernels take, or the width."""
+    if device.type == "cuda":
+        return max(16, 1 << (width - 1).bit_length())
+    return -(-width // 32) * 32 if dtype == torch.bfloat16 and width <= 256 else width
+
+
+def _hidden(base: Any, token_ids: Tensor, positions: Tensor) -> Tensor:
+    out = base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
+    hidden: Tensor = out.last_hidden_state
+    return hidden[0]
+
+
+class _GivenHidden(nn.Module):
+    """Stands for a base model that has computed its hidden states, [1, rows, hidden_size]."""
+
+    hidden: Tensor
+
+    @property
+    def decoder(self) -> "_GivenHidden":
+        """Return what some models call instead of their base."""
+        return self
+
+    def forward(self, *_: object, **__: object) -> "_Answer":
+        return _Answer(self.hidden)
+
+
+class _Answer:
+    """An output that has hidden states alone; all else is None."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return (self.last_hidden_state,)[place]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Head:
+    """The model from its hidden states on: hidden [rows, hidden_size] -> logits, float32.
+
+    So what a family does to its logits (a scale, a soft cap) is what its module does.
+    """
+
+    def __init__(self, causal: Any) -> None:
+        self._given = _GivenHidden()
+        self._causal = copy.copy(causal)
+        self._causal._modules = {**causal._modules, causal.base_model_prefix: self._given}
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        self._given.hidden = hidden[None]
+        unread = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        logits: Tensor = self._causal(input_ids=unread, use_cache=False).logits
+        return logits[0].float()
+
+
+def _fix_longrope(module: Any, max_model_len: int) -> None:
+    original = module.config.rope_parameters["original_max_position_embeddings"]
+    init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["longrope"]
+    seq_len = original + 1 if max_model_len > original else original
+    frequencies, _ = init(module.config, module.inv_freq.device, seq_len=seq_len)
+    module.inv_freq.copy_(frequencies)
