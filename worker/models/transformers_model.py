@@ -48,6 +48,7 @@ from penstock.worker.models.swapped import products_of, swap_products
 from penstock.worker.models.weights import DummyWeights, SafetensorsWeights
 
 _LOADER: Any = AutoModelForCausalLM
+_LOGGING: Any = transformers.logging
 _log = logging.getLogger("penstock.worker.models")
 
 
@@ -244,7 +245,7 @@ def _module(path: Path, hf: Any, dtype: torch.dtype, load_format: LoadFormat, tr
                 weights.fill(parameter, name)
         return causal
     if not sys.stderr.isatty():
-        transformers.logging.disable_progress_bar()  # a log is no place for one
+        _LOGGING.disable_progress_bar()  # a log is no place for one
     causal, told = _LOADER.from_pretrained(
         path,
         config=hf,
