@@ -76,6 +76,7 @@ def compared(family: str) -> Row:
             families.save(family, folder)
             difference = _difference(folder, "transformers")
             native = _difference(folder, "native") if family in NATIVE else None
+            families.Played(folder, model_impl="transformers", dtype="bfloat16")  # it runs
         except ModelError as refusal:
             return Row(family, None, _said(refusal))
         except _FAILURES as error:  # each family has rules for its fields

@@ -23,12 +23,9 @@ class PagedLayer:
 class PagedPass:
     """A pass over the paged caches."""
 
-    def __init__(
-        self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor], deterministic: bool
-    ) -> None:
-        self._plan = PassPlan(
-            Places(None, None, batch.slot_mapping), spans_of(batch), deterministic
-        )
+    def __init__(self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor]) -> None:
+        places = Places(None, None, batch.slot_mapping)
+        self._plan = PassPlan(places, spans_of(batch), deterministic=False)
         self._left = iter(zip(layers, kv_caches, strict=True))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -45,4 +42,5 @@ class PagedPass:
             rows[..., width:] = 0
         stored = self._plan.store(shape, kv_cache)(qkv.view(tokens, -1), None, kv_cache)
         attend = self._plan.attend(shape, kv_cache, layer.scoring.window)
-        return attend(stored, kv_cache, layer.scoring)[None, ..., : layer.value_dim]
+        attended = attend(stored, kv_cache, layer.scoring)[None, ..., : layer.value_dim]
+        return attended.contiguous()  # which modules rely on

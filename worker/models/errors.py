@@ -6,7 +6,8 @@ ModelError
 │   └── UnsupportedFamily   nothing here computes models of such a kind
 ├── WrongValue         a field's value is none that any model has
 ├── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
-└── CannotQuantise     the model can be served, but not with the bits that were asked for
+├── CannotQuantise     the model can be served, but not with the bits that were asked for
+└── NotDeterministic   the model can be served, but its bits depend on what is computed beside it
 """
 
 _MAX_REASON = 300  # characters
@@ -46,6 +47,10 @@ class BrokenModel(ModelError):
 
 class CannotQuantise(ModelError):
     setting = "quantization"
+
+
+class NotDeterministic(ModelError):
+    setting = "deterministic"
 
 
 def is_failure(error: BaseException) -> bool:

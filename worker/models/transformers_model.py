@@ -35,6 +35,7 @@ from penstock.worker.models.errors import (
     BrokenModel,
     CannotQuantise,
     ModelError,
+    NotDeterministic,
     UnknownOverride,
     UnsupportedFamily,
     UnsupportedModel,
@@ -66,18 +67,15 @@ class TransformersFacts:
 class TransformersModel:
     """A `penstock.worker.models.served.Model` of transformers' module."""
 
-    def __init__(
-        self, causal: Any, facts: TransformersFacts, layers: list[PagedLayer], deterministic: bool
-    ) -> None:
+    def __init__(self, causal: Any, facts: TransformersFacts, layers: list[PagedLayer]) -> None:
         self.config = facts
         self.dtype: torch.dtype = causal.dtype
         self._base = causal.base_model
         self._head = _Head(causal)
         self._layers = layers
-        self._deterministic = deterministic
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        with attending(PagedPass(batch, self._layers, kv_caches, self._deterministic)):
+        with attending(PagedPass(batch, self._layers, kv_caches)):
             return _hidden(self._base, batch.token_ids, batch.positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -107,6 +105,11 @@ def load_transformers_model(
     trust_remote_code: bool = False,
 ) -> TransformersModel:
     """Load a folder's model into transformers' module. Raises a ModelError."""
+    if arithmetic.deterministic:
+        raise NotDeterministic(
+            "transformers' modules compute a token in other bits where others are computed beside "
+            "it; leave it out, or take a model of a native family"
+        )
     hf = _config(path, overrides, trust_remote_code)
     _refuse(hf, _class(hf))
     stored = torch.float32 if load_format == "dummy" else SafetensorsWeights(path).dtype()
@@ -122,7 +125,7 @@ def load_transformers_model(
     layers = _look(causal, hf, device, causal.dtype)
     _refuse_widths(products_of(causal).values(), device, arithmetic)
     swap_products(causal, arithmetic)
-    return TransformersModel(causal, _facts(path, hf, layers), layers, arithmetic.deterministic)
+    return TransformersModel(causal, _facts(path, hf, layers), layers)
 
 
 def refuse_unserved(

@@ -242,7 +242,7 @@ def test_windows_are_found_by_what_a_mask_shows() -> None:
             window_of(sees)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "deepseek_v3", "afmoe"])
 def test_in_bf16_it_is_near(family: str, folders: Callable[[str], Path]) -> None:
     """By the compiled operations, where they can: products swapped, heads filled up by zeros."""
     wanted = logprobs_of(folders(family), prompts())
@@ -274,6 +274,14 @@ def test_what_cannot_be_quantised_is_named(folders: Callable[[str], Path]) -> No
         load(folders("llama"), "float32", int8)
     with pytest.raises(CannotQuantise, match="multiples of 64, and a width of the model is 96"):
         load(folders("llama"), "bfloat16", int8)
+
+
+def test_bits_that_do_not_depend_on_company_are_not_promised(
+    folders: Callable[[str], Path],
+) -> None:
+    with pytest.raises(ModelError, match="in other bits where others are") as refused:
+        load(folders("gemma2"), "float32", Arithmetic(deterministic=True))
+    assert refused.value.setting == "deterministic"
 
 
 def test_a_plan_needs_no_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
