@@ -76,9 +76,10 @@ tracing: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.traced --rounds $(or $(ROUNDS),2) \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(DATASET),--dataset $(DATASET))
 
-# Every family that transformers has, compared: docs/families.md.
+# Every family that transformers has, compared: docs/families.md. Then the promises under three kinds.
 families: .venv/installed
 	$(BIN)/python tests/support/families_page.py $(FAMILIES)
+	PENSTOCK_TEST_FAMILIES="gemma2 qwen3_moe deepseek_v3" $(BIN)/pytest -n 0 tests/service/worker/test_engines.py
 
 # The promises under engines of others, each in .engines: vLLM's build for CPUs and llama.cpp's server.
 ENGINES := .engines/bin/python

@@ -1,7 +1,9 @@
 """Workers of one engine or another, under which each promise is tried in the same way."""
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -163,6 +166,26 @@ def native() -> Iterator[EngineStage]:
 
 
 @contextmanager
+def family(name: str) -> Iterator[EngineStage]:
+    """A tiny model of a family, by transformers' module, in the words of the bundled one.
+
+    In 32 bits, since rounding in less depends on the batch.
+    """
+    import families
+
+    with TemporaryDirectory() as temporary, Server() as server:
+        folder = Path(temporary)
+        vocab = json.loads((BUNDLED_MODEL / "config.json").read_text())["vocab_size"]
+        families.save(name, folder, vocab_size=vocab, max_position_embeddings=2048)
+        for words in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(BUNDLED_MODEL / words, folder)
+        flags = "--dtype", "float32", "--model-impl", "transformers", *_BESIDE_OTHERS
+        with EngineStage(server, folder, flags) as stage:
+            stage.long = MUCH
+            yield stage
+
+
+@contextmanager
 def fake() -> Iterator[EngineStage]:
     flags = ("--fake-step-ms", "5", "--fake-poison", "fail")
     with Server() as server, EngineStage(server, "fake", flags, "fail:crash:0") as stage:
@@ -293,7 +316,9 @@ STAGES: dict[str, Callable[[], AbstractContextManager[EngineStage]]] = {
     "openai, with text alone": lambda: others("unknown", "--never-ends"),
     "openai, of a gateway of ours": penstock,
 }
-THEIRS: dict[str, Callable[[], AbstractContextManager[EngineStage]]] = {}
+THEIRS: dict[str, Callable[[], AbstractContextManager[EngineStage]]] = {
+    name: partial(family, name) for name in os.environ.get("PENSTOCK_TEST_FAMILIES", "").split()
+}
 if "PENSTOCK_TEST_VLLM" in os.environ:
     THEIRS |= {"vllm": vllm, "openai, of vLLM's server": vllm_server}
 if "PENSTOCK_TEST_LLAMA" in os.environ:

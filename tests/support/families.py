@@ -135,9 +135,13 @@ def _wrapped(kind: Any, large: Any) -> Any:
     return kind(**parts)
 
 
-def save(family: str, path: Path) -> None:
-    """Write the folder of a tiny model. Raises ValueError for a family that has none so small."""
+def save(family: str, path: Path, **fields: object) -> None:
+    """Write the folder of a tiny model, with some fields of its own.
+
+    Raises ValueError for a family that has none so small.
+    """
     config = tiny(family)
+    config.update(fields)
     with torch.device("meta"):
         size = sum(each.numel() for each in AutoModelForCausalLM.from_config(config).parameters())
     if size > _MOST_PARAMETERS:

@@ -256,7 +256,8 @@ def test_its_card_and_the_models_are_registered(worker):
         card = (await client.models())["fake"]
         assert (card.max_model_len, card.lanes) == (400, 1)
         [queue] = await client.queues()
-        [status] = await queue.workers()
+        while not (status := (await queue.workers())[0]).stats:  # they come with the first beat
+            await asyncio.sleep(0.05)
         assert status.card.max_num_seqs == 8 and not status.card.draining
         assert status.card.fingerprint == card.fingerprint != ""
         assert status.stats["num_blocks"] == 8 * 400 // 16
