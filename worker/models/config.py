@@ -50,7 +50,7 @@ FAMILIES = {
 }
 
 NOTHING: Mapping[str, JsonValue] = MappingProxyType({})
-_OLD_ROPE = ("rope_scaling", "rope_theta")  # transformers turns these into `rope_parameters`
+OLD_ROPE = ("rope_scaling", "rope_theta")  # transformers turns these into `rope_parameters`
 _COUNTS = (
     "num_hidden_layers",
     "hidden_size",
@@ -134,7 +134,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
         raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
     usual = CONFIG_MAPPING[model_type]() if overrides else hf
     for field in overrides:
-        if not (field in written or field in _OLD_ROPE or hasattr(usual, field)):
+        if not (field in written or field in OLD_ROPE or hasattr(usual, field)):
             raise UnknownOverride(field, model_type)
     return _derive(hf, FAMILIES[model_type], eos_token_ids(path, hf))
 

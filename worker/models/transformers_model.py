@@ -25,6 +25,7 @@ from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import unsupported
 from penstock.worker.layers.paged_pass import PagedLayer, PagedPass
 from penstock.worker.models.config import (
+    OLD_ROPE,
     dtype_of,
     eos_token_ids,
     max_model_len,
@@ -168,16 +169,16 @@ def _config(path: Path, overrides: Mapping[str, JsonValue], trusts: bool) -> Any
         raise UnsupportedFamily(model_type, f"{code}rights of the worker")
     fields = overridden(written, overrides)
     refuse_counts(fields)
-    given = {name: fields[name] for name in overrides if name in fields}
     try:
-        hf = AutoConfig.from_pretrained(
-            path, trust_remote_code=trusts, local_files_only=True, **given
-        )
+        hf = AutoConfig.from_pretrained(path, trust_remote_code=trusts, local_files_only=True)
+        for name in overrides:
+            if not (name in written or name in OLD_ROPE or hasattr(hf, name)):
+                raise UnknownOverride(name, str(model_type))
+        hf = type(hf).from_dict(fields) if overrides else hf
+    except ModelError:
+        raise
     except Exception as error:  # of many types; its message names the field
         raise BrokenModel(f"{path / 'config.json'}: {reason(error)}") from error
-    for name in overrides:
-        if not (name in written or hasattr(hf, name)):
-            raise UnknownOverride(name, str(model_type))
     return hf
 
 

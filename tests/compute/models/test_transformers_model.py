@@ -201,6 +201,27 @@ def test_a_field_that_the_family_has_not_is_refused(folders: Callable[[str], Pat
     assert refused.value.setting == "hf_overrides"
 
 
+def test_a_stretch_in_the_older_spelling_counts(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy(folders("olmo2"), tmp_path)
+    rope = {"rope_type": "linear", "factor": 3.0}
+    change(folder, rope_parameters=rope | {"rope_theta": 10000.0})
+    stretched = load_model(
+        folders("olmo2"),
+        "transformers",
+        "float32",
+        CPU,
+        AS_IT_IS,
+        "auto",
+        {"rope_scaling": rope | {"rope_theta": 10000.0}},
+    )
+    assert stretched.config.max_model_len == 3 * 512
+    wanted = logprobs_of(folder, prompts())
+    for (seq, at), row in Passes(stretched, prompts()).whole().logits.items():
+        assert float((row.log_softmax(-1) - wanted[seq][at]).abs().max()) < TOLERANCE
+
+
 def test_an_override_counts(folders: Callable[[str], Path], tmp_path: Path) -> None:
     folder = copy(folders("gemma2"), tmp_path)
     change(folder, final_logit_softcapping=2.0)
