@@ -82,11 +82,13 @@ class TransformersModel:
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
 
+    @torch.inference_mode()
     def prepare(self, max_model_len: int) -> None:
         """Fix the positions of stretched models, whose modules would choose them anew each pass.
 
         As in vLLM, longrope's long factors count where sequences may be longer than the length that
-        the model was first made for; transformers goes by the longest of a batch.
+        the model was first made for; transformers goes by the longest of a batch. Raises
+        UnsupportedFamily where a module still does.
         """
         for module in self._base.modules():
             kind = getattr(module, "rope_type", None)
@@ -94,6 +96,9 @@ class TransformersModel:
                 _fix_longrope(module, max_model_len)
             if kind == "longrope" or kind == "dynamic":  # which is not reached before it stretches
                 module.rope_type = "default"
+            if not _turns_alike(module, max_model_len):
+                why = "whose rotations depend on the longest sequence of a batch"
+                raise UnsupportedFamily(self.config.family, why)
 
 
 def load_transformers_model(
@@ -361,6 +366,30 @@ class _Head:
         unread = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self._causal(input_ids=unread, use_cache=False).logits
         return logits[0].float()
+
+
+def _turns_alike(module: Any, max_model_len: int) -> bool:
+    """Return whether a position is turned in the same way beside the last one as alone.
+
+    It is of modules that make no rotations, too.
+    """
+    buffers = module.named_buffers(recurse=False)
+    x = next((each for name, each in buffers if name.endswith("inv_freq")), None)
+    asked = inspect.signature(module.forward).parameters
+    if x is None or "position_ids" not in asked:
+        return True
+    kinds = module.rope_type if "layer_type" in asked else ()  # a mapping, with a key for each
+    for more in [{"layer_type": kind} for kind in kinds] or [{}]:
+        both = torch.tensor([[1, max_model_len - 1]], device=x.device)
+        alone, beside = (module(x, position_ids=each, **more) for each in (both[:, :1], both))
+        for one, other in zip(_tensors(alone), _tensors(beside), strict=True):
+            if not torch.allclose(one, other[:, :1], atol=1e-4):
+                return False
+    return True
+
+
+def _tensors(made: Any) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
 
 
 def _fix_longrope(module: Any, max_model_len: int) -> None:

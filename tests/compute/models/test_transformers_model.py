@@ -246,6 +246,20 @@ def test_stretched_positions_are_those_of_the_length_that_is_asked_for(
     assert Played(folder).distance(folder) < TOLERANCE
 
 
+def test_rotations_that_depend_on_the_batch_are_refused(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """PhiMoE's module scales all that it turns by the longest position of a pass."""
+    folder = copy(folders("phimoe"), tmp_path)
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    scales = {"short_mscale": 1.1, "long_mscale": 1.5}
+    change(folder, rope_parameters=rope | factors | scales)
+    with pytest.raises(ModelError, match="rotations depend on the longest sequence of a batch"):
+        load(folder).prepare(65)
+    load(folder).prepare(64)  # the scale is one there
+
+
 def in_window(window: int, query: int, key: int) -> bool:
     return query - window < key <= query
 
