@@ -15,13 +15,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
 import httpx
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from tokenizers import Tokenizer
 
@@ -133,17 +133,13 @@ def state_of(body: dict[str, object]) -> str | None:
 
 
 def application(given: argparse.Namespace) -> FastAPI:
-    app, kind = FastAPI(), given.kind
-
-    @app.middleware("http")
-    async def authorize(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
+    # No middleware: with FastAPI's, a stream whose reader is gone may never be told so.
+    def authorize(request: Request) -> None:
         wanted = f"Bearer {given.api_key}"
         if given.api_key and request.headers.get("authorization") != wanted:
-            return JSONResponse({"error": {"message": "who are you?"}}, 401)
-        return await call_next(request)
+            raise HTTPException(401, "who are you?")
 
+    app, kind = FastAPI(dependencies=[Depends(authorize)]), given.kind
     tokenizer = Tokenizer.from_file(str(BUNDLED_MODEL / "tokenizer.json"))
     running: set[int] = set()
     met: dict[str, int] = {}
