@@ -112,17 +112,20 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     from penstock.worker.engine.config import EngineConfig
     from penstock.worker.layers.arithmetic import Arithmetic
     from penstock.worker.models.impl import plan_model
+    from penstock.worker.models.spec import ModelSpec
     from penstock.worker.process.settings import model_folder
 
-    folder = model_folder(settings.model, with_weights=False)
+    folder = model_folder(settings.model, with_weights=False, with_code=settings.trust_remote_code)
     model = plan_model(
-        folder,
-        settings.model_impl,
-        settings.dtype,
-        torch.device(settings.device),
-        Arithmetic(quantization=settings.quantization),
-        settings.hf_overrides,
-        settings.trust_remote_code,
+        ModelSpec(
+            folder,
+            settings.model_impl,
+            settings.dtype,
+            torch.device(settings.device),
+            Arithmetic(quantization=settings.quantization),
+            overrides=settings.hf_overrides,
+            trust_remote_code=settings.trust_remote_code,
+        )
     )
     facts, dtype = model.facts, model.dtype
     weight_bytes = sum(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import uvicorn
+from starlette.datastructures import State
 
 from penstock.gateway.http.settings import RELOADABLE, GatewaySettings
 from penstock.gateway.server.app import build
@@ -80,17 +81,9 @@ def main(argv: Sequence[str]) -> int:
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, again)
+        loop.add_signal_handler(signal.SIGHUP, _reload, app.state, argv)
         loop.call_soon(pass_on)  # which runs when uvicorn listens for signals itself
         await server.serve([listening])
-
-    def again() -> None:
-        old: GatewaySettings = app.state.gateway.settings
-
-        def read() -> GatewaySettings:
-            return read_settings(GatewaySettings, "penstock gateway", argv, old.redis_url)
-
-        reload(old, read, RELOADABLE, app.state.apply, "gateway")
 
     def pass_on() -> None:
         for number in early:
@@ -100,6 +93,15 @@ def main(argv: Sequence[str]) -> int:
         runner.run(serve())
     status: int = app.state.exit_status
     return status
+
+
+def _reload(state: State, argv: Sequence[str]) -> None:
+    old: GatewaySettings = state.gateway.settings
+
+    def read() -> GatewaySettings:
+        return read_settings(GatewaySettings, "penstock gateway", argv, old.redis_url)
+
+    reload(old, read, RELOADABLE, state.apply, "gateway")
 
 
 def _listening(settings: GatewaySettings) -> socket.socket:

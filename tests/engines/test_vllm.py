@@ -146,6 +146,7 @@ def test_an_argument_that_vllm_has_not_is_named() -> None:
     for given, told in (
         ('{"tensor_paralel_size": 2}', "it has tensor_parallel_size"),
         ('{"model": "another"}', "model is a setting of its own: --model"),
+        ('{"hf_token": "x"}', "hf_token has no effect, since vLLM is given a folder"),
     ):
         code = (
             "import sys; from penstock.worker.process.settings import WorkerSettings;"

@@ -77,7 +77,7 @@ _MORE: dict[str, object] = {
     "laurel_rank": 8,
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": VOCAB,
-    "num_kv_shared_layers": 0,
+    "num_kv_shared_layers": 2,
     "global_head_dim": 16,
     "rotary_pct": 0.5,
     "layer_norm_eps": 1e-5,

@@ -20,10 +20,10 @@ import transformers  # noqa: E402
 from huggingface_hub.errors import StrictDataclassError  # noqa: E402
 
 import families  # noqa: E402
-from penstock.worker.layers.arithmetic import AS_IT_IS  # noqa: E402
 from penstock.worker.models import impl  # noqa: E402
 from penstock.worker.models.config import FAMILIES as NATIVE  # noqa: E402
 from penstock.worker.models.errors import ModelError, UnsupportedFamily  # noqa: E402
+from penstock.worker.models.spec import ModelSpec  # noqa: E402
 from penstock.worker.models.transformers_model import plan_transformers_model  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
@@ -67,7 +67,7 @@ def compared(family: str) -> Row:
         try:
             families.usual(family).save_pretrained(folder)
             # As it usually is: a tiny one may lack parts.
-            plan_transformers_model(folder, "auto", torch.device("cpu"), AS_IT_IS, {})
+            plan_transformers_model(ModelSpec(folder))
         except ModelError as refusal:
             return Row(family, None, _said(refusal))
         except _FAILURES:  # its usual configuration may be none that can be built

@@ -19,6 +19,7 @@ from penstock.worker.engine.step_tokens import max_step_tokens, try_step
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.models.impl import load_model
 from penstock.worker.models.served import Model, ModelFacts
+from penstock.worker.models.spec import ModelSpec
 
 CPU_KV_CACHE_BYTES = 2**30
 
@@ -30,14 +31,16 @@ class DoesNotFit(PenstockError):
 def build_engine(config: EngineConfig) -> Engine:
     device = torch.device(_device(config))
     model = load_model(
-        config.model,
-        config.model_impl,
-        config.dtype,
-        device,
-        Arithmetic(config.deterministic, config.quantization),
-        config.load_format,
-        config.hf_overrides,
-        config.trust_remote_code,
+        ModelSpec(
+            config.model,
+            config.model_impl,
+            config.dtype,
+            device,
+            Arithmetic(config.deterministic, config.quantization),
+            config.load_format,
+            config.hf_overrides,
+            config.trust_remote_code,
+        )
     )
     facts = model.config
     step_tokens = max_step_tokens(config, model, device)

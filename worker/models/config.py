@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from penstock.worker.models.errors import (
     BrokenModel,
     UnknownOverride,
-    UnsupportedModel,
+    UnsupportedField,
     WrongValue,
 )
 from penstock.worker.models.files import read_object
@@ -63,7 +63,7 @@ _COUNTS = (
 )
 
 # Fields of related architectures that change the computation. A folder that sets one is refused.
-_FOREIGN_FIELDS = (
+FOREIGN_FIELDS = (
     "attention_multiplier",
     "attn_logit_softcapping",
     "clip_qkv",
@@ -125,7 +125,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
     fields = overridden(written, overrides)
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise UnsupportedModel("model_type", model_type, ", ".join(FAMILIES))
+        raise UnsupportedField("model_type", model_type, ", ".join(FAMILIES))
     _refuse_foreign(fields)
     refuse_counts(fields)
     try:
@@ -174,7 +174,7 @@ def max_model_len(hf: PreTrainedConfig) -> int:
 
 def _derive(hf: PreTrainedConfig, family: Family, enders: frozenset[int]) -> ModelConfig:
     if hf.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModel("hidden_act", hf.hidden_act, "silu")
+        raise UnsupportedField("hidden_act", hf.hidden_act, "silu")
     attention_bias = family.attention_bias and bool(hf.attention_bias)
     num_heads, num_kv_heads = hf.num_attention_heads, hf.num_key_value_heads
     if num_heads % num_kv_heads:
@@ -183,7 +183,7 @@ def _derive(hf: PreTrainedConfig, family: Family, enders: frozenset[int]) -> Mod
         )
     head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // num_heads
     if head_dim % 2:
-        raise UnsupportedModel("head_dim", head_dim, "even head sizes")
+        raise UnsupportedField("head_dim", head_dim, "even head sizes")
     return ModelConfig(
         family=hf.model_type,
         num_layers=hf.num_hidden_layers,
@@ -219,9 +219,9 @@ def _rope(hf: PreTrainedConfig, head_dim: int) -> Rope:
 
 
 def _refuse_foreign(fields: Mapping[str, JsonValue]) -> None:
-    for field in _FOREIGN_FIELDS:
+    for field in FOREIGN_FIELDS:
         if fields.get(field) is not None:
-            raise UnsupportedModel(field, fields[field], "models without it")
+            raise UnsupportedField(field, fields[field], "models without it")
 
 
 def refuse_counts(fields: Mapping[str, JsonValue]) -> None:
@@ -245,13 +245,13 @@ def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
     if layer_types is None:
         return tuple([window] * num_layers)
     if not family.layer_types:
-        raise UnsupportedModel("layer_types", layer_types, f"{hf.model_type} layers all alike")
+        raise UnsupportedField("layer_types", layer_types, f"{hf.model_type} layers all alike")
     if len(layer_types) != num_layers:
         raise WrongValue("layer_types", layer_types, f"one for each of {num_layers} layers")
     kinds = {"full_attention": None, "sliding_attention": window}
     for kind in layer_types:
         if kind not in kinds or (kind == "sliding_attention" and window is None):
-            raise UnsupportedModel(
+            raise UnsupportedField(
                 "layer_types", kind, "full_attention, and sliding_attention with a sliding_window"
             )
     return tuple([kinds[kind] for kind in layer_types])

@@ -3,7 +3,8 @@
 ModelError
 ├── UnknownOverride    an overridden field is none that such a configuration has
 ├── UnsupportedModel   the configuration asks for what this decoder does not compute
-│   └── UnsupportedFamily   nothing here computes models of such a kind
+│   ├── UnsupportedField    by a field's value
+│   └── UnsupportedFamily   by its kind: nothing here computes such models
 ├── WrongValue         a field's value is none that any model has
 ├── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
 ├── CannotQuantise     the model can be served, but not with the bits that were asked for
@@ -18,20 +19,24 @@ class ModelError(ValueError):
 
 
 class UnsupportedModel(ModelError):
-    def __init__(self, field: str, value: object, known: str) -> None:
-        super().__init__(f"config.json: {field} is {value!r}; this decoder computes {known}")
+    pass
 
 
-class WrongValue(ModelError):
+class UnsupportedField(UnsupportedModel):
     def __init__(self, field: str, value: object, known: str) -> None:
-        super().__init__(f"config.json: {field} is {value!r}; this decoder computes {known}")
+        super().__init__(_told(field, value, known))
 
 
 class UnsupportedFamily(UnsupportedModel):
     """why: a relative clause, such as "which has an encoder"."""
 
     def __init__(self, family: object, why: str) -> None:
-        ModelError.__init__(self, f"config.json: model_type is {family!r}, {why}; it is not served")
+        super().__init__(f"config.json: model_type is {family!r}, {why}; it is not served")
+
+
+class WrongValue(ModelError):
+    def __init__(self, field: str, value: object, known: str) -> None:
+        super().__init__(_told(field, value, known))
 
 
 class UnknownOverride(ModelError):
@@ -51,6 +56,10 @@ class CannotQuantise(ModelError):
 
 class NotDeterministic(ModelError):
     setting = "deterministic"
+
+
+def _told(field: str, value: object, known: str) -> str:
+    return f"config.json: {field} is {value!r}; this decoder computes {known}"
 
 
 def is_failure(error: BaseException) -> bool:

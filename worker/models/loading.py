@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 from pydantic import JsonValue
@@ -18,17 +17,15 @@ from penstock.worker.layers.norm import RMSNorm
 from penstock.worker.layers.rotary import RotaryTable
 from penstock.worker.models.config import NOTHING, ModelConfig, read_config
 from penstock.worker.models.decoder import Decoder
-from penstock.worker.models.errors import CannotQuantise, UnsupportedModel
+from penstock.worker.models.errors import CannotQuantise, UnsupportedField
 from penstock.worker.models.served import ModelPlan
+from penstock.worker.models.spec import Dtype, LoadFormat, ModelSpec
 from penstock.worker.models.weights import (
     DummyWeights,
     SafetensorsWeights,
     ShapesOfWeights,
     Weights,
 )
-
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 _ROWS = "model.embed_tokens.weight"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -63,25 +60,20 @@ def load_decoder(
 def computed_dtype(asked: Dtype, told: torch.dtype | None, stored: torch.dtype) -> torch.dtype:
     """Return the type of weights and cache: the one asked for, the configuration's, or the files'.
 
-    Raises UnsupportedModel.
+    Raises UnsupportedField.
     """
     computed = _DTYPES.get(asked) or told or stored
     if computed not in _DTYPES.values():
-        raise UnsupportedModel("dtype", computed, f"{', '.join(_DTYPES)}; ask for one of them")
+        raise UnsupportedField("dtype", computed, f"{', '.join(_DTYPES)}; ask for one of them")
     return computed
 
 
-def plan_decoder(
-    path: Path,
-    dtype: Dtype,
-    device: torch.device,
-    arithmetic: Arithmetic,
-    overrides: Mapping[str, JsonValue] = NOTHING,
-) -> ModelPlan:
+def plan_decoder(spec: ModelSpec) -> ModelPlan:
     """Return what `load_decoder` would load; nothing is read but the configuration."""
-    config, weights = read_config(path, overrides), ShapesOfWeights()
-    asked = fitting_dtype(dtype, config, device, arithmetic)
-    computed = computed_dtype(asked, None, config.dtype or SafetensorsWeights(path).dtype())
+    config, weights = read_config(spec.path, spec.overrides), ShapesOfWeights()
+    asked = fitting_dtype(spec.dtype, config, spec.device, spec.arithmetic)
+    stored = config.dtype or SafetensorsWeights(spec.path).dtype()
+    computed = computed_dtype(asked, config.dtype, stored)
     _Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
     own = None if config.tie_word_embeddings else _ROWS  # a tied one has the head's numbers
     quantised = {name for name, shape in weights.shapes.items() if len(shape) > 1 and name != own}

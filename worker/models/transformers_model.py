@@ -20,11 +20,11 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import unsupported
 from penstock.worker.layers.paged_pass import PagedLayer, PagedPass
 from penstock.worker.models.config import (
+    FOREIGN_FIELDS,
     OLD_ROPE,
     dtype_of,
     eos_token_ids,
@@ -39,13 +39,14 @@ from penstock.worker.models.errors import (
     NotDeterministic,
     UnknownOverride,
     UnsupportedFamily,
-    UnsupportedModel,
+    UnsupportedField,
     reason,
 )
 from penstock.worker.models.files import read_object
-from penstock.worker.models.loading import Dtype, LoadFormat, computed_dtype
+from penstock.worker.models.loading import computed_dtype
 from penstock.worker.models.look import LOOK, NAME, CannotAttend, Look, attending
 from penstock.worker.models.served import KvShape, ModelPlan
+from penstock.worker.models.spec import ModelSpec
 from penstock.worker.models.swapped import products_of, swap_products
 from penstock.worker.models.weights import DummyWeights, SafetensorsWeights
 
@@ -101,136 +102,126 @@ class TransformersModel:
                 raise UnsupportedFamily(self.config.family, why)
 
 
-def load_transformers_model(
-    path: Path,
-    dtype: Dtype,
-    device: torch.device,
-    arithmetic: Arithmetic,
-    load_format: LoadFormat,
-    overrides: Mapping[str, JsonValue],
-    trust_remote_code: bool = False,
-) -> TransformersModel:
+def load_transformers_model(spec: ModelSpec) -> TransformersModel:
     """Load a folder's model into transformers' module. Raises a ModelError."""
-    if arithmetic.deterministic:
+    if spec.arithmetic.deterministic:
         raise NotDeterministic(
             "transformers' modules compute a token in other bits where others are computed beside "
             "it; leave it out, or take a model of a native family"
         )
-    hf = _config(path, overrides, trust_remote_code)
-    _refuse(hf, _class(hf))
-    stored = torch.float32 if load_format == "dummy" else SafetensorsWeights(path).dtype()
-    computed = _computed(hf, dtype, stored, arithmetic)
+    hf, is_dummy = served_config(spec), spec.load_format == "dummy"
+    stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
+    computed = _computed(hf, spec, stored)
     try:
-        causal = _module(path, hf, computed, load_format, trust_remote_code)
+        causal = _module(hf, computed, spec)
     except ModelError:
         raise
     except Exception as error:  # of many types; the module's code is theirs, or the folder's
-        raise BrokenModel(f"{path}: transformers cannot load it: {reason(error)}") from error
-    causal.requires_grad_(False).train(False).to(device)
-    _refuse(hf, type(causal))  # a class that the folder brings is known only now
-    layers = _look(causal, hf, device, causal.dtype)
-    _refuse_widths(products_of(causal).values(), device, arithmetic)
-    swap_products(causal, arithmetic)
-    return TransformersModel(causal, _facts(path, hf, layers), layers)
+        why = f"{spec.path}: transformers cannot load it: {reason(error)}"
+        raise BrokenModel(why) from error
+    causal.requires_grad_(False).train(False).to(spec.device)
+    _refuse_class(hf, type(causal))  # one that the folder brings is known only now
+    layers = _look(causal, hf, spec.device, causal.dtype)
+    _refuse_widths(products_of(causal).values(), spec)
+    swap_products(causal, spec.arithmetic)
+    return TransformersModel(causal, _facts(spec.path, hf, layers), layers)
 
 
-def refuse_unserved(
-    path: Path, overrides: Mapping[str, JsonValue], trust_remote_code: bool
-) -> None:
-    """Raise the ModelError that says why the folder's model is not served, where it is known."""
-    hf = _config(path, overrides, trust_remote_code)
-    _refuse(hf, _class(hf))
-
-
-def plan_transformers_model(
-    path: Path,
-    dtype: Dtype,
-    device: torch.device,
-    arithmetic: Arithmetic,
-    overrides: Mapping[str, JsonValue],
-    trust_remote_code: bool = False,
-) -> ModelPlan:
+def plan_transformers_model(spec: ModelSpec) -> ModelPlan:
     """Return what a folder's model takes, from its configuration alone. Raises a ModelError."""
-    hf = _config(path, overrides, trust_remote_code)
-    _refuse(hf, _class(hf))
-    computed = _computed(hf, dtype, torch.float32, arithmetic)
+    hf = served_config(spec)
+    computed = _computed(hf, spec, torch.float32)
     with torch.device("meta"):
-        causal = _empty(hf, torch.bfloat16, trust_remote_code)
-    layers = _look(causal, hf, device, computed)
+        causal = _empty(hf, torch.bfloat16, spec)
+    layers = _look(causal, hf, spec.device, computed)
     shapes = {name: tuple(each.shape) for name, each in causal.named_parameters()}
     products = products_of(causal)
-    _refuse_widths(products.values(), device, arithmetic)
-    return ModelPlan(_facts(path, hf, layers), computed, shapes, frozenset(products))
+    _refuse_widths(products.values(), spec)
+    return ModelPlan(_facts(spec.path, hf, layers), computed, shapes, frozenset(products))
 
 
-def _config(path: Path, overrides: Mapping[str, JsonValue], trusts: bool) -> Any:
-    written = read_object(path / "config.json")
-    model_type = written.get("model_type")
-    if model_type not in transformers.CONFIG_MAPPING and "auto_map" not in written:
+def served_config(spec: ModelSpec) -> Any:
+    """Return the configuration, of transformers' class or the folder's.
+
+    Raises a ModelError that names the family or the field for what is known not to be served.
+    """
+    written = read_object(spec.path / "config.json")
+    model_type, trusts = written.get("model_type"), spec.trust_remote_code
+    is_known = model_type in transformers.CONFIG_MAPPING
+    if not is_known and "auto_map" not in written:
         unknown = f"which transformers {transformers.__version__} does not know"
         raise UnsupportedFamily(model_type, unknown)
-    if model_type not in transformers.CONFIG_MAPPING and not trusts:
+    if not is_known and not trusts:
         code = "which is Python code in the model's folder: --trust-remote-code runs it, with all "
         raise UnsupportedFamily(model_type, f"{code}rights of the worker")
-    fields = overridden(written, overrides)
+    fields = overridden(written, spec.overrides)
     refuse_counts(fields)
     try:
-        hf = AutoConfig.from_pretrained(path, trust_remote_code=trusts, local_files_only=True)
-        for name in overrides:
+        hf = AutoConfig.from_pretrained(spec.path, trust_remote_code=trusts, local_files_only=True)
+        for name in spec.overrides:
             if not (name in written or name in OLD_ROPE or hasattr(hf, name)):
                 raise UnknownOverride(name, str(model_type))
-        hf = type(hf).from_dict(fields) if overrides else hf
+        hf = type(hf).from_dict(fields) if spec.overrides else hf
     except ModelError:
         raise
     except Exception as error:  # of many types; its message names the field
-        raise BrokenModel(f"{path / 'config.json'}: {reason(error)}") from error
+        raise BrokenModel(f"{spec.path / 'config.json'}: {reason(error)}") from error
+    _refuse_config(hf)
+    if is_known:
+        _refuse_ignored(fields, hf)
     return hf
 
 
-def _class(hf: Any) -> Any:
-    """Return transformers' class for such a configuration; None if the folder brings it."""
-    return transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf), None)
-
-
-def _refuse(hf: Any, kind: Any) -> None:
-    """Refuse what a paged cache of keys and values does not hold. `kind` is the module's class."""
-    text = hf.get_text_config()
+def _refuse_config(hf: Any) -> None:
+    """Refuse what a paged cache of keys and values does not hold."""
+    text, kind = hf.get_text_config(), transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf), None)
     if kind is None and "auto_map" not in hf.to_dict():
         raise UnsupportedFamily(hf.model_type, "which is no causal language model")
     if getattr(hf, "quantization_config", None) is not None:
-        raise UnsupportedModel("quantization_config", hf.quantization_config, "models without it")
+        raise UnsupportedField("quantization_config", hf.quantization_config, "models without it")
     for layers in getattr(text, "layer_types", None) or ():
         if layers not in ("full_attention", "sliding_attention"):
             raise UnsupportedFamily(hf.model_type, f"which has layers of the kind {layers}")
-    for is_so, why in (
-        (getattr(hf, "is_encoder_decoder", False), "which has an encoder"),
-        (getattr(kind, "_is_stateful", False), "whose layers have a state beside keys and values"),
-        (
-            not getattr(kind, "_supports_attention_backend", True),
-            "whose module computes attention by itself",
-        ),
-        (
-            any(getattr(text, field, None) for field in ("index_topk", "index_topk_blocks")),
-            "whose queries see the keys that an index picks",
-        ),
-    ):
-        if is_so:
-            raise UnsupportedFamily(hf.model_type, why)
+    if getattr(hf, "is_encoder_decoder", False):
+        raise UnsupportedFamily(hf.model_type, "which has an encoder")
+    if any(getattr(text, field, None) for field in ("index_topk", "index_topk_blocks")):
+        raise UnsupportedFamily(hf.model_type, "whose queries see the keys that an index picks")
+    if kind is not None:
+        _refuse_class(hf, kind)
 
 
-def _computed(hf: Any, asked: Dtype, stored: torch.dtype, arithmetic: Arithmetic) -> torch.dtype:
-    if arithmetic.quantization is None:
-        return computed_dtype(asked, dtype_of(hf.get_text_config()), stored)
-    if asked not in ("auto", "bfloat16"):
-        raise CannotQuantise(f"{arithmetic.quantization} computes in bfloat16, not in {asked}")
+def _refuse_class(hf: Any, kind: Any) -> None:
+    if kind._is_stateful:
+        raise UnsupportedFamily(hf.model_type, "whose layers have a state beside keys and values")
+    if not kind._supports_attention_backend:
+        raise UnsupportedFamily(hf.model_type, "whose module computes attention by itself")
+
+
+def _refuse_ignored(fields: Mapping[str, JsonValue], hf: Any) -> None:
+    """Refuse fields that change the numbers of other families, and that this one's module ignores.
+
+    A configuration keeps whatever it is given, so one that is as usual says what the family has.
+    """
+    inner, kind = fields.get("text_config"), type(hf.get_text_config())
+    given = {**fields, **inner} if isinstance(inner, dict) else fields
+    known = kind().to_dict().keys() | kind.attribute_map.keys()
+    for field in (*FOREIGN_FIELDS, "layer_types"):
+        if given.get(field) is not None and field not in known:
+            raise UnsupportedField(field, given[field], f"{hf.model_type} without it")
+
+
+def _computed(hf: Any, spec: ModelSpec, stored: torch.dtype) -> torch.dtype:
+    quantization = spec.arithmetic.quantization
+    if quantization is None:
+        return computed_dtype(spec.dtype, dtype_of(hf.get_text_config()), stored)
+    if spec.dtype not in ("auto", "bfloat16"):
+        raise CannotQuantise(f"{quantization} computes in bfloat16, not in {spec.dtype}")
     return torch.bfloat16
 
 
-def _refuse_widths(
-    products: Iterable[nn.Linear], device: torch.device, arithmetic: Arithmetic
-) -> None:
+def _refuse_widths(products: Iterable[nn.Linear], spec: ModelSpec) -> None:
     for width in {each.in_features for each in products}:
-        if (why := unsupported(width, device, arithmetic)) is not None:
+        if (why := unsupported(width, spec.device, spec.arithmetic)) is not None:
             raise CannotQuantise(why)
 
 
@@ -245,9 +236,10 @@ def _facts(path: Path, hf: Any, layers: list[PagedLayer]) -> TransformersFacts:
     )
 
 
-def _module(path: Path, hf: Any, dtype: torch.dtype, load_format: LoadFormat, trusts: bool) -> Any:
-    if load_format == "dummy":
-        causal = _empty(hf, dtype, trusts)
+def _module(hf: Any, dtype: torch.dtype, spec: ModelSpec) -> Any:
+    path = spec.path
+    if spec.load_format == "dummy":
+        causal = _empty(hf, dtype, spec)
         weights = DummyWeights(getattr(hf.get_text_config(), "initializer_range", 0.02))
         with torch.no_grad():
             for name, parameter in causal.named_parameters():
@@ -261,7 +253,7 @@ def _module(path: Path, hf: Any, dtype: torch.dtype, load_format: LoadFormat, tr
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are told below
-        **_arguments(dtype, trusts),
+        **_arguments(dtype, spec),
     )
     if missing := sorted(told["missing_keys"]):
         raise BrokenModel(f"{path}: tensor {missing[0]} is missing, one of {len(missing)}")
@@ -275,12 +267,13 @@ def _module(path: Path, hf: Any, dtype: torch.dtype, load_format: LoadFormat, tr
     return causal
 
 
-def _empty(hf: Any, dtype: torch.dtype, trusts: bool) -> Any:
+def _empty(hf: Any, dtype: torch.dtype, spec: ModelSpec) -> Any:
     """Return a module with whatever numbers it begins with."""
-    return _LOADER.from_config(hf, **_arguments(dtype, trusts))
+    return _LOADER.from_config(hf, **_arguments(dtype, spec))
 
 
-def _arguments(dtype: torch.dtype, trusts: bool) -> dict[str, object]:
+def _arguments(dtype: torch.dtype, spec: ModelSpec) -> dict[str, object]:
+    trusts = spec.trust_remote_code
     return {"attn_implementation": NAME, "trust_remote_code": trusts, "dtype": dtype}
 
 

@@ -33,9 +33,10 @@ def fingerprint(settings: WorkerSettings) -> str:
     digest = hashlib.blake2b(digest_size=8)
     digest.update(repr(_computed(settings)).encode())
     if not settings.is_fake:
+        suffixes = _SUFFIXES + (".py",) * settings.trust_remote_code
         with loading(settings.model):
             for path in sorted(settings.checkpoint().glob("*")):
-                if path.suffix in _SUFFIXES and path.is_file():
+                if path.suffix in suffixes and path.is_file():
                     for piece in _pieces(path):
                         digest.update(piece)
     return digest.hexdigest()

@@ -269,7 +269,8 @@ class WorkerSettings(TracingSettings):
 
     def checkpoint(self) -> Path:
         """Return the model's folder, fetched as far as the engine needs it. Raises InvalidJob."""
-        return model_folder(self.model, with_weights=self.engine != "openai")
+        has_weights = self.engine != "openai"
+        return model_folder(self.model, has_weights, with_code=self.trust_remote_code)
 
     @property
     def names(self) -> list[str]:
@@ -299,7 +300,7 @@ class WorkerSettings(TracingSettings):
         ).digest()
 
 
-def model_folder(model: str, with_weights: bool = True) -> Path:
+def model_folder(model: str, with_weights: bool = True, with_code: bool = False) -> Path:
     """Return the checkpoint's folder.
 
     A name that is no folder is fetched from the Hugging Face hub, or from its local cache. Raises
@@ -319,7 +320,8 @@ def model_folder(model: str, with_weights: bool = True) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.jinja", "*.model"] + ["*.safetensors"] * with_weights
+    wanted = ["*.json", "*.jinja", "*.model"]
+    wanted += ["*.safetensors"] * with_weights + ["*.py"] * with_code
     try:
         return Path(snapshot_download(model, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:

@@ -261,11 +261,9 @@ import sys
 from pathlib import Path
 from penstock.worker.llm import LLM, SamplingParams
 from penstock.worker.models.impl import plan_model
-from penstock.worker.layers.arithmetic import AS_IT_IS
-import torch
+from penstock.worker.models.spec import ModelSpec
 LLM({str(folder)!r}).generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
-cpu = torch.device("cpu")
-plan_model(Path({str(folder)!r}), "auto", "auto", cpu, AS_IT_IS, {{}})  # as `penstock plan` does
+plan_model(ModelSpec(Path({str(folder)!r})))  # as `penstock plan` does
 slow = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.activations",
         "triton", "outlines", "redis")
 print([name for name in slow if name in sys.modules])

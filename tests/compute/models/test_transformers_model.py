@@ -23,6 +23,7 @@ from penstock.worker.models.errors import BrokenModel, CannotQuantise, ModelErro
 from penstock.worker.models.impl import chosen_impl, load_model, plan_model
 from penstock.worker.models.look import FAR, CannotAttend, window_of
 from penstock.worker.models.served import Model
+from penstock.worker.models.spec import ModelImpl, ModelSpec
 from penstock.worker.models.transformers_model import plan_transformers_model
 
 TOLERANCE = 1e-4
@@ -46,11 +47,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-CPU = torch.device("cpu")
-
-
 def load(path: Path, dtype: Any = "float32", arithmetic: Arithmetic = AS_IT_IS) -> Model:
-    return load_model(path, "transformers", dtype, CPU, arithmetic, "auto", {})
+    return load_model(ModelSpec(path, "transformers", dtype, arithmetic=arithmetic))
 
 
 @pytest.mark.parametrize("family", VARIED)
@@ -89,14 +87,14 @@ def test_a_family_that_is_not_served_is_refused_by_name(
 ) -> None:
     families.usual(family).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=told):
-        plan_transformers_model(tmp_path, "auto", CPU, AS_IT_IS, {})
+        plan_transformers_model(ModelSpec(tmp_path))
 
 
 def test_a_layer_without_attention_is_seen(tmp_path: Path) -> None:
     """Whatever its configuration says of it."""
     families.usual("mllama").save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="'mllama', of whose 40 layers 32 have attention"):
-        plan_transformers_model(tmp_path, "auto", CPU, AS_IT_IS, {})
+        plan_transformers_model(ModelSpec(tmp_path))
 
 
 def written(path: Path, **fields: object) -> Path:
@@ -108,20 +106,22 @@ def written(path: Path, **fields: object) -> Path:
 def test_who_computes_a_model_is_chosen_by_its_family(
     folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    assert chosen_impl(folders("llama"), "auto", {}) == "native"
-    assert chosen_impl(folders("llama"), "auto", {"hidden_act": "gelu"}) == "transformers"
-    assert chosen_impl(folders("gemma2"), "auto", {}) == "transformers"
+    gelu = ModelSpec(folders("llama"), overrides={"hidden_act": "gelu"})
+    assert chosen_impl(ModelSpec(folders("llama"))) == "native"
+    assert chosen_impl(gelu) == "transformers"
+    assert chosen_impl(ModelSpec(folders("gemma2"))) == "transformers"
     unknown = written(tmp_path / "a", model_type="dbrx")
-    assert chosen_impl(unknown, "transformers", {}) == "transformers"
+    assert chosen_impl(ModelSpec(unknown, "transformers")) == "transformers"
     with pytest.raises(ModelError, match="'dbrx', whose numbers nobody compared; --model-impl"):
-        chosen_impl(unknown, "auto", {})
+        chosen_impl(ModelSpec(unknown))
     families.usual("qwen3_next").save_pretrained(tmp_path / "d")
     with pytest.raises(ModelError, match="layers of the kind linear_attention"):
-        chosen_impl(tmp_path / "d", "auto", {})
+        chosen_impl(ModelSpec(tmp_path / "d"))
     differs = written(tmp_path / "b", model_type="dory")
-    for asked in ("auto", "transformers"):
+    impls: list[ModelImpl] = ["auto", "transformers"]
+    for asked in impls:
         with pytest.raises(ModelError, match="'dory', whose numbers come out otherwise"):
-            chosen_impl(differs, asked, {})
+            chosen_impl(ModelSpec(differs, asked))
     with pytest.raises(ModelError, match=r"'river', which transformers \S+ does not know"):
         load(written(tmp_path / "c", model_type="river"))
 
@@ -207,19 +207,28 @@ def test_a_stretch_in_the_older_spelling_counts(
     folder = copy(folders("olmo2"), tmp_path)
     rope = {"rope_type": "linear", "factor": 3.0}
     change(folder, rope_parameters=rope | {"rope_theta": 10000.0})
-    stretched = load_model(
-        folders("olmo2"),
-        "transformers",
-        "float32",
-        CPU,
-        AS_IT_IS,
-        "auto",
-        {"rope_scaling": rope | {"rope_theta": 10000.0}},
-    )
+    given = {"rope_scaling": rope | {"rope_theta": 10000.0}}
+    stretched = load_model(ModelSpec(folders("olmo2"), "transformers", "float32", overrides=given))
     assert stretched.config.max_model_len == 3 * 512
     wanted = logprobs_of(folder, prompts())
     for (seq, at), row in Passes(stretched, prompts()).whole().logits.items():
         assert float((row.log_softmax(-1) - wanted[seq][at]).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"attn_logit_softcapping": 30.0}, {"layer_types": ["sliding_attention"] * 4}],
+    ids=["a soft cap", "windows"],
+)
+def test_a_field_that_the_familys_module_ignores_is_refused(
+    fields: dict[str, object], folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Our own decoder refuses it, and the one who is asked next knows nothing of it."""
+    folder = copy(folders("llama"), tmp_path)
+    change(folder, **fields)
+    for asked in ("auto", "transformers"):
+        with pytest.raises(ModelError, match=f"config.json: {next(iter(fields))} is "):
+            Played(folder, model_impl=asked)
 
 
 def test_an_override_counts(folders: Callable[[str], Path], tmp_path: Path) -> None:
@@ -293,7 +302,7 @@ def test_quantised_it_is_what_our_own_decoder_is() -> None:
     """Of the same family both round the same weights, one product at a time or several as one."""
     ids = prompts()
     arithmetic = Arithmetic(quantization="int8")
-    ours = load_model(BUNDLED_MODEL, "native", "auto", CPU, arithmetic, "auto", {})
+    ours = load_model(ModelSpec(BUNDLED_MODEL, "native", arithmetic=arithmetic))
     theirs = load(BUNDLED_MODEL, "auto", arithmetic)
     wanted = Passes(ours, ids).whole().logits
     off = [
@@ -321,7 +330,7 @@ def test_bits_that_do_not_depend_on_company_are_not_promised(
 
 def test_a_plan_needs_no_weights(folders: Callable[[str], Path], tmp_path: Path) -> None:
     shutil.copy(folders("gpt_oss") / "config.json", tmp_path)
-    plan = plan_model(tmp_path, "auto", "auto", CPU, AS_IT_IS, {})
+    plan = plan_model(ModelSpec(tmp_path))
     loaded = load(folders("gpt_oss"), "auto")
     assert plan.facts == loaded.config and plan.dtype == loaded.dtype
     assert plan.shapes["lm_head.weight"] == (families.VOCAB, 64)

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -405,5 +406,26 @@ def test_a_gateway_says_at_its_start_that_redis_is_away_and_that_everybody_is_le
             assert said().count("could not be reached") == 1 and "Redis is reached" in said()
             [line] = [line for line in said().splitlines() if "everybody" in line]
             assert " ERROR " in line
+    finally:
+        server.stop()
+
+
+def test_a_gateway_that_may_wait_answers_its_first_request_once_redis_is_there() -> None:
+    """By `retry_s`; another is told at once that keys cannot be checked."""
+    server = Server().start()
+    try:
+        text = issue(server.url)
+        server.kill()
+        with (
+            GatewayProcess(f"{server.url}?retry_s=60") as gateway,
+            ThreadPoolExecutor() as threads,
+        ):
+            asked = threads.submit(
+                httpx.get, gateway.url + "/version", headers=bearer(text), timeout=60
+            )
+            time.sleep(1.5)  # longer than the patience of others
+            assert not asked.done()
+            server.start()
+            assert asked.result().is_success
     finally:
         server.stop()

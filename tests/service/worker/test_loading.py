@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 import judges
@@ -183,6 +184,24 @@ def test_a_worker_that_cannot_load_says_so_once_and_is_not_started_again(
         [line] = [each for each in logged.splitlines() if not re.search(" (INFO|WARNING) ", each)]
         assert " ERROR " in line and "worker ended with status 3" in logged
         assert re.search(DAMAGES[name][1], line)
+
+
+def test_of_a_name_on_the_hub_no_more_is_fetched_than_is_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[set[str]] = []
+
+    def fetch(name: str, allow_patterns: list[str]) -> str:
+        asked.append(set(allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    servers = {"engine": "openai", "engine_url": ["http://here"]}
+    for given in ({}, servers, {"trust_remote_code": True}):
+        settings = WorkerSettings.model_validate({"model": "org/model"} | given)
+        assert settings.checkpoint() == tmp_path
+    plain, of_servers, trusted = asked
+    assert plain - of_servers == {"*.safetensors"} and trusted - plain == {"*.py"}
 
 
 def test_what_the_tokenizer_cannot_encode_is_the_jobs_fault_alone(

@@ -39,6 +39,7 @@ from penstock.worker.process.ipc import (
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import load_tokenizer
+from worker_process import until
 
 LIMITS = EngineLimits(
     100, 256, num_blocks=9000, block_size=16, max_num_seqs=148, eos_token_ids=frozenset()
@@ -110,6 +111,27 @@ def io(engine: AnyEngine) -> Iterator[BlockingWire[EngineEvent, list[EngineComma
     yield BlockingWire(ours)
     ours.shutdown(socket.SHUT_RDWR)
     thread.join(10)
+
+
+def test_an_engine_that_raised_has_no_pulse_any_more() -> None:
+    """In one process with its supervisor nothing else would tell that it is gone."""
+    settings = {"model": "fake", "load_format": "fake", "fake_poison": "bad"}
+    engine = load_engine(WorkerSettings.model_validate(settings))
+    (_io, theirs), (told, pulses) = socket.socketpair(), socket.socketpair()
+    loop = EngineLoop(engine, BlockingWire(theirs), BlockingWire(pulses), 0.01)
+    engine.add(AddSequence("0", [*b"bad:raise:0"], SamplingParams(max_tokens=5)))
+    with pytest.raises(RuntimeError):
+        loop.run()
+    told.settimeout(0.1)
+    until(lambda: _is_silent(told), "the pulses to end")
+
+
+def _is_silent(told: socket.socket) -> bool:
+    """Whether nothing came for ten pulses' time."""
+    try:
+        return not told.recv(1 << 20)
+    except TimeoutError:
+        return True
 
 
 def steps_until(received: Iterator[EngineEvent], is_last: Callable[[Step], bool]) -> list[Step]:

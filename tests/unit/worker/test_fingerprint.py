@@ -66,6 +66,12 @@ def test_another_way_to_compute_is_another_model(folder, settings):
     assert of(folder) != of(folder, **settings)
 
 
+def test_code_of_the_folder_is_a_part_where_it_is_run(folder):
+    plain, trusted = of(folder), of(folder, trust_remote_code=True)
+    (folder / "modeling.py").write_text("x = 1")
+    assert of(folder) == plain and of(folder, trust_remote_code=True) != trusted
+
+
 def test_what_servers_are_asked_for_is_a_part(folder):
     servers = {"engine": "openai", "engine_url": ["http://here"]}
     assert of(folder, **servers) == of(folder, **servers | {"engine_url": ["http://there"]})
