@@ -172,20 +172,21 @@ def of_gpu() -> Iterator[Finding]:
 def of_model(model: str | None) -> Iterator[Finding]:
     if model is None:
         return
-    from penstock.worker.models.config import read_config
     from penstock.worker.models.errors import ModelError
+    from penstock.worker.models.impl import plan_model
+    from penstock.worker.models.spec import ModelSpec
     from penstock.worker.process.settings import model_folder
     from penstock.worker.text.model_tokenizer import ModelTokenizer
 
     try:
         folder = model_folder(model)
-        config = read_config(folder)
+        facts = plan_model(ModelSpec(folder)).facts
         has_template = ModelTokenizer(folder).has_chat_template
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     except (InvalidJob, PenstockError, ModelError, OSError, ValueError) as error:
         yield Finding("model", "bad", str(getattr(error, "message", error)))
         return
-    text = f"{Path(model).name}: {size / 1e9:.2f} GB, {config.max_model_len} tokens at most"
+    text = f"{Path(model).name}: {size / 1e9:.2f} GB, {facts.max_model_len} tokens at most"
     if not size:
         yield Finding("model", "bad", f"{folder} holds no *.safetensors")
     elif not has_template:

@@ -5,35 +5,41 @@ Python in each layer, which for one sequence take a fifth of a small model's ste
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.norm import NormWeights, PackedNorm, packed_norm
 from penstock.kernels.paged_attention_panels import PackedScoring, ops_on_panels, packed_scoring
 from penstock.kernels.panel_linear import PackedWeight, PanelLinear
-from penstock.kernels.rotate_and_store import HeadNorms, Places
+from penstock.kernels.rotate_and_store import HeadNorms, Rotation
 from penstock.kernels.spans import HeadShape, Scoring, Spans
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """The parts of one layer: attention, then a gated feed-forward layer.
+    """The parts of one layer: attention, then a feed-forward layer.
 
-    Each of the two has a norm before it, and is added to the residual after it.
+    Each of the two may have a norm before it and one after it, and is added to the residual.
 
-    attention_norm, mlp_norm  [hidden_size] bf16
+    table        which of the pass's rotations turns queries and keys; None means none does
+    is_parallel  both read the same rows; no norm stands after them
     """
 
-    attention_norm: Tensor
+    attention_in: NormWeights | None
     qkv: PanelLinear
     head_norms: HeadNorms | None
+    table: int | None
+    scoring: Scoring
     output: PanelLinear
-    mlp_norm: Tensor
+    attention_out: NormWeights | None
+    mlp_in: NormWeights | None
     gate_up: PanelLinear
     down: PanelLinear
-    eps: float
-    scoring: Scoring
+    mlp_out: NormWeights | None
+    is_parallel: bool = False
 
 
 class PanelLayers:
@@ -43,7 +49,7 @@ class PanelLayers:
         self._parts = parts  # kept, since the compiled call reads their memory
         self._shape = shape
         self._layers = (_Layer * len(parts))(*map(_layer, parts))
-        widest = max(parts[0].qkv.out_features, parts[0].gate_up.out_features)
+        widest = max(max(each.qkv.out_features, each.gate_up.out_features) for each in parts)
         self._room = parts[0].qkv.in_features + 2 * shape.num_heads * shape.head_dim + widest
 
     def ops(self, kv_cache: Tensor) -> ctypes.CDLL | None:
@@ -55,14 +61,16 @@ class PanelLayers:
         ops: ctypes.CDLL,
         hidden: Tensor,
         kv_caches: list[Tensor],
-        places: Places,
+        rotations: Sequence[Rotation],
+        slot_mapping: Tensor,
         spans: Spans,
     ) -> Tensor:
         tables = spans.block_tables.contiguous()
+        of_all = ctypes.c_void_p * len(rotations)
         batch = _Pass(
-            None if places.cos is None else places.cos.data_ptr(),
-            None if places.sin is None else places.sin.data_ptr(),
-            places.slot_mapping.data_ptr(),
+            of_all(*[each.cos.data_ptr() for each in rotations]),
+            of_all(*[each.sin.data_ptr() for each in rotations]),
+            slot_mapping.data_ptr(),
             spans.query_start.data_ptr(),
             spans.context_lens.data_ptr(),
             tables.data_ptr(),
@@ -94,20 +102,24 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *[(name, PackedWeight) for name in ("qkv", "output", "gate_up", "down")],
         *[
-            (name, ctypes.c_void_p)
-            for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")
+            (name, PackedNorm)
+            for name in (
+                *("attention_in", "attention_out", "mlp_in", "mlp_out"),
+                *("query_norm", "key_norm"),
+            )
         ],
-        *[(name, ctypes.c_float) for name in ("norm_eps", "head_norm_eps")],
+        *[
+            (name, ctypes.c_int)
+            for name in ("norms_whole_rows", "is_parallel", "activation", "table")
+        ],
         ("scoring", PackedScoring),
     )
 
 
 class _Pass(ctypes.Structure):
     _fields_ = (
-        *[
-            (name, ctypes.c_void_p)
-            for name in ("cos", "sin", "slots", "query_start", "context_lens", "tables")
-        ],
+        *[(name, ctypes.POINTER(ctypes.c_void_p)) for name in ("cos", "sin")],
+        *[(name, ctypes.c_void_p) for name in ("slots", "query_start", "context_lens", "tables")],
         *[
             (name, ctypes.c_int)
             for name in ("tokens", "width", "seqs", "heads", "kv_heads", "head_dim", "block_size")
@@ -122,11 +134,15 @@ def _layer(parts: LayerParts) -> _Layer:
         parts.output.packed,
         parts.gate_up.packed,
         parts.down.packed,
-        parts.attention_norm.data_ptr(),
-        norms.query.data_ptr() if norms else None,
-        norms.key.data_ptr() if norms else None,
-        parts.mlp_norm.data_ptr(),
-        parts.eps,
-        norms.eps if norms else 0.0,
+        packed_norm(parts.attention_in),
+        packed_norm(parts.attention_out),
+        packed_norm(parts.mlp_in),
+        packed_norm(parts.mlp_out),
+        packed_norm(norms.query if norms else None),
+        packed_norm(norms.key if norms else None),
+        norms is not None and norms.whole_rows,
+        parts.is_parallel,
+        parts.gate_up.activation,
+        -1 if parts.table is None else parts.table,
         packed_scoring(parts.scoring),
     )

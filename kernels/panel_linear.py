@@ -11,6 +11,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from penstock.kernels.activation import Activation, num_parts
 from penstock.kernels.device import ops_for
 from penstock.kernels.huge_pages import take
 
@@ -48,8 +49,11 @@ class _After(IntEnum):
 
     NARROW = 0  # bf16
     ADD = 1  # bf16, added to the output
-    SILU_MUL = 2  # bf16: silu of the first part's product times the second's
-    WIDE = 3  # float32
+    WIDE = 2  # float32
+    SILU_MUL = 3  # bf16, as the others: what `penstock.kernels.activation` has
+    GELU_MUL = 4
+    GELU = 5
+    RELU2 = 6
 
 
 class PackedWeight(ctypes.Structure):
@@ -58,6 +62,7 @@ class PackedWeight(ctypes.Structure):
     _fields_ = (
         *[(name, ctypes.c_void_p) for name in ("panels", "scales", "bias")],
         *[(name, ctypes.c_int) for name in ("n", "k", "bits", "group")],
+        ("factor", ctypes.c_float),
     )
 
 
@@ -66,7 +71,9 @@ class PanelLinear:
 
     It keeps the weight as panels, not the weight itself.
 
-    parts  the number of weights of one shape that lie one below the other; `silu_mul` needs two
+    activation  of what `activated` returns; one that multiplies takes two weights of one shape, one
+                below the other
+    factor      of the product with its bias
     """
 
     def __init__(
@@ -75,8 +82,11 @@ class PanelLinear:
         weight: Tensor,
         bias: Tensor | None,
         packing: Packing = PACKINGS["bf16"],
-        parts: int = 1,
+        activation: Activation | None = None,
+        factor: float = 1.0,
     ) -> None:
+        parts = num_parts(activation) if activation else 1
+        self.activation = _After[activation.upper()] if activation else _After.NARROW
         self.out_features, self.in_features = weight.shape[0] // parts, weight.shape[1]
         columns = -(-self.out_features // _PANEL) * _PANEL
         self._ops = ops
@@ -99,6 +109,7 @@ class PanelLinear:
             self.in_features,
             self._bits,
             self._group,
+            factor,
         )
         self._weight = ctypes.byref(self.packed)
 
@@ -123,9 +134,8 @@ class PanelLinear:
         """Add the product to residual [rows, out_features], contiguous, in place; return it."""
         return self._multiply(x, residual, _After.ADD)
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        """Return silu of the first part's product times the second's."""
-        return self._multiply(x, x.new_empty(len(x), self.out_features), _After.SILU_MUL)
+    def activated(self, x: Tensor) -> Tensor:
+        return self._multiply(x, x.new_empty(len(x), self.out_features), self.activation)
 
     def wide(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the product in float32, never rounded to bf16.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.kernels.norm import NormWeights, normalise, normalise_compiled
 from penstock.kernels.paged_attention_panels import ops_on_panels
-from penstock.kernels.rms_norm import rms_norm
 from penstock.kernels.rotary import rotary
 from penstock.kernels.spans import HeadShape
 from penstock.kernels.store_kv import key_rows, store_rows
@@ -26,11 +26,11 @@ from penstock.kernels.store_kv import key_rows, store_rows
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """The weights [head_dim] of the norms of queries and keys."""
+    """The norms of queries and keys: of each head or, with `whole_rows`, of all as one row."""
 
-    query: Tensor
-    key: Tensor
-    eps: float
+    query: NormWeights
+    key: NormWeights
+    whole_rows: bool = False
 
 
 # (qkv, norms, kv_cache) -> queries
@@ -38,16 +38,22 @@ Store = Callable[[Tensor, HeadNorms | None, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotation of each token: cosines and sines [tokens, head_dim], as `rotary` reads them."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
     """The rotation of each token, and the slot for its keys and values.
 
-    cos, sin      [tokens, head_dim]  as `penstock.kernels.rotary` reads them; None, both, where
-                                      nothing is to be turned
-    slot_mapping  [tokens]            int64; block * block_size + offset; no slot twice
+    rotation      None where nothing is turned
+    slot_mapping  [tokens] int64; block * block_size + offset; no slot twice
     """
 
-    cos: Tensor | None
-    sin: Tensor | None
+    rotation: Rotation | None
     slot_mapping: Tensor
 
 
@@ -81,13 +87,19 @@ def rotate_and_store_ref(
     turning, value = heads.tensor_split((num_heads + num_kv_heads,), 1)
     if norms:
         query, key = turning.tensor_split((num_heads,), 1)
-        query, key = rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
-        turning = torch.cat((query, key), 1)
-    if places.cos is not None and places.sin is not None:
-        turning = rotary(turning, places.cos, places.sin)
+        turning = torch.cat(
+            [_normalised(query, norms, norms.query), _normalised(key, norms, norms.key)], 1
+        )
+    if places.rotation:
+        turning = rotary(turning, places.rotation.cos, places.rotation.sin)
     query, key = turning.tensor_split((num_heads,), 1)
     store_rows(key, value, kv_cache, rows)
     return query
+
+
+def _normalised(heads: Tensor, norms: HeadNorms, norm: NormWeights) -> Tensor:
+    rows = heads.flatten(1) if norms.whole_rows else heads.contiguous()
+    return normalise(rows, norm).view(heads.shape)
 
 
 def rotate_and_store_panels(
@@ -98,15 +110,24 @@ def rotate_and_store_panels(
     shape: HeadShape,
     kv_cache: Tensor,
 ) -> Tensor:
-    """Rotate and store in compiled code, into a cache whose blocks hold panels."""
-    query = qkv.new_empty(len(qkv), shape.num_heads, shape.head_dim)
+    """Rotate and store in compiled code, into a cache whose blocks hold panels.
+
+    Whole rows are normalised in place.
+    """
+    if norms and norms.whole_rows:
+        num = shape.num_heads * shape.head_dim
+        query, key = qkv[:, :num], qkv[:, num : num + shape.num_kv_heads * shape.head_dim]
+        normalise_compiled(ops, query, norms.query, query)
+        normalise_compiled(ops, key, norms.key, key)
+        norms = None
+    query, turns = qkv.new_empty(len(qkv), shape.num_heads, shape.head_dim), places.rotation
     ops.rotate_and_store(
         qkv.data_ptr(),
-        norms.query.data_ptr() if norms else None,
-        norms.key.data_ptr() if norms else None,
-        norms.eps if norms else 0.0,
-        None if places.cos is None else places.cos.data_ptr(),
-        None if places.sin is None else places.sin.data_ptr(),
+        norms.query.weight.data_ptr() if norms else None,
+        norms.key.weight.data_ptr() if norms else None,
+        norms.query.eps if norms else 0.0,
+        turns.cos.data_ptr() if turns else None,
+        turns.sin.data_ptr() if turns else None,
         places.slot_mapping.data_ptr(),
         kv_cache.data_ptr(),
         query.data_ptr(),

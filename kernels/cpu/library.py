@@ -85,7 +85,7 @@ _SIGNATURES = {
     "rows_of": (None, "pppi"),
     "linear": (ctypes.c_int, "pppii"),
     "paged_attention": (ctypes.c_int, "pppppiiiiiipp"),
-    "rms_norm": (None, "pppiif"),
+    "norm": (None, "pppiiii"),
     "rotate_and_store": (None, "pppfpppppiiiii"),
     "run_layers": (ctypes.c_int, "pipppp"),
     "sample": (ctypes.c_int, "pppppii"),

@@ -10,15 +10,20 @@
 #define RUN 262144 /* bytes of panels, about, that a thread takes at a time */
 #define FREE_ROWS (HAS_TILES ? 80 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
 
-enum after { NARROW, ADD, SILU_MUL, WIDE };
+enum after { NARROW, ADD, WIDE, SILU_MUL, GELU_MUL, GELU, RELU2 };
+
+/* Whether a weight has two parts, whose sums become one. */
+INLINE int has_two(enum after after) { return after == SILU_MUL || after == GELU_MUL; }
 
 /* A weight [n, k], or two of them one below the other. scales are [groups][ceil(n / 16) * 16]; the last
-   group may be shorter. bits: 16 for bf16, which has no scales. bias [ceil(n / 16) * 16], or none. */
+   group may be shorter. bits: 16 for bf16, which has no scales. bias [ceil(n / 16) * 16], or none. Sums are
+   multiplied by `factor`. */
 struct weight {
   const char *panels;
   const bf16 *scales;
   const float *bias;
   int n, k, bits, group;
+  float factor;
 };
 
 /* The rows of x as products want them. int8 rows have a scale each, and totals [groups]: what the
@@ -89,9 +94,19 @@ static void lay(const bf16 *x, const struct laid *laid, int row, const struct we
 /* Whether rows of bf16 may be brought as `number_at` lays them out. */
 INLINE int takes_laid(const struct weight *w) { return HAS_TILES && w->bits == 16; }
 
-INLINE vf silu(vf x) {
+/* x times the logistic function of y */
+INLINE vf gated(vf x, vf y) {
   vf most = (vf){} + 88.0f;
-  return x / (1.0f + exponential(if_less(x, -most, most, -x)));
+  return x / (1.0f + exponential(if_less(y, -most, most, -y)));
+}
+
+/* gelu as most models have it, by tanh: (1 + tanh(y)) / 2 is the logistic function of 2 * y. */
+INLINE vf activated(const enum after after, vf x) {
+  if (after == SILU_MUL) return gated(x, x);
+  if (after == GELU_MUL || after == GELU) return gated(x, 1.59576912f * (x + 0.044715f * x * x * x));
+  if (after != RELU2) return x;
+  vf more = if_less(x, (vf){}, (vf){}, x);
+  return more * more;
 }
 
 /* A row's sums past the caches, where they fill lines: logits are more than those hold. */
@@ -112,18 +127,19 @@ INLINE void end_streams(void) {
 #endif
 }
 
-/* `columns` of a row's sums, which are SILU_MUL's first panel; what it multiplies is the second. */
-INLINE void finish_row(const enum after after, const float *row, void *to, const int columns) {
+/* `columns` of a row's sums, which are the first panel where there are two parts, and the second's beside. */
+INLINE void finish_row(const enum after after, float *row, float factor, void *to, const int columns) {
   if (after == WIDE) {
+    for (int p = 0; factor != 1 && p < columns; p += LANES) *(vf *)(row + p) *= factor;
     stream(to, row, columns);
     return;
   }
   bf16 some[WIDTH], *now = columns % PANEL ? some : to;
   if (columns % PANEL) memcpy(some, to, columns * 2);
   for (int p = 0; p < columns; p += LANES) {
-    vf sum = *(vf *)(row + p);
+    vf sum = activated(after, *(vf *)(row + p) * factor);
     if (after == ADD) sum += widen_all(*(vb *)(now + p));
-    if (after == SILU_MUL) sum = silu(sum) * *(vf *)(row + PANEL + p);
+    if (has_two(after)) sum *= *(vf *)(row + PANEL + p) * factor;
     *(vb *)(now + p) = narrow_all(sum);
   }
   if (columns % PANEL) memcpy(to, some, columns * 2);
@@ -195,7 +211,7 @@ INLINE int depth_of(int k) {
 /* Sums that are not in the result yet: `columns` of it from `column` on, of rows first... */
 struct pending {
   const struct product *product;
-  const float *sums;
+  float *sums;
   int first, rows, column, columns, pace; /* rows of a step */
 };
 
@@ -203,7 +219,7 @@ static void finish(const struct pending *pending, int from, int to) {
   const struct product *product = pending->product;
 #define FINISH(AFTER, NUM)                                                    \
   for (int r = from; r < to; r++)                                             \
-    finish_row(AFTER, pending->sums + r * WIDTH,                              \
+    finish_row(AFTER, pending->sums + r * WIDTH, product->weight.factor,      \
                result_of(product, pending->first + r, pending->column), NUM);
 #define CASE(AFTER)                                          \
   case AFTER:                                                \
@@ -211,7 +227,9 @@ static void finish(const struct pending *pending, int from, int to) {
     else if (pending->columns == PANEL) FINISH(AFTER, PANEL) \
     else FINISH(AFTER, pending->columns)                     \
     break;
-  switch (product->after) { CASE(NARROW) CASE(ADD) CASE(SILU_MUL) CASE(WIDE) }
+  switch (product->after) {
+    CASE(NARROW) CASE(ADD) CASE(WIDE) CASE(SILU_MUL) CASE(GELU_MUL) CASE(GELU) CASE(RELU2)
+  }
 #undef CASE
 #undef FINISH
 }
@@ -321,14 +339,14 @@ static void multiply_columns(const struct product *product, int chunk, const str
   if (w->bits < 16) multiply_quantised_chunk(&product->laid, first, rows, w, columns, sums);
   else multiply_chunk(&product->laid, first, rows, w, columns, sums, pending);
   pending->rows = columns->from + columns->depth < w->k ? 0 : rows;
-  int most = product->after == SILU_MUL ? PANEL : columns->count * PANEL;
+  int most = has_two(product->after) ? PANEL : columns->count * PANEL;
   pending->sums = sums, pending->first = first, pending->column = columns->p * PANEL;
   pending->columns = least(most, w->n - pending->column);
 }
 
 /* Panels of a weight from p on that are multiplied together; of two weights, one of each. */
 INLINE struct columns columns_at(const struct weight *w, int p, int to, enum after after) {
-  if (after == SILU_MUL) return (struct columns){.p = p, .count = 2, .apart = panels_of(w->n)};
+  if (has_two(after)) return (struct columns){.p = p, .count = 2, .apart = panels_of(w->n)};
   return (struct columns){.p = p, .count = least(COLUMNS, to - p), .apart = 1};
 }
 
@@ -361,7 +379,7 @@ static void multiply_some(const void *what, int item, int next) {
   float sums[ITEM_ROWS / CHUNK][CHUNK * WIDTH] __attribute__((aligned(64)));
   struct pending pending = {.product = product};
   use_tiles(least(product->m, 16), 0);
-  for (int p = from, taken = product->after == SILU_MUL ? 1 : COLUMNS; p < to; p += taken) {
+  for (int p = from, taken = has_two(product->after) ? 1 : COLUMNS; p < to; p += taken) {
     struct columns columns = columns_at(w, p, to, product->after);
     bring_next(&columns, product, p + taken, to, next);
     columns.pace = (w->bits < 8 ? 512 : 1024) / parts;
@@ -406,8 +424,9 @@ static int multiply_by(const bf16 *x, int is_laid, const struct weight *w, void 
 
    NARROW    bf16
    ADD       bf16, added to what is in out
-   SILU_MUL  bf16; of two weights the gate's, and what it multiplies
    WIDE      float32
+   SILU_MUL, GELU_MUL  bf16; of two weights the gate's, and what it multiplies
+   GELU, RELU2         bf16; gelu is the one by tanh, relu2 the square of what is above 0
 
    A row's bits depend on that row alone. k is a multiple of 32, and so is `group`; below 16 bits both of 64.
    Returns 0; 1 without memory. */

@@ -20,43 +20,83 @@ INLINE float normaliser(const bf16 *x, int n, float eps) {
   return 1.0f / sqrtf(sum / n + eps);
 }
 
+/* A norm of rows, which are then multiplied by weight; bias, if there is one, is added. centers: their mean
+   is taken away first (LayerNorm). Without a weight there is none. */
 struct norm {
-  const bf16 *x, *weight;
-  bf16 *out;
-  int m, n, lays_out;
+  const float *weight, *bias;
   float eps;
+  int centers;
 };
 
+struct norming {
+  const bf16 *x;
+  const struct norm *norm;
+  bf16 *out;
+  int m, n, stride, lays_out, adds;
+};
+
+/* x [n] without its mean -> out, float32; returns 1 / its deviation. */
+static float centre(const bf16 *x, float *out, int n, float eps) {
+  vf sums = {}, squares = {};
+  int i = 0;
+  for (; i + LANES <= n; i += LANES) sums += widen_all(*(vb *)(x + i));
+  float sum = sum_of(sums);
+  for (; i < n; i++) sum += widen(x[i]);
+  float mean = sum / n;
+  for (i = 0; i + LANES <= n; i += LANES) {
+    vf rest = *(vf *)(out + i) = widen_all(*(vb *)(x + i)) - mean;
+    squares += rest * rest;
+  }
+  for (sum = sum_of(squares); i < n; i++) out[i] = widen(x[i]) - mean, sum += out[i] * out[i];
+  return 1.0f / sqrtf(sum / n + eps);
+}
+
+/* n numbers of a row that has the right size by `scale` -> out, or added to it. */
+INLINE void norm_piece(const vf x, const float scale, const struct norm *norm, int at, bf16 *out, int adds) {
+  vf y = x * (scale * *(vf *)(norm->weight + at));
+  if (norm->bias) y += *(vf *)(norm->bias + at);
+  if (adds) y += widen_all(*(vb *)out);
+  *(vb *)out = narrow_all(y);
+}
+
 static void norm_some(const void *what, int item, int next) {
-  const struct norm *norm = what;
-  int n = norm->n, rows = rows_of_item(n);
-  for (int r = item * rows; r < norm->m && r < (item + 1) * rows; r++) {
-    const bf16 *x = norm->x + (size_t)r * n;
-    bf16 *out = norm->out + (norm->lays_out ? number_at(r, 0, n) : (size_t)r * n);
-    float scale = normaliser(x, n, norm->eps);
+  const struct norming *all = what;
+  const struct norm *norm = all->norm;
+  int n = all->n, rows = rows_of_item(n);
+  float centred[norm->centers ? n : 1] __attribute__((aligned(64)));
+  for (int r = item * rows; r < all->m && r < (item + 1) * rows; r++) {
+    const bf16 *x = all->x + (size_t)r * all->stride;
+    bf16 *out = all->out + (all->lays_out ? number_at(r, 0, n) : (size_t)r * all->stride);
+    float scale = norm->centers ? centre(x, centred, n, norm->eps) : normaliser(x, n, norm->eps);
     int i = 0;
-    for (; i + LANES <= n; i += LANES) {
-      vf weight = widen_all(*(vb *)(norm->weight + i));
-      bf16 *to = out + (norm->lays_out ? number_at(0, i, n) : i);
-      *(vb *)to = narrow_all(widen_all(*(vb *)(x + i)) * (scale * weight));
+    for (; i + LANES <= n; i += LANES)
+      norm_piece(norm->centers ? *(vf *)(centred + i) : widen_all(*(vb *)(x + i)), scale, norm, i,
+                 out + (all->lays_out ? number_at(0, i, n) : i), all->adds);
+    for (; i < n; i++) {
+      float y = (norm->centers ? centred[i] : widen(x[i])) * (scale * norm->weight[i]);
+      if (norm->bias) y += norm->bias[i];
+      out[i] = narrow(all->adds ? y + widen(out[i]) : y);
     }
-    for (; i < n; i++) out[i] = narrow(widen(x[i]) * (scale * widen(norm->weight[i])));
   }
 }
 
-/* lays_out: rows as a product takes them; n is a multiple of 32 then. */
-static void norm_rows(const bf16 *x, const bf16 *weight, bf16 *out, int lays_out, int m, int n, float eps) {
-  struct norm norm = {x, weight, out, m, n, lays_out, eps};
-  share_out(norm_some, &norm, (m + rows_of_item(n) - 1) / rows_of_item(n));
+/* Rows of x begin `stride` numbers apart, and so do those of out; with lays_out those lie as a product takes
+   them, and n is a multiple of 32. adds: to what is in out. */
+static void norm_rows(const bf16 *x, const struct norm *norm, bf16 *out, int lays_out, int adds, int m, int n,
+                      int stride) {
+  struct norming all = {x, norm, out, m, n, stride, lays_out, adds};
+  share_out(norm_some, &all, (m + rows_of_item(n) - 1) / rows_of_item(n));
 }
 
-/* x, out [m, n] */
-void rms_norm(const bf16 *x, const bf16 *weight, bf16 *out, int m, int n, float eps) {
-  norm_rows(x, weight, out, 0, m, n, eps);
+/* x [m, n] -> out [m, n], or added to it; the rows of both begin `stride` numbers apart. */
+void norm(const bf16 *x, const struct norm *norm, bf16 *out, int adds, int m, int n, int stride) {
+  norm_rows(x, norm, out, 0, adds, m, n, stride);
 }
 
 struct rotation {
-  const bf16 *qkv, *query_norm, *key_norm, *cos, *sin;
+  const bf16 *qkv;
+  const float *query_norm, *key_norm;
+  const bf16 *cos, *sin;
   const int64_t *slots;
   bf16 *blocks, *query;
   int tokens, heads, kv_heads, head_dim, block_size;
@@ -110,14 +150,14 @@ static void rotate_token(const struct rotation *all, int t) {
   const bf16 *cosines = all->cos ? all->cos + (size_t)t * head_dim : 0;
   const bf16 *sines = all->cos ? all->sin + (size_t)t * head_dim : 0;
   for (int h = 0; h < heads + kv_heads; h++, head += head_dim) {
-    const bf16 *norm = h < heads ? all->query_norm : all->key_norm;
+    const float *norm = h < heads ? all->query_norm : all->key_norm;
     const float scale = norm ? normaliser(head, head_dim, all->eps) : 1;
     bf16 key[MAX_HEAD], *to = h < heads ? all->query + ((size_t)t * heads + h) * head_dim : key;
     for (int i = 0, j = head_dim / 2; j < head_dim; i += LANES, j += LANES) {
       vf first = widen_all(*(vb *)(head + i)), second = widen_all(*(vb *)(head + j));
       if (norm) {
-        first *= scale * widen_all(*(vb *)(norm + i));
-        second *= scale * widen_all(*(vb *)(norm + j));
+        first *= scale * *(vf *)(norm + i);
+        second *= scale * *(vf *)(norm + j);
       }
 #define TURN(AT, X, Y)                                                                               \
   {                                                                                                  \
@@ -168,7 +208,7 @@ static void rotate_some(const void *what, int item, int then) {
    slots     [tokens]; block * block_size + offset
    blocks    as paged_attention has them
    query     [tokens, heads, head_dim] */
-void rotate_and_store(const bf16 *qkv, const bf16 *query_norm, const bf16 *key_norm, float eps,
+void rotate_and_store(const bf16 *qkv, const float *query_norm, const float *key_norm, float eps,
                       const bf16 *cos, const bf16 *sin, const int64_t *slots, bf16 *blocks, bf16 *query,
                       int tokens, int heads, int kv_heads, int head_dim, int block_size) {
   struct rotation all = {qkv,   query_norm, key_norm, cos,      sin,        slots, blocks,

@@ -55,6 +55,7 @@ _MORE: dict[str, object] = {
     "rotary_dim": 16,
     "sliding_window": WINDOW,
     "query_pre_attn_scalar": 16,
+    "attention_multiplier": 0.25,
     "num_experts": 8,
     "num_local_experts": 8,
     "n_routed_experts": 8,

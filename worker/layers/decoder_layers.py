@@ -1,4 +1,6 @@
-"""The layers of a decoder: Llama's layers, with the differences of other families as data."""
+"""The layers of a decoder: attention and a feed-forward layer, with norms before or after them."""
+
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -6,56 +8,85 @@ from penstock.kernels.panel_layers import LayerParts, PanelLayers
 from penstock.kernels.panel_linear import PanelLinear
 from penstock.worker.layers.attention import Attention, PassPlan
 from penstock.worker.layers.linear import Linear
-from penstock.worker.layers.mlp import GatedMLP
-from penstock.worker.layers.norm import RMSNorm
+from penstock.worker.layers.mlp import MLP
+from penstock.worker.layers.norm import Norm, NormWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The norms of one layer; None means that there is none."""
+
+    attention_in: Norm | None
+    attention_out: Norm | None
+    mlp_in: Norm | None
+    mlp_out: Norm | None
 
 
 class DecoderLayer:
-    """One layer: attention, then the feed-forward layer, each added to the residual."""
+    """One layer: attention, then the feed-forward layer, each added to the residual.
+
+    is_parallel  both read the same rows; no norm stands after them
+    """
 
     def __init__(
         self,
-        attention_norm: RMSNorm,
+        norms: Norms,
         qkv: Linear,
         attention: Attention,
         output: Linear,
-        mlp_norm: RMSNorm,
-        mlp: GatedMLP,
+        mlp: MLP,
+        is_parallel: bool,
     ) -> None:
-        self.attention_norm = attention_norm
+        self.norms = norms
         self.qkv = qkv
         self.attention = attention
         self.output = output
-        self.mlp_norm = mlp_norm
         self.mlp = mlp
+        self.is_parallel = is_parallel
 
     def __call__(self, hidden: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
         """Compute the layer: hidden [tokens, hidden_size], overwritten -> the same shape."""
-        attended = self.attention(self.qkv(self.attention_norm(hidden)), kv_cache, plan)
-        hidden = self.output.add(attended, hidden)
-        return self.mlp.add(self.mlp_norm(hidden), hidden)
+        norms = self.norms
+        rows = norms.attention_in(hidden) if norms.attention_in else hidden
+        attended = self.attention(self.qkv(rows), kv_cache, plan)
+        hidden = _added(self.output, attended, norms.attention_out, hidden)
+        if not self.is_parallel:
+            rows = norms.mlp_in(hidden) if norms.mlp_in else hidden
+        return _added(self.mlp, rows, norms.mlp_out, hidden)
 
     def parts(self) -> LayerParts | None:
         """Return the layer's parts for a compiled call; None if such a call cannot compute all."""
-        qkv, output, gate_up, down = self.qkv, self.output, self.mlp.gate_up, self.mlp.down
+        qkv, output, up, down = self.qkv, self.output, self.mlp.up, self.mlp.down
         if (
             isinstance(qkv, PanelLinear)
             and isinstance(output, PanelLinear)
-            and isinstance(gate_up, PanelLinear)
+            and isinstance(up, PanelLinear)
             and isinstance(down, PanelLinear)
         ):
+            attention, norms = self.attention, self.norms
             return LayerParts(
-                self.attention_norm.weight,
+                _weights(norms.attention_in),
                 qkv,
-                self.attention.norms,
+                attention.norms,
+                attention.table,
+                attention.scoring,
                 output,
-                self.mlp_norm.weight,
-                gate_up,
+                _weights(norms.attention_out),
+                _weights(norms.mlp_in),
+                up,
                 down,
-                self.mlp_norm.eps,
-                self.attention.scoring,
+                _weights(norms.mlp_out),
+                self.is_parallel,
             )
         return None
+
+
+def _weights(norm: Norm | None) -> NormWeights | None:
+    return norm.weights if norm else None
+
+
+def _added(module: Linear | MLP, x: Tensor, norm: Norm | None, hidden: Tensor) -> Tensor:
+    return norm.add(module(x), hidden) if norm else module.add(x, hidden)
 
 
 class DecoderLayers:
@@ -63,7 +94,6 @@ class DecoderLayers:
 
     def __init__(self, layers: list[DecoderLayer]) -> None:
         self._layers = layers
-        self.shape = layers[0].attention.shape
         self._together = _together(layers)
 
     def __len__(self) -> int:
@@ -74,7 +104,8 @@ class DecoderLayers:
         if self._together is not None:
             ops = self._together.ops(kv_caches[0])
             if ops is not None:
-                return self._together(ops, hidden, kv_caches, plan.places, plan.spans)
+                rotations, slots = plan.rotations, plan.slot_mapping
+                return self._together(ops, hidden, kv_caches, rotations, slots, plan.spans)
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
             hidden = layer(hidden, kv_cache, plan)
         return hidden
@@ -82,4 +113,7 @@ class DecoderLayers:
 
 def _together(layers: list[DecoderLayer]) -> PanelLayers | None:
     parts = [known for layer in layers if (known := layer.parts()) is not None]
-    return PanelLayers(parts, layers[0].attention.shape) if len(parts) == len(layers) else None
+    shapes = {layer.attention.shape for layer in layers}
+    return (
+        PanelLayers(parts, shapes.pop()) if len(parts) == len(layers) and len(shapes) == 1 else None
+    )

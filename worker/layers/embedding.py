@@ -18,13 +18,21 @@ class Head:
     """The model's head: hidden [rows, hidden] -> logits, float32 [rows, vocab].
 
     The next call may overwrite the result.
+
+    softcap  a logit becomes softcap * tanh(logit / softcap); None leaves it as it is
     """
 
-    def __init__(self, product: Linear) -> None:
+    def __init__(self, product: Linear, softcap: float | None = None) -> None:
         self.product = product
+        self._softcap = softcap
         self._scores = torch.empty(0, 0)
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        scores = self._product(hidden)
+        cap = self._softcap
+        return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
+
+    def _product(self, hidden: Tensor) -> Tensor:
         if not isinstance(self.product, PanelLinear):
             return self.product.wide(hidden)
         rows, held = len(hidden), len(self._scores)
@@ -38,11 +46,15 @@ def embedding(weight: Tensor) -> Embedding:
     return partial(torch.index_select, weight, 0)
 
 
-def tied(weight: Tensor, arithmetic: Arithmetic) -> tuple[Embedding, Head]:
+def tied(
+    weight: Tensor, arithmetic: Arithmetic, factor: float = 1.0, softcap: float | None = None
+) -> tuple[Embedding, Head]:
     """Return the embedding and the head of one weight [vocab, hidden].
 
     The weight is kept once where the head's panels can give its rows.
+
+    factor, softcap  of the logits
     """
-    product = linear(weight, None, arithmetic)
+    product = linear(weight, None, arithmetic, factor=factor)
     rows = product.rows if isinstance(product, PanelLinear) else embedding(weight)
-    return rows, Head(product)
+    return rows, Head(product, softcap)

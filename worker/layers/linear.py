@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.kernels.activation import Activation, activate, activate_rowwise, num_parts
 from penstock.kernels.panel_linear import PanelLinear, panel_ops
-from penstock.kernels.silu_mul import silu_mul, silu_mul_rowwise
 from penstock.worker.layers.arithmetic import Arithmetic
+
+__all__ = ["Activation", "Linear", "linear", "num_parts", "unsupported"]
 
 Product = Callable[[Tensor], Tensor]
 
@@ -30,27 +32,29 @@ class Linear(Protocol):
     def wide(self, x: Tensor) -> Tensor:
         """Return the product in float32."""
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        """Return silu of the product's first half of columns times the second half.
-
-        The result is [tokens, out_features / 2].
-        """
+    def activated(self, x: Tensor) -> Tensor:
+        """Return what the product's activation makes of it, as `kernels.activation` has it."""
 
 
 def linear(
-    weight: Tensor, bias: Tensor | None, arithmetic: Arithmetic, is_gated: bool = False
+    weight: Tensor,
+    bias: Tensor | None,
+    arithmetic: Arithmetic,
+    activation: Activation | None = None,
+    factor: float = 1.0,
 ) -> Linear:
     """Return the fastest product with weight [out_features, in_features].
 
     The weight itself is kept only if no better layout is made of it.
 
-    is_gated  only `silu_mul` is called on the result
+    activation  only `activated` is called on the result
+    factor      of the product with its bias
     """
     ops = panel_ops(weight, arithmetic.packing)
     if ops is not None:
-        return PanelLinear(ops, weight, bias, arithmetic.packing, parts=2 if is_gated else 1)
+        return PanelLinear(ops, weight, bias, arithmetic.packing, activation, factor)
     assert arithmetic.quantization is None, "who loads a model has asked `unsupported`"
-    return TorchLinear(weight, bias, arithmetic.deterministic)
+    return TorchLinear(weight, bias, arithmetic.deterministic, activation, factor)
 
 
 def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str | None:
@@ -75,22 +79,33 @@ def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str
 class TorchLinear:
     """A product computed by torch, in the way that is fastest on the device."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, deterministic: bool) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        deterministic: bool,
+        activation: Activation | None = None,
+        factor: float = 1.0,
+    ) -> None:
         product = _packed(weight, bias) if _packs(weight) else _plain(weight, bias)
         self._product = _in_tiles(product) if deterministic else product
-        self._silu_mul = silu_mul_rowwise if deterministic else silu_mul
+        self._activate = activate_rowwise if deterministic else activate
+        self._activation = activation
+        self._factor = factor
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x)
+        product = self._product(x)
+        return product if self._factor == 1.0 else product.mul_(self._factor)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self._product(x) + residual
+        return torch.add(residual, self._product(x), alpha=self._factor)
 
     def wide(self, x: Tensor) -> Tensor:
-        return self._product(x).to(torch.float32)
+        return self(x).to(torch.float32)
 
-    def silu_mul(self, x: Tensor) -> Tensor:
-        return self._silu_mul(self._product(x))
+    def activated(self, x: Tensor) -> Tensor:
+        assert self._activation is not None, "who makes the product says what becomes of it"
+        return self._activate(self(x), self._activation)
 
 
 def _packs(weight: Tensor) -> bool:

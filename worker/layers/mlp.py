@@ -1,19 +1,23 @@
-"""The gated feed-forward layer."""
+"""The feed-forward layer that every token goes through."""
 
 from torch import Tensor
 
 from penstock.worker.layers.linear import Linear
 
 
-class GatedMLP:
-    """The gated feed-forward layer: x [tokens, hidden] -> [tokens, hidden].
+class MLP:
+    """Two products with an activation between them: x [tokens, hidden] -> [tokens, hidden].
 
-    Gate and up are one product.
+    Gate and up, where there are both, are one product.
     """
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
-        self.gate_up = gate_up
+    def __init__(self, up: Linear, down: Linear) -> None:
+        self.up = up
         self.down = down
 
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.up.activated(x))
+
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.down.add(self.gate_up.silu_mul(x), residual)
+        """Return the result plus residual, which may be overwritten."""
+        return self.down.add(self.up.activated(x), residual)

@@ -1,16 +1,21 @@
-"""Root-mean-square normalisation with its weight."""
+"""Norms of rows, with their weights."""
 
 from torch import Tensor
 
-from penstock.kernels.rms_norm import rms_norm
+from penstock.kernels.norm import NormWeights, add_normalised, normalise
+
+__all__ = ["Norm", "NormWeights"]
 
 
-class RMSNorm:
+class Norm:
     """The norm of one layer: x [..., hidden] -> [..., hidden]."""
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight = weight
-        self.eps = eps
+    def __init__(self, weights: NormWeights) -> None:
+        self.weights = weights
 
     def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return normalise(x, self.weights)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return the normalised x plus residual, which may be overwritten."""
+        return add_normalised(x, self.weights, residual)

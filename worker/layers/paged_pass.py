@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.rotate_and_store import Places
 from penstock.kernels.spans import HeadShape, Scoring
 from penstock.worker.layers.attention import PassPlan, spans_of
 from penstock.worker.layers.batch import Batch
@@ -24,8 +23,7 @@ class PagedPass:
     """A pass over the paged caches."""
 
     def __init__(self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor]) -> None:
-        places = Places(None, None, batch.slot_mapping)
-        self._plan = PassPlan(places, spans_of(batch), deterministic=False)
+        self._plan = PassPlan((), batch.slot_mapping, spans_of(batch), deterministic=False)
         self._left = iter(zip(layers, kv_caches, strict=True))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -40,7 +38,7 @@ class PagedPass:
             width = part.shape[3]
             rows[..., :width] = part[0].transpose(0, 1)
             rows[..., width:] = 0
-        stored = self._plan.store(shape, kv_cache)(qkv.view(tokens, -1), None, kv_cache)
+        stored = self._plan.store(shape, kv_cache, None)(qkv.view(tokens, -1), None, kv_cache)
         attend = self._plan.attend(shape, kv_cache, layer.scoring.window)
         attended = attend(stored, kv_cache, layer.scoring)[None, ..., : layer.value_dim]
         return attended.contiguous()  # which modules rely on

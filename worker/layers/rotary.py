@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from penstock.kernels.rotate_and_store import Rotation
+
 _FIRST_ROWS = 1024
 
 
@@ -15,10 +17,11 @@ class RotaryTable:
     def __init__(self, inv_freq: Tensor, attention_factor: float, dtype: torch.dtype) -> None:
         """Begin without a row; the first step computes some.
 
-        inv_freq is [head_dim / 2] float32; attention_factor scales queries and keys (yarn).
+        inv_freq is [head_dim / 2] float32, 0 where nothing is turned; attention_factor scales what
+        is turned of queries and keys (yarn).
         """
         self._inv_freq = inv_freq
-        self._attention_factor = attention_factor
+        self._factors = torch.where(inv_freq == 0, 1.0, attention_factor)
         self._dtype = dtype
         self._cos = self._sin = torch.empty(0)
 
@@ -36,11 +39,12 @@ class RotaryTable:
         count = max(num_positions, 2 * len(self._cos), _FIRST_ROWS)
         positions = torch.arange(count, dtype=torch.float32, device=self._inv_freq.device)
         angles = torch.outer(positions, self._inv_freq)
-        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
+        cos, sin = angles.cos() * self._factors, angles.sin() * self._factors
         self._cos = torch.cat((cos, cos), 1).to(self._dtype)
         self._sin = torch.cat((-sin, sin), 1).to(self._dtype)
 
-    def rows(self, positions: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of `positions`, which are all below `num_positions`."""
+    def rows(self, positions: Tensor, num_positions: int) -> Rotation:
+        """Return the rotation of `positions`, which are all below `num_positions`."""
         self.cover(num_positions)
-        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+        cos, sin = (table.index_select(0, positions) for table in (self._cos, self._sin))
+        return Rotation(cos, sin)

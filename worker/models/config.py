@@ -8,46 +8,18 @@ from types import MappingProxyType
 import torch
 from pydantic import JsonValue
 
+from penstock.worker.models.architecture import DecoderConfig
 from penstock.worker.models.errors import (
     BrokenModel,
     UnknownOverride,
     UnsupportedField,
     WrongValue,
 )
+from penstock.worker.models.families import FAMILIES
+from penstock.worker.models.fields import Fields
 from penstock.worker.models.files import read_object
 from penstock.worker.models.hugging_face import CONFIG_MAPPING, PreTrainedConfig
-from penstock.worker.models.rope import Rope, rope
 from penstock.worker.models.served import KvShape
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """The differences between one family's checkpoints and Llama's.
-
-    qkv_bias        queries, keys and values always have a bias
-    attention_bias  the configuration's field `attention_bias` is obeyed, for the output too
-    mlp_bias        the configuration's field `mlp_bias` is obeyed
-    qk_norm         each head of queries and keys is normalised before it is rotated
-    sliding_window  the configuration's field `sliding_window` is obeyed
-    layer_types     the configuration's field `layer_types` is obeyed: some layers have the window,
-                    some see all
-    """
-
-    qkv_bias: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: bool = False
-    layer_types: bool = False
-
-
-# By transformers' `model_type`. What else a new one touches: docs/where.md, "Add a model family".
-FAMILIES = {
-    "llama": Family(attention_bias=True, mlp_bias=True),
-    "mistral": Family(sliding_window=True),
-    "qwen2": Family(qkv_bias=True, sliding_window=True, layer_types=True),
-    "qwen3": Family(attention_bias=True, qk_norm=True, sliding_window=True, layer_types=True),
-}
 
 NOTHING: Mapping[str, JsonValue] = MappingProxyType({})
 OLD_ROPE = ("rope_scaling", "rope_theta")  # transformers turns these into `rope_parameters`
@@ -70,6 +42,7 @@ FOREIGN_FIELDS = (
     "embedding_multiplier",
     "final_logit_softcapping",
     "kv_lora_rank",
+    "layer_types",
     "logit_scale",
     "logits_scaling",
     "no_rope_layers",
@@ -86,34 +59,23 @@ class ModelConfig:
     """The configuration of one model.
 
     max_model_len  the number of tokens that the positions are made for
-    windows        for each layer the number of keys that a query sees; None means all
     dtype          None where the file does not say
     """
 
     family: str
-    num_layers: int
     hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_model_len: int
-    rms_norm_eps: float
     initializer_range: float
     tie_word_embeddings: bool
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    windows: tuple[int | None, ...]
-    rope: Rope
     eos_token_ids: frozenset[int]
     dtype: torch.dtype | None
+    decoder: DecoderConfig
 
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
-        return (KvShape(self.num_kv_heads, self.head_dim),) * self.num_layers
+        shapes = (layer.attention.shape for layer in self.decoder.layers)
+        return tuple(KvShape(each.num_kv_heads, each.head_dim) for each in shapes)
 
 
 def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> ModelConfig:
@@ -126,7 +88,6 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise UnsupportedField("model_type", model_type, ", ".join(FAMILIES))
-    _refuse_foreign(fields)
     refuse_counts(fields)
     try:
         hf = CONFIG_MAPPING[model_type].from_dict(fields)
@@ -136,7 +97,22 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
     for field in overrides:
         if not (field in written or field in OLD_ROPE or hasattr(usual, field)):
             raise UnknownOverride(field, model_type)
-    return _derive(hf, FAMILIES[model_type], eos_token_ids(path, hf))
+    read = Fields(hf)
+    decoder = FAMILIES[model_type](read)
+    _refuse_foreign(fields, read)
+    enders = eos_token_ids(path, hf)
+    return ModelConfig(
+        family=model_type,
+        hidden_size=hf.hidden_size,
+        vocab_size=hf.vocab_size,
+        max_model_len=max_model_len(hf),
+        initializer_range=hf.initializer_range,
+        tie_word_embeddings=bool(hf.tie_word_embeddings),
+        # An id that the head has no row for is never drawn.
+        eos_token_ids=frozenset(each for each in enders if 0 <= each < hf.vocab_size),
+        dtype=dtype_of(hf),
+        decoder=decoder,
+    )
 
 
 def overridden(
@@ -172,56 +148,12 @@ def max_model_len(hf: PreTrainedConfig) -> int:
     return length
 
 
-def _derive(hf: PreTrainedConfig, family: Family, enders: frozenset[int]) -> ModelConfig:
-    if hf.hidden_act not in ("silu", "swish"):
-        raise UnsupportedField("hidden_act", hf.hidden_act, "silu")
-    attention_bias = family.attention_bias and bool(hf.attention_bias)
-    num_heads, num_kv_heads = hf.num_attention_heads, hf.num_key_value_heads
-    if num_heads % num_kv_heads:
-        raise WrongValue(
-            "num_key_value_heads", num_kv_heads, f"divisors of num_attention_heads, {num_heads}"
-        )
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // num_heads
-    if head_dim % 2:
-        raise UnsupportedField("head_dim", head_dim, "even head sizes")
-    return ModelConfig(
-        family=hf.model_type,
-        num_layers=hf.num_hidden_layers,
-        hidden_size=hf.hidden_size,
-        intermediate_size=hf.intermediate_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        vocab_size=hf.vocab_size,
-        max_model_len=max_model_len(hf),
-        rms_norm_eps=hf.rms_norm_eps,
-        initializer_range=hf.initializer_range,
-        tie_word_embeddings=bool(hf.tie_word_embeddings),
-        qkv_bias=family.qkv_bias or attention_bias,
-        output_bias=attention_bias,
-        mlp_bias=family.mlp_bias and bool(hf.mlp_bias),
-        qk_norm=family.qk_norm,
-        windows=_windows(hf, family),
-        rope=_rope(hf, head_dim),
-        # An id that the head has no row for is never drawn.
-        eos_token_ids=frozenset(each for each in enders if 0 <= each < hf.vocab_size),
-        dtype=dtype_of(hf),
-    )
-
-
-def _rope(hf: PreTrainedConfig, head_dim: int) -> Rope:
-    try:
-        return rope(hf, head_dim)
-    except (ArithmeticError, LookupError, TypeError) as error:
-        raise BrokenModel(
-            f"config.json: rope_parameters is {hf.rope_parameters!r}: {error}"
-        ) from error
-
-
-def _refuse_foreign(fields: Mapping[str, JsonValue]) -> None:
+def _refuse_foreign(fields: Mapping[str, JsonValue], read: Fields) -> None:
+    """Refuse what changes the numbers of related families, and this one does not read."""
     for field in FOREIGN_FIELDS:
-        if fields.get(field) is not None:
-            raise UnsupportedField(field, fields[field], "models without it")
+        value = fields.get(field)
+        if value is not None and read.hf.attribute_map.get(field, field) not in read.were_read:
+            raise UnsupportedField(field, value, f"models of {read.hf.model_type} without it")
 
 
 def refuse_counts(fields: Mapping[str, JsonValue]) -> None:
@@ -236,25 +168,6 @@ def refuse_counts(fields: Mapping[str, JsonValue]) -> None:
     eps = fields.get("rms_norm_eps")
     if isinstance(eps, int | float) and eps < 0:
         raise WrongValue("rms_norm_eps", eps, "0 or more")
-
-
-def _windows(hf: PreTrainedConfig, family: Family) -> tuple[int | None, ...]:
-    window: int | None = hf.sliding_window if family.sliding_window else None
-    num_layers: int = hf.num_hidden_layers
-    layer_types: list[str] | None = getattr(hf, "layer_types", None)
-    if layer_types is None:
-        return tuple([window] * num_layers)
-    if not family.layer_types:
-        raise UnsupportedField("layer_types", layer_types, f"{hf.model_type} layers all alike")
-    if len(layer_types) != num_layers:
-        raise WrongValue("layer_types", layer_types, f"one for each of {num_layers} layers")
-    kinds = {"full_attention": None, "sliding_attention": window}
-    for kind in layer_types:
-        if kind not in kinds or (kind == "sliding_attention" and window is None):
-            raise UnsupportedField(
-                "layer_types", kind, "full_attention, and sliding_attention with a sliding_window"
-            )
-    return tuple([kinds[kind] for kind in layer_types])
 
 
 def eos_token_ids(path: Path, hf: PreTrainedConfig) -> frozenset[int]:

@@ -1,5 +1,7 @@
 """The decoder that computes the models of all families."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,9 +9,10 @@ from penstock.worker.layers.attention import plan_pass
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.decoder_layers import DecoderLayers
 from penstock.worker.layers.embedding import Embedding, Head
-from penstock.worker.layers.norm import RMSNorm
+from penstock.worker.layers.norm import Norm
 from penstock.worker.layers.rotary import RotaryTable
 from penstock.worker.models.config import ModelConfig
+from penstock.worker.models.rope import Rope
 
 
 class Decoder:
@@ -21,9 +24,10 @@ class Decoder:
         dtype: torch.dtype,
         embedding: Embedding,
         layers: DecoderLayers,
-        norm: RMSNorm,
+        norm: Norm,
         head: Head,
-        table: RotaryTable,
+        ropes: Sequence[Rope],
+        device: torch.device,
         deterministic: bool,
     ) -> None:
         self.config = config
@@ -32,16 +36,30 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.table = table
         self.deterministic = deterministic
+        self._ropes = ropes
+        self._device = device
+        # Of an embedding that is rounded, so that it is what a checkpoint was trained with.
+        self._factor = float(torch.tensor(config.decoder.embedding_factor, dtype=dtype))
+        self.tables = [self._table(rope, rope.frequencies) for rope in ropes]
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        plan = plan_pass(batch, self.table, self.deterministic)
-        hidden = self.layers(self.embedding(batch.token_ids), kv_caches, plan)
-        return self.norm(hidden)
+        plan = plan_pass(batch, self.tables, self.deterministic)
+        hidden = self.embedding(batch.token_ids)
+        if self._factor != 1.0:
+            hidden = hidden.mul_(self._factor)
+        return self.norm(self.layers(hidden, kv_caches, plan))
 
     def prepare(self, max_model_len: int) -> None:
-        self.table.cover(max_model_len)
+        """Fix the positions, as vLLM does: those of longer sequences where there may be such."""
+        for place, rope in enumerate(self._ropes):
+            if rope.longer and max_model_len > rope.longer[1]:
+                self.tables[place] = self._table(rope, rope.longer[0])
+            self.tables[place].cover(max_model_len)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
+
+    def _table(self, rope: Rope, frequencies: Sequence[float]) -> RotaryTable:
+        turns = torch.tensor(frequencies, device=self._device)
+        return RotaryTable(turns, rope.attention_factor, self.dtype)

@@ -1,6 +1,6 @@
 """Loads a decoder from a Hugging Face folder, tensor by tensor, so that memory holds it once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,16 +8,17 @@ from pydantic import JsonValue
 from torch import Tensor
 
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
-from penstock.worker.layers.attention import Attention, HeadShape, Scoring
-from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers
+from penstock.worker.layers.attention import Attention, HeadNorms, Scoring
+from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers, Norms
 from penstock.worker.layers.embedding import Embedding, Head, embedding, tied
-from penstock.worker.layers.linear import Linear, linear, unsupported
-from penstock.worker.layers.mlp import GatedMLP
-from penstock.worker.layers.norm import RMSNorm
-from penstock.worker.layers.rotary import RotaryTable
+from penstock.worker.layers.linear import Activation, Linear, linear, num_parts, unsupported
+from penstock.worker.layers.mlp import MLP
+from penstock.worker.layers.norm import Norm, NormWeights
+from penstock.worker.models.architecture import AttentionConfig, LayerConfig, MLPConfig
 from penstock.worker.models.config import NOTHING, ModelConfig, read_config
 from penstock.worker.models.decoder import Decoder
 from penstock.worker.models.errors import CannotQuantise, UnsupportedField
+from penstock.worker.models.rope import Rope
 from penstock.worker.models.served import ModelPlan
 from penstock.worker.models.spec import Dtype, LoadFormat, ModelSpec
 from penstock.worker.models.weights import (
@@ -27,7 +28,6 @@ from penstock.worker.models.weights import (
     Weights,
 )
 
-_ROWS = "model.embed_tokens.weight"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -75,7 +75,8 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
     stored = config.dtype or SafetensorsWeights(spec.path).dtype()
     computed = computed_dtype(asked, config.dtype, stored)
     _Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
-    own = None if config.tie_word_embeddings else _ROWS  # a tied one has the head's numbers
+    rows = f"{config.decoder.embedding}.weight"
+    own = None if config.tie_word_embeddings else rows  # a tied one has the head's numbers
     quantised = {name for name, shape in weights.shapes.items() if len(shape) > 1 and name != own}
     return ModelPlan(config, computed, weights.shapes, frozenset(quantised))
 
@@ -94,8 +95,11 @@ def fitting_dtype(
             f"{arithmetic.quantization} computes in bfloat16, and dtype is {asked}; "
             "leave one of the two out"
         )
-    heads = config.num_heads * config.head_dim
-    for width in (config.hidden_size, heads, config.intermediate_size):
+    widths = {config.hidden_size}
+    for layer in config.decoder.layers:
+        shape = layer.attention.shape
+        widths |= {shape.num_heads * shape.head_dim, layer.mlp.intermediate_size}
+    for width in sorted(widths):
         found = unsupported(width, device, arithmetic)
         if found is not None:
             raise CannotQuantise(found)
@@ -118,15 +122,30 @@ class _Loader:
         self.arithmetic = arithmetic
 
     def decoder(self) -> Decoder:
-        config = self.config
+        config, parts = self.config, self.config.decoder
         rows, head = self._ends()
-        layers = DecoderLayers([self._layer(index) for index in range(config.num_layers)])
-        norm = self._norm("model.norm", config.hidden_size)
+        ropes = list(
+            dict.fromkeys(each.attention.rope for each in parts.layers if each.attention.rope)
+        )
+        layers = DecoderLayers(
+            [
+                self._layer(f"{parts.layer}.{index}", layer, ropes)
+                for index, layer in enumerate(parts.layers)
+            ]
+        )
+        norm = self._norm(parts.last_norm, config.hidden_size)
         self.weights.finish()
-        frequencies = torch.tensor(config.rope.frequencies, device=self.device)
-        table = RotaryTable(frequencies, config.rope.attention_factor, self.dtype)
-        deterministic = self.arithmetic.deterministic
-        return Decoder(config, self.dtype, rows, layers, norm, head, table, deterministic)
+        return Decoder(
+            config,
+            self.dtype,
+            rows,
+            layers,
+            norm,
+            head,
+            ropes,
+            self.device,
+            self.arithmetic.deterministic,
+        )
 
     def _ends(self) -> tuple[Embedding, Head]:
         """Return the embedding and the head, tied or not, by transformers' rule.
@@ -134,78 +153,132 @@ class _Loader:
         They are tied if the configuration says so, and the files have only one of the two tensors,
         or both with equal numbers.
         """
-        shape = self.config.vocab_size, self.config.hidden_size
-        rows, head = _ROWS, "lm_head.weight"
+        shape, parts = (self.config.vocab_size, self.config.hidden_size), self.config.decoder
+        rows, head = f"{parts.embedding}.weight", f"{parts.head}.weight"
         has_both = self.weights.has(rows) and self.weights.has(head)
-        is_tied = self.config.tie_word_embeddings
+        is_tied, of_head = self.config.tie_word_embeddings, self.arithmetic.of_head()
+        factor = parts.logits_factor
         if is_tied and not has_both:
             weight = self._tensor(head if self.weights.has(head) else rows, *shape)
-            return tied(weight, self.arithmetic.of_head())
+            return tied(weight, of_head, factor, parts.logits_softcap)
         weight, own = self._tensor(rows, *shape), self._tensor(head, *shape)
         if is_tied and torch.equal(weight, own):
-            return tied(weight, self.arithmetic.of_head())
-        return embedding(weight), Head(linear(own, None, self.arithmetic.of_head()))
+            return tied(weight, of_head, factor, parts.logits_softcap)
+        product = linear(own, None, of_head, factor=factor)
+        return embedding(weight), Head(product, parts.logits_softcap)
 
-    def _layer(self, index: int) -> DecoderLayer:
-        config, prefix = self.config, f"model.layers.{index}"
-        heads = config.num_heads * config.head_dim
-        kv_heads = config.num_kv_heads * config.head_dim
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        normed = config.qk_norm
-        layer = DecoderLayer(
-            self._norm(f"{prefix}.input_layernorm", config.hidden_size),
+    def _layer(self, name: str, layer: LayerConfig, ropes: list[Rope]) -> DecoderLayer:
+        hidden_size, attention, norms = self.config.hidden_size, layer.attention, layer.norms
+        made = DecoderLayer(
+            Norms(
+                self._norm_of_layer(name, norms.attention_in),
+                self._norm_of_layer(name, norms.attention_out),
+                self._norm_of_layer(name, norms.mlp_in),
+                self._norm_of_layer(name, norms.mlp_out),
+            ),
+            self._qkv(name, attention),
+            self._attention(name, attention, ropes),
             self._linear(
-                {
-                    f"{attention}.q_proj": heads,
-                    f"{attention}.k_proj": kv_heads,
-                    f"{attention}.v_proj": kv_heads,
-                },
-                config.hidden_size,
-                config.qkv_bias,
+                {f"{name}.{attention.output}": hidden_size},
+                attention.shape.num_heads * attention.shape.head_dim,
+                attention.output_bias,
+                factor=layer.residual_factor,
             ),
-            Attention(
-                HeadShape(config.num_heads, config.num_kv_heads, config.head_dim),
-                Scoring(config.head_dim**-0.5, config.windows[index]),
-                self._norm(f"{attention}.q_norm", config.head_dim) if normed else None,
-                self._norm(f"{attention}.k_norm", config.head_dim) if normed else None,
-            ),
-            self._linear({f"{attention}.o_proj": config.hidden_size}, heads, config.output_bias),
-            self._norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
-            GatedMLP(
-                self._linear(
-                    {
-                        f"{mlp}.gate_proj": config.intermediate_size,
-                        f"{mlp}.up_proj": config.intermediate_size,
-                    },
-                    config.hidden_size,
-                    config.mlp_bias,
-                    is_gated=True,
-                ),
-                self._linear(
-                    {f"{mlp}.down_proj": config.hidden_size},
-                    config.intermediate_size,
-                    config.mlp_bias,
-                ),
-            ),
+            self._mlp(name, layer.mlp, layer.residual_factor),
+            layer.is_parallel,
         )
         self.weights.release()
-        return layer
+        return made
+
+    def _qkv(self, name: str, attention: AttentionConfig) -> Linear:
+        shape = attention.shape
+        rows = [each * shape.head_dim for each in (shape.num_heads, *(shape.num_kv_heads,) * 2)]
+        turned = rows[0] + rows[1]
+        rows = rows if len(attention.qkv) > 1 else [sum(rows)]
+        order = None
+        if attention.rope and attention.rope.order:
+            order = torch.arange(sum(rows), device=self.device)
+            heads = order[:turned].view(-1, shape.head_dim)
+            heads.copy_(heads[:, list(attention.rope.order)])
+        return self._linear(
+            {f"{name}.{each}": count for each, count in zip(attention.qkv, rows, strict=True)},
+            self.config.hidden_size,
+            attention.qkv_bias,
+            order=order,
+        )
+
+    def _attention(self, name: str, attention: AttentionConfig, ropes: list[Rope]) -> Attention:
+        shape, rope, sinks, norms = attention.shape, attention.rope, None, None
+        if attention.sinks:
+            sinks = self._tensor(f"{name}.{attention.sinks}", shape.num_heads).float()
+        if attention.head_norm:
+            whole = attention.head_norm == "rows"
+            widths = (shape.num_heads, shape.num_kv_heads) if whole else (1, 1)
+            order = rope.order if rope else None
+            query, key = (
+                self._norm(f"{name}.self_attn.{each}_norm", width * shape.head_dim, order)
+                for each, width in zip("qk", widths, strict=True)
+            )
+            norms = HeadNorms(query.weights, key.weights, whole)
+        scoring = Scoring(attention.scale, attention.window, attention.softcap, sinks)
+        return Attention(shape, scoring, norms, ropes.index(rope) if rope else None)
+
+    def _mlp(self, name: str, mlp: MLPConfig, factor: float) -> MLP:
+        width = mlp.intermediate_size
+        rows = width * num_parts(mlp.activation) // len(mlp.up)
+        up = self._linear(
+            {f"{name}.{each}": rows for each in mlp.up},
+            self.config.hidden_size,
+            mlp.bias,
+            activation=mlp.activation,
+        )
+        down = {f"{name}.{mlp.down}": self.config.hidden_size}
+        return MLP(up, self._linear(down, width, mlp.bias, factor=factor))
 
     def _linear(
-        self, parts: dict[str, int], in_features: int, biased: bool, is_gated: bool = False
+        self,
+        parts: dict[str, int],
+        in_features: int,
+        biased: bool,
+        *,
+        activation: Activation | None = None,
+        factor: float = 1.0,
+        order: Tensor | None = None,
     ) -> Linear:
-        """Load several modules as one product. parts: module name -> number of its rows."""
-        weight = self._empty(sum(parts.values()), in_features)
-        for name, rows in zip(parts, torch.split(weight, list(parts.values())), strict=True):
-            self.weights.fill(rows, f"{name}.weight")
-        bias = self._empty(sum(parts.values())) if biased else None
-        if bias is not None:
-            for name, rows in zip(parts, torch.split(bias, list(parts.values())), strict=True):
-                self.weights.fill(rows, f"{name}.bias")
-        return linear(weight, bias, self.arithmetic, is_gated)
+        """Load several modules as one product.
 
-    def _norm(self, name: str, width: int) -> RMSNorm:
-        return RMSNorm(self._tensor(f"{name}.weight", width), self.config.rms_norm_eps)
+        parts  module name -> number of its rows
+        order  of all rows, which the product has otherwise than the files
+        """
+        weight = self._stacked(parts, "weight", in_features)
+        bias = self._stacked(parts, "bias") if biased else None
+        if order is not None:
+            weight, bias = weight[order], None if bias is None else bias[order]
+        return linear(weight, bias, self.arithmetic, activation, factor)
+
+    def _stacked(self, parts: dict[str, int], kind: str, *width: int) -> Tensor:
+        tensor = self._empty(sum(parts.values()), *width)
+        for name, rows in zip(parts, torch.split(tensor, list(parts.values())), strict=True):
+            self.weights.fill(rows, f"{name}.{kind}")
+        return tensor
+
+    def _norm_of_layer(self, layer: str, name: str | None) -> Norm | None:
+        return self._norm(f"{layer}.{name}", self.config.hidden_size) if name else None
+
+    def _norm(self, name: str, width: int, order: Sequence[int] | None = None) -> Norm:
+        """Load a norm. Its weights are wide where compiled code or sums want them so.
+
+        order  of the weights of each head, which the norm has otherwise than the files
+        """
+        kind = self.config.decoder.norm
+        wide = self.device.type == "cpu" or kind.adds_one
+        weight = self._tensor(f"{name}.weight", width).to(torch.float32 if wide else self.dtype)
+        if kind.adds_one:
+            weight += 1.0
+        if order:
+            weight = weight.view(-1, len(order))[:, list(order)].flatten()
+        bias = self._tensor(f"{name}.bias", width).to(weight.dtype) if kind.has_bias else None
+        return Norm(NormWeights(weight, kind.eps, bias, kind.centers))
 
     def _tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self._empty(*shape)

@@ -7,6 +7,8 @@ import ctypes
 import math
 import os
 import platform
+from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -18,17 +20,20 @@ from test_kernels_attention import DECODES, MIXED, expected, make, scorings
 from torch import Tensor
 from torch.testing import assert_close
 
+from judged import activated
 from paths import SUPPORT
+from penstock.kernels.activation import Activation, num_parts
 from penstock.kernels.cpu.compile import build, digest_of
 from penstock.kernels.cpu.library import load
 from penstock.kernels.draw import LOG2_E
+from penstock.kernels.norm import NormWeights, normalise_compiled, normalise_ref
 from penstock.kernels.paged_attention_panels import paged_attention_panels, to_panels
 from penstock.kernels.panel_layers import LayerParts, PanelLayers
 from penstock.kernels.panel_linear import PACKINGS, PanelLinear
-from penstock.kernels.rms_norm import rms_norm_compiled, rms_norm_ref
 from penstock.kernels.rotate_and_store import (
     HeadNorms,
     Places,
+    Rotation,
     rotate_and_store_panels,
     rotate_and_store_ref,
 )
@@ -91,9 +96,13 @@ def test_products_equal_torch(
     residual = randn(rows, out, seed=2)
     added = (product.wide(x) + residual).bfloat16()
     assert torch.equal(product.add(x, residual), added) and torch.equal(residual, added)
-    gate, up = exact.chunk(2, -1)
-    gated = PanelLinear(ops, weight, bias, parts=2).silu_mul(x)
-    assert_close(gated.double(), F.silu(gate) * up, atol=1e-2, rtol=1e-2)
+    halved = PanelLinear(ops, weight, bias, factor=0.5)
+    assert torch.equal(halved.wide(x), product.wide(x) / 2)
+    assert torch.equal(halved(x), product.wide(x).div(2).bfloat16())
+    for activation in get_args(Activation):
+        made = PanelLinear(ops, weight, bias, activation=activation, factor=2.0).activated(x)
+        wanted = activated(2 * exact, activation)
+        assert_close(made.double(), wanted, atol=1e-2, rtol=1e-2)
     index = torch.tensor([out - 1, 0, out // 2])
     assert torch.equal(product.rows(index), weight[index])
 
@@ -259,26 +268,28 @@ def test_what_nobody_sees_may_be_any_number(ops: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("heads, kv_heads, head_dim, block_size", [(6, 2, 64, 16), (5, 5, 96, 48)])
-@pytest.mark.parametrize("normed, turns", [(False, True), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    "normed, turns", [("", True), ("heads", True), ("rows", True), ("", False)]
+)
 def test_rotation_and_store_equal_the_reference(
     ops: ctypes.CDLL,
     heads: int,
     kv_heads: int,
     head_dim: int,
     block_size: int,
-    normed: bool,
+    normed: str,
     turns: bool,
 ) -> None:
     tokens, shape = 37, HeadShape(heads, kv_heads, head_dim)
     qkv = randn(tokens, (heads + 2 * kv_heads) * head_dim)
     angles = 5 * randn(tokens, head_dim // 2).float()
     cos, sin = angles.cos(), angles.sin()
+    turn = Rotation(torch.cat((cos, cos), 1).bfloat16(), torch.cat((-sin, sin), 1).bfloat16())
     places = Places(
-        torch.cat((cos, cos), 1).bfloat16() if turns else None,
-        torch.cat((-sin, sin), 1).bfloat16() if turns else None,
+        turn if turns else None,
         torch.randperm(6 * block_size, generator=torch.Generator().manual_seed(1))[:tokens],
     )
-    norms = HeadNorms(randn(head_dim), randn(head_dim, seed=1), 1e-5) if normed else None
+    norms = _head_norms(normed, shape)
     cache = randn(6, kv_heads, 2, block_size, head_dim)
     panels = to_panels(cache)
     rows = key_rows(places.slot_mapping, kv_heads, block_size)
@@ -289,60 +300,116 @@ def test_rotation_and_store_equal_the_reference(
     assert_close(panels, to_panels(cache), **near)
 
 
-@pytest.mark.parametrize("name", PACKINGS)
-@pytest.mark.parametrize("normed", [False, True])
+def _norm(width: int, seed: int = 0, *, layer: bool = False) -> NormWeights:
+    bias = randn(width, seed=seed + 5).float() if layer else None
+    return NormWeights(randn(width, seed=seed).float(), 1e-5, bias, layer)
+
+
+def _head_norms(kind: str, shape: HeadShape) -> HeadNorms | None:
+    if not kind:
+        return None
+    heads = (shape.num_heads, shape.num_kv_heads) if kind == "rows" else (1, 1)
+    query, key = (_norm(each * shape.head_dim, seed) for seed, each in enumerate(heads))
+    return HeadNorms(query, key, kind == "rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """How a layer's parts stand; norms by their places: attention in, out, feed-forward in, out."""
+
+    norms: tuple[bool, bool, bool, bool] = (True, False, True, False)
+    head_norm: str = ""
+    activation: Activation = "silu_mul"
+    is_parallel: bool = False
+    is_layer_norm: bool = False
+    tables: tuple[int | None, int | None] = (0, 0)
+    factor: float = 1.0
+
+
+@pytest.mark.parametrize(
+    "name, arrangement",
+    [
+        *[(name, Arrangement()) for name in PACKINGS],
+        ("bf16", Arrangement(head_norm="heads", tables=(1, None))),
+        ("bf16", Arrangement((True,) * 4, "heads", "gelu_mul", tables=(0, 1))),
+        ("bf16", Arrangement((False, True, False, True), "rows", factor=0.25)),
+        ("bf16", Arrangement((True, False, False, False), is_parallel=True, is_layer_norm=True)),
+        ("int8", Arrangement((False, True, False, True), "rows", "gelu", is_layer_norm=True)),
+        ("int8", Arrangement((True,) * 4, activation="relu2")),
+    ],
+)
 def test_layers_in_one_call_have_the_bits_of_their_operations(
-    ops: ctypes.CDLL, name: str, normed: bool
+    ops: ctypes.CDLL, name: str, arrangement: Arrangement
 ) -> None:
     """Between them rows lie as products read them; one by one they take and give plain rows."""
-    heads, kv_heads, head_dim, size, inner, eps = 4, 2, 32, 128, 192, 1e-5
+    heads, kv_heads, head_dim, size, inner = 4, 2, 32, 128, 192
     shape = HeadShape(heads, kv_heads, head_dim)
     _, cache, spans = make([(1, 1030), (21, 40), (1, 5)], heads, kv_heads, head_dim)
-    places = Places(
-        *randn(2, 23, head_dim),
-        torch.cat(
-            [
-                table[torch.arange(context - rows, context) // 16] * 16
-                + torch.arange(context - rows, context) % 16
-                for table, (rows, context) in zip(
-                    spans.block_tables.long(), [(1, 1030), (21, 40), (1, 5)], strict=True
-                )
-            ]
-        ),
+    slots = torch.cat(
+        [
+            table[torch.arange(context - rows, context) // 16] * 16
+            + torch.arange(context - rows, context) % 16
+            for table, (rows, context) in zip(
+                spans.block_tables.long(), [(1, 1030), (21, 40), (1, 5)], strict=True
+            )
+        ]
     )
-    norms = HeadNorms(randn(head_dim), randn(head_dim, seed=1), eps) if normed else None
+    rotations = [Rotation(*randn(2, 23, head_dim, seed=seed)) for seed in (1, 2)]
 
-    def product(out: int, wide: int, seed: int, parts: int = 1) -> PanelLinear:
+    def product(
+        out: int, wide: int, seed: int, activation: Activation | None = None, factor: float = 1.0
+    ) -> PanelLinear:
+        parts = num_parts(activation) if activation else 1
         weight, bias = randn(parts * out, wide, seed=seed) / 8, randn(parts * out, seed=seed)
-        return PanelLinear(ops, weight, bias, PACKINGS[name], parts)
+        return PanelLinear(ops, weight, bias, PACKINGS[name], activation, factor)
+
+    def norm(place: int, seed: int) -> NormWeights | None:
+        layer = arrangement.is_layer_norm
+        return _norm(size, seed + place, layer=layer) if arrangement.norms[place] else None
 
     scoring = Scoring(0.2, 12, 3.0, torch.linspace(-4, 4, shape.num_heads))
     layers = [
         LayerParts(
-            randn(size, seed=seed),
+            norm(0, seed),
             product((heads + 2 * kv_heads) * head_dim, size, seed),
-            norms,
-            product(size, heads * head_dim, seed),
-            randn(size, seed=seed + 1),
-            product(inner, size, seed, parts=2),
-            product(size, inner, seed),
-            eps,
+            _head_norms(arrangement.head_norm, shape),
+            table,
             scoring,
+            product(size, heads * head_dim, seed, factor=arrangement.factor),
+            norm(1, seed),
+            norm(2, seed),
+            product(inner, size, seed, arrangement.activation),
+            product(size, inner, seed, factor=arrangement.factor),
+            norm(3, seed),
+            arrangement.is_parallel,
         )
-        for seed in (10, 20)
+        for seed, table in zip((10, 20), arrangement.tables, strict=True)
     ]
     caches = [to_panels(cache.bfloat16()) for _ in layers]
     alone = [each.clone() for each in caches]
     hidden = randn(23, size)
     wanted = hidden.clone()
-    got = PanelLayers(layers, shape)(ops, hidden, caches, places, spans)
+    got = PanelLayers(layers, shape)(ops, hidden, caches, rotations, slots, spans)
+
+    def normed(x: Tensor, norm: NormWeights | None) -> Tensor:
+        return normalise_compiled(ops, x, norm, torch.empty_like(x)) if norm else x
+
+    def added(product: PanelLinear, x: Tensor, norm: NormWeights | None) -> None:
+        if norm is None:
+            product.add(x, wanted)
+        else:
+            normalise_compiled(ops, product(x), norm, wanted, adds=True)
+
     for layer, panels in zip(layers, alone, strict=True):
-        rows = layer.qkv(rms_norm_compiled(ops, wanted, layer.attention_norm, eps))
-        query = rotate_and_store_panels(ops, rows, norms, places, shape, panels)
+        rows = normed(wanted, layer.attention_in)
+        places = Places(None if layer.table is None else rotations[layer.table], slots)
+        query = rotate_and_store_panels(
+            ops, layer.qkv(rows), layer.head_norms, places, shape, panels
+        )
         attended = paged_attention_panels(ops, query, panels, spans, scoring)
-        layer.output.add(attended.view(23, -1), wanted)
-        rows = layer.gate_up.silu_mul(rms_norm_compiled(ops, wanted, layer.mlp_norm, eps))
-        layer.down.add(rows, wanted)
+        added(layer.output, attended.view(23, -1), layer.attention_out)
+        rows = rows if layer.is_parallel else normed(wanted, layer.mlp_in)
+        added(layer.down, layer.gate_up.activated(rows), layer.mlp_out)
     assert torch.equal(got, wanted) and wanted.isfinite().all()
     for one, other in zip(caches, alone, strict=True):
         assert torch.equal(one, other)
@@ -352,11 +419,8 @@ def test_threads_that_store_neighbours_lose_nothing(ops: ctypes.CDLL) -> None:
     """A prompt from an odd place on: two threads store tokens whose values share words."""
     shape, tokens = HeadShape(2, 2, 64), 320
     qkv = randn(tokens, 6 * 64)
-    places = Places(
-        torch.ones(tokens, 64).bfloat16(),
-        torch.zeros(tokens, 64).bfloat16(),
-        torch.arange(3, 3 + tokens),
-    )
+    turn = Rotation(torch.ones(tokens, 64).bfloat16(), torch.zeros(tokens, 64).bfloat16())
+    places = Places(turn, torch.arange(3, 3 + tokens))
     empty = torch.zeros(21, 2, 2, 16, 64).bfloat16()
     rows = key_rows(places.slot_mapping, 2, 16)
     wanted = empty.clone()
@@ -369,10 +433,14 @@ def test_threads_that_store_neighbours_lose_nothing(ops: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("rows, hidden", [(1, 64), (3, 123), (300, 576), (2, 20_001)])
-def test_rms_norm_equals_the_reference(ops: ctypes.CDLL, rows: int, hidden: int) -> None:
-    x, weight = randn(rows, hidden), randn(hidden)
-    got = rms_norm_compiled(ops, x, weight, 1e-5)
-    assert_close(got, rms_norm_ref(x, weight, 1e-5), atol=1e-6, rtol=1e-2)
+@pytest.mark.parametrize("layer", [False, True])
+def test_a_norm_equals_the_reference(ops: ctypes.CDLL, rows: int, hidden: int, layer: bool) -> None:
+    x, norm, residual = randn(rows, hidden) + 1, _norm(hidden, layer=layer), randn(rows, hidden)
+    got, wanted = torch.empty_like(x), normalise_ref(x.float(), norm)
+    normalise_compiled(ops, x, norm, got)
+    assert_close(got.float(), wanted, atol=1e-5, rtol=1e-2)
+    normalise_compiled(ops, x, norm, got.copy_(residual), adds=True)
+    assert_close(got.float(), wanted + residual, atol=2e-2, rtol=1e-2)
 
 
 def test_numbers_that_are_none_stay_so(ops: ctypes.CDLL) -> None:

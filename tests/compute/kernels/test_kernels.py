@@ -1,17 +1,20 @@
 """The small operations, each against torch or transformers, in a round shape and a weird one."""
 
 from collections.abc import Callable
+from typing import Any, get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
-from penstock.kernels.rms_norm import rms_norm
+from judged import activated
+from penstock.kernels.activation import Activation, activate, activate_rowwise, num_parts
+from penstock.kernels.norm import NormWeights, add_normalised, normalise, normalise_ref
 from penstock.kernels.rotary import rotary
-from penstock.kernels.silu_mul import silu_mul, silu_mul_rowwise
 from penstock.kernels.store_kv import store_kv
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.linear import linear
@@ -27,13 +30,29 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("tokens, hidden", [(4, 128), (5, 123), (1, 576)])
 @pytest.mark.parametrize("dtype, tolerance", TYPES)
-def test_rms_norm_equals_transformers(
-    tokens: int, hidden: int, dtype: torch.dtype, tolerance: float
+@pytest.mark.parametrize("kind", ["rms", "rms, one is added", "layer"])
+def test_a_norm_equals_transformers(
+    tokens: int, hidden: int, dtype: torch.dtype, tolerance: float, kind: str
 ) -> None:
-    x, weight = randn(tokens, hidden, dtype=dtype), randn(hidden, dtype=dtype)
-    theirs = LlamaRMSNorm(hidden, 1e-5).to(dtype)
+    x, residual = randn(tokens, hidden, dtype=dtype) + 1, randn(tokens, hidden, dtype=dtype)
+    weight, bias = randn(hidden, dtype=dtype), randn(hidden + 1, dtype=dtype)[1:]
+    theirs: Any = LlamaRMSNorm(hidden, 1e-5).to(dtype)
+    norm = NormWeights(weight.float(), 1e-5)
+    if kind == "layer":
+        theirs = torch.nn.LayerNorm(hidden, 1e-5).to(dtype)
+        theirs.bias.data = bias
+        norm = NormWeights(weight.float(), 1e-5, bias.float(), centers=True)
+    elif kind == "rms, one is added":
+        theirs = Gemma2RMSNorm(hidden, 1e-5).to(dtype)
+        norm = NormWeights(1 + weight.float(), 1e-5)
     theirs.weight.data = weight
-    assert_close(rms_norm(x, weight, 1e-5), theirs(x).detach(), atol=tolerance, rtol=tolerance)
+    wanted, near = theirs(x).detach(), {"atol": tolerance, "rtol": tolerance}
+    assert_close(normalise(x, norm), wanted, **near)
+    assert_close(normalise_ref(x, norm), wanted, **near)
+    assert_close(add_normalised(x, norm, residual.clone()), wanted + residual, **near)
+    shift = None if norm.bias is None else norm.bias.to(dtype)
+    narrow = NormWeights(norm.weight.to(dtype), 1e-5, shift, norm.centers)
+    assert_close(normalise(x, narrow), wanted, **near)
 
 
 @pytest.mark.parametrize("tokens, heads, head_dim", [(4, 8, 64), (3, 5, 10)])
@@ -44,23 +63,26 @@ def test_rotary_equals_transformers(tokens: int, heads: int, head_dim: int) -> N
     wanted, _ = apply_rotary_pos_emb(
         x.transpose(0, 1)[None], x.transpose(0, 1)[None], 1.5 * angles.cos(), 1.5 * angles.sin()
     )
-    cos, sin = RotaryTable(inv_freq, 1.5, torch.float32).rows(positions, 41)
-    assert_close(rotary(x, cos, sin), wanted[0].transpose(0, 1), atol=1e-5, rtol=1e-5)
+    turn = RotaryTable(inv_freq, 1.5, torch.float32).rows(positions, 41)
+    assert_close(rotary(x, turn.cos, turn.sin), wanted[0].transpose(0, 1), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("tokens, hidden", [(4, 64), (3, 37)])
 @pytest.mark.parametrize("dtype, tolerance", TYPES)
-@pytest.mark.parametrize("gate", [silu_mul, silu_mul_rowwise])
-def test_silu_mul_equals_torch(
+@pytest.mark.parametrize("act", [activate, activate_rowwise])
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_an_activation_equals_transformers(
     tokens: int,
     hidden: int,
     dtype: torch.dtype,
     tolerance: float,
-    gate: Callable[[Tensor], Tensor],
+    act: Callable[[Tensor, Activation], Tensor],
+    activation: Activation,
 ) -> None:
-    x = randn(tokens, 2 * hidden, dtype=dtype)
-    wanted = F.silu(x[:, :hidden].double()) * x[:, hidden:].double()
-    assert_close(gate(x).double(), wanted, atol=tolerance, rtol=tolerance)
+    x = 3 * randn(tokens, num_parts(activation) * hidden, dtype=dtype)
+    assert_close(
+        act(x, activation).double(), activated(x, activation), atol=tolerance, rtol=tolerance
+    )
 
 
 @pytest.mark.parametrize("kv_heads, block_size, head_dim", [(2, 16, 64), (3, 5, 7)])
@@ -103,10 +125,11 @@ def test_a_packed_product_equals_torch(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rowwise_operations_give_a_row_the_same_bits_alone(dtype: torch.dtype) -> None:
     """The ordinary ones do not in these shapes, where a thread's share ends amid a row."""
-    gate_up = randn(999, 2 * 333, dtype=dtype)
-    whole = silu_mul_rowwise(gate_up)
-    for i in range(999):
-        assert torch.equal(silu_mul_rowwise(gate_up[i : i + 1]), whole[i : i + 1])
+    for activation in get_args(Activation):
+        x = randn(999, num_parts(activation) * 333, dtype=dtype)
+        whole = activate_rowwise(x, activation)
+        for i in range(999):
+            assert torch.equal(activate_rowwise(x[i : i + 1], activation), whole[i : i + 1])
     x, weight = randn(70, 1536, dtype=dtype), randn(576, 1536, dtype=dtype)
     product = linear(weight, None, Arithmetic(deterministic=True))
     whole = product(x)

@@ -43,10 +43,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-def test_each_family_has_a_judge_and_is_on_the_page_of_models() -> None:
-    assert FAMILIES.keys() == {judge.config.model_type for judge in judges.JUDGES.values()}
+def test_each_family_is_on_the_page_of_models() -> None:
     page = (ROOT / "docs" / "models.md").read_text().partition("## Families\n")[2]
-    told = re.sub(r"\W", "", page.partition(":")[0].lower())
+    told = re.sub(r"\W|_", "", page.partition(":")[0].lower())
     assert [family for family in FAMILIES if family.replace("_", "") not in told] == []
 
 
@@ -304,15 +303,16 @@ def test_positions_are_computed_when_they_are_asked_for(
     folders: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = with_config(copy(folders("llama"), tmp_path), max_position_embeddings=10_000_000)
-    grown, whole = load_decoder(folder).table, load_decoder(folder).table
+    grown, whole = load_decoder(folder).tables[0], load_decoder(folder).tables[0]
     assert grown.num_positions <= 1024
     positions = torch.tensor([0, 1023, 1024, 5000])
     early = grown.rows(positions[:2], 1024)
     whole.cover(5001)
-    for one, other in zip(grown.rows(positions, 5001), whole.rows(positions, 5001), strict=True):
-        assert torch.equal(one, other)
-    for one, other in zip(early, grown.rows(positions[:2], 1024), strict=True):
-        assert torch.equal(one, other)
+    for one, other in (
+        (grown.rows(positions, 5001), whole.rows(positions, 5001)),
+        (early, grown.rows(positions[:2], 1024)),
+    ):
+        assert torch.equal(one.cos, other.cos) and torch.equal(one.sin, other.sin)
     assert 5001 <= grown.num_positions <= 10_002
 
 

@@ -109,7 +109,7 @@ def test_who_computes_a_model_is_chosen_by_its_family(
     gelu = ModelSpec(folders("llama"), overrides={"hidden_act": "gelu"})
     assert chosen_impl(ModelSpec(folders("llama"))) == "native"
     assert chosen_impl(gelu) == "transformers"
-    assert chosen_impl(ModelSpec(folders("gemma2"))) == "transformers"
+    assert chosen_impl(ModelSpec(folders("gpt2"))) == "transformers"
     unknown = written(tmp_path / "a", model_type="dbrx")
     assert chosen_impl(ModelSpec(unknown, "transformers")) == "transformers"
     with pytest.raises(ModelError, match="'dbrx', whose numbers nobody compared; --model-impl"):
@@ -197,7 +197,7 @@ def test_tensors_that_are_missing_or_misshapen_are_named_and_others_may_be_there
 
 def test_a_field_that_the_family_has_not_is_refused(folders: Callable[[str], Path]) -> None:
     with pytest.raises(ModelError, match="'num_riverbeds' is no field") as refused:
-        Played(folders("gemma2"), hf_overrides={"num_riverbeds": 3})
+        Played(folders("gpt2"), hf_overrides={"num_riverbeds": 3})
     assert refused.value.setting == "hf_overrides"
 
 
@@ -234,8 +234,10 @@ def test_a_field_that_the_familys_module_ignores_is_refused(
 def test_an_override_counts(folders: Callable[[str], Path], tmp_path: Path) -> None:
     folder = copy(folders("gemma2"), tmp_path)
     change(folder, final_logit_softcapping=2.0)
-    asked = Played(folders("gemma2"), hf_overrides={"final_logit_softcapping": 2.0})
-    assert asked.distance(folder) < TOLERANCE
+    for impl in ("native", "transformers"):
+        given = {"final_logit_softcapping": 2.0}
+        asked = Played(folders("gemma2"), model_impl=impl, hf_overrides=given)
+        assert asked.distance(folder) < TOLERANCE
 
 
 @pytest.mark.parametrize("longer", [False, True])

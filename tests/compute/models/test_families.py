@@ -1,0 +1,127 @@
+"""Our own decoder of each family against transformers' module, on tiny models."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import families
+from families import Played, logprobs_of, prompts
+from passes import Passes
+from penstock.kernels.panel_layers import PanelLayers
+from penstock.worker.models.families import FAMILIES
+from penstock.worker.models.loading import load_decoder
+
+TOLERANCE = 1e-4
+
+# What usual configurations leave out: fields that a family reads.
+MORE: dict[str, dict[str, object]] = {
+    "arcee, biased": {"attention_bias": True, "mlp_bias": True},
+    "cohere2, biased": {"attention_bias": True},
+    "ernie4_5, biased": {"use_bias": True},
+    "gemma, biased": {"attention_bias": True},
+    "gemma2, biased": {"attention_bias": True},
+    "gemma3_text, capped": {"final_logit_softcapping": 5.0, "attention_bias": True},
+    "glm, other share": {
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
+        },
+        "attention_bias": True,
+    },
+    "granite, factors": {
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.22,
+        "embedding_multiplier": 12.0,
+        "logits_scaling": 0.125,
+        "attention_bias": True,
+    },
+    "nemotron, biased": {"attention_bias": True, "mlp_bias": True},
+    "olmo2, biased": {"attention_bias": True},
+    "olmo3, stretched": {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0,
+                "original_max_position_embeddings": 64,
+            },
+        }
+    },
+    "phi3, partial": {
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        }
+    },
+    "seed_oss, biased": {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
+    "smollm3, windows": {
+        "use_sliding_window": True,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "no_rope_layers": [1, 0, 0, 1],
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    root = tmp_path_factory.mktemp("families")
+
+    def folder(name: str) -> Path:
+        if not (root / name).exists():
+            families.save(name.partition(",")[0], root / name, **MORE.get(name, {}))
+        return root / name
+
+    return folder
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *MORE])
+def test_log_probabilities_equal_transformers(name: str, folders: Callable[[str], Path]) -> None:
+    """Over slices, prefix hits and preemption."""
+    played = Played(folders(name), model_impl="native")
+    assert played.stats.num_preemptions and played.stats.cached_tokens
+    assert played.distance(folders(name)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_in_one_call_have_the_bits_of_one_operation_after_the_other(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16; the log probabilities are near transformers' in float32."""
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+    families.save(name, tmp_path, **shape)
+    decoder, calls = load_decoder(tmp_path, "bfloat16"), list[int]()
+    run = PanelLayers.__call__
+    monkeypatch.setattr(PanelLayers, "__call__", lambda *given: (calls.append(1), run(*given))[1])
+    together = Passes(decoder, prompts(), 1).in_slices(30)
+    assert len(calls) == 2
+    monkeypatch.setattr(PanelLayers, "ops", lambda *_: None)
+    apart = Passes(decoder, prompts(), 1).in_slices(30)
+    assert len(calls) == 2
+    wanted = logprobs_of(tmp_path, prompts())
+    for (seq, at), row in together.logits.items():
+        assert torch.equal(row, apart.logits[seq, at])
+        assert float((row.log_softmax(-1) - wanted[seq][at]).abs().mean()) < 0.3
+    for one, other in zip(together.kv_caches, apart.kv_caches, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("longer", [False, True])
+def test_stretched_positions_are_those_of_the_length_that_is_asked_for(
+    longer: bool, tmp_path: Path
+) -> None:
+    """transformers goes by the longest sequence of a pass; these have one side each."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 14 if longer else 256,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+        "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
+    }
+    families.save("phi3", tmp_path, rope_parameters=rope)
+    decoder = load_decoder(tmp_path)
+    decoder.prepare(200)
+    wanted = logprobs_of(tmp_path, prompts())
+    for (seq, at), row in Passes(decoder, prompts()).whole().logits.items():
+        assert float((row.log_softmax(-1) - wanted[seq][at]).abs().max()) < TOLERANCE

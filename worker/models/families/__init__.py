@@ -1,0 +1,36 @@
+"""The families of our own decoder: functions that read a configuration and name the parts."""
+
+from collections.abc import Callable
+
+from penstock.worker.models.architecture import DecoderConfig
+from penstock.worker.models.families import cohere, gemma, glm, layer_norm, llama, olmo
+from penstock.worker.models.fields import Fields
+
+# By transformers' `model_type`, which is the function's name.
+FAMILIES: dict[str, Callable[[Fields], DecoderConfig]] = {
+    family.__name__: family
+    for family in (
+        llama.llama,
+        llama.mistral,
+        llama.qwen2,
+        llama.qwen3,
+        llama.arcee,
+        llama.ernie4_5,
+        llama.granite,
+        llama.ministral,
+        llama.phi3,
+        llama.seed_oss,
+        llama.smollm3,
+        cohere.cohere,
+        cohere.cohere2,
+        gemma.gemma,
+        gemma.gemma2,
+        gemma.gemma3_text,
+        glm.glm,
+        glm.glm4,
+        layer_norm.nemotron,
+        layer_norm.starcoder2,
+        olmo.olmo2,
+        olmo.olmo3,
+    )
+}

@@ -1,0 +1,34 @@
+"""OLMo 2 and 3: norms after each part, and queries and keys normalised over all heads."""
+
+from dataclasses import replace
+
+from penstock.worker.models.architecture import DecoderConfig, LayerConfig, NormNames
+from penstock.worker.models.families.usual import attention, decoder, layers, mlp, turns
+from penstock.worker.models.fields import Fields
+
+_NORMS = NormNames(
+    attention_in=None,
+    attention_out="post_attention_layernorm",
+    mlp_in=None,
+    mlp_out="post_feedforward_layernorm",
+)
+
+
+def olmo2(fields: Fields) -> DecoderConfig:
+    biased = fields.attention_bias
+    attend = attention(fields, qkv_bias=biased, output_bias=biased, head_norm="rows")
+    return decoder(fields, layers(attend, mlp(fields), fields.num_hidden_layers, norms=_NORMS))
+
+
+def olmo3(fields: Fields) -> DecoderConfig:
+    """Return a decoder whose layers with a window are turned otherwise than those without."""
+    biased, kinds = fields.attention_bias, fields.layer_types
+    turned = {kind: turns(fields, layer_type=kind) for kind in sorted(set(kinds))}
+    attend = attention(fields, rope=None, qkv_bias=biased, output_bias=biased, head_norm="rows")
+    return decoder(
+        fields,
+        [
+            LayerConfig(replace(attend, rope=turned[kind], window=window), mlp(fields), _NORMS)
+            for kind, window in zip(kinds, fields.windows(), strict=True)
+        ],
+    )
