@@ -1,14 +1,18 @@
-"""Products of transformers' modules computed as our own decoder computes them."""
+"""Products, norms and gates of transformers' modules computed as our own decoder computes them."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.embedding import Embedding, Head, tied
 from penstock.worker.layers.linear import Linear, linear
+from penstock.worker.layers.mlp import MLP
+from penstock.worker.layers.norm import Norm, NormWeights
 
 
 class SwappedLinear(nn.Module):
@@ -55,12 +59,47 @@ class SwappedEmbedding(nn.Module):
         return self._rows(token_ids.reshape(-1)).view(*token_ids.shape, self.embedding_dim)
 
 
-def swap_products(model: Any, arithmetic: Arithmetic) -> None:
-    """Swap the model's plain products for ours, one by one, so that memory holds each once.
+class SwappedNorm(nn.Module):
+    """A norm by the root of the mean square; x [..., hidden]."""
 
-    A module of a subclass may compute something else, and stays.
+    def __init__(self, norm: Norm, plain: nn.Module) -> None:
+        super().__init__()
+        self._norm = norm
+        self.weight = plain.weight  # some modules ask for its type
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._norm(x.contiguous())
+
+
+class SwappedMLP(nn.Module):
+    """A gated feed-forward layer, whose gate and up are one product; x [..., in_features]."""
+
+    def __init__(self, mlp: MLP) -> None:
+        super().__init__()
+        self._mlp = mlp
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._mlp(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+def swap_modules(model: Any, arithmetic: Arithmetic) -> None:
+    """Swap what our own layers compute, one by one, so that memory holds each weight once.
+
+    Products are known by their class: one of a subclass may compute something else, and stays.
+    Norms and gates are tried out.
     """
     _swap_ends(model, arithmetic)
+    swap_inner(model, arithmetic)
+
+
+def swap_inner(model: nn.Module, arithmetic: Arithmetic) -> None:
+    """Swap what is neither embedding nor head."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if (norm := _norm_like(child)) is not None:
+                setattr(parent, name, SwappedNorm(norm, child))
+            elif _is_gated(child):
+                setattr(parent, name, SwappedMLP(_gated(child, arithmetic)))
     for parent, name, plain in list(_plain(model)):
         weight, bias = plain.weight.data, None if plain.bias is None else plain.bias.data
         setattr(parent, name, SwappedLinear(linear(weight, bias, arithmetic), plain))
@@ -70,6 +109,77 @@ def swap_products(model: Any, arithmetic: Arithmetic) -> None:
 def products_of(model: Any) -> dict[str, nn.Linear]:
     """Return the products that are swapped, by the names of their weights."""
     return {f"{name}.weight": each for name, each in model.named_modules() if _is_plain(each)}
+
+
+@torch.inference_mode()
+def _norm_like(module: Any) -> Norm | None:
+    """Return the norm that computes what the module computes; None where there is none."""
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    parameters = {name: each for name, each in module._parameters.items() if each is not None}
+    if list(parameters) != ["weight"] or not isinstance(eps, float):
+        return None
+    weight: Tensor = parameters["weight"].data
+    tried, x, some = copy.copy(module), _some(3, _TRIED), _some(_TRIED)
+    tried._parameters = {"weight": nn.Parameter(some)}
+    for shift in (0.0, 1.0):
+        norm = Norm(NormWeights(some + shift, eps))
+        if weight.ndim == 1 and all(
+            _equal(_result(tried, each), norm(each)) for each in (x, 9 * x)
+        ):
+            is_wide = weight.device.type == "cpu" or shift
+            weight = weight.to(torch.float32 if is_wide else weight.dtype) + shift
+            return Norm(NormWeights(weight, eps))
+    return None
+
+
+_GATE = ("gate_proj", "up_proj", "down_proj")
+_TRIED = 8  # the width of the modules that are tried out
+
+
+@torch.inference_mode()
+def _is_gated(module: Any) -> bool:
+    """Return whether a module is a gated feed-forward layer with silu."""
+    parts: dict[str, Any] = dict(module.named_children())
+    with_weights = {name for name, part in parts.items() if any(True for _ in part.parameters())}
+    if with_weights != set(_GATE) or not all(_is_plain(parts[name]) for name in _GATE):
+        return False
+    if (parts["gate_proj"].bias is None) != (parts["up_proj"].bias is None):
+        return False
+    tried, x = copy.copy(module), _some(3, _TRIED)
+    gate, up, down = _some(12, _TRIED), _some(12, _TRIED) + 0.5, _some(_TRIED, 12)
+    tried._modules = dict(parts)
+    for name, weight in zip(_GATE, (gate, up, down), strict=True):
+        tried._modules[name] = product = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        product.weight.data = weight
+    wanted = F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
+    return _equal(_result(tried, x), wanted) and _equal(_result(tried, x[None]), wanted[None])
+
+
+def _gated(module: Any, arithmetic: Arithmetic) -> MLP:
+    gate, up, down = (getattr(module, name) for name in _GATE)
+    weight = torch.cat((gate.weight.data, up.weight.data))
+    bias = None if gate.bias is None else torch.cat((gate.bias.data, up.bias.data))
+    gate.weight.data = up.weight.data = torch.empty(0)
+    product = linear(weight, bias, arithmetic, "silu_mul")
+    bias = None if down.bias is None else down.bias.data
+    return MLP(product, linear(down.weight.data, bias, arithmetic))
+
+
+def _some(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def _result(module: nn.Module, x: Tensor) -> Tensor | None:
+    """Return what a module makes of x; None where it takes more, or makes something else."""
+    try:
+        found = module(x)
+    except Exception:  # of any kind: the module's code is theirs, or the folder's
+        return None
+    return found if isinstance(found, Tensor) else None
+
+
+def _equal(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape and torch.allclose(one, other, atol=1e-5)
 
 
 def _swap_ends(model: Any, arithmetic: Arithmetic) -> None:

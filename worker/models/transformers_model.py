@@ -1,8 +1,8 @@
 """A model that transformers' module computes, over our paged attention.
 
 The module is used as it is, but for its attention (`penstock.worker.layers.paged_pass`) and its
-plain products, which are swapped for ours. What is handed to attention decides what is served, and
-what it cannot do is refused at the start.
+plain products, norms and gates, which are swapped for ours. What is handed to attention decides
+what is served, and what it cannot do is refused at the start.
 """
 
 import copy
@@ -47,7 +47,7 @@ from penstock.worker.models.loading import computed_dtype
 from penstock.worker.models.look import LOOK, NAME, CannotAttend, Look, attending
 from penstock.worker.models.served import KvShape, ModelPlan
 from penstock.worker.models.spec import ModelSpec
-from penstock.worker.models.swapped import products_of, swap_products
+from penstock.worker.models.swapped import products_of, swap_modules
 from penstock.worker.models.weights import DummyWeights, SafetensorsWeights
 
 _LOADER: Any = AutoModelForCausalLM
@@ -123,7 +123,7 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
     _refuse_class(hf, type(causal))  # one that the folder brings is known only now
     layers = _look(causal, hf, spec.device, causal.dtype)
     _refuse_widths(products_of(causal).values(), spec)
-    swap_products(causal, spec.arithmetic)
+    swap_modules(causal, spec.arithmetic)
     return TransformersModel(causal, _facts(spec.path, hf, layers), layers)
 
 

@@ -11,6 +11,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 import families
 from families import Played, logprobs_of, prompts
@@ -24,6 +28,7 @@ from penstock.worker.models.impl import chosen_impl, load_model, plan_model
 from penstock.worker.models.look import FAR, CannotAttend, window_of
 from penstock.worker.models.served import Model
 from penstock.worker.models.spec import ModelImpl, ModelSpec
+from penstock.worker.models.swapped import SwappedMLP, SwappedNorm, swap_inner
 from penstock.worker.models.transformers_model import plan_transformers_model
 
 TOLERANCE = 1e-4
@@ -57,6 +62,41 @@ def test_log_probabilities_equal_transformers(family: str, folders: Callable[[st
     played = Played(folders(family), model_impl="transformers")
     assert played.stats.num_preemptions and played.stats.cached_tokens
     assert played.distance(folders(family)) < TOLERANCE
+
+
+class Doubled(LlamaMLP):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+class Shifted(LlamaRMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1e-3
+
+
+@pytest.mark.parametrize(
+    "module, is_swapped",
+    [
+        (LlamaRMSNorm(64), True),
+        (Gemma2RMSNorm(64), True),
+        (Shifted(64), False),
+        (nn.LayerNorm(64), False),
+        (LlamaMLP(LlamaConfig(hidden_size=64, intermediate_size=96)), True),
+        (LlamaMLP(LlamaConfig(hidden_size=64, intermediate_size=96, mlp_bias=True)), True),
+        (LlamaMLP(LlamaConfig(hidden_size=64, intermediate_size=96, hidden_act="gelu")), False),
+        (Doubled(LlamaConfig(hidden_size=64, intermediate_size=96)), False),
+    ],
+)
+def test_a_norm_or_gate_is_swapped_where_it_computes_what_ours_does(
+    module: nn.Module, is_swapped: bool
+) -> None:
+    for each in module.parameters():
+        nn.init.normal_(each, std=0.2)
+    x, model = torch.randn(2, 3, 64), nn.ModuleDict({"one": module})
+    wanted = module(x).detach()
+    swap_inner(model, AS_IT_IS)
+    assert (type(model["one"]) in (SwappedNorm, SwappedMLP)) == is_swapped
+    torch.testing.assert_close(model["one"](x), wanted)
 
 
 def test_the_page_has_each_family_that_transformers_has() -> None:
