@@ -89,7 +89,7 @@ class PanelLinear:
         self.activation = _After[activation.upper()] if activation else _After.NARROW
         self.out_features, self.in_features = weight.shape[0] // parts, weight.shape[1]
         columns = -(-self.out_features // _PANEL) * _PANEL
-        self._ops = ops
+        self.ops = ops
         self._bits, self._group = packing.bits, packing.group or self.in_features
         size = columns * self.in_features * packing.bits // 8
         self._panels = take(parts * size).view(parts, size)
@@ -116,9 +116,9 @@ class PanelLinear:
     def _pack(self, weight: Tensor, part: int) -> None:
         panels = self._panels[part].data_ptr()
         if self._bits == 16:
-            self._ops.pack(weight.data_ptr(), panels, *weight.shape)
+            self.ops.pack(weight.data_ptr(), panels, *weight.shape)
             return
-        self._ops.quantise_weight(
+        self.ops.quantise_weight(
             weight.data_ptr(),
             panels,
             self._scales[part].data_ptr(),
@@ -149,11 +149,11 @@ class PanelLinear:
     def rows(self, index: Tensor) -> Tensor:
         """Return rows of the weight: index [n] int64 -> [n, in_features]."""
         out = torch.empty(len(index), self.in_features, dtype=torch.bfloat16)
-        self._ops.rows_of(self._weight, index.data_ptr(), out.data_ptr(), len(index))
+        self.ops.rows_of(self._weight, index.data_ptr(), out.data_ptr(), len(index))
         return out
 
     def _multiply(self, x: Tensor, out: Tensor, after: _After) -> Tensor:
-        failed = self._ops.linear(x.data_ptr(), self._weight, out.data_ptr(), len(x), after)
+        failed = self.ops.linear(x.data_ptr(), self._weight, out.data_ptr(), len(x), after)
         if failed:
             raise MemoryError(f"a product of {len(x)} rows found no memory to lay them out")
         return out

@@ -32,6 +32,10 @@ COMMANDS = {
         "loadtest.commands.quantization",
         "perplexity, size and speed with 8 and 4 bits",
     ),
+    "models": (
+        "loadtest.commands.models",
+        "our decoder beside transformers' modules, experts beside a dense layer",
+    ),
     "host": ("loadtest.commands.host", "what a step costs beside the model"),
     "queue": (
         "loadtest.commands.queue",

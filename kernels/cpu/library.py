@@ -87,6 +87,8 @@ _SIGNATURES = {
     "paged_attention": (ctypes.c_int, "pppppiiiiiipp"),
     "norm": (None, "pppiiii"),
     "rotate_and_store": (None, "pppfpppppiiiii"),
+    "choose": (None, "ppppi"),
+    "experts": (ctypes.c_int, "ppppipii"),
     "run_layers": (ctypes.c_int, "pipppp"),
     "sample": (ctypes.c_int, "pppppii"),
     "mass": (ctypes.c_int, "ppii"),

@@ -145,10 +145,12 @@ INLINE void finish_row(const enum after after, float *row, float factor, void *t
   if (columns % PANEL) memcpy(to, some, columns * 2);
 }
 
-/* What is multiplied after a product by as many rows, and is fetched meanwhile; or no weight. */
+/* What is multiplied after a product, and is fetched meanwhile; or no weight. m: by how many rows, 0 means by
+   as many. item: the number of that which the thread takes, plus one; 0 means the first of its range. */
 struct later {
   const struct weight *weight;
   enum after after;
+  int m, item;
 };
 
 /* A product, as its threads see it. Items are runs of panels for each few chunks of rows. */
@@ -355,12 +357,14 @@ INLINE struct columns columns_at(const struct weight *w, int p, int to, enum aft
 INLINE void bring_next(struct columns *columns, const struct product *product, int p, int to, int next) {
   const struct weight *w = &product->weight;
   enum after after = product->after;
+  int m = product->m;
   if (p >= to && next == NONE) {
-    w = product->later.weight, after = product->later.after;
+    const struct later *later = &product->later;
+    w = later->weight, after = later->after, m = later->m ? later->m : m;
     if (!w) return;
-    next = begin_of(items_of(w, product->m), this_member->number);
+    next = later->item ? later->item - 1 : begin_of(items_of(w, m), this_member->number);
   }
-  if (p >= to) p = next % runs_of(w, product->m) * run_of(w, product->m), to = panels_of(w->n);
+  if (p >= to) p = next % runs_of(w, m) * run_of(w, m), to = panels_of(w->n);
   struct columns then = columns_at(w, p, to, after);
   columns->next[0] = w->panels + p * panel_bytes(w);
   if (then.count > 1) columns->next[1] = columns->next[0] + then.apart * panel_bytes(w);

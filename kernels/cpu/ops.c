@@ -3,6 +3,7 @@
 #include "attention.c"
 #include "rows.c"
 #include "layers.c"
+#include "experts.c"
 #include "sample.c"
 
 /* Which of the processor's ways to multiply was compiled in; what it needs from the system is asked for. */

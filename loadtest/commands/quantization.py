@@ -2,12 +2,10 @@
 
 import math
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from types import MethodType
 
 import torch
@@ -17,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from penstock.loadtest.engines.decoding import PROMPT, decoding_speeds
 from penstock.loadtest.engines.shape import save_135m
 from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.machine.apart import in_a_process
@@ -24,13 +23,11 @@ from penstock.loadtest.machine.speeds import measure_speeds
 from penstock.loadtest.machine.usage import Neighbours
 from penstock.loadtest.report.tables import machine_line
 from penstock.schemas.process.start import Settings, load_settings
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.bundled.sample import Sample
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.layers.arithmetic import Quantization
 from penstock.worker.layers.batch import Batch
@@ -42,8 +39,6 @@ AT_ONCE = (1, 8)
 _BLOCK_SIZE = 16
 _KV_CACHE_BYTES = 2**26
 _SLICE = 128  # tokens of a document in one pass
-_PROMPT = 64
-_BURSTS, _BURST_STEPS = 20, 4
 
 
 class QuantizationSettings(Settings):
@@ -144,7 +139,7 @@ def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | Non
     engines = {name: engine_of(folder, name) for name in WEIGHTS}
     # Before any step: a head keeps the memory of its scores.
     num_bytes = {name: weight_bytes(engine) for name, engine in engines.items()}
-    speeds = {count: _decoding(engines, count) for count in AT_ONCE}
+    speeds = {count: decoding_speeds(engines, count) for count in AT_ONCE}
     rows = {}
     for name, engine in engines.items():
         found = perplexity(engine, samples) if samples else None
@@ -162,7 +157,7 @@ def engine_of(folder: Path, quantization: Quantization | None) -> Engine:
             quantization=quantization,
             block_size=_BLOCK_SIZE,
             kv_cache_memory_bytes=_KV_CACHE_BYTES,
-            max_num_batched_tokens=max(AT_ONCE) * _PROMPT,  # all prompts in one step
+            max_num_batched_tokens=max(AT_ONCE) * PROMPT,  # all prompts in one step
             enable_prefix_caching=False,
         )
     )
@@ -171,33 +166,6 @@ def engine_of(folder: Path, quantization: Quantization | None) -> Engine:
 def _runner(engine: Engine) -> ModelRunner:
     assert isinstance(engine.runner, ModelRunner)
     return engine.runner
-
-
-def _decoding(
-    engines: dict[Quantization | None, Engine], count: int
-) -> dict[Quantization | None, float]:
-    """Return each engine's tokens a second with `count` sequences, by its median step.
-
-    The engines take turns in bursts.
-    """
-    steps_s: dict[Quantization | None, list[float]] = {name: [] for name in engines}
-    for engine in engines.values():
-        for seq in range(count):
-            prompt = [10 + (31 * seq + at) % 1000 for at in range(_PROMPT)]
-            params = SamplingParams(
-                temperature=0, max_tokens=_BURSTS * _BURST_STEPS + 1, ignore_eos=True
-            )
-            engine.add(AddSequence(str(seq), prompt, params))
-        engine.step()  # the prompts
-    for _ in range(_BURSTS):
-        for name, engine in engines.items():
-            for _ in range(_BURST_STEPS):
-                begin_s = time.perf_counter()
-                outputs = engine.step()
-                steps_s[name].append(time.perf_counter() - begin_s)
-                assert len(outputs) == count
-    assert not any(engine.busy for engine in engines.values())
-    return {name: count / median(took) for name, took in steps_s.items()}
 
 
 @torch.inference_mode()

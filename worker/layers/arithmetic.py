@@ -31,5 +31,9 @@ class Arithmetic:
         """
         return replace(self, quantization=self.quantization and "int8")
 
+    def of_router(self) -> "Arithmetic":
+        """Return the arithmetic of products that choose experts, which are never quantised."""
+        return replace(self, quantization=None)
+
 
 AS_IT_IS = Arithmetic()

@@ -7,6 +7,7 @@ from torch import Tensor
 from penstock.kernels.panel_layers import LayerParts, PanelLayers
 from penstock.kernels.panel_linear import PanelLinear
 from penstock.worker.layers.attention import Attention, PassPlan
+from penstock.worker.layers.experts import Experts
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.mlp import MLP
 from penstock.worker.layers.norm import Norm, NormWeights
@@ -34,7 +35,7 @@ class DecoderLayer:
         qkv: Linear,
         attention: Attention,
         output: Linear,
-        mlp: MLP,
+        mlp: MLP | Experts,
         is_parallel: bool,
     ) -> None:
         self.norms = norms
@@ -56,6 +57,8 @@ class DecoderLayer:
 
     def parts(self) -> LayerParts | None:
         """Return the layer's parts for a compiled call; None if such a call cannot compute all."""
+        if not isinstance(self.mlp, MLP):
+            return None
         qkv, output, up, down = self.qkv, self.output, self.mlp.up, self.mlp.down
         if (
             isinstance(qkv, PanelLinear)
@@ -85,7 +88,7 @@ def _weights(norm: Norm | None) -> NormWeights | None:
     return norm.weights if norm else None
 
 
-def _added(module: Linear | MLP, x: Tensor, norm: Norm | None, hidden: Tensor) -> Tensor:
+def _added(module: Linear | MLP | Experts, x: Tensor, norm: Norm | None, hidden: Tensor) -> Tensor:
     return norm.add(module(x), hidden) if norm else module.add(x, hidden)
 
 

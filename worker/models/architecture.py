@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.worker.layers.attention import HeadShape
+from penstock.worker.layers.experts import ExpertChoice
 from penstock.worker.layers.linear import Activation
 from penstock.worker.models.rope import Rope
 
@@ -76,6 +77,25 @@ class MLPConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A feed-forward layer whose experts are chosen for each token.
+
+    router       the module whose product the choice goes by
+    router_bias  the tensor of what is added where experts are chosen
+    expert       one of them; its names have {} for the number
+    shared       what every token goes through besides
+    shared_gate  the module whose sigmoid is the share of that; None means 1
+    """
+
+    choice: ExpertChoice
+    expert: MLPConfig
+    router: str = "mlp.gate"
+    router_bias: str | None = None
+    shared: MLPConfig | None = None
+    shared_gate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
     """One layer: attention, then a feed-forward layer, each added to the residual.
 
@@ -84,7 +104,7 @@ class LayerConfig:
     """
 
     attention: AttentionConfig
-    mlp: MLPConfig
+    mlp: MLPConfig | ExpertsConfig
     norms: NormNames = NormNames()
     residual_factor: float = 1.0
     is_parallel: bool = False

@@ -70,7 +70,7 @@ class Fields:
             raise WrongValue("layer_types", layer_types, f"one for each of {num_layers} layers")
         kinds = {"full_attention": None, "sliding_attention": window}
         for kind in layer_types:
-            if kind not in kinds or (kind == "sliding_attention" and window is None):
+            if kind not in kinds or (kind == "sliding_attention" and not window):
                 raise UnsupportedField(
                     "layer_types",
                     kind,

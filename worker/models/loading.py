@@ -1,6 +1,7 @@
 """Loads a decoder from a Hugging Face folder, tensor by tensor, so that memory holds it once."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,10 +12,16 @@ from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
 from penstock.worker.layers.attention import Attention, HeadNorms, Scoring
 from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers, Norms
 from penstock.worker.layers.embedding import Embedding, Head, embedding, tied
+from penstock.worker.layers.experts import Experts, Router
 from penstock.worker.layers.linear import Activation, Linear, linear, num_parts, unsupported
 from penstock.worker.layers.mlp import MLP
 from penstock.worker.layers.norm import Norm, NormWeights
-from penstock.worker.models.architecture import AttentionConfig, LayerConfig, MLPConfig
+from penstock.worker.models.architecture import (
+    AttentionConfig,
+    ExpertsConfig,
+    LayerConfig,
+    MLPConfig,
+)
 from penstock.worker.models.config import NOTHING, ModelConfig, read_config
 from penstock.worker.models.decoder import Decoder
 from penstock.worker.models.errors import CannotQuantise, UnsupportedField
@@ -75,10 +82,13 @@ def plan_decoder(spec: ModelSpec) -> ModelPlan:
     stored = config.dtype or SafetensorsWeights(spec.path).dtype()
     computed = computed_dtype(asked, config.dtype, stored)
     _Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
-    rows = f"{config.decoder.embedding}.weight"
-    own = None if config.tie_word_embeddings else rows  # a tied one has the head's numbers
-    quantised = {name for name, shape in weights.shapes.items() if len(shape) > 1 and name != own}
-    return ModelPlan(config, computed, weights.shapes, frozenset(quantised))
+    whole = set() if config.tie_word_embeddings else {f"{config.decoder.embedding}.weight"}
+    for index, layer in enumerate(config.decoder.layers):
+        if isinstance(layer.mlp, ExpertsConfig):
+            gates = (layer.mlp.router, layer.mlp.shared_gate)
+            whole |= {f"{config.decoder.layer}.{index}.{each}.weight" for each in gates}
+    matrices = {name for name, shape in weights.shapes.items() if len(shape) > 1}
+    return ModelPlan(config, computed, weights.shapes, frozenset(matrices - whole))
 
 
 def fitting_dtype(
@@ -97,8 +107,10 @@ def fitting_dtype(
         )
     widths = {config.hidden_size}
     for layer in config.decoder.layers:
-        shape = layer.attention.shape
-        widths |= {shape.num_heads * shape.head_dim, layer.mlp.intermediate_size}
+        shape, mlp = layer.attention.shape, layer.mlp
+        widths |= {shape.num_heads * shape.head_dim}
+        parts = (mlp,) if isinstance(mlp, MLPConfig) else (mlp.expert, mlp.shared)
+        widths |= {each.intermediate_size for each in parts if each}
     for width in sorted(widths):
         found = unsupported(width, device, arithmetic)
         if found is not None:
@@ -184,7 +196,9 @@ class _Loader:
                 attention.output_bias,
                 factor=layer.residual_factor,
             ),
-            self._mlp(name, layer.mlp, layer.residual_factor),
+            self._mlp(name, layer.mlp, layer.residual_factor)
+            if isinstance(layer.mlp, MLPConfig)
+            else self._experts(name, layer.mlp, layer.residual_factor),
             layer.is_parallel,
         )
         self.weights.release()
@@ -234,6 +248,31 @@ class _Loader:
         )
         down = {f"{name}.{mlp.down}": self.config.hidden_size}
         return MLP(up, self._linear(down, width, mlp.bias, factor=factor))
+
+    def _experts(self, name: str, mlp: ExpertsConfig, factor: float) -> Experts:
+        num, expert = mlp.choice.num_experts, mlp.expert
+        bias, shared, gate = None, None, None
+        if mlp.router_bias:
+            bias = torch.empty(num, device=self.device)  # float32, since small differences choose
+            self.weights.fill(bias, f"{name}.{mlp.router_bias}")
+        if mlp.shared:
+            shared = self._mlp(name, mlp.shared, factor)
+        if mlp.shared_gate:
+            gate = self._router(f"{name}.{mlp.shared_gate}", 1)
+        router = Router(self._router(f"{name}.{mlp.router}", num), mlp.choice, bias)
+        numbered = (
+            replace(
+                expert,
+                up=[each.format(number) for each in expert.up],
+                down=expert.down.format(number),
+            )
+            for number in range(num)
+        )
+        return Experts(router, [self._mlp(name, each, factor) for each in numbered], shared, gate)
+
+    def _router(self, name: str, rows: int) -> Linear:
+        weight = self._tensor(f"{name}.weight", rows, self.config.hidden_size)
+        return linear(weight, None, self.arithmetic.of_router())
 
     def _linear(
         self,

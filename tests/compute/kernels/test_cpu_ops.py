@@ -23,9 +23,11 @@ from torch.testing import assert_close
 from judged import activated
 from paths import SUPPORT
 from penstock.kernels.activation import Activation, num_parts
+from penstock.kernels.choose import ExpertChoice, choose_compiled, choose_ref
 from penstock.kernels.cpu.compile import build, digest_of
 from penstock.kernels.cpu.library import load
 from penstock.kernels.draw import LOG2_E
+from penstock.kernels.experts import Expert, PanelExperts, experts_ref
 from penstock.kernels.norm import NormWeights, normalise_compiled, normalise_ref
 from penstock.kernels.paged_attention_panels import paged_attention_panels, to_panels
 from penstock.kernels.panel_layers import LayerParts, PanelLayers
@@ -413,6 +415,71 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(
     assert torch.equal(got, wanted) and wanted.isfinite().all()
     for one, other in zip(caches, alone, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        ExpertChoice(64, 8),
+        ExpertChoice(7, 2, normalises=False),
+        ExpertChoice(8, 3, "sigmoid", (4, 2), 2, factor=2.5),
+        ExpertChoice(12, 3, "softmax", (3, 1), 1, normalises=False, factor=16.0),
+    ],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_experts_are_chosen_as_torch_chooses(
+    ops: ctypes.CDLL, choice: ExpertChoice, biased: bool
+) -> None:
+    generator = torch.Generator().manual_seed(choice.num_experts)
+    logits = 2 * torch.randn(33, choice.num_experts, generator=generator)  # no two are equal
+    bias = randn(choice.num_experts).float().abs() if biased else None
+    logits[5] = torch.nan
+    got, shares = choose_compiled(ops, logits, choice, bias)
+    assert len(set(got[5].tolist())) == choice.num_chosen  # each has memory of its own
+    wanted, of_wanted = choose_ref(logits, choice, bias)
+    whole = torch.arange(33) != 5
+    got, shares, wanted, of_wanted = (x[whole] for x in (got, shares, wanted, of_wanted))
+    assert torch.equal(got.sort(-1).values, wanted.sort(-1).values)
+    order, of_order = got.argsort(-1), wanted.argsort(-1)
+    assert_close(shares.gather(1, order), of_wanted.gather(1, of_order), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("tokens, num, num_chosen", [(1, 7, 2), (37, 5, 3), (200, 3, 3)])
+def test_experts_equal_one_after_the_other(
+    ops: ctypes.CDLL, name: str, tokens: int, num: int, num_chosen: int
+) -> None:
+    """Of seven experts some have no row; of three each has all."""
+    size, inner = 128, 192
+    packing = PACKINGS[name]
+    up = [
+        PanelLinear(
+            ops, randn(2 * inner, size, seed=each) / 8, randn(2 * inner), packing, "silu_mul"
+        )
+        for each in range(num)
+    ]
+    down = [
+        PanelLinear(ops, randn(size, inner, seed=each) / 8, None, packing) for each in range(num)
+    ]
+    x, residual = randn(tokens, size), randn(tokens, size, seed=1)
+    generator = torch.Generator().manual_seed(tokens)
+    ranks = torch.rand(tokens, num, generator=generator)
+    chosen = ranks.topk(num_chosen, -1).indices.to(torch.int32)
+    shares = torch.rand(tokens, num_chosen, generator=generator)
+
+    def expert(number: int) -> Expert:
+        return lambda rows: down[number](up[number].activated(rows))
+
+    wanted = experts_ref(x, [expert(each) for each in range(num)], chosen, shares)
+    together = PanelExperts(ops, up, down)
+    got = together(x, chosen, shares)
+    assert_close(got, wanted, atol=1e-2, rtol=1e-2)
+    assert wanted.abs().max() > 1
+    added = together.add(x, chosen, shares, residual.clone())
+    assert_close(added, wanted + residual, atol=3e-2, rtol=1e-2)
+    for row in (0, tokens - 1):
+        at = slice(row, row + 1)
+        assert torch.equal(together(x[at], chosen[at], shares[at]), got[at])
 
 
 def test_threads_that_store_neighbours_lose_nothing(ops: ctypes.CDLL) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import families
 import judges
 from penstock.compose import plan
 from penstock.loadtest.commands.quantization import weight_bytes
@@ -30,6 +31,9 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, int]:
         ("bundled", "int4_g64"),
         ("qwen2", None),
         ("qwen3", None),
+        ("gemma2", None),
+        ("qwen2_moe", None),
+        ("qwen2_moe", "int8"),
     ],
 )
 def test_a_worker_takes_what_was_planned(
@@ -39,13 +43,23 @@ def test_a_worker_takes_what_was_planned(
     quantization: Quantization | None,
 ) -> None:
     folder = BUNDLED_MODEL
-    if family != "bundled":
+    if family in judges.JUDGES:
         judges.build(family).bfloat16().save_pretrained(folder := tmp_path)
+    elif family != "bundled":
+        shape = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+        wide = {"shared_expert_intermediate_size": 128, "moe_intermediate_size": 64}
+        shape |= {"hidden_size": 128, "intermediate_size": 128}
+        families.save(family, folder := tmp_path, **shape | wide)
     config = EngineConfig(
-        folder, block_size=32, kv_cache_memory_bytes=CACHE, quantization=quantization, device="cpu"
+        folder,
+        dtype="bfloat16",
+        block_size=32,
+        kv_cache_memory_bytes=CACHE,
+        quantization=quantization,
+        device="cpu",
     )
     engine = build_engine(config)
-    flags = ["--block-size", "32", "--kv-cache-memory-bytes", str(CACHE)]
+    flags = ["--dtype", "bfloat16", "--block-size", "32", "--kv-cache-memory-bytes", str(CACHE)]
     flags += ["--quantization", quantization] if quantization else []
     made = planned(capsys, "--model", str(folder), *flags)
     assert made["num_blocks"] == engine.limits.num_blocks

@@ -1,11 +1,13 @@
 """The benches by vLLM's names: what they ask, and the keys and counts of what they find."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from penstock.loadtest import bench
+from penstock.loadtest.commands import models
 from penstock.loadtest.requests.dataset import read, write
 from penstock.loadtest.requests.workload import Request, workloads
 
@@ -119,3 +121,15 @@ def test_host_times_every_part_of_a_step(capsys: pytest.CaptureFixture[str]) -> 
     table = capsys.readouterr().out
     for part in ("inbox", "schedule", "batch", "runner", "sampler", "update", "step", "goal"):
         assert f" {part} " in table
+
+
+def test_models_stand_beside_transformers_modules(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"hidden_size": 72, "num_hidden_layers": 2, "vocab_size": 2000}
+    monkeypatch.setattr(models, "SHAPES", {"llama": models.SHAPES["llama"] | small})
+    monkeypatch.setattr(models, "EXPERTS", ((64, 32),))
+    assert models.main(["--experts", "8", "--chosen", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "transformers / native" in told and "8 experts of which 2 are chosen" in told
+    assert len(re.findall(r"64 x 32", told)) == len(models.AT_ONCE)

@@ -108,6 +108,9 @@ MAY_IMPORT = {
     | {"worker.bundled", "worker.engine", "worker.layers", "worker.models"}
     | {"worker.process.settings"}
     | {"torch"},
+    "loadtest.engines.decoding": LOADTEST | {"worker.engine"},
+    "loadtest.commands.models": LOADTEST
+    | {"worker.engine", "worker.layers", "worker.models", "torch", "transformers"},
     "loadtest.commands.compare": LOADTEST | {"worker.bundled.paths", "worker.process.settings"},
     "loadtest.commands.host": LOADTEST | {"worker.engine", "worker.layers", "torch"},
 }  # fmt: skip

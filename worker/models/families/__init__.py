@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from penstock.worker.models.architecture import DecoderConfig
-from penstock.worker.models.families import cohere, gemma, glm, layer_norm, llama, olmo
+from penstock.worker.models.families import cohere, experts, gemma, glm, layer_norm, llama, olmo
 from penstock.worker.models.fields import Fields
 
 # By transformers' `model_type`, which is the function's name.
@@ -23,6 +23,11 @@ FAMILIES: dict[str, Callable[[Fields], DecoderConfig]] = {
         llama.smollm3,
         cohere.cohere,
         cohere.cohere2,
+        experts.glm4_moe,
+        experts.mixtral,
+        experts.olmoe,
+        experts.qwen2_moe,
+        experts.qwen3_moe,
         gemma.gemma,
         gemma.gemma2,
         gemma.gemma3_text,

@@ -7,12 +7,15 @@ from typing import Any
 from penstock.worker.models.architecture import (
     AttentionConfig,
     DecoderConfig,
+    ExpertsConfig,
     LayerConfig,
     MLPConfig,
     NormConfig,
 )
 from penstock.worker.models.fields import Fields
 from penstock.worker.models.rope import Rope, rope
+
+FeedForward = MLPConfig | ExpertsConfig
 
 
 def turns(fields: Fields, **more: Any) -> Rope:
@@ -37,13 +40,15 @@ def mlp(fields: Fields, **more: Any) -> MLPConfig:
     return MLPConfig(**usual | more)
 
 
-def layers(attention: AttentionConfig, mlp: MLPConfig, num: int, **more: Any) -> list[LayerConfig]:
+def layers(
+    attention: AttentionConfig, mlp: FeedForward, num: int, **more: Any
+) -> list[LayerConfig]:
     """Return layers all alike, with `more` of `LayerConfig`'s fields."""
     return [LayerConfig(attention, mlp, **more)] * num
 
 
 def windowed(
-    attention: AttentionConfig, mlp: MLPConfig, windows: Sequence[int | None], **more: Any
+    attention: AttentionConfig, mlp: FeedForward, windows: Sequence[int | None], **more: Any
 ) -> list[LayerConfig]:
     """Return layers that differ by their windows alone, with `more` of `LayerConfig`'s fields."""
     return [LayerConfig(replace(attention, window=each), mlp, **more) for each in windows]

@@ -1,0 +1,69 @@
+"""The feed-forward layer whose experts a router chooses for each token."""
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.choose import ExpertChoice, choose
+from penstock.kernels.experts import PanelExperts, experts_ref
+from penstock.kernels.panel_linear import PanelLinear
+from penstock.worker.layers.linear import Linear
+from penstock.worker.layers.mlp import MLP
+
+__all__ = ["ExpertChoice", "Experts", "Router"]
+
+
+class Router:
+    """Chooses experts: x [tokens, hidden] -> their numbers and shares, [tokens, num_chosen].
+
+    bias  [num_experts] float32, of the scores by which experts are chosen, not of the shares
+    """
+
+    def __init__(self, gate: Linear, choice: ExpertChoice, bias: Tensor | None) -> None:
+        self._gate = gate
+        self._choice = choice
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return choose(self._gate.wide(x), self._choice, self._bias)
+
+
+class Experts:
+    """A mixture of experts: x [tokens, hidden] -> [tokens, hidden].
+
+    shared  what every token goes through besides
+    gate    one number a token, whose sigmoid is the share of that; None means 1
+    """
+
+    def __init__(
+        self, router: Router, experts: list[MLP], shared: MLP | None, gate: Linear | None
+    ) -> None:
+        self._router = router
+        self._experts = experts
+        self._shared = shared
+        self._gate = gate
+        self._together = _together(experts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.add(x, torch.zeros_like(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return the result plus residual, which may be overwritten."""
+        chosen, shares = self._router(x)
+        if self._together is not None:
+            residual = self._together.add(x, chosen, shares, residual)
+        else:
+            residual = residual + experts_ref(x, self._experts, chosen, shares)
+        if self._shared is None:
+            return residual
+        if self._gate is None:
+            return self._shared.add(x, residual)
+        share = self._gate.wide(x).sigmoid().to(x.dtype)
+        return residual.addcmul_(self._shared(x), share)
+
+
+def _together(experts: list[MLP]) -> PanelExperts | None:
+    up = [each.up for each in experts if isinstance(each.up, PanelLinear)]
+    down = [each.down for each in experts if isinstance(each.down, PanelLinear)]
+    if len(up) == len(down) == len(experts):
+        return PanelExperts(up[0].ops, up, down)
+    return None

@@ -1,0 +1,144 @@
+"""Families with experts: Mixtral's, Qwen's, OLMo's and GLM's."""
+
+from dataclasses import replace
+from typing import Any
+
+from penstock.worker.layers.experts import ExpertChoice
+from penstock.worker.models.architecture import (
+    DecoderConfig,
+    ExpertsConfig,
+    LayerConfig,
+)
+from penstock.worker.models.errors import WrongValue
+from penstock.worker.models.families.usual import (
+    FeedForward,
+    attention,
+    decoder,
+    layers,
+    mlp,
+    turns,
+    windowed,
+)
+from penstock.worker.models.fields import Fields
+
+_NAMES: dict[str, Any] = {
+    "up": ["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],
+    "down": "mlp.experts.{}.down_proj",
+}
+
+
+def mixtral(fields: Fields) -> DecoderConfig:
+    expert = mlp(
+        fields,
+        up=["block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"],
+        down="block_sparse_moe.experts.{}.w2",
+    )
+    choice = _checked(ExpertChoice(fields.num_local_experts, fields.num_experts_per_tok))
+    forward = ExpertsConfig(choice, expert, router="block_sparse_moe.gate")
+    return decoder(fields, windowed(attention(fields), forward, fields.windows(by_type=False)))
+
+
+def olmoe(fields: Fields) -> DecoderConfig:
+    biased = fields.attention_bias
+    attend = attention(fields, qkv_bias=biased, output_bias=biased, head_norm="rows")
+    forward = ExpertsConfig(_choice(fields), mlp(fields, **_NAMES))
+    return decoder(fields, layers(attend, forward, fields.num_hidden_layers))
+
+
+def qwen2_moe(fields: Fields) -> DecoderConfig:
+    """Return a decoder with an expert that every token goes through, by a share of its own."""
+    shared = mlp(
+        fields,
+        intermediate_size=fields.shared_expert_intermediate_size,
+        up=["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"],
+        down="mlp.shared_expert.down_proj",
+    )
+    attend = attention(fields, qkv_bias=fields.qkv_bias)
+    more: dict[str, Any] = {"shared": shared, "shared_gate": "mlp.shared_expert_gate"}
+    windows = fields.windows()
+    return decoder(
+        fields,
+        [
+            LayerConfig(replace(attend, window=window), forward)
+            for window, forward in zip(windows, _qwen(fields, **more), strict=True)
+        ],
+    )
+
+
+def qwen3_moe(fields: Fields) -> DecoderConfig:
+    biased = fields.attention_bias
+    attend = attention(fields, qkv_bias=biased, output_bias=biased, head_norm="heads")
+    windows = fields.windows(by_type=False)
+    return decoder(
+        fields,
+        [
+            LayerConfig(replace(attend, window=window), forward)
+            for window, forward in zip(windows, _qwen(fields), strict=True)
+        ],
+    )
+
+
+def glm4_moe(fields: Fields) -> DecoderConfig:
+    attend = attention(
+        fields,
+        rope=turns(fields, partial=True),
+        qkv_bias=fields.attention_bias,
+        head_norm="heads" if fields.use_qk_norm else None,
+    )
+    return decoder(fields, [LayerConfig(attend, each) for each in grouped(fields)])
+
+
+def grouped(fields: Fields) -> list[FeedForward]:
+    """Return feed-forward layers as DeepSeek-V3 has them: experts of the best groups."""
+    inner = fields.moe_intermediate_size
+    shared = mlp(
+        fields,
+        intermediate_size=inner * fields.n_shared_experts,
+        up=["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"],
+        down="mlp.shared_experts.down_proj",
+    )
+    choice = _checked(
+        ExpertChoice(
+            fields.n_routed_experts,
+            fields.num_experts_per_tok,
+            scoring="sigmoid",
+            groups=(fields.n_group, fields.topk_group),
+            of_best=2,
+            normalises=fields.norm_topk_prob,
+            factor=fields.routed_scaling_factor,
+        )
+    )
+    some = ExpertsConfig(
+        choice,
+        mlp(fields, intermediate_size=inner, **_NAMES),
+        router_bias="mlp.gate.e_score_correction_bias",
+        shared=shared,
+    )
+    every, num_dense = mlp(fields), fields.first_k_dense_replace
+    return [every if index < num_dense else some for index in range(fields.num_hidden_layers)]
+
+
+def _qwen(fields: Fields, **more: Any) -> list[FeedForward]:
+    expert = mlp(fields, intermediate_size=fields.moe_intermediate_size, **_NAMES)
+    some, every = ExpertsConfig(_choice(fields), expert, **more), mlp(fields)
+    dense, step = fields.mlp_only_layers, fields.decoder_sparse_step
+    return [
+        every if index in dense or (index + 1) % step else some
+        for index in range(fields.num_hidden_layers)
+    ]
+
+
+def _choice(fields: Fields) -> ExpertChoice:
+    chosen, normalises = fields.num_experts_per_tok, fields.norm_topk_prob
+    return _checked(ExpertChoice(fields.num_experts, chosen, normalises=normalises))
+
+
+def _checked(choice: ExpertChoice) -> ExpertChoice:
+    num, (groups, chosen_groups) = choice.num_experts, choice.groups
+    if not 0 < chosen_groups <= groups or num % groups or num // groups < choice.of_best:
+        known = f"equal groups of {num} experts, from some of which are chosen"
+        raise WrongValue("n_group and topk_group", choice.groups, known)
+    most = num // groups * chosen_groups
+    if not 0 < choice.num_chosen <= most:
+        raise WrongValue("num_experts_per_tok", choice.num_chosen, f"1 to {most} of {num} experts")
+    return choice
