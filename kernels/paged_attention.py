@@ -2,8 +2,9 @@
 
     query     [tokens, heads, head_dim]; the slices of several sequences, end to end
     kv_cache  [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; holds the batch's own
-              keys and values; slots that were never written are finite
-    returns   [tokens, heads, head_dim], contiguous
+              keys and values; slots that were never written are finite. A latent shape has 1 in the
+              place of 2: values are the first numbers of the keys
+    returns   [tokens, heads, value_dim], contiguous
 
 `plan_attention` does once the work that the layers of a step share; each layer calls what it
 returns. Deterministic means that the bits of a row do not depend on the rows beside it.
@@ -30,7 +31,7 @@ def plan_attention(
 
     kv_cache  the cache of any layer that calls it; all have one shape
     """
-    if on_gpu(kv_cache):
+    if on_gpu(kv_cache) and not shape.latent:
         return _on_gpu(spans, deterministic)
     ops = ops_on_panels(kv_cache, shape)
     if ops is not None:

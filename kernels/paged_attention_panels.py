@@ -21,7 +21,8 @@ def ops_on_panels(kv_cache: Tensor, shape: HeadShape) -> ctypes.CDLL | None:
     Return None otherwise.
     """
     lies = (
-        shape.head_dim % 32 == 0
+        shape.latent is None
+        and shape.head_dim % 32 == 0
         and shape.head_dim <= _MAX_HEAD
         and shape.group <= _MAX_GROUP
         and kv_cache.shape[3] % 16 == 0

@@ -27,7 +27,7 @@ class _Decodes:
     """The one-token queries of n sequences of similar length.
 
     rows   [n]                               rows of the query tensor
-    tiles  [2 * n * kv_heads * max_blocks]   rows of block_size * head_dim of the flat cache
+    tiles  [parts * n * kv_heads * max_blocks]   rows of block_size * head_dim of the flat cache
     mask   [n * kv_heads, 1, keys]           0 or -inf
     """
 
@@ -55,7 +55,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Prefill:
-    """A slice of several tokens: rows start:stop of the batch. tiles [2 * kv_heads * blocks]."""
+    """A slice of several tokens: rows start:stop. tiles [parts * kv_heads * blocks]."""
 
     start: int
     stop: int
@@ -76,8 +76,10 @@ class GatherPlan:
     scratch: Tensor
 
 
-def paged_attention_ref(query: Tensor, kv_cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
-    shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2])
+def paged_attention_ref(
+    query: Tensor, kv_cache: Tensor, spans: Spans, scoring: Scoring, latent: int | None = None
+) -> Tensor:
+    shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2], latent)
     return attend(query, kv_cache, plan_gathers(spans, shape, kv_cache, scoring.window), scoring)
 
 
@@ -97,17 +99,17 @@ def plan_gathers(
 
 
 def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) -> Tensor:
-    """Compute the attention: query [tokens, heads, head_dim] -> the same shape, contiguous."""
+    """Compute the attention: query [tokens, heads, head_dim] -> [tokens, heads, value_dim]."""
     shape = plan.shape
     flat = kv_cache.view(-1, plan.scratch.shape[1])
     grouped = query.view(-1, shape.num_kv_heads, shape.group, shape.head_dim)
-    out = torch.empty_like(grouped, memory_format=torch.contiguous_format)
+    out = grouped.new_empty(*grouped.shape[:3], shape.value_dim)
     for decodes in plan.decodes:
         key, value = _gather(flat, decodes.tiles, plan, decodes.mask.shape[0])
         rows = grouped.index_select(0, decodes.rows).view(-1, shape.group, shape.head_dim)
         scores = _scores(rows, key, scoring, decodes.mask)
         attended = torch.bmm(_weights(scores, scoring, shape), value)
-        out.index_copy_(0, decodes.rows, attended.view(-1, *grouped.shape[1:]))
+        out.index_copy_(0, decodes.rows, attended.view(-1, *out.shape[1:]))
     for prefill in plan.prefills:
         key, value = _gather(flat, prefill.tiles, plan, shape.num_kv_heads)
         rows = grouped[prefill.start : prefill.stop].transpose(0, 1)
@@ -123,16 +125,17 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) 
             )
             first = prefill.start + product.start
             out[first : first + product.stop - product.start] = attended.view(
-                shape.num_kv_heads, -1, shape.group, shape.head_dim
+                shape.num_kv_heads, -1, shape.group, shape.value_dim
             ).transpose(0, 1)
-    return out.view(query.shape)
+    return out.view(len(query), shape.num_heads, -1)
 
 
-def _gather(flat: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int) -> Tensor:
-    """Return keys and values [2, pairs, keys, head_dim]; a pair is a sequence and a key head."""
+def _gather(flat: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int) -> tuple[Tensor, Tensor]:
+    """Return keys and values [pairs, keys, .. dim]; a pair is a sequence and a key head."""
     picked = plan.scratch[: tiles.numel()]
     torch.index_select(flat, 0, tiles, out=picked)
-    return picked.view(2, pairs, -1, plan.shape.head_dim)
+    parts = picked.view(plan.shape.parts, pairs, -1, plan.shape.head_dim)
+    return parts[0], parts[-1][..., : plan.shape.value_dim]
 
 
 def _attend_product(
@@ -183,8 +186,8 @@ class _Tables:
         They are ordered by keys or values, n, kv head and block, and flat.
         """
         heads = torch.arange(self.shape.num_kv_heads, device=blocks.device)[:, None]
-        keys = (blocks.to(torch.int64)[:, None] * self.shape.num_kv_heads + heads).mul_(2).view(-1)
-        return torch.cat((keys, keys + 1))
+        keys = (blocks.to(torch.int64)[:, None] * self.shape.num_kv_heads + heads).view(-1)
+        return torch.cat([keys * self.shape.parts + part for part in range(self.shape.parts)])
 
     def mask(self, hidden: Tensor) -> Tensor:
         zeros = torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device)
@@ -193,7 +196,9 @@ class _Tables:
     @property
     def block_bytes(self) -> int:
         """Return the bytes of one block: keys and values of all heads."""
-        elements = 2 * self.shape.num_kv_heads * self.block_size * self.shape.head_dim
+        elements = (
+            self.shape.parts * self.shape.num_kv_heads * self.block_size * self.shape.head_dim
+        )
         return elements * self.dtype.itemsize
 
 

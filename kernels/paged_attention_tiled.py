@@ -27,7 +27,7 @@ _LOWEST = -1e30
 class _Advance:
     """One step of the loop: a key tile for each of the first n query tiles.
 
-    tiles   [2 * n * kv_heads * blocks]  rows of the flat cache
+    tiles   [parts * n * kv_heads * blocks]  rows of the flat cache
     hidden  [n, 1, rows * group, keys]   bool; None where no key is hidden
     """
 
@@ -57,9 +57,9 @@ class TilePlan:
 
 
 def paged_attention_tiled(
-    query: Tensor, kv_cache: Tensor, spans: Spans, scoring: Scoring
+    query: Tensor, kv_cache: Tensor, spans: Spans, scoring: Scoring, latent: int | None = None
 ) -> Tensor:
-    shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2])
+    shape = HeadShape(query.shape[1], kv_cache.shape[1], query.shape[2], latent)
     tiles = plan_tiles(spans, shape, kv_cache, scoring.window)
     return attend_tiles(query, kv_cache, tiles, scoring)
 
@@ -83,9 +83,9 @@ def plan_tiles(spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | N
 
 
 def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scoring: Scoring) -> Tensor:
-    """Compute the attention: query [tokens, heads, head_dim] -> the same shape, contiguous."""
+    """Compute the attention: query [tokens, heads, head_dim] -> [tokens, heads, value_dim]."""
     flat = kv_cache.view(-1, plan.block_size * plan.shape.head_dim)
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    out = query.new_empty(*query.shape[:2], plan.shape.value_dim)
     for together in plan.together:
         rows = query.index_select(0, together.rows)
         attended = _attend_together(rows, flat, together, plan.shape, scoring)
@@ -96,14 +96,14 @@ def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scoring: Scori
 def _attend_together(
     rows: Tensor, flat: Tensor, together: _Together, shape: HeadShape, scoring: Scoring
 ) -> Tensor:
-    """Compute some tiles: rows [tiles * rows, heads, head_dim] -> the same shape, float32."""
+    """Compute some tiles: rows [tiles * rows, heads, head_dim] -> [.., value_dim], float32."""
     kv_heads, group, head_dim = shape.num_kv_heads, shape.group, shape.head_dim
     num_tiles = together.advances[0].num_tiles
     # [tiles * kv_heads, rows * group, head_dim]
     stacked = rows.view(num_tiles, -1, kv_heads, group, head_dim).transpose(1, 2)
     stacked = stacked.reshape(num_tiles * kv_heads, -1, head_dim)
     top = torch.full(stacked.shape[:2], _LOWEST, dtype=torch.float32, device=rows.device)
-    total, mixed = torch.zeros_like(top), torch.zeros_like(stacked, dtype=torch.float32)
+    total, mixed = torch.zeros_like(top), top.new_zeros(*top.shape, shape.value_dim)
     if scoring.sinks is not None:
         by_head = scoring.sinks.view(kv_heads, group)
         top = by_head.repeat(num_tiles, top.shape[1] // group)
@@ -111,7 +111,8 @@ def _attend_together(
     for advance in together.advances:
         pairs = advance.num_tiles * kv_heads
         picked = flat.index_select(0, advance.tiles)
-        key, value = picked.view(2, pairs, -1, head_dim)
+        parts = picked.view(shape.parts, pairs, -1, head_dim)
+        key, value = parts[0], parts[-1][..., : shape.value_dim]
         scores = torch.bmm(stacked[:pairs], key.transpose(1, 2)).float().mul_(scoring.scale)
         if scoring.softcap is not None:
             scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
@@ -126,8 +127,8 @@ def _attend_together(
         mixed[:pairs] = mixed[:pairs] * fade[..., None] + torch.bmm(weight.to(value.dtype), value)
         top[:pairs] = now
     mixed /= total[..., None]
-    unstacked = mixed.view(num_tiles, kv_heads, -1, group, head_dim).transpose(1, 2)
-    return unstacked.reshape(rows.shape)
+    unstacked = mixed.view(num_tiles, kv_heads, -1, group, shape.value_dim).transpose(1, 2)
+    return unstacked.reshape(*rows.shape[:2], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +168,8 @@ class _Blocks:
         ahead = first[:, None] + torch.arange(self.per_tile, device=seqs.device)
         blocks = self.tables[seqs[:, None], torch.minimum(ahead, ends[:, None] - 1)]
         heads = torch.arange(self.shape.num_kv_heads, device=seqs.device)[:, None]
-        keys = (blocks.to(torch.int64)[:, None] * self.shape.num_kv_heads + heads).mul_(2).view(-1)
-        return torch.cat((keys, keys + 1))
+        keys = (blocks.to(torch.int64)[:, None] * self.shape.num_kv_heads + heads).view(-1)
+        return torch.cat([keys * self.shape.parts + part for part in range(self.shape.parts)])
 
 
 def _tile(span: Span, start: int, stop: int, window: int | None, keys: int) -> _Tile:

@@ -67,7 +67,7 @@ def plan_store(places: Places, shape: HeadShape, kv_cache: Tensor) -> Store:
         return lambda qkv, norms, kv_cache: rotate_and_store_panels(
             ops, qkv, norms, places, shape, kv_cache
         )
-    rows = key_rows(places.slot_mapping, shape.num_kv_heads, kv_cache.shape[3])
+    rows = key_rows(places.slot_mapping, kv_cache)
     return lambda qkv, norms, kv_cache: rotate_and_store_ref(
         qkv, norms, places, shape, kv_cache, rows
     )

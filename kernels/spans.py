@@ -29,11 +29,24 @@ class HeadShape:
     """The numbers of heads and their size, which queries, keys and values share.
 
     Consecutive query heads share a key head.
+
+    latent  values are the first so many numbers of the keys, and are not stored besides; None means
+            that they have numbers of their own
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    latent: int | None = None
+
+    @property
+    def value_dim(self) -> int:
+        return self.latent or self.head_dim
+
+    @property
+    def parts(self) -> int:
+        """Return how many parts of a cache there are: keys and values, or keys alone."""
+        return 1 if self.latent else 2
 
     @property
     def group(self) -> int:

@@ -8,7 +8,9 @@ from torch import Tensor
 from penstock.kernels.paged_attention import Attend, plan_attention
 from penstock.kernels.rotate_and_store import HeadNorms, Places, Rotation, Store, plan_store
 from penstock.kernels.spans import HeadShape, Scoring, Spans
+from penstock.kernels.store_kv import key_rows
 from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.rotary import RotaryTable
 
 __all__ = ["Attention", "HeadNorms", "HeadShape", "PassPlan", "Scoring", "plan_pass", "spans_of"]
@@ -26,6 +28,7 @@ class PassPlan:
     spans: Spans
     deterministic: bool
     _stores: dict[tuple[HeadShape, int | None], Store] = field(default_factory=dict)
+    _rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     _attends: dict[tuple[HeadShape, int | None], Attend] = field(default_factory=dict)
 
     def store(self, shape: HeadShape, kv_cache: Tensor, table: int | None) -> Store:
@@ -34,6 +37,12 @@ class PassPlan:
             places = Places(rotation, self.slot_mapping)
             self._stores[shape, table] = plan_store(places, shape, kv_cache)
         return self._stores[shape, table]
+
+    def key_rows(self, kv_cache: Tensor) -> Tensor:
+        """Return where the pass's keys go in such a cache, as `kernels.store_kv` has it."""
+        if kv_cache.shape not in self._rows:
+            self._rows[kv_cache.shape] = key_rows(self.slot_mapping, kv_cache)
+        return self._rows[kv_cache.shape]
 
     def attend(self, shape: HeadShape, kv_cache: Tensor, window: int | None) -> Attend:
         if (shape, window) not in self._attends:
@@ -61,20 +70,27 @@ def plan_pass(batch: Batch, tables: Sequence[RotaryTable], deterministic: bool) 
 class Attention:
     """The attention of one layer; it also stores the keys and values in the cache.
 
-    qkv [tokens, (heads + 2 * kv_heads) * head_dim] -> [tokens, heads * head_dim]
+    x [tokens, hidden] -> [tokens, heads * head_dim]
 
+    qkv    gives queries, keys and values, (heads + 2 * kv_heads) * head_dim numbers a token
     table  the number of the rotations that turn queries and keys; None means none does
     """
 
     def __init__(
-        self, shape: HeadShape, scoring: Scoring, norms: HeadNorms | None, table: int | None
+        self,
+        qkv: Linear,
+        shape: HeadShape,
+        scoring: Scoring,
+        norms: HeadNorms | None,
+        table: int | None,
     ) -> None:
+        self.qkv = qkv
         self.shape = shape
         self.scoring = scoring
         self.norms = norms
         self.table = table
 
-    def __call__(self, qkv: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
-        query = plan.store(self.shape, kv_cache, self.table)(qkv, self.norms, kv_cache)
+    def __call__(self, x: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
+        query = plan.store(self.shape, kv_cache, self.table)(self.qkv(x), self.norms, kv_cache)
         attend = plan.attend(self.shape, kv_cache, self.scoring.window)
-        return attend(query, kv_cache, self.scoring).view(qkv.shape[0], -1)
+        return attend(query, kv_cache, self.scoring).view(len(x), -1)

@@ -8,6 +8,7 @@ from penstock.kernels.panel_layers import LayerParts, PanelLayers
 from penstock.kernels.panel_linear import PanelLinear
 from penstock.worker.layers.attention import Attention, PassPlan
 from penstock.worker.layers.experts import Experts
+from penstock.worker.layers.latent_attention import LatentAttention
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.mlp import MLP
 from penstock.worker.layers.norm import Norm, NormWeights
@@ -32,14 +33,12 @@ class DecoderLayer:
     def __init__(
         self,
         norms: Norms,
-        qkv: Linear,
-        attention: Attention,
+        attention: Attention | LatentAttention,
         output: Linear,
         mlp: MLP | Experts,
         is_parallel: bool,
     ) -> None:
         self.norms = norms
-        self.qkv = qkv
         self.attention = attention
         self.output = output
         self.mlp = mlp
@@ -49,7 +48,7 @@ class DecoderLayer:
         """Compute the layer: hidden [tokens, hidden_size], overwritten -> the same shape."""
         norms = self.norms
         rows = norms.attention_in(hidden) if norms.attention_in else hidden
-        attended = self.attention(self.qkv(rows), kv_cache, plan)
+        attended = self.attention(rows, kv_cache, plan)
         hidden = _added(self.output, attended, norms.attention_out, hidden)
         if not self.is_parallel:
             rows = norms.mlp_in(hidden) if norms.mlp_in else hidden
@@ -57,16 +56,16 @@ class DecoderLayer:
 
     def parts(self) -> LayerParts | None:
         """Return the layer's parts for a compiled call; None if such a call cannot compute all."""
-        if not isinstance(self.mlp, MLP):
+        attention, norms = self.attention, self.norms
+        if not isinstance(self.mlp, MLP) or not isinstance(attention, Attention):
             return None
-        qkv, output, up, down = self.qkv, self.output, self.mlp.up, self.mlp.down
+        qkv, output, up, down = attention.qkv, self.output, self.mlp.up, self.mlp.down
         if (
             isinstance(qkv, PanelLinear)
             and isinstance(output, PanelLinear)
             and isinstance(up, PanelLinear)
             and isinstance(down, PanelLinear)
         ):
-            attention, norms = self.attention, self.norms
             return LayerParts(
                 _weights(norms.attention_in),
                 qkv,

@@ -57,8 +57,9 @@ class Experts:
             return residual
         if self._gate is None:
             return self._shared.add(x, residual)
-        share = self._gate.wide(x).sigmoid().to(x.dtype)
-        return residual.addcmul_(self._shared(x), share)
+        # As here `exp` and quotients give a row the same bits whatever rows come with it.
+        share = 1 / (1 + self._gate.wide(x).neg().exp())
+        return residual + self._shared(x) * share.to(x.dtype)
 
 
 def _together(experts: list[MLP]) -> PanelExperts | None:

@@ -98,7 +98,7 @@ class TorchLinear:
         return product if self._factor == 1.0 else product.mul_(self._factor)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        return torch.add(residual, self._product(x), alpha=self._factor)
+        return residual + self(x)  # in one operation ends of vectors would round otherwise
 
     def wide(self, x: Tensor) -> Tensor:
         return self(x).to(torch.float32)

@@ -21,7 +21,7 @@ class RotaryTable:
         is turned of queries and keys (yarn).
         """
         self._inv_freq = inv_freq
-        self._factors = torch.where(inv_freq == 0, 1.0, attention_factor)
+        self._attention_factor = attention_factor
         self._dtype = dtype
         self._cos = self._sin = torch.empty(0)
 
@@ -39,7 +39,8 @@ class RotaryTable:
         count = max(num_positions, 2 * len(self._cos), _FIRST_ROWS)
         positions = torch.arange(count, dtype=torch.float32, device=self._inv_freq.device)
         angles = torch.outer(positions, self._inv_freq)
-        cos, sin = angles.cos() * self._factors, angles.sin() * self._factors
+        factors = torch.where(self._inv_freq == 0, 1.0, self._attention_factor)
+        cos, sin = angles.cos() * factors, angles.sin() * factors
         self._cos = torch.cat((cos, cos), 1).to(self._dtype)
         self._sin = torch.cat((-sin, sin), 1).to(self._dtype)
 

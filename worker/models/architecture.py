@@ -63,6 +63,30 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Multi-head latent attention. Sizes are numbers a head, or a token; names are DeepSeek's.
+
+    query_rank  the size that queries are compressed to; None where they are not
+    still       the part of a query or key that is not turned
+    """
+
+    num_heads: int
+    rank: int
+    query_rank: int | None
+    still: int
+    turned: int
+    value_dim: int
+    scale: float
+    rope: Rope
+    bias: bool = False
+    norm_eps: float = 1e-6  # of the norms inside, whatever the others have
+
+    @property
+    def shape(self) -> HeadShape:
+        return HeadShape(self.num_heads, 1, self.rank + self.turned, self.rank)
+
+
+@dataclass(frozen=True, slots=True)
 class MLPConfig:
     """A feed-forward layer.
 
@@ -103,7 +127,7 @@ class LayerConfig:
     is_parallel      both read the same rows; no norm stands after them
     """
 
-    attention: AttentionConfig
+    attention: AttentionConfig | LatentConfig
     mlp: MLPConfig | ExpertsConfig
     norms: NormNames = NormNames()
     residual_factor: float = 1.0

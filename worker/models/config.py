@@ -75,7 +75,7 @@ class ModelConfig:
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
         shapes = (layer.attention.shape for layer in self.decoder.layers)
-        return tuple(KvShape(each.num_kv_heads, each.head_dim) for each in shapes)
+        return tuple(KvShape(each.num_kv_heads, each.head_dim, each.parts) for each in shapes)
 
 
 def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> ModelConfig:

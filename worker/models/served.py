@@ -11,19 +11,23 @@ from penstock.worker.layers.batch import Batch
 
 
 class KvShape(NamedTuple):
-    """The shape of one layer's keys and values."""
+    """The shape of one layer's keys and values.
+
+    parts  keys and values, or keys alone
+    """
 
     num_kv_heads: int
     head_dim: int
+    parts: int = 2
 
     def of_blocks(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
         """Return the shape of a cache, as `penstock.kernels.paged_attention` has it."""
-        return num_blocks, self.num_kv_heads, 2, block_size, self.head_dim
+        return num_blocks, self.num_kv_heads, self.parts, block_size, self.head_dim
 
     @property
     def numbers(self) -> int:
         """Return how many numbers a token has in such a cache."""
-        return 2 * self.num_kv_heads * self.head_dim
+        return self.parts * self.num_kv_heads * self.head_dim
 
 
 class ModelFacts(Protocol):

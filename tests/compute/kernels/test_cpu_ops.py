@@ -294,7 +294,7 @@ def test_rotation_and_store_equal_the_reference(
     norms = _head_norms(normed, shape)
     cache = randn(6, kv_heads, 2, block_size, head_dim)
     panels = to_panels(cache)
-    rows = key_rows(places.slot_mapping, kv_heads, block_size)
+    rows = key_rows(places.slot_mapping, cache)
     wanted = rotate_and_store_ref(qkv, norms, places, shape, cache, rows)
     got = rotate_and_store_panels(ops, qkv, norms, places, shape, panels)
     near = {"atol": 3e-2, "rtol": 2e-2} if normed or turns else {"atol": 0, "rtol": 0}
@@ -489,7 +489,7 @@ def test_threads_that_store_neighbours_lose_nothing(ops: ctypes.CDLL) -> None:
     turn = Rotation(torch.ones(tokens, 64).bfloat16(), torch.zeros(tokens, 64).bfloat16())
     places = Places(turn, torch.arange(3, 3 + tokens))
     empty = torch.zeros(21, 2, 2, 16, 64).bfloat16()
-    rows = key_rows(places.slot_mapping, 2, 16)
+    rows = key_rows(places.slot_mapping, empty)
     wanted = empty.clone()
     rotate_and_store_ref(qkv, None, places, shape, wanted, rows)
     wanted = to_panels(wanted)

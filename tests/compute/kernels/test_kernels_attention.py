@@ -114,6 +114,16 @@ def test_bf16_attention_is_near_the_exact_one(attention):
     assert_close(got.double(), expected(query, cache, spans, Scoring(0.125)), atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize("attention", [paged_attention_ref, paged_attention_tiled])
+@pytest.mark.parametrize("lengths", [DECODES, MIXED], ids=["decodes", "mixed"])
+def test_a_latent_is_key_and_value(attention, lengths):
+    query, cache, spans = make(lengths, 6, 1, 48)
+    cache[:, :, 1] = cache[:, :, 0]
+    wanted = expected(query, cache, spans, Scoring(0.2))[..., :32]
+    got = attention(query, cache[:, :, :1].contiguous(), spans, Scoring(0.2), latent=32)
+    assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
 def test_many_sequences_are_gathered_in_several_parts():
     lengths = [(1, 1 + 37 * step % 900) for step in range(90)]
     query, cache, spans = make(lengths, 4, 4, 64)

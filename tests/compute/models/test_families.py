@@ -10,8 +10,11 @@ import families
 from families import Played, logprobs_of, prompts
 from passes import Passes
 from penstock.kernels.panel_layers import PanelLayers
+from penstock.worker.engine.runner import ModelRunner
+from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.models.families import FAMILIES
-from penstock.worker.models.loading import load_decoder
+from penstock.worker.models.loading import load_decoder, plan_decoder
+from penstock.worker.models.spec import ModelSpec
 
 TOLERANCE = 1e-4
 
@@ -19,6 +22,23 @@ TOLERANCE = 1e-4
 MORE: dict[str, dict[str, object]] = {
     "arcee, biased": {"attention_bias": True, "mlp_bias": True},
     "cohere2, biased": {"attention_bias": True},
+    "deepseek_v2, groups": {
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.0,
+        "q_lora_rank": None,
+        "attention_bias": True,
+    },
+    "deepseek_v3, stretched": {
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
+        },
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_interleave": False,
+    },
     "ernie4_5, biased": {"use_bias": True},
     "gemma, biased": {"attention_bias": True},
     "gemma2, biased": {"attention_bias": True},
@@ -27,6 +47,13 @@ MORE: dict[str, dict[str, object]] = {
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25,
         },
+        "attention_bias": True,
+    },
+    "glm4_moe, other ways": {
+        "use_qk_norm": True,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 2.5,
+        "first_k_dense_replace": 2,
         "attention_bias": True,
     },
     "granite, factors": {
@@ -47,10 +74,17 @@ MORE: dict[str, dict[str, object]] = {
             },
         }
     },
+    "olmoe, biased": {"attention_bias": True, "norm_topk_prob": True},
     "phi3, partial": {
         "rope_parameters": {
             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
         }
+    },
+    "qwen2_moe, some dense": {
+        "mlp_only_layers": [1], "decoder_sparse_step": 2, "norm_topk_prob": True, "qkv_bias": False,
+    },
+    "qwen3_moe, windows": {
+        "use_sliding_window": True, "attention_bias": True, "norm_topk_prob": False,
     },
     "seed_oss, biased": {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True},
     "smollm3, windows": {
@@ -83,11 +117,12 @@ def test_log_probabilities_equal_transformers(name: str, folders: Callable[[str]
     assert played.distance(folders(name)) < TOLERANCE
 
 
-# Layers with experts are run one by one.
+# Layers with experts, or with latent attention, are run one by one.
 WITH_EXPERTS = {"glm4_moe", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
+LATENT = {"deepseek_v2", "deepseek_v3"}
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in WITH_EXPERTS])
+@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - WITH_EXPERTS - LATENT))
 def test_layers_in_one_call_have_the_bits_of_one_operation_after_the_other(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +157,36 @@ def test_experts_in_compiled_code_are_near_transformers(name: str, tmp_path: Pat
     assert float(torch.stack(distances).median()) < 0.1
     for place, row in apart.in_slices(7).logits.items():
         assert torch.equal(row, whole.logits[place])
+
+
+@pytest.mark.parametrize("name", ["cohere", "deepseek_v3", "gemma2", "qwen2_moe", "starcoder2"])
+def test_a_deterministic_token_has_its_bits_whatever_is_beside_it(
+    name: str, folders: Callable[[str], Path]
+) -> None:
+    decoder = load_decoder(folders(name), arithmetic=Arithmetic(deterministic=True))
+    whole = Passes(decoder, prompts(), 1).whole()
+    for apart in (
+        Passes(decoder, prompts(), 2).in_slices(7),
+        Passes(decoder, prompts()).alone([4]),
+    ):
+        for place, row in apart.logits.items():
+            assert torch.equal(row, whole.logits[place])
+
+
+def test_a_latent_cache_has_one_vector_and_one_key_a_token(
+    folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """At DeepSeek-V3's sizes 576 numbers, where keys and values of its heads were 40,960."""
+    config = families.usual("deepseek_v3")
+    config.save_pretrained(tmp_path)
+    plan = plan_decoder(ModelSpec(tmp_path, dtype="bfloat16"))
+    assert [kv.numbers for kv in plan.facts.kv_shapes] == [576] * config.num_hidden_layers
+    played = Played(folders("deepseek_v3"), model_impl="native")
+    runner = played.engine.runner
+    assert isinstance(runner, ModelRunner)
+    tiny = families.tiny("deepseek_v3")
+    for cache in runner.kv_caches:
+        assert cache.numel() == 9 * 16 * (tiny.kv_lora_rank + tiny.qk_rope_head_dim)
 
 
 @pytest.mark.parametrize("longer", [False, True])

@@ -3,7 +3,16 @@
 from collections.abc import Callable
 
 from penstock.worker.models.architecture import DecoderConfig
-from penstock.worker.models.families import cohere, experts, gemma, glm, layer_norm, llama, olmo
+from penstock.worker.models.families import (
+    cohere,
+    deepseek,
+    experts,
+    gemma,
+    glm,
+    layer_norm,
+    llama,
+    olmo,
+)
 from penstock.worker.models.fields import Fields
 
 # By transformers' `model_type`, which is the function's name.
@@ -23,6 +32,8 @@ FAMILIES: dict[str, Callable[[Fields], DecoderConfig]] = {
         llama.smollm3,
         cohere.cohere,
         cohere.cohere2,
+        deepseek.deepseek_v2,
+        deepseek.deepseek_v3,
         experts.glm4_moe,
         experts.mixtral,
         experts.olmoe,

@@ -33,7 +33,7 @@ def mixtral(fields: Fields) -> DecoderConfig:
         up=["block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"],
         down="block_sparse_moe.experts.{}.w2",
     )
-    choice = _checked(ExpertChoice(fields.num_local_experts, fields.num_experts_per_tok))
+    choice = checked(ExpertChoice(fields.num_local_experts, fields.num_experts_per_tok))
     forward = ExpertsConfig(choice, expert, router="block_sparse_moe.gate")
     return decoder(fields, windowed(attention(fields), forward, fields.windows(by_type=False)))
 
@@ -97,7 +97,7 @@ def grouped(fields: Fields) -> list[FeedForward]:
         up=["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"],
         down="mlp.shared_experts.down_proj",
     )
-    choice = _checked(
+    choice = checked(
         ExpertChoice(
             fields.n_routed_experts,
             fields.num_experts_per_tok,
@@ -130,10 +130,10 @@ def _qwen(fields: Fields, **more: Any) -> list[FeedForward]:
 
 def _choice(fields: Fields) -> ExpertChoice:
     chosen, normalises = fields.num_experts_per_tok, fields.norm_topk_prob
-    return _checked(ExpertChoice(fields.num_experts, chosen, normalises=normalises))
+    return checked(ExpertChoice(fields.num_experts, chosen, normalises=normalises))
 
 
-def _checked(choice: ExpertChoice) -> ExpertChoice:
+def checked(choice: ExpertChoice) -> ExpertChoice:
     num, (groups, chosen_groups) = choice.num_experts, choice.groups
     if not 0 < chosen_groups <= groups or num % groups or num // groups < choice.of_best:
         known = f"equal groups of {num} experts, from some of which are chosen"
