@@ -79,7 +79,7 @@ tracing: .venv/installed
 # Every family that transformers has, compared: docs/families.md. Then the promises under three kinds.
 families: .venv/installed
 	$(BIN)/python tests/support/families_page.py $(FAMILIES)
-	PENSTOCK_TEST_FAMILIES="gemma2 qwen3_moe deepseek_v3" $(BIN)/pytest -n 0 tests/service/worker/test_engines.py
+	PENSTOCK_TEST_FAMILIES="phimoe gemma2 qwen3_moe deepseek_v3" $(BIN)/pytest -n 0 tests/service/worker/test_engines.py
 
 # The promises under engines of others, each in .engines: vLLM's build for CPUs and llama.cpp's server.
 ENGINES := .engines/bin/python

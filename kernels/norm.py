@@ -81,7 +81,8 @@ def normalise_compiled(
     Both have rows of unit stride, as far apart in the one as in the other.
     """
     hidden = x.shape[-1]
-    stride = x.stride(-2) if x.dim() > 1 else hidden
+    # A dimension of one may have any stride.
+    stride = hidden if x.is_contiguous() else x.stride(-2)
     ops.norm(
         x.data_ptr(),
         ctypes.byref(packed_norm(norm)),

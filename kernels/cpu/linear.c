@@ -445,14 +445,17 @@ struct packing {
   int n, k, bits, group;
 };
 
+/* A line of each row at a time, so that what is read and written stays in the nearest cache. */
 static void pack_panel(const void *what, int p, int next) {
   const struct packing *packing = what;
-  bf16 *panel = (bf16 *)packing->panels + (size_t)p * packing->k * PANEL;
-  for (int i = 0; i < packing->k; i++)
+  int pairs = packing->k / 2;
+  uint32_t *panel = (uint32_t *)packing->panels + (size_t)p * pairs * PANEL;
+  for (int i = 0; i < pairs; i += 16)
     for (int j = 0; j < PANEL; j++) {
       int row = p * PANEL + j;
-      panel[(i & ~1) * PANEL + j * 2 + (i & 1)] =
-          row < packing->n ? packing->weight[(size_t)row * packing->k + i] : 0;
+      uint32_t line[16] = {};
+      if (row < packing->n) memcpy(line, packing->weight + (size_t)row * packing->k + 2 * i, 64);
+      for (int c = 0; c < 16; c++) panel[(size_t)(i + c) * PANEL + j] = line[c];
     }
 }
 

@@ -11,9 +11,11 @@ from pydantic import JsonValue
 from penstock.worker.models.architecture import DecoderConfig
 from penstock.worker.models.errors import (
     BrokenModel,
+    ModelError,
     UnknownOverride,
     UnsupportedField,
     WrongValue,
+    reason,
 )
 from penstock.worker.models.families import FAMILIES
 from penstock.worker.models.fields import Fields
@@ -32,7 +34,19 @@ _COUNTS = (
     "head_dim",
     "vocab_size",
     "max_position_embeddings",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
 )
+
+_MAX_LAYERS = 10_000  # before lists of them fill the memory
 
 # Fields of related architectures that change the computation. A folder that sets one is refused.
 FOREIGN_FIELDS = (
@@ -98,7 +112,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
         if not (field in written or field in OLD_ROPE or hasattr(usual, field)):
             raise UnknownOverride(field, model_type)
     read = Fields(hf)
-    decoder = FAMILIES[model_type](read)
+    decoder = _described(model_type, read)
     _refuse_foreign(fields, read)
     enders = eos_token_ids(path, hf)
     return ModelConfig(
@@ -148,6 +162,16 @@ def max_model_len(hf: PreTrainedConfig) -> int:
     return length
 
 
+def _described(family: str, read: Fields) -> DecoderConfig:
+    try:
+        return FAMILIES[family](read)
+    except ModelError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        of_fields = f"one of {', '.join(sorted(read.were_read))} cannot be"
+        raise BrokenModel(f"config.json: {of_fields}: {reason(error)}") from error
+
+
 def _refuse_foreign(fields: Mapping[str, JsonValue], read: Fields) -> None:
     """Refuse what changes the numbers of related families, and this one does not read."""
     for field in FOREIGN_FIELDS:
@@ -165,6 +189,9 @@ def refuse_counts(fields: Mapping[str, JsonValue]) -> None:
         count = fields.get(field)
         if isinstance(count, int) and count < 1:
             raise WrongValue(field, count, "1 or more")
+    layers = fields.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > _MAX_LAYERS:
+        raise WrongValue("num_hidden_layers", layers, f"{_MAX_LAYERS} or fewer")
     eps = fields.get("rms_norm_eps")
     if isinstance(eps, int | float) and eps < 0:
         raise WrongValue("rms_norm_eps", eps, "0 or more")

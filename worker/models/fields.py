@@ -36,6 +36,13 @@ class Fields:
         except AttributeError:
             raise BrokenModel(f"config.json: {name} is missing") from None
 
+    def count(self, name: str, least: int = 1) -> int:
+        """Return a field that is a whole number. Raises WrongValue where it is less, or none."""
+        value = getattr(self, name)
+        if not isinstance(value, int) or value < least:
+            raise WrongValue(name, value, f"{least} or more")
+        return value
+
     def shape(self) -> HeadShape:
         heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
         if heads % kv_heads:

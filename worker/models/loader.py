@@ -1,6 +1,8 @@
 """Builds a decoder's layers of tensors, one by one, so that memory holds each once."""
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,6 +30,9 @@ from penstock.worker.models.rope import Rope
 from penstock.worker.models.weights import (
     Weights,
 )
+
+_TELL_EVERY_S = 2.0
+_log = logging.getLogger("penstock.worker.models")
 
 
 def _in_order(heads: int, size: int, order: Sequence[int] | None) -> Tensor:
@@ -61,12 +66,7 @@ class Loader:
         ropes = list(
             dict.fromkeys(each.attention.rope for each in parts.layers if each.attention.rope)
         )
-        layers = DecoderLayers(
-            [
-                self._layer(f"{parts.layer}.{index}", layer, ropes)
-                for index, layer in enumerate(parts.layers)
-            ]
-        )
+        layers = DecoderLayers(list(self._layers(ropes)))
         norm = self._norm(parts.last_norm, config.hidden_size)
         self.weights.finish()
         return Decoder(
@@ -80,6 +80,18 @@ class Loader:
             self.device,
             self.arithmetic.deterministic,
         )
+
+    def _layers(self, ropes: list[Rope]) -> Iterator[DecoderLayer]:
+        """Yield the layers, and tell how far it is where that takes long."""
+        parts, began_s = self.config.decoder, time.monotonic()
+        told_s, num = began_s, len(parts.layers)
+        for number, layer in enumerate(parts.layers):
+            yield self._layer(f"{parts.layer}.{number}", layer, ropes)
+            now_s, done = time.monotonic(), number + 1
+            if now_s - told_s >= _TELL_EVERY_S:
+                left_s = (now_s - began_s) / done * (num - done)
+                _log.info("loaded %d of %d layers, some %.0f s are left", done, num, left_s)
+                told_s = now_s
 
     def _ends(self) -> tuple[Embedding, Head]:
         """Return the embedding and the head, tied or not, by transformers' rule.

@@ -55,6 +55,14 @@ def test_a_norm_equals_transformers(
     assert_close(normalise(x, narrow), wanted, **near)
 
 
+def test_the_stride_of_a_dimension_of_one_says_nothing() -> None:
+    """As a view of one head has it; else rows that are not there would be written."""
+    norm = NormWeights(randn(32), 1e-5)
+    x = randn(7, 1, 32, dtype=torch.bfloat16).as_strided((7, 1, 32), (32, 999, 1))
+    assert x.is_contiguous()
+    assert_close(normalise(x, norm), normalise_ref(x, norm))
+
+
 @pytest.mark.parametrize("tokens, heads, head_dim", [(4, 8, 64), (3, 5, 10)])
 def test_rotary_equals_transformers(tokens: int, heads: int, head_dim: int) -> None:
     x, positions = randn(tokens, heads, head_dim), torch.tensor([7, 0, 40, 3][:tokens])

@@ -1,6 +1,8 @@
 """Our own decoder of each family against transformers' module, on tiny models."""
 
+import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from passes import Passes
 from penstock.kernels.panel_layers import PanelLayers
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.models.errors import ModelError
 from penstock.worker.models.families import FAMILIES
 from penstock.worker.models.loading import load_decoder, plan_decoder
 from penstock.worker.models.spec import ModelSpec
@@ -40,6 +43,7 @@ MORE: dict[str, dict[str, object]] = {
         "rope_interleave": False,
     },
     "ernie4_5, biased": {"use_bias": True},
+    "exaone4, no window": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "gemma, biased": {"attention_bias": True},
     "gemma2, biased": {"attention_bias": True},
     "gemma3_text, capped": {"final_logit_softcapping": 5.0, "attention_bias": True},
@@ -208,3 +212,17 @@ def test_stretched_positions_are_those_of_the_length_that_is_asked_for(
     wanted = logprobs_of(tmp_path, prompts())
     for (seq, at), row in Passes(decoder, prompts()).whole().logits.items():
         assert float((row.log_softmax(-1) - wanted[seq][at]).abs().max()) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gemma3_text", "qwen2_moe"])
+def test_a_field_of_another_kind_is_refused_or_planned(name: str, tmp_path: Path) -> None:
+    """Whatever a configuration has in a field, what comes is a ModelError or a plan."""
+    fields = families.tiny(name).to_dict() | {"model_type": name, "dtype": "bfloat16"}
+    refused = 0
+    for field, value in product(fields, (None, 0, -1, 1.5, "x", [], {}, [None])):
+        (tmp_path / "config.json").write_text(json.dumps(fields | {field: value}))
+        try:
+            plan_decoder(ModelSpec(tmp_path))
+        except ModelError:
+            refused += 1
+    assert refused > 100

@@ -20,6 +20,7 @@ from paths import ROOT
 from penstock.kernels.panel_layers import PanelLayers
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.batch import Batch
+from penstock.worker.models import loader
 from penstock.worker.models.config import FAMILIES
 from penstock.worker.models.decoder import Decoder
 from penstock.worker.models.errors import BrokenModel, ModelError, UnsupportedModel
@@ -314,6 +315,21 @@ def test_positions_are_computed_when_they_are_asked_for(
     ):
         assert torch.equal(one.cos, other.cos) and torch.equal(one.sin, other.sin)
     assert 5001 <= grown.num_positions <= 10_002
+
+
+def test_a_load_that_takes_long_tells_how_far_it_is(
+    folders: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "penstock.worker.models")
+    load_decoder(folders("llama"))
+    assert not caplog.records
+    monkeypatch.setattr(loader, "_TELL_EVERY_S", 0.0)
+    load_decoder(folders("llama"))
+    assert [each.message.partition(",")[0] for each in caplog.records] == [
+        f"loaded {done} of 4 layers" for done in (1, 2, 3, 4)
+    ]
 
 
 def test_dummy_weights_run_from_a_configuration_alone(

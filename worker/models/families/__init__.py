@@ -46,6 +46,7 @@ FAMILIES: dict[str, Callable[[Fields], DecoderConfig]] = {
         glm.glm4,
         layer_norm.nemotron,
         layer_norm.starcoder2,
+        olmo.exaone4,
         olmo.olmo2,
         olmo.olmo3,
     )

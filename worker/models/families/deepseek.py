@@ -34,21 +34,18 @@ def deepseek_v3(fields: Fields) -> DecoderConfig:
 
 
 def _attention(fields: Fields, *, interleaved: bool) -> LatentConfig:
-    still, turned, parameters = (
-        fields.qk_nope_head_dim,
-        fields.qk_rope_head_dim,
-        fields.rope_parameters,
-    )
+    still, turned = fields.count("qk_nope_head_dim"), fields.count("qk_rope_head_dim")
+    parameters = fields.rope_parameters
     scale: float = (still + turned) ** -0.5
     if (longer := parameters.get("mscale_all_dim")) and parameters["rope_type"] != "default":
         scale *= (0.1 * longer * math.log(parameters["factor"]) + 1.0) ** 2
     return LatentConfig(
         fields.num_attention_heads,
-        fields.kv_lora_rank,
+        fields.count("kv_lora_rank"),
         fields.q_lora_rank,
         still,
         turned,
-        fields.v_head_dim,
+        fields.count("v_head_dim"),
         scale,
         rope(fields.hf, turned, interleaved=interleaved),
         fields.attention_bias,

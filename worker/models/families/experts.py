@@ -90,13 +90,14 @@ def glm4_moe(fields: Fields) -> DecoderConfig:
 
 def grouped(fields: Fields) -> list[FeedForward]:
     """Return feed-forward layers as DeepSeek-V3 has them: experts of the best groups."""
-    inner = fields.moe_intermediate_size
-    shared = mlp(
-        fields,
-        intermediate_size=inner * fields.n_shared_experts,
-        up=["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"],
-        down="mlp.shared_experts.down_proj",
-    )
+    inner, shared = fields.count("moe_intermediate_size"), None
+    if num_shared := fields.count("n_shared_experts", least=0):
+        shared = mlp(
+            fields,
+            intermediate_size=inner * num_shared,
+            up=["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"],
+            down="mlp.shared_experts.down_proj",
+        )
     choice = checked(
         ExpertChoice(
             fields.n_routed_experts,

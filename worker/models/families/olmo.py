@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms after each part, and queries and keys normalised over all heads."""
+"""OLMo 2 and 3, and EXAONE 4: norms after each part, and of queries and keys."""
 
 from dataclasses import replace
 
@@ -30,5 +30,21 @@ def olmo3(fields: Fields) -> DecoderConfig:
         [
             LayerConfig(replace(attend, rope=turned[kind], window=window), mlp(fields), _NORMS)
             for kind, window in zip(kinds, fields.windows(), strict=True)
+        ],
+    )
+
+
+def exaone4(fields: Fields) -> DecoderConfig:
+    """Return a decoder in which, if some layers have a window, the others know no positions."""
+    attend, every = attention(fields, head_norm="heads"), fields.sliding_window is None
+    return decoder(
+        fields,
+        [
+            LayerConfig(
+                replace(attend, rope=attend.rope if every or window else None, window=window),
+                mlp(fields),
+                _NORMS,
+            )
+            for window in fields.windows()
         ],
     )
