@@ -17,6 +17,7 @@ from penstock.kernels.norm import NormWeights, add_normalised, normalise, normal
 from penstock.kernels.rotary import rotary
 from penstock.kernels.store_kv import store_kv
 from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.latent_attention import HeadLinear
 from penstock.worker.layers.linear import linear
 from penstock.worker.layers.rotary import RotaryTable
 
@@ -143,3 +144,8 @@ def test_rowwise_operations_give_a_row_the_same_bits_alone(dtype: torch.dtype) -
     whole = product(x)
     for i in range(70):
         assert torch.equal(product(x[i : i + 1]), whole[i : i + 1])
+    heads = HeadLinear(randn(4, 64, 160, dtype=dtype), deterministic=True)
+    x = randn(70, 4, 64, dtype=dtype)
+    whole = heads(x)
+    for i in range(70):
+        assert torch.equal(heads(x[i : i + 1]), whole[i : i + 1])

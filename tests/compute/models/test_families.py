@@ -198,15 +198,18 @@ def test_stretched_positions_are_those_of_the_length_that_is_asked_for(
     longer: bool, tmp_path: Path
 ) -> None:
     """transformers goes by the longest sequence of a pass; these have one side each."""
+    first_made_for = 14 if longer else 256
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
-        "original_max_position_embeddings": 14 if longer else 256,
+        "original_max_position_embeddings": first_made_for,
         "partial_rotary_factor": 0.75,
         "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
         "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 7.0],
     }
-    families.save("phi3", tmp_path, rope_parameters=rope)
+    families.save(
+        "phi3", tmp_path, rope_parameters=rope, original_max_position_embeddings=first_made_for
+    )
     decoder = load_decoder(tmp_path)
     decoder.prepare(200)
     wanted = logprobs_of(tmp_path, prompts())
