@@ -23,6 +23,7 @@ _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _KEYS = 64
 _ROWS = 16
 _PREFILL_ROWS = 64
+_LEAST_COLUMNS = 16  # of a product; a head's numbers are filled up to a power of two
 # Keys of one part of a split query, and the most parts.
 _SPLIT_KEYS = 512
 _MOST_SPLITS = 16
@@ -51,6 +52,7 @@ def paged_attention_triton(
     kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[3]
     group = heads // kv_heads
     rows = max(rows, triton.next_power_of_2(group))
+    columns = max(_LEAST_COLUMNS, triton.next_power_of_2(head_dim))
     grid = (
         triton.cdiv(spans.max_query_len, rows // group) * splits,
         kv_heads,
@@ -81,6 +83,7 @@ def paged_attention_triton(
         KEYS=_KEYS,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
+        COLUMNS=columns,
         SPLITS=splits,
         CAPPED=scoring.softcap is not None,
         HAS_SINKS=scoring.sinks is not None,
@@ -92,7 +95,15 @@ def paged_attention_triton(
         return out[0]
     merged = torch.empty_like(query, memory_format=torch.contiguous_format)
     _merge[(tokens, heads)](
-        out, lse, merged, tokens, heads, SPLITS=splits, HEAD_DIM=head_dim, num_warps=1
+        out,
+        lse,
+        merged,
+        tokens,
+        heads,
+        SPLITS=splits,
+        HEAD_DIM=head_dim,
+        COLUMNS=columns,
+        num_warps=1,
     )
     return merged
 
@@ -133,6 +144,7 @@ def _paged_attention(
     KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -155,12 +167,15 @@ def _paged_attention(
     live = (row < QUERIES * GROUP) & (token < query_len)
     position = context - query_len + token
     head = kv_head * GROUP + row % GROUP
-    column = tl.arange(0, HEAD_DIM)
+    column = tl.arange(0, COLUMNS)
+    live_columns = live[:, None]
+    if COLUMNS != HEAD_DIM:
+        live_columns = live_columns & (column < HEAD_DIM)[None, :]
     # int64 before it meets a stride: long batches and caches have more than 2**31 elements.
     token_row = (start + token).to(tl.int64)
     query = tl.load(
         query_ptr + (token_row * query_row + head * query_head)[:, None] + column[None, :],
-        mask=live[:, None],
+        mask=live_columns,
         other=0.0,
     )
     if INTERPRETED:
@@ -180,7 +195,7 @@ def _paged_attention(
     if HAS_SINKS and split == 0:
         top = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
         total += 1.0
-    mixed = tl.zeros([ROWS, HEAD_DIM], tl.float32)
+    mixed = tl.zeros([ROWS, COLUMNS], tl.float32)
     table = tables_ptr + seq.to(tl.int64) * tables_row
     scale_log2 = scale * LOG2_E
     for key_start in range(first, end, KEYS):
@@ -193,8 +208,11 @@ def _paged_attention(
             + (key % BLOCK_SIZE) * HEAD_DIM
         )
         slots = cache_ptr + slot[:, None] + column[None, :]
-        keys = tl.load(slots, mask=there[:, None], other=0.0)
-        values = tl.load(slots + cache_value, mask=there[:, None], other=0.0)
+        inside = there[:, None]
+        if COLUMNS != HEAD_DIM:
+            inside = inside & (column < HEAD_DIM)[None, :]
+        keys = tl.load(slots, mask=inside, other=0.0)
+        values = tl.load(slots + cache_value, mask=inside, other=0.0)
         if INTERPRETED:
             keys = keys.to(tl.float32)
             values = values.to(tl.float32)
@@ -222,7 +240,7 @@ def _paged_attention(
     tl.store(
         out_ptr + place[:, None] * HEAD_DIM + column[None, :],
         mixed.to(out_ptr.dtype.element_ty),
-        mask=live[:, None],
+        mask=live_columns,
     )
     if SPLITS > 1:
         lse = tl.where(seen_some, top + tl.log2(tl.where(seen_some, total, 1.0)), -1.0e30)
@@ -238,13 +256,17 @@ def _merge(
     heads,
     SPLITS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """Merge parts [SPLITS, tokens, heads, HEAD_DIM], each divided by its own total 2 ** lse."""
     place = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     split = tl.arange(0, SPLITS).to(tl.int64) * tokens * heads + place
-    column = tl.arange(0, HEAD_DIM)
+    column = tl.arange(0, COLUMNS)
+    inside = column < HEAD_DIM
     lse = tl.load(lse_ptr + split)
     weight = tl.exp2(lse - tl.max(lse, 0))
-    parts = tl.load(parts_ptr + split[:, None] * HEAD_DIM + column[None, :])
+    places = parts_ptr + split[:, None] * HEAD_DIM + column[None, :]
+    parts = tl.load(places, mask=inside[None, :], other=0.0)
     merged = tl.sum(parts * weight[:, None], 0) / tl.sum(weight, 0)
-    tl.store(out_ptr + place * HEAD_DIM + column, merged.to(out_ptr.dtype.element_ty))
+    kept = merged.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + place * HEAD_DIM + column, kept, mask=inside)

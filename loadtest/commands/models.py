@@ -120,7 +120,7 @@ def _engine(folder: Path, impl: ModelImpl) -> Engine:
             device="cpu",
             model_impl=impl,
             load_format="dummy",
-            kv_cache_memory_bytes=2**28,
+            kv_cache_memory_bytes=2**30,
             max_num_seqs=max(AT_ONCE),
             max_num_batched_tokens=max(AT_ONCE) * PROMPT,
             enable_prefix_caching=False,

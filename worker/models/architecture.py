@@ -136,7 +136,10 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder: an embedding, layers, a norm and a head."""
+    """A decoder: an embedding, layers, a norm and a head.
+
+    unread_layers  how many more layers a checkpoint may have, which predict later tokens
+    """
 
     norm: NormConfig
     layers: Sequence[LayerConfig]
@@ -147,3 +150,4 @@ class DecoderConfig:
     last_norm: str = "model.norm"
     head: str = "lm_head"
     layer: str = "model.layers"
+    unread_layers: int = 0

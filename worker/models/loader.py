@@ -68,7 +68,9 @@ class Loader:
         )
         layers = DecoderLayers(list(self._layers(ropes)))
         norm = self._norm(parts.last_norm, config.hidden_size)
-        self.weights.finish()
+        first = len(parts.layers)
+        unread = range(first, first + parts.unread_layers)
+        self.weights.finish(["mtp.", *(f"{parts.layer}.{number}." for number in unread)])
         return Decoder(
             config,
             self.dtype,

@@ -304,10 +304,9 @@ def _look(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> lis
 
 
 def _cached_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
-    """Return the numbers that a head has in the cache: what the kernels take, or the width."""
-    if device.type == "cuda":
-        return max(16, 1 << (width - 1).bit_length())
-    return -(-width // 32) * 32 if dtype == torch.bfloat16 and width <= 256 else width
+    """Return the numbers that a head has in the cache: as compiled kernels take it, or the width."""
+    takes_panels = device.type == "cpu" and dtype == torch.bfloat16 and width <= 256
+    return -(-width // 32) * 32 if takes_panels else width
 
 
 def _hidden(base: Any, token_ids: Tensor, positions: Tensor) -> Tensor:

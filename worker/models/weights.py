@@ -1,6 +1,7 @@
 """The sources of a model's tensors: safetensors files mapped into memory, or random numbers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +15,10 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Weights(Protocol):
-    """A source of tensors, each asked for once; `finish` raises where some were never asked for."""
+    """A source of tensors, each asked for once; `finish` raises where some were never asked for.
+
+    It takes the beginnings of names that nobody needs.
+    """
 
     def has(self, name: str) -> bool: ...
 
@@ -22,7 +26,7 @@ class Weights(Protocol):
 
     def release(self) -> None: ...
 
-    def finish(self) -> None: ...
+    def finish(self, unread: Sequence[str] = ()) -> None: ...
 
 
 class _File(Protocol):
@@ -69,12 +73,17 @@ class SafetensorsWeights:
         """Unmap the files, so that pages already copied leave this process's memory."""
         self._open.clear()
 
-    def finish(self) -> None:
+    def finish(self, unread: Sequence[str] = ()) -> None:
+        """Unmap the files. Raises BrokenModel where tensors were never asked for.
+
+        unread  the beginnings of the names of those that nobody needs
+        """
         self.release()
         left = sorted(
             name
             for name in set(self._file_of) - self._wanted
-            if not name.endswith("rotary_emb.inv_freq")  # in old checkpoints; rope computes it
+            # The first are in old checkpoints, and rope computes them.
+            if not (name.endswith("rotary_emb.inv_freq") or name.startswith(tuple(unread)))
         )
         if left:
             raise BrokenModel(
@@ -114,7 +123,7 @@ class DummyWeights:
     def release(self) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, unread: Sequence[str] = ()) -> None:
         pass
 
 
@@ -133,7 +142,7 @@ class ShapesOfWeights:
     def release(self) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, unread: Sequence[str] = ()) -> None:
         pass
 
 

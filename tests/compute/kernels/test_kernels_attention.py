@@ -137,6 +137,8 @@ def test_many_sequences_are_gathered_in_several_parts():
     [
         (SMALL, 4, 2, 64, None),
         (SMALL, 3, 1, 128, 7),
+        (SMALL, 4, 2, 96, 7),
+        (SMALL, 2, 2, 8, None),
         ([(19, 70)], 6, 2, 64, None),
         ([(20, 20), (1, 9)], 1, 1, 64, 5),
     ],
@@ -149,9 +151,9 @@ def test_triton_equals_the_reference(lengths, heads, kv_heads, head_dim, window,
     assert_close(got, wanted, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("window", [None, 600])
-def test_a_split_query_is_merged_to_the_same(window):
-    query, cache, spans = make([(1, 1030), (1, 3)], 2, 1, 64)
+@pytest.mark.parametrize("window, head_dim", [(None, 64), (600, 64), (None, 48)])
+def test_a_split_query_is_merged_to_the_same(window, head_dim):
+    query, cache, spans = make([(1, 1030), (1, 3)], 2, 1, head_dim)
     got = paged_attention_triton(query, cache, spans, Scoring(0.125, window))
     wanted = paged_attention_ref(query, cache, spans, Scoring(0.125, window))
     assert_close(got, wanted, atol=1e-5, rtol=1e-5)
@@ -210,17 +212,19 @@ pointers |= {"lse_ptr": "*fp32"} | dict.fromkeys(
 numbers = [*STRIDES, "tokens", "heads"]
 signature = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32", "window": "i32"}
 signature |= {"softcap": "fp32", "sinks_ptr": "*fp32"}
-for group, rows, head_dim, splits in ((3, 16, 64, 4), (4, 64, 128, 1)):
+for group, rows, head_dim, columns, splits in (
+    (3, 16, 64, 64, 4), (4, 64, 128, 128, 1), (1, 64, 96, 128, 1)
+):
     constants = dict(tables_column=1, GROUP=group, ROWS=rows, KEYS=64, BLOCK_SIZE=16,
-                     HEAD_DIM=head_dim, SPLITS=splits, CAPPED=splits > 1, HAS_SINKS=splits > 1,
-                     INTERPRETED=False)
+                     HEAD_DIM=head_dim, COLUMNS=columns, SPLITS=splits, CAPPED=splits > 1,
+                     HAS_SINKS=splits > 1, INTERPRETED=False)
     ptx = resources(_paged_attention, signature, constants)
     assert "mma" in ptx
 resources(
     _merge,
     {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
     | {"tokens": "i32", "heads": "i32"},
-    {"SPLITS": 4, "HEAD_DIM": 64},
+    {"SPLITS": 4, "HEAD_DIM": 96, "COLUMNS": 128},
 )
 """
 

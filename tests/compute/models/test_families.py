@@ -1,12 +1,14 @@
 """Our own decoder of each family against transformers' module, on tiny models."""
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import families
 from families import Played, logprobs_of, prompts
@@ -14,7 +16,7 @@ from passes import Passes
 from penstock.kernels.panel_layers import PanelLayers
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.layers.arithmetic import Arithmetic
-from penstock.worker.models.errors import ModelError
+from penstock.worker.models.errors import BrokenModel, ModelError
 from penstock.worker.models.families import FAMILIES
 from penstock.worker.models.loading import load_decoder, plan_decoder
 from penstock.worker.models.spec import ModelSpec
@@ -175,6 +177,21 @@ def test_a_deterministic_token_has_its_bits_whatever_is_beside_it(
     ):
         for place, row in apart.logits.items():
             assert torch.equal(row, whole.logits[place])
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_predict_later_tokens_are_not_read(
+    name: str, folders: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A checkpoint has one behind the last; any further tensor is still refused."""
+    folder = Path(shutil.copytree(folders(name), tmp_path / name))
+    file, extra = folder / "model.safetensors", "model.layers.{}.eh_proj.weight"
+    tensors = load_file(file)
+    save_file(tensors | {extra.format(4): torch.zeros(1)}, file)
+    assert len(load_decoder(folder).layers) == 4
+    save_file(tensors | {extra.format(5): torch.zeros(1)}, file)
+    with pytest.raises(BrokenModel, match=r"unexpected tensor model\.layers\.5\.eh_proj"):
+        load_decoder(folder)
 
 
 def test_a_latent_cache_has_one_vector_and_one_key_a_token(

@@ -30,7 +30,8 @@ def deepseek_v2(fields: Fields) -> DecoderConfig:
 
 def deepseek_v3(fields: Fields) -> DecoderConfig:
     attend = _attention(fields, interleaved=fields.rope_interleave)
-    return decoder(fields, [LayerConfig(attend, each) for each in grouped(fields)])
+    layers = [LayerConfig(attend, each) for each in grouped(fields)]
+    return decoder(fields, layers, unread_layers=fields.count("num_mtp_layers", least=0))
 
 
 def _attention(fields: Fields, *, interleaved: bool) -> LatentConfig:

@@ -85,7 +85,8 @@ def glm4_moe(fields: Fields) -> DecoderConfig:
         qkv_bias=fields.attention_bias,
         head_norm="heads" if fields.use_qk_norm else None,
     )
-    return decoder(fields, [LayerConfig(attend, each) for each in grouped(fields)])
+    layers = [LayerConfig(attend, each) for each in grouped(fields)]
+    return decoder(fields, layers, unread_layers=fields.count("num_mtp_layers", least=0))
 
 
 def grouped(fields: Fields) -> list[FeedForward]:
