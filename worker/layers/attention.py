@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from penstock.kernels.paged_attention import Attend, plan_attention
 from penstock.kernels.rotate_and_store import HeadNorms, Places, Rotation, Store, plan_store
-from penstock.kernels.spans import HeadShape, Scoring, Spans
+from penstock.kernels.spans import HeadShape, Scoring, Span, Spans, read_spans
 from penstock.kernels.store_kv import key_rows
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import Linear
@@ -28,6 +30,7 @@ class PassPlan:
     spans: Spans
     deterministic: bool
     _stores: dict[tuple[HeadShape, int | None], Store] = field(default_factory=dict)
+    _divided: "dict[int, Divided]" = field(default_factory=dict)
     _rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     _attends: dict[tuple[HeadShape, int | None], Attend] = field(default_factory=dict)
 
@@ -44,12 +47,54 @@ class PassPlan:
             self._rows[kv_cache.shape] = key_rows(self.slot_mapping, kv_cache)
         return self._rows[kv_cache.shape]
 
+    def divided(self, least: int) -> "Divided":
+        """Return the pass divided into slices of `least` rows or more, and the others."""
+        if least not in self._divided:
+            self._divided[least] = _divide(self, least)
+        return self._divided[least]
+
     def attend(self, shape: HeadShape, kv_cache: Tensor, window: int | None) -> Attend:
         if (shape, window) not in self._attends:
             self._attends[shape, window] = plan_attention(
                 self.spans, shape, kv_cache, window, self.deterministic
             )
         return self._attends[shape, window]
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """A pass divided by the lengths of its slices.
+
+    long   the slices of so many rows, or more
+    rows   the rows of the others, which `short` is the plan of
+    short  None where there are none
+    """
+
+    long: Sequence[Span]
+    rows: Tensor
+    short: PassPlan | None
+
+
+def _divide(plan: PassPlan, least: int) -> Divided:
+    found, spans = read_spans(plan.spans, None), plan.spans
+    device = spans.context_lens.device
+    long = [span for span in found if span.stop - span.start >= least]
+    short = [span for span in found if span.stop - span.start < least]
+    rows = [row for span in short for row in range(span.start, span.stop)]
+    of_rows = torch.tensor(rows, dtype=torch.int64, device=device)
+    if not short:
+        return Divided(long, of_rows, None)
+    lengths = [span.stop - span.start for span in short]
+    seqs = torch.tensor([span.seq for span in short], device=device)
+    of_short = Spans(
+        torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device),
+        spans.context_lens[seqs],
+        spans.block_tables[seqs],
+        max(lengths),
+        max(span.context for span in short),
+    )
+    slots = plan.slot_mapping[of_rows]
+    return Divided(long, of_rows, PassPlan((), slots, of_short, plan.deterministic))
 
 
 def spans_of(batch: Batch) -> Spans:

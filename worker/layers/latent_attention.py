@@ -4,6 +4,9 @@ A token's keys and values of all heads are products of one short vector, the lat
 of each head. So a query is multiplied by its head's key weights instead, and meets the latents
 themselves; and what it attends to is a mixture of latents, multiplied by the head's value weights
 afterwards. The cache has a latent and a rotated key for each token, and nothing for each head.
+
+Latents are longer than keys. So for a long slice of a prompt the keys and values of its heads are
+made after all, some heads at a time, and attended to as those of other models are.
 """
 
 from dataclasses import dataclass
@@ -12,14 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.kernels.paged_attention import plan_attention
 from penstock.kernels.rotary import rotary
-from penstock.kernels.spans import HeadShape, Scoring
+from penstock.kernels.rotate_and_store import Places, plan_store
+from penstock.kernels.spans import HeadShape, Scoring, Spans
 from penstock.kernels.store_kv import store_rows
 from penstock.worker.layers.attention import PassPlan
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.norm import Norm
 
 _TILE_ROWS = 32  # of a deterministic product
+_LONG = 256  # rows of a slice whose keys and values are worth making
+_MADE_BYTES = 2**27  # of them at a time
 
 
 class HeadLinear:
@@ -91,6 +98,66 @@ class LatentAttention:
         latent = weights.latent_norm(latent)
         key = torch.cat((latent[:, None], both[:, -1:]), 2)
         store_rows(key, key, kv_cache, plan.key_rows(kv_cache))
-        query = torch.cat((weights.key(still), both[:, :-1]), 2)
+        turning = both[:, :-1]
+        if plan.deterministic or plan.spans.max_query_len < _LONG:
+            return self._absorbed(still, turning, kv_cache, plan).view(len(x), -1)
+        divided = plan.divided(_LONG)
+        attended = x.new_empty(len(x), self.shape.num_heads, weights.value.weight.shape[2])
+        if divided.short is not None:
+            parts = still[divided.rows], turning[divided.rows]
+            attended[divided.rows] = self._absorbed(*parts, kv_cache, divided.short)
+        for span in divided.long:
+            rows = slice(span.start, span.stop)
+            query = torch.cat((still[rows], turning[rows]), 2)
+            table = plan.spans.block_tables[span.seq]
+            attended[rows] = self._made(query, kv_cache, table, span.context)
+        return attended.view(len(x), -1)
+
+    def _absorbed(self, still: Tensor, turning: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
+        """Attend to latents: both parts of queries -> [rows, heads, value_dim], contiguous."""
+        query = torch.cat((self.weights.key(still), turning), 2)
         attended = plan.attend(self.shape, kv_cache, None)(query, kv_cache, self.scoring)
-        return weights.value(attended).reshape(len(x), -1)
+        return self.weights.value(attended).contiguous()
+
+    def _made(self, query: Tensor, kv_cache: Tensor, table: Tensor, context: int) -> Tensor:
+        """Attend to keys and values that are made of one sequence's latents.
+
+        query  [rows, heads, of a head] -> [rows, heads, value_dim]; the last rows of the context
+        """
+        key, value = self.weights.key.weight, self.weights.value.weight
+        rank, (heads, still, _), of_value = self.shape.value_dim, key.shape, value.shape[2]
+        size, block_size = kv_cache.shape[4], kv_cache.shape[3]
+        width = -(-max(query.shape[2], of_value) // 32) * 32
+        num_blocks = -(-context // block_size)
+        cached = kv_cache[table[:num_blocks].long()].view(-1, size)[:context]
+        latent, turned = cached.tensor_split((rank,), 1)
+        of_head = 2 * num_blocks * block_size * width * kv_cache.element_size()
+        together = max(1, min(heads, _MADE_BYTES // of_head))
+        spans, slots = _alone(len(query), context, num_blocks, query.device)
+        out = query.new_empty(len(query), heads, of_value)
+        for first in range(0, heads, together):
+            some = slice(first, min(first + together, heads))
+            num = some.stop - first
+            made = kv_cache.new_zeros(context, 2 * num, width)
+            made[:, :num, :still] = torch.matmul(latent, key[some].transpose(1, 2)).transpose(0, 1)
+            made[:, :num, still : query.shape[2]] = turned[:, None]
+            made[:, num:, :of_value] = torch.matmul(latent, value[some]).transpose(0, 1)
+            blocks = kv_cache.new_zeros(num_blocks, num, 2, block_size, width)
+            # As of a pass that has the keys and values of all tokens, and no queries.
+            store = plan_store(Places(None, slots), HeadShape(0, num, width), blocks)
+            store(made.view(context, -1), None, blocks)
+            rows = F.pad(query[:, some], (0, width - query.shape[2]))
+            attend = plan_attention(spans, HeadShape(num, num, width), blocks, None, False)
+            out[:, some] = attend(rows, blocks, self.scoring)[..., :of_value]
+        return out
+
+
+def _alone(rows: int, context: int, num_blocks: int, device: torch.device) -> tuple[Spans, Tensor]:
+    """Return the spans of one sequence, whose blocks lie in order, and the slots of its tokens."""
+
+    def numbers(*of: int) -> Tensor:
+        return torch.tensor(of, dtype=torch.int32, device=device)
+
+    table = torch.arange(num_blocks, dtype=torch.int32, device=device)[None]
+    spans = Spans(numbers(0, rows), numbers(context), table, rows, context)
+    return spans, torch.arange(context, device=device)

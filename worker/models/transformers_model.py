@@ -304,7 +304,7 @@ def _look(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> lis
 
 
 def _cached_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
-    """Return the numbers that a head has in the cache: as compiled kernels take it, or the width."""
+    """Return how many numbers a head has in the cache: as compiled kernels take it, or its own."""
     takes_panels = device.type == "cpu" and dtype == torch.bfloat16 and width <= 256
     return -(-width // 32) * 32 if takes_panels else width
 
