@@ -17,6 +17,8 @@ from torch import Tensor
 
 from penstock.kernels.panel_linear import PackedWeight, PanelLinear
 
+_ROWS = 1024  # in one call
+
 # One expert: x [rows, hidden] -> [rows, hidden]
 Expert = Callable[[Tensor], Tensor]
 
@@ -58,18 +60,21 @@ class PanelExperts:
         return self._run(x, chosen, shares, residual, adds=True)
 
     def _run(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor, *, adds: bool) -> Tensor:
-        failed = self._ops.experts(
-            x.data_ptr(),
-            ctypes.byref(self._packed),
-            chosen.data_ptr(),
-            shares.data_ptr(),
-            chosen.shape[1],
-            out.data_ptr(),
-            adds,
-            len(x),
-        )
-        if failed:
-            raise MemoryError(f"experts found no memory for {len(x)} rows")
+        # A few at a time: a row is copied for each of its experts.
+        for start in range(0, len(x), _ROWS):
+            rows = slice(start, start + _ROWS)
+            failed = self._ops.experts(
+                x[rows].data_ptr(),
+                ctypes.byref(self._packed),
+                chosen[rows].data_ptr(),
+                shares[rows].data_ptr(),
+                chosen.shape[1],
+                out[rows].data_ptr(),
+                adds,
+                len(x[rows]),
+            )
+            if failed:
+                raise MemoryError(f"experts found no memory for {len(x[rows])} rows")
         return out
 
 

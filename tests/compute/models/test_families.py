@@ -29,6 +29,7 @@ TOLERANCE = 1e-4
 MORE: dict[str, dict[str, object]] = {
     "arcee, biased": {"attention_bias": True, "mlp_bias": True},
     "cohere2, biased": {"attention_bias": True},
+    "deepseek_v2, greedy": {"topk_method": "greedy", "n_group": None, "topk_group": None},
     "deepseek_v2, groups": {
         "topk_method": "group_limited_greedy",
         "n_group": 4,

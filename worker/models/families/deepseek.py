@@ -1,36 +1,40 @@
 """DeepSeek V2 and V3: latent attention, and experts of which some are shared."""
 
 import math
-from dataclasses import replace
 
-from penstock.worker.models.architecture import (
-    DecoderConfig,
-    ExpertsConfig,
-    LatentConfig,
-    LayerConfig,
-)
-from penstock.worker.models.families.experts import checked, grouped
+from penstock.worker.layers.experts import ExpertChoice
+from penstock.worker.models.architecture import DecoderConfig, LatentConfig, LayerConfig
+from penstock.worker.models.errors import UnsupportedField
+from penstock.worker.models.families.experts import after_dense, by_groups, checked
 from penstock.worker.models.families.usual import decoder
 from penstock.worker.models.fields import Fields
 from penstock.worker.models.rope import rope
 
 
 def deepseek_v2(fields: Fields) -> DecoderConfig:
+    groups = (1, 1)
+    if fields.topk_method != "greedy":
+        if fields.topk_method != "group_limited_greedy":
+            known = "greedy and group_limited_greedy"
+            raise UnsupportedField("topk_method", fields.topk_method, known)
+        groups = fields.count("n_group"), fields.count("topk_group")
+    choice = checked(
+        ExpertChoice(
+            fields.n_routed_experts,
+            fields.num_experts_per_tok,
+            groups=groups,
+            normalises=False,
+            factor=fields.routed_scaling_factor,
+        )
+    )
     attend = _attention(fields, interleaved=True)
-    forwards = []
-    for each in grouped(fields):
-        if isinstance(each, ExpertsConfig):
-            ways = {"greedy": (1, 1), "group_limited_greedy": (fields.n_group, fields.topk_group)}
-            choice = replace(each.choice, scoring="softmax", of_best=1, normalises=False)
-            choice = checked(replace(choice, groups=ways[fields.topk_method]))
-            each = replace(each, choice=choice, router_bias=None)
-        forwards.append(each)
-    return decoder(fields, [LayerConfig(attend, each) for each in forwards])
+    return decoder(fields, [LayerConfig(attend, each) for each in after_dense(fields, choice)])
 
 
 def deepseek_v3(fields: Fields) -> DecoderConfig:
     attend = _attention(fields, interleaved=fields.rope_interleave)
-    layers = [LayerConfig(attend, each) for each in grouped(fields)]
+    choice = by_groups(fields)
+    layers = [LayerConfig(attend, each) for each in after_dense(fields, choice, biased=True)]
     return decoder(fields, layers, unread_layers=fields.count("num_mtp_layers", least=0))
 
 

@@ -85,12 +85,31 @@ def glm4_moe(fields: Fields) -> DecoderConfig:
         qkv_bias=fields.attention_bias,
         head_norm="heads" if fields.use_qk_norm else None,
     )
-    layers = [LayerConfig(attend, each) for each in grouped(fields)]
+    forwards = after_dense(fields, by_groups(fields), biased=True)
+    layers = [LayerConfig(attend, each) for each in forwards]
     return decoder(fields, layers, unread_layers=fields.count("num_mtp_layers", least=0))
 
 
-def grouped(fields: Fields) -> list[FeedForward]:
-    """Return feed-forward layers as DeepSeek-V3 has them: experts of the best groups."""
+def by_groups(fields: Fields) -> ExpertChoice:
+    """Return DeepSeek-V3's choice: among the groups whose two best experts are best."""
+    return checked(
+        ExpertChoice(
+            fields.n_routed_experts,
+            fields.num_experts_per_tok,
+            scoring="sigmoid",
+            groups=(fields.count("n_group"), fields.count("topk_group")),
+            of_best=2,
+            normalises=fields.norm_topk_prob,
+            factor=fields.routed_scaling_factor,
+        )
+    )
+
+
+def after_dense(fields: Fields, choice: ExpertChoice, *, biased: bool = False) -> list[FeedForward]:
+    """Return DeepSeek's feed-forward layers: the first ones dense, the others with experts.
+
+    biased  the choice has a bias
+    """
     inner, shared = fields.count("moe_intermediate_size"), None
     if num_shared := fields.count("n_shared_experts", least=0):
         shared = mlp(
@@ -99,24 +118,13 @@ def grouped(fields: Fields) -> list[FeedForward]:
             up=["mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"],
             down="mlp.shared_experts.down_proj",
         )
-    choice = checked(
-        ExpertChoice(
-            fields.n_routed_experts,
-            fields.num_experts_per_tok,
-            scoring="sigmoid",
-            groups=(fields.n_group, fields.topk_group),
-            of_best=2,
-            normalises=fields.norm_topk_prob,
-            factor=fields.routed_scaling_factor,
-        )
-    )
     some = ExpertsConfig(
         choice,
         mlp(fields, intermediate_size=inner, **_NAMES),
-        router_bias="mlp.gate.e_score_correction_bias",
+        router_bias="mlp.gate.e_score_correction_bias" if biased else None,
         shared=shared,
     )
-    every, num_dense = mlp(fields), fields.first_k_dense_replace
+    every, num_dense = mlp(fields), fields.count("first_k_dense_replace", least=0)
     return [every if index < num_dense else some for index in range(fields.num_hidden_layers)]
 
 
