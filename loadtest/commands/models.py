@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from penstock.loadtest.engines.decoding import PROMPT, decoding_speeds
+from penstock.loadtest.errors import BadOption
 from penstock.loadtest.machine.speeds import measure_speeds
 from penstock.loadtest.machine.usage import Neighbours
 from penstock.loadtest.report.tables import machine_line
@@ -76,6 +77,8 @@ class ExpertsRow:
 
 def main(argv: Sequence[str]) -> int:
     settings = load_settings(ModelsSettings, "penstock bench models", argv)
+    if settings.chosen > settings.experts:
+        raise BadOption(f"--chosen is {settings.chosen}; there are {settings.experts} experts")
     console = Console()
     if not console.is_terminal:
         console.width = 110

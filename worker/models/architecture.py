@@ -44,7 +44,6 @@ class AttentionConfig:
 
     rope       None where queries and keys are not turned
     window     the number of keys that a query sees; None means all
-    sinks      the tensor of the sinks
     qkv        one module for each of queries, keys and values, or one for all
     head_norm  queries and keys are normalised: each head, or all heads as one row
     """
@@ -54,7 +53,6 @@ class AttentionConfig:
     rope: Rope | None
     window: int | None = None
     softcap: float | None = None
-    sinks: str | None = None
     qkv: Sequence[str] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     qkv_bias: bool = False
     head_norm: Literal["heads", "rows"] | None = None

@@ -34,16 +34,6 @@ _COUNTS = (
     "head_dim",
     "vocab_size",
     "max_position_embeddings",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "kv_lora_rank",
-    "q_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
 )
 
 _MAX_LAYERS = 10_000  # before lists of them fill the memory
@@ -192,6 +182,9 @@ def refuse_counts(fields: Mapping[str, JsonValue]) -> None:
     layers = fields.get("num_hidden_layers")
     if isinstance(layers, int) and layers > _MAX_LAYERS:
         raise WrongValue("num_hidden_layers", layers, f"{_MAX_LAYERS} or fewer")
+    inner = fields.get("text_config")
+    if isinstance(inner, dict):
+        refuse_counts(inner)
     eps = fields.get("rms_norm_eps")
     if isinstance(eps, int | float) and eps < 0:
         raise WrongValue("rms_norm_eps", eps, "0 or more")

@@ -153,9 +153,7 @@ class Loader:
         )
 
     def _attention(self, name: str, attention: AttentionConfig, ropes: list[Rope]) -> Attention:
-        shape, rope, sinks, norms = attention.shape, attention.rope, None, None
-        if attention.sinks:
-            sinks = self._tensor(f"{name}.{attention.sinks}", shape.num_heads).float()
+        shape, rope, norms = attention.shape, attention.rope, None
         if attention.head_norm:
             whole = attention.head_norm == "rows"
             widths = (shape.num_heads, shape.num_kv_heads) if whole else (1, 1)
@@ -165,7 +163,7 @@ class Loader:
                 for each, width in zip("qk", widths, strict=True)
             )
             norms = HeadNorms(query.weights, key.weights, whole)
-        scoring = Scoring(attention.scale, attention.window, attention.softcap, sinks)
+        scoring = Scoring(attention.scale, attention.window, attention.softcap)
         table = ropes.index(rope) if rope else None
         return Attention(self._qkv(name, attention), shape, scoring, norms, table)
 

@@ -47,7 +47,7 @@ def _attention(fields: Fields, *, interleaved: bool) -> LatentConfig:
     return LatentConfig(
         fields.num_attention_heads,
         fields.count("kv_lora_rank"),
-        fields.q_lora_rank,
+        None if fields.q_lora_rank is None else fields.count("q_lora_rank"),
         still,
         turned,
         fields.count("v_head_dim"),

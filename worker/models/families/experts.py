@@ -9,7 +9,7 @@ from penstock.worker.models.architecture import (
     ExpertsConfig,
     LayerConfig,
 )
-from penstock.worker.models.errors import WrongValue
+from penstock.worker.models.errors import UnsupportedField
 from penstock.worker.models.families.usual import (
     FeedForward,
     attention,
@@ -49,7 +49,7 @@ def qwen2_moe(fields: Fields) -> DecoderConfig:
     """Return a decoder with an expert that every token goes through, by a share of its own."""
     shared = mlp(
         fields,
-        intermediate_size=fields.shared_expert_intermediate_size,
+        intermediate_size=fields.count("shared_expert_intermediate_size"),
         up=["mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"],
         down="mlp.shared_expert.down_proj",
     )
@@ -129,7 +129,7 @@ def after_dense(fields: Fields, choice: ExpertChoice, *, biased: bool = False) -
 
 
 def _qwen(fields: Fields, **more: Any) -> list[FeedForward]:
-    expert = mlp(fields, intermediate_size=fields.moe_intermediate_size, **_NAMES)
+    expert = mlp(fields, intermediate_size=fields.count("moe_intermediate_size"), **_NAMES)
     some, every = ExpertsConfig(_choice(fields), expert, **more), mlp(fields)
     dense, step = fields.mlp_only_layers, fields.decoder_sparse_step
     return [
@@ -147,8 +147,9 @@ def checked(choice: ExpertChoice) -> ExpertChoice:
     num, (groups, chosen_groups) = choice.num_experts, choice.groups
     if not 0 < chosen_groups <= groups or num % groups or num // groups < choice.of_best:
         known = f"equal groups of {num} experts, from some of which are chosen"
-        raise WrongValue("n_group and topk_group", choice.groups, known)
+        raise UnsupportedField("n_group and topk_group", choice.groups, known)
     most = num // groups * chosen_groups
     if not 0 < choice.num_chosen <= most:
-        raise WrongValue("num_experts_per_tok", choice.num_chosen, f"1 to {most} of {num} experts")
+        known = f"1 to {most} of {num} experts"
+        raise UnsupportedField("num_experts_per_tok", choice.num_chosen, known)
     return choice
