@@ -14,6 +14,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.kernels.device import on_gpu
+
 Activation = Literal["silu_mul", "gelu_mul", "gelu", "relu2"]
 
 _PER_SIGMOID = 1.5957691216  # gelu(x) = x * sigmoid(this * (x + 0.044715 * x ** 3))
@@ -25,7 +27,14 @@ def num_parts(activation: Activation) -> int:
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    return activate_ref(x, activation)
+    return _on_gpu(x, activation) if on_gpu(x) else activate_ref(x, activation)
+
+
+def _on_gpu(x: Tensor, activation: Activation) -> Tensor:
+    # Imported here: not every platform without a GPU has triton.
+    from penstock.kernels.activation_triton import activate_triton
+
+    return activate_triton(x, activation)
 
 
 def activate_ref(x: Tensor, activation: Activation) -> Tensor:
@@ -44,6 +53,8 @@ def activate_rowwise(x: Tensor, activation: Activation) -> Tensor:
     `F.silu` and `F.gelu` round differently at the end of a vector or of a thread's share; `exp`
     and quotients do not.
     """
+    if on_gpu(x):
+        return _on_gpu(x, activation)
     if activation == "relu2":
         return activate_ref(x, activation)
     gate, *up = x.chunk(num_parts(activation), -1)

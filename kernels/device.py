@@ -7,9 +7,12 @@ from torch import Tensor
 
 from penstock.kernels.cpu.library import compiled_ops
 
+# The types of device that Triton's kernels are for. Its interpreter runs them on "cpu" too.
+TRITON_DEVICES = {"cuda"}
+
 
 def on_gpu(x: Tensor) -> bool:
-    return x.is_cuda
+    return x.device.type in TRITON_DEVICES
 
 
 def ops_for(x: Tensor) -> ctypes.CDLL | None:

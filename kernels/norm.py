@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.device import ops_for
+from penstock.kernels.device import on_gpu, ops_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +49,8 @@ def packed_norm(norm: NormWeights | None) -> PackedNorm:
 
 
 def normalise(x: Tensor, norm: NormWeights) -> Tensor:
+    if on_gpu(x) and x.is_contiguous():
+        return _on_gpu(x, norm, torch.empty_like(x))
     ops = _ops(x, norm)
     if ops is None:
         return normalise_ref(x, norm)
@@ -57,6 +59,8 @@ def normalise(x: Tensor, norm: NormWeights) -> Tensor:
 
 def add_normalised(x: Tensor, norm: NormWeights, residual: Tensor) -> Tensor:
     """Return residual plus the normalised x; residual, contiguous, may be overwritten."""
+    if on_gpu(x) and x.is_contiguous():
+        return _on_gpu(x, norm, residual, adds=True)
     ops = _ops(x, norm)
     if ops is None:
         return residual + normalise_ref(x, norm)
@@ -93,6 +97,13 @@ def normalise_compiled(
         stride,
     )
     return out
+
+
+def _on_gpu(x: Tensor, norm: NormWeights, out: Tensor, *, adds: bool = False) -> Tensor:
+    # Imported here: not every platform without a GPU has triton.
+    from penstock.kernels.norm_triton import normalise_triton
+
+    return normalise_triton(x, norm.weight, norm.bias, norm.eps, norm.centers, out, adds=adds)
 
 
 def _ops(x: Tensor, norm: NormWeights) -> ctypes.CDLL | None:

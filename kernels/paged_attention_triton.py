@@ -2,14 +2,17 @@
 
 A program takes a tile of queries of one sequence, with all heads that share a key head stacked, so
 that a product has at least the 16 rows that a tensor core wants. It reads key tiles through the
-block table with a running softmax. One-token queries over long contexts are split along the keys,
-and the parts are merged by a second kernel.
+block table with a running softmax; only the tiles at a border of what its queries see are masked.
+One-token queries are split along the keys where their programs are too few to fill the device, and
+a second kernel merges the parts.
 """
 
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
 import os
+from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -20,13 +23,28 @@ from penstock.kernels.spans import Scoring, Spans
 
 # The interpreter computes bf16 on raw 16-bit integers, so with it everything is float32.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_KEYS = 64
-_ROWS = 16
-_PREFILL_ROWS = 64
 _LEAST_COLUMNS = 16  # of a product; a head's numbers are filled up to a power of two
-# Keys of one part of a split query, and the most parts.
-_SPLIT_KEYS = 512
-_MOST_SPLITS = 16
+# A split has so many keys at least, and a device so many programs for each of its processors.
+_SPLIT_KEYS = 256
+_PROGRAMS = 4
+_MOST_SPLITS = 64
+_PROCESSORS = 132  # where there is no device to ask
+_NO_KEYS = tl.constexpr(-1.0e30)  # stands for the logarithm of 0
+
+
+class Tile(NamedTuple):
+    """How many rows of queries and how many keys a program takes at once, and with what means."""
+
+    rows: int
+    keys: int
+    num_warps: int
+    num_stages: int
+
+
+_DECODE = Tile(16, 64, 4, 2)
+_WIDE_DECODE = Tile(16, 32, 4, 2)  # for numbers of four bytes, or heads above 128
+_PREFILL = Tile(128, 64, 4, 3)
+_WIDE_PREFILL = Tile(64, 32, 4, 2)
 
 
 def paged_attention_triton(
@@ -36,28 +54,28 @@ def paged_attention_triton(
     scoring: Scoring,
     *,
     deterministic: bool = False,
+    tile: Tile | None = None,
+    splits: int | None = None,
 ) -> Tensor:
     """Compute the attention.
 
     deterministic  use one tile shape and no split, so that a row's bits do not depend on the batch
+    tile, splits   None means those that suit the batch
     """
     tokens, heads, head_dim = query.shape
     window = scoring.window
-    splits = 1 if deterministic else _splits(spans, window)
-    rows = _ROWS if deterministic or spans.max_query_len == 1 else _PREFILL_ROWS
-    out = torch.empty((splits, tokens, heads, head_dim), dtype=query.dtype, device=query.device)
-    if splits > 1:
-        out = out.float()
-    lse = torch.empty((splits, tokens, heads), dtype=torch.float32, device=query.device)
     kv_heads, block_size = kv_cache.shape[1], kv_cache.shape[3]
-    group = heads // kv_heads
-    rows = max(rows, triton.next_power_of_2(group))
+    seqs, group = spans.context_lens.shape[0], heads // kv_heads
     columns = max(_LEAST_COLUMNS, triton.next_power_of_2(head_dim))
-    grid = (
-        triton.cdiv(spans.max_query_len, rows // group) * splits,
-        kv_heads,
-        spans.context_lens.shape[0],
-    )
+    decodes = deterministic or spans.max_query_len == 1
+    tile = tile or _tile(decodes, columns * query.element_size())
+    if splits is None:
+        splits = 1 if deterministic else _splits(spans, window, kv_heads * seqs, query.device)
+    rows = max(tile.rows, triton.next_power_of_2(group))
+    kind = torch.float32 if splits > 1 else query.dtype
+    out = torch.empty((splits, tokens, heads, head_dim), dtype=kind, device=query.device)
+    lse = torch.empty((splits, tokens, heads), dtype=torch.float32, device=query.device)
+    grid = (triton.cdiv(spans.max_query_len, rows // group) * splits, kv_heads, seqs)
     _paged_attention[grid](
         query,
         kv_cache,
@@ -80,16 +98,17 @@ def paged_attention_triton(
         lse if scoring.sinks is None else scoring.sinks,
         GROUP=group,
         ROWS=rows,
-        KEYS=_KEYS,
+        KEYS=tile.keys,
         BLOCK_SIZE=block_size,
         HEAD_DIM=head_dim,
         COLUMNS=columns,
         SPLITS=splits,
+        WINDOWED=window is not None,
         CAPPED=scoring.softcap is not None,
         HAS_SINKS=scoring.sinks is not None,
         INTERPRETED=_INTERPRETED,
-        num_warps=4,
-        num_stages=2,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     if splits == 1:
         return out[0]
@@ -103,18 +122,36 @@ def paged_attention_triton(
         SPLITS=splits,
         HEAD_DIM=head_dim,
         COLUMNS=columns,
-        num_warps=1,
+        num_warps=1 if splits * columns <= 2048 else 4,
     )
     return merged
 
 
-def _splits(spans: Spans, window: int | None) -> int:
-    """Return the number of splits: a power of two, more than 1 only for one-token queries."""
+def _tile(decodes: bool, row_bytes: int) -> Tile:
+    """Return the tile for rows of so many bytes. Two tiles of keys and values lie in memory."""
+    if decodes:
+        return _DECODE if row_bytes <= 256 else _WIDE_DECODE
+    return _PREFILL if row_bytes <= 256 else _WIDE_PREFILL
+
+
+def _splits(spans: Spans, window: int | None, programs: int, device: torch.device) -> int:
+    """Return the number of splits, a power of two; more than 1 only for one-token queries.
+
+    programs  how many there are without a split
+    """
     if spans.max_query_len > 1:
         return 1
     seen = min(spans.max_context_len, window or spans.max_context_len)
-    wanted = triton.next_power_of_2(triton.cdiv(seen, _SPLIT_KEYS))
-    return int(min(_MOST_SPLITS, wanted))
+    room = triton.cdiv(_PROGRAMS * _num_processors(device), programs)
+    wanted = min(room, triton.cdiv(seen, _SPLIT_KEYS), _MOST_SPLITS)
+    return int(triton.next_power_of_2(wanted))
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @triton.jit
@@ -146,13 +183,15 @@ def _paged_attention(
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
+    WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     QUERIES: tl.constexpr = ROWS // GROUP
     LOG2_E: tl.constexpr = 1.4426950408889634  # exp2 is the instruction that the hardware has
-    tile = tl.program_id(0) // SPLITS
+    # The last tiles see the most keys, so they come first.
+    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) // SPLITS
     split = tl.program_id(0) % SPLITS
     kv_head = tl.program_id(1)
     seq = tl.program_id(2)
@@ -165,14 +204,28 @@ def _paged_attention(
     row = tl.arange(0, ROWS)
     token = tile * QUERIES + row // GROUP
     live = (row < QUERIES * GROUP) & (token < query_len)
-    position = context - query_len + token
     head = kv_head * GROUP + row % GROUP
+    # int64 before it meets a stride: long batches and caches have more than 2**31 elements.
+    token_row = (start + token).to(tl.int64)
+    place = (split.to(tl.int64) * tokens + token_row) * heads + head
+
+    before = context - query_len  # tokens before the slice
+    end = tl.minimum(context, before + (tile + 1) * QUERIES)
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(0, before + tile * QUERIES - window + 1) // KEYS * KEYS
+    if SPLITS > 1:
+        share = tl.cdiv(tl.cdiv(end - first, SPLITS), KEYS) * KEYS
+        first = first + split * share
+        end = tl.minimum(end, first + share)
+        if (split > 0) & (first >= end):  # a part without keys
+            tl.store(lse_ptr + place, tl.full([ROWS], _NO_KEYS, tl.float32), mask=live)
+            return
+
     column = tl.arange(0, COLUMNS)
     live_columns = live[:, None]
     if COLUMNS != HEAD_DIM:
         live_columns = live_columns & (column < HEAD_DIM)[None, :]
-    # int64 before it meets a stride: long batches and caches have more than 2**31 elements.
-    token_row = (start + token).to(tl.int64)
     query = tl.load(
         query_ptr + (token_row * query_row + head * query_head)[:, None] + column[None, :],
         mask=live_columns,
@@ -181,70 +234,110 @@ def _paged_attention(
     if INTERPRETED:
         query = query.to(tl.float32)
 
-    end = tl.minimum(context, context - query_len + (tile + 1) * QUERIES)
-    first = 0
-    if window > 0:
-        first = tl.maximum(0, context - query_len + tile * QUERIES - window + 1) // KEYS * KEYS
-    if SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(end - first, SPLITS), KEYS) * KEYS
-        first = first + split * share
-        end = tl.minimum(end, first + share)
-
-    top = tl.full([ROWS], -1.0e30, tl.float32)
+    top = tl.full([ROWS], _NO_KEYS, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if HAS_SINKS and split == 0:
         top = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
         total += 1.0
     mixed = tl.zeros([ROWS, COLUMNS], tl.float32)
     table = tables_ptr + seq.to(tl.int64) * tables_row
-    scale_log2 = scale * LOG2_E
-    for key_start in range(first, end, KEYS):
-        key = key_start + tl.arange(0, KEYS)
-        there = key < end
-        block = tl.load(table + (key // BLOCK_SIZE) * tables_column, mask=there, other=0)
-        slot = (
-            block.to(tl.int64) * cache_block
-            + kv_head.to(tl.int64) * cache_head
-            + (key % BLOCK_SIZE) * HEAD_DIM
-        )
-        slots = cache_ptr + slot[:, None] + column[None, :]
-        inside = there[:, None]
-        if COLUMNS != HEAD_DIM:
-            inside = inside & (column < HEAD_DIM)[None, :]
-        keys = tl.load(slots, mask=inside, other=0.0)
-        values = tl.load(slots + cache_value, mask=inside, other=0.0)
-        if INTERPRETED:
-            keys = keys.to(tl.float32)
-            values = values.to(tl.float32)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        if CAPPED:
-            scores = (2 * tl.sigmoid(2 * scale / softcap * scores) - 1) * (softcap * LOG2_E)
-        else:
-            scores *= scale_log2
-        seen = there[None, :] & (key[None, :] <= position[:, None])
-        if window > 0:
-            seen = seen & (key[None, :] > position[:, None] - window)
-        scores = tl.where(seen, scores, -float("inf"))
-        now = tl.maximum(top, tl.max(scores, 1))
-        fade = tl.exp2(top - now)
-        weight = tl.exp2(scores - now[:, None])
-        total = total * fade + tl.sum(weight, 1)
-        mixed = mixed * fade[:, None]
-        mixed = tl.dot(weight.to(values.dtype), values, mixed, input_precision="ieee")
-        top = now
+    cache = cache_ptr + kv_head.to(tl.int64) * cache_head
+    position = before + token
+    # Keys that all queries of the tile see need no mask.
+    seen_by_all = tl.minimum(end, before + tile * QUERIES + 1)
+    masked_from = first
+    if not WINDOWED:
+        masked_from = first + tl.maximum(0, seen_by_all - first) // KEYS * KEYS
+        for key_start in range(first, masked_from, KEYS):
+            top, total, mixed = _attend_tile(
+                query, top, total, mixed, key_start, end, position, table, tables_column,
+                cache, cache_block, cache_value, scale, window, softcap,
+                KEYS, BLOCK_SIZE, HEAD_DIM, COLUMNS, False, WINDOWED, CAPPED, INTERPRETED,
+            )  # fmt: skip
+    for key_start in range(masked_from, end, KEYS):
+        top, total, mixed = _attend_tile(
+            query, top, total, mixed, key_start, end, position, table, tables_column,
+            cache, cache_block, cache_value, scale, window, softcap,
+            KEYS, BLOCK_SIZE, HEAD_DIM, COLUMNS, True, WINDOWED, CAPPED, INTERPRETED,
+        )  # fmt: skip
 
     # A row may see no key of a split, which then has no weight in the merge.
     seen_some = total > 0
     mixed = mixed / tl.where(seen_some, total, 1.0)[:, None]
-    place = (split.to(tl.int64) * tokens + token_row) * heads + head
     tl.store(
         out_ptr + place[:, None] * HEAD_DIM + column[None, :],
         mixed.to(out_ptr.dtype.element_ty),
         mask=live_columns,
     )
     if SPLITS > 1:
-        lse = tl.where(seen_some, top + tl.log2(tl.where(seen_some, total, 1.0)), -1.0e30)
+        lse = tl.where(seen_some, top + tl.log2(tl.where(seen_some, total, 1.0)), _NO_KEYS)
         tl.store(lse_ptr + place, lse, mask=live)
+
+
+@triton.jit
+def _attend_tile(
+    query,
+    top,
+    total,
+    mixed,
+    key_start,
+    end,
+    position,
+    table,
+    tables_column,
+    cache,
+    cache_block,
+    cache_value,
+    scale,
+    window,
+    softcap,
+    KEYS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Add one tile of keys to a running softmax: its maximum, its sum, and the mixed values."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    key = key_start + tl.arange(0, KEYS)
+    column = tl.arange(0, COLUMNS)
+    there = key < end
+    if MASKED:
+        block = tl.load(table + (key // BLOCK_SIZE) * tables_column, mask=there, other=0)
+    else:
+        block = tl.load(table + (key // BLOCK_SIZE) * tables_column)
+    slot = block.to(tl.int64) * cache_block + (key % BLOCK_SIZE) * HEAD_DIM
+    slots = cache + slot[:, None] + column[None, :]
+    if MASKED or COLUMNS != HEAD_DIM:
+        inside = there[:, None] & (column < HEAD_DIM)[None, :]
+        keys = tl.load(slots, mask=inside, other=0.0)
+        values = tl.load(slots + cache_value, mask=inside, other=0.0)
+    else:
+        keys = tl.load(slots)
+        values = tl.load(slots + cache_value)
+    if INTERPRETED:
+        keys = keys.to(tl.float32)
+        values = values.to(tl.float32)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    factor = scale * LOG2_E
+    if CAPPED:
+        scores = 2 * tl.sigmoid(2 * scale / softcap * scores) - 1
+        factor = softcap * LOG2_E
+    if MASKED:
+        seen = there[None, :] & (key[None, :] <= position[:, None])
+        if WINDOWED:
+            seen = seen & (key[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores, -float("inf"))
+    now = tl.maximum(top, tl.max(scores, 1) * factor)
+    fade = tl.exp2(top - now)
+    weight = tl.exp2(scores * factor - now[:, None])  # one instruction before the power
+    total = total * fade + tl.sum(weight, 1)
+    mixed = mixed * fade[:, None]
+    mixed = tl.dot(weight.to(values.dtype), values, mixed, input_precision="ieee")
+    return now, total, mixed
 
 
 @triton.jit
@@ -258,7 +351,10 @@ def _merge(
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Merge parts [SPLITS, tokens, heads, HEAD_DIM], each divided by its own total 2 ** lse."""
+    """Merge parts [SPLITS, tokens, heads, HEAD_DIM], each divided by its own total 2 ** lse.
+
+    A part without keys was not written.
+    """
     place = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     split = tl.arange(0, SPLITS).to(tl.int64) * tokens * heads + place
     column = tl.arange(0, COLUMNS)
@@ -266,7 +362,8 @@ def _merge(
     lse = tl.load(lse_ptr + split)
     weight = tl.exp2(lse - tl.max(lse, 0))
     places = parts_ptr + split[:, None] * HEAD_DIM + column[None, :]
-    parts = tl.load(places, mask=inside[None, :], other=0.0)
+    written = (lse > _NO_KEYS)[:, None] & inside[None, :]
+    parts = tl.load(places, mask=written, other=0.0)
     merged = tl.sum(parts * weight[:, None], 0) / tl.sum(weight, 0)
     kept = merged.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + place * HEAD_DIM + column, kept, mask=inside)

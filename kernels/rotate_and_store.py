@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.kernels.device import on_gpu
 from penstock.kernels.norm import NormWeights, normalise, normalise_compiled
 from penstock.kernels.paged_attention_panels import ops_on_panels
 from penstock.kernels.rotary import rotary
@@ -31,6 +32,14 @@ class HeadNorms:
     query: NormWeights
     key: NormWeights
     whole_rows: bool = False
+
+    @property
+    def are_of_heads(self) -> bool:
+        """Return whether each is one row of weights for all heads, by the root mean square."""
+        norms = (self.query, self.key)
+        return not self.whole_rows and all(
+            norm.weight.dim() == 1 and norm.bias is None and not norm.centers for norm in norms
+        )
 
 
 # (qkv, norms, kv_cache) -> queries
@@ -62,6 +71,8 @@ def plan_store(places: Places, shape: HeadShape, kv_cache: Tensor) -> Store:
 
     kv_cache  the cache of any layer; all have one shape
     """
+    if on_gpu(kv_cache) and shape.head_dim % 2 == 0:
+        return lambda qkv, norms, kv_cache: _on_gpu(qkv, norms, places, shape, kv_cache)
     ops = ops_on_panels(kv_cache, shape)
     if ops is not None:
         return lambda qkv, norms, kv_cache: rotate_and_store_panels(
@@ -95,6 +106,23 @@ def rotate_and_store_ref(
     query, key = turning.tensor_split((num_heads,), 1)
     store_rows(key, value, kv_cache, rows)
     return query
+
+
+def _on_gpu(
+    qkv: Tensor, norms: HeadNorms | None, places: Places, shape: HeadShape, kv_cache: Tensor
+) -> Tensor:
+    # Imported here: not every platform without a GPU has triton.
+    from penstock.kernels.rotate_and_store_triton import rotate_and_store_triton
+
+    if norms and not norms.are_of_heads:
+        query, key, value = torch.split(qkv, shape.rows, -1)
+        query = _normalised(query.view(len(qkv), -1, shape.head_dim), norms, norms.query)
+        key = _normalised(key.view(len(qkv), -1, shape.head_dim), norms, norms.key)
+        qkv, norms = torch.cat((query.flatten(1), key.flatten(1), value), 1), None
+    weights = (norms.query.weight, norms.key.weight, norms.query.eps) if norms else None
+    turn = places.rotation
+    rotation = (turn.cos, turn.sin) if turn else None
+    return rotate_and_store_triton(qkv, weights, rotation, places.slot_mapping, shape, kv_cache)
 
 
 def _normalised(heads: Tensor, norms: HeadNorms, norm: NormWeights) -> Tensor:

@@ -143,7 +143,11 @@ class _Group:
 
     def uniforms(self, positions: NDArray[np.int64]) -> Tensor:
         drawn = uniforms(self.keys, self.choices, positions[self.places].tolist())
-        return torch.from_numpy(drawn).to(self.index.device)
+        device = self.index.device
+        if device.type == "cpu":
+            return torch.from_numpy(drawn)
+        # The host would wait for all that the device has to do, were the memory not pinned.
+        return torch.from_numpy(drawn).pin_memory().to(device, non_blocking=True)
 
     def of(self, logits: Tensor) -> Tensor:
         return logits if self.is_all else logits[self.index]

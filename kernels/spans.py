@@ -49,6 +49,11 @@ class HeadShape:
         return 1 if self.latent else 2
 
     @property
+    def rows(self) -> list[int]:
+        """Return how many numbers queries, keys and values have for each token."""
+        return [heads * self.head_dim for heads in (self.num_heads, *(self.num_kv_heads,) * 2)]
+
+    @property
     def group(self) -> int:
         """Return the number of query heads of one key head."""
         return self.num_heads // self.num_kv_heads

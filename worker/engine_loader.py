@@ -90,6 +90,8 @@ def _config(settings: WorkerSettings) -> EngineConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
         deterministic=settings.deterministic,
+        enforce_eager=settings.enforce_eager,
+        async_scheduling=settings.async_scheduling,
         quantization=settings.quantization,
         priority_preemption_threshold=settings.priority_preemption_threshold,
     )

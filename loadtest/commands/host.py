@@ -148,7 +148,7 @@ class _Watch:
         """
         (scheduled_s, planned_s), (run_s, ran_s) = self.spans["schedule"], self.spans["run"]
         batch_s, sampler_s = (
-            end - begin for begin, end in (self.spans["build"], self.spans["sample"])
+            end - begin for begin, end in (self.spans["build"], self.spans["draw"])
         )
         runner_s = ran_s - run_s - batch_s - sampler_s
         update_s = end_s - ran_s
@@ -175,7 +175,7 @@ def _engine(num_seqs: int, watch: _Watch) -> Engine:
         (scheduler, "schedule"),
         (runner, "run"),
         (batch, "build"),
-        (sampler, "sample"),
+        (sampler, "draw"),
     ):
         watch.over(owner, name)
     return Engine(limits, scheduler, runner, Grammars(Path(), VOCAB, frozenset()))

@@ -12,6 +12,7 @@ NAMES = frozenset(
     {
         "after",
         "api_key",
+        "async_scheduling",
         "backend",
         "base_url",
         "batch_size",
@@ -38,6 +39,7 @@ NAMES = frozenset(
         "enable_per_request_metrics",
         "enable_prefix_caching",
         "endpoint",
+        "enforce_eager",
         "engine",
         "engine_api_key",
         "engine_args",

@@ -4,10 +4,12 @@ A fake that looked at `seq.token_ids` would not notice a wrong, stale or lost bl
 """
 
 import hashlib
+from dataclasses import dataclass
 
+from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.messages import AddSequence
-from penstock.worker.engine.sampler import Sampled
+from penstock.worker.engine.sampler import DrawnTokens, Sampled
 from penstock.worker.engine.sequence import Plan, Sequence, Slice
 
 VOCAB = 97
@@ -31,6 +33,17 @@ def expected_completion(prompt: list[int], count: int) -> list[int]:
     return token_ids[len(prompt) :]
 
 
+@dataclass(frozen=True)
+class Computed:
+    """A step's plan, and the last state of each sequence that draws."""
+
+    plan: Plan
+    states: list[bytes]
+
+    def only(self, places: Numbers) -> "Computed":
+        return Computed(self.plan.only(places), [self.states[place] for place in places])
+
+
 class ForgetfulRunner:
     """Keeps the plans, so that tests can look at them."""
 
@@ -38,26 +51,39 @@ class ForgetfulRunner:
         self.block_size = block_size
         self.slots = [b"never written"] * (num_blocks * block_size)
         self.plans: list[list[tuple[str, int]]] = []
+        self.num_ahead = 0  # steps that were launched before the tokens of the last were read
 
     def run(self, plan: Plan) -> Sampled:
+        return self.draw(self.launch(plan)).read()
+
+    def launch(
+        self, plan: Plan, after: DrawnTokens | None = None, places: Numbers | None = None
+    ) -> "Computed":
+        """Compute the plan. Tokens drawn by the step before come from there alone."""
         self.plans.append([(piece.seq.seq_id, piece.count) for piece in plan])
-        for piece in plan:  # all are read before any is drawn, as in one forward pass
-            self._compute(piece)
-        drawn = [
-            _next_token(self._read(piece.seq, len(piece.seq.token_ids))[-1])
-            for piece in plan
-            if piece.draws
-        ]
-        return Sampled(drawn, [None] * len(drawn))
+        self.num_ahead += after is not None
+        states = []
+        for at, piece in enumerate(plan):  # all are read before any is drawn
+            known = piece.seq.token_ids[piece.start :][: piece.count]
+            if after is not None:
+                assert not known, "the host does not know it yet"
+                known = [after.tokens[at if places is None else places[at]]]
+            self._compute(piece, known)
+            if piece.draws:
+                states.append(self._read(piece.seq, piece.start + piece.count)[-1])
+        return Computed(plan, states)
+
+    def draw(self, computed: "Computed") -> DrawnTokens:
+        tokens = [_next_token(state) for state in computed.states]
+        return DrawnTokens(tokens, lambda: Sampled(tokens, [None] * len(tokens)))
 
     def zero(self, blocks: list[int]) -> None:
         """Nothing here is ever NaN."""
 
-    def _compute(self, piece: Slice) -> None:
-        seq = piece.seq
-        for position in range(piece.start, piece.start + piece.count):
-            self.slots[self._slot(seq, position)] = _mix(
-                self._read(seq, position), seq.token_ids[position]
+    def _compute(self, piece: Slice, token_ids: list[int]) -> None:
+        for position, token_id in enumerate(token_ids, piece.start):
+            self.slots[self._slot(piece.seq, position)] = _mix(
+                self._read(piece.seq, position), token_id
             )
 
     def _read(self, seq: Sequence, count: int) -> list[bytes]:

@@ -5,6 +5,7 @@ import torch
 
 from penstock.worker.engine.columns import Columns, Numbers
 from penstock.worker.engine.sequence import Plan, Sequence
+from penstock.worker.engine.transfers import send
 from penstock.worker.layers.batch import Batch
 
 
@@ -41,15 +42,26 @@ class PersistentBatch:
             row_of = np.repeat(rows, counts)
             positions = np.arange(query_start[-1]) + np.repeat(starts - query_start[:-1], counts)
         longest = int(contexts.max())
+        width = -(-longest // self.block_size)
         place, offset = np.divmod(positions, self.block_size)
         slots = self._tables[row_of, place] * np.int64(self.block_size) + offset
+        arrays = [
+            self._tokens[row_of, positions].astype(np.int64),
+            positions,
+            slots,
+            query_start,
+            contexts.astype(np.int32),
+            self._tables[rows, :width],
+        ]
+        sent = send(arrays, self.device)
+        token_ids, places, slot_mapping, starts_of_rows, context_lens, tables = sent
         return Batch(
-            token_ids=self._send(self._tokens[row_of, positions].astype(np.int64)),
-            positions=self._send(positions),
-            slot_mapping=self._send(slots),
-            query_start=self._send(query_start),
-            context_lens=self._send(contexts.astype(np.int32)),
-            block_tables=self._send(self._tables[rows, : -(-longest // self.block_size)]),
+            token_ids,
+            places,
+            slot_mapping,
+            starts_of_rows,
+            context_lens,
+            tables,
             max_query_len=int(counts.max()),
             max_context_len=longest,
         )
@@ -80,6 +92,3 @@ class PersistentBatch:
         self._tokens[row, written:known] = seq.token_ids[written:]
         written, known = int(self._num_blocks[row]), len(seq.block_table)
         self._tables[row, written:known] = seq.block_table[written:]
-
-    def _send(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)

@@ -11,6 +11,7 @@ from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
+from penstock.worker.engine.graphs import CudaCapture, GraphedNetwork
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.sampler import Sampler
@@ -18,7 +19,7 @@ from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.step_tokens import max_step_tokens, try_step
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.models.impl import load_model
-from penstock.worker.models.served import Model, ModelFacts
+from penstock.worker.models.served import Model, ModelFacts, Network
 from penstock.worker.models.spec import ModelSpec
 
 CPU_KV_CACHE_BYTES = 2**30
@@ -72,12 +73,31 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     batch = PersistentBatch(scheduler.columns, limits.max_model_len, config.block_size, device)
     sampler = Sampler(facts.vocab_size, facts.eos_token_ids, device)
+    network: Network = model
+    if _captures(config, model, device):
+        network = GraphedNetwork(
+            model,
+            kv_caches,
+            limits.max_num_seqs,
+            limits.max_model_len,
+            config.block_size,
+            CudaCapture(),
+        )
+    runner = ModelRunner(network, kv_caches, batch, sampler)
+    # On a CPU host and device are one, and nothing is gained.
+    wanted = config.async_scheduling
+    goes_ahead = device.type == "cuda" if wanted is None else wanted
     return Engine(
         limits,
         scheduler,
-        ModelRunner(model, kv_caches, batch, sampler),
+        runner,
         Grammars(config.model, facts.vocab_size, facts.eos_token_ids),
+        runner if goes_ahead else None,
     )
+
+
+def _captures(config: EngineConfig, model: Model, device: torch.device) -> bool:
+    return device.type == "cuda" and model.is_capturable and not config.enforce_eager
 
 
 def _device(config: EngineConfig) -> str:
@@ -122,15 +142,18 @@ def _free_gpu_bytes(
 ) -> int:
     """Return the bytes that `gpu_memory_utilization` leaves for the KV cache.
 
-    The weights, the largest step and other processes' memory are taken off.
+    The weights, the largest step and other processes' memory are taken off. Graphs, if there are
+    any, get as much as that step takes, which has more rows than they have.
     """
+    weights = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     try_step(model, step_tokens, config.max_num_seqs, config.block_size, device)
     peak = torch.cuda.max_memory_reserved(device)
     torch.cuda.empty_cache()
+    graphs = peak - weights if _captures(config, model, device) else 0
     free, total = torch.cuda.mem_get_info(device)
     elsewhere = total - free - torch.cuda.memory_reserved(device)
-    return int(total * config.gpu_memory_utilization) - peak - elsewhere
+    return int(total * config.gpu_memory_utilization) - peak - graphs - elsewhere
 
 
 def length_that_fits(config: EngineConfig, facts: ModelFacts, num_blocks: int) -> int:

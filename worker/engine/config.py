@@ -31,5 +31,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     deterministic: bool = False
+    enforce_eager: bool = False
+    async_scheduling: bool | None = None
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = None
     priority_preemption_threshold: int | None = None

@@ -13,15 +13,19 @@ from penstock.schemas import names
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import FinishReason
 from penstock.worker.engine.block_changes import BlockChanges
+from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
-from penstock.worker.engine.sampler import NO_TOKEN, Sampled, SamplerRow
+from penstock.worker.engine.runner import Launched
+from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled, SamplerRow
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.sequence import Plan, Sequence, Status
 
 
 class Runner(Protocol):
+    """A way to compute plans."""
+
     def run(self, plan: Plan) -> Sampled:
         """Compute the plan, and draw the tokens that follow from it.
 
@@ -32,20 +36,42 @@ class Runner(Protocol):
         """Make the blocks harmless to the sequences that get them next."""
 
 
+class AheadRunner(Protocol):
+    """A way to compute plans whose tokens the host does not know yet."""
+
+    def launch(
+        self, plan: Plan, after: DrawnTokens | None = None, places: Numbers | None = None
+    ) -> Launched:
+        """Launch the plan's forward pass, as `ModelRunner.launch` says."""
+
+    def draw(self, launched: Launched) -> DrawnTokens:
+        """Draw the tokens that follow from the plan."""
+
+
 class Engine:
     """The engine: tokens in, tokens out. It knows nothing of text, Redis or HTTP.
 
     One thread calls `step`. `add` and `cancel` may be called from any thread, and act at the next
     step.
+
+    ahead  the runner, where a step's forward pass is launched before the tokens of the step before
+           it are read; the host then works while the device computes
     """
 
     def __init__(
-        self, limits: EngineLimits, scheduler: Scheduler, runner: Runner, grammars: Grammars
+        self,
+        limits: EngineLimits,
+        scheduler: Scheduler,
+        runner: Runner,
+        grammars: Grammars,
+        ahead: AheadRunner | None = None,
     ) -> None:
         self.limits = limits
         self.scheduler = scheduler
         self.runner = runner
         self.grammars = grammars
+        self.ahead = ahead
+        self._launched: Launched | None = None  # of the next step
         self.note_plan: Callable[[list[PlanRow]], None] | None = None
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
@@ -66,14 +92,19 @@ class Engine:
         """Compute one step; return the new tokens, and the errors of refused sequences."""
         outputs = self._drain_inbox()
         begin = time.perf_counter()
-        plan = self.scheduler.schedule()
-        self._stats.scheduler_seconds += time.perf_counter() - begin
-        if plan:
-            if self.note_plan is not None:
-                self.note_plan([(at.seq.seq_id, at.count, at.start) for at in plan])
-            outputs += self._update(plan, self.runner.run(plan))
-            self._stats.num_steps += 1
-            self._stats.step_seconds += time.perf_counter() - begin
+        launched = self._take_launched()
+        if launched is not None:
+            outputs += self._finish(launched)
+        elif plan := self._schedule():
+            outputs += (
+                self._update(plan, self.runner.run(plan))
+                if self.ahead is None
+                else self._finish(self.ahead.launch(plan))
+            )
+        else:
+            return outputs
+        self._stats.num_steps += 1
+        self._stats.step_seconds += time.perf_counter() - begin
         return outputs
 
     @property
@@ -122,6 +153,38 @@ class Engine:
         self._stats.grammar_cache_hits = self.grammars.num_hits
         self._stats.histograms = {stat: tally.dump() for stat, tally in self._tallies.items()}
         return self._stats
+
+    def _schedule(self) -> Plan:
+        begin = time.perf_counter()
+        plan = self.scheduler.schedule()
+        self._stats.scheduler_seconds += time.perf_counter() - begin
+        self._note(plan)
+        return plan
+
+    def _note(self, plan: Plan) -> None:
+        if plan and self.note_plan is not None:
+            self.note_plan([(at.seq.seq_id, at.count, at.start) for at in plan])
+
+    def _take_launched(self) -> Launched | None:
+        """Return the step that was launched ahead, without sequences that have ended since."""
+        launched, self._launched = self._launched, None
+        if launched is None:
+            return None
+        runs = [seq.status is Status.RUNNING for seq in launched.plan.seqs]
+        if all(runs):
+            return launched
+        return launched.only(np.flatnonzero(runs)) if any(runs) else None
+
+    def _finish(self, launched: Launched) -> list[Output]:
+        """Draw the step's tokens, launch the next step if that can be, and record this one."""
+        assert self.ahead is not None
+        drawn = self.ahead.draw(launched)
+        after = self.scheduler.plan_ahead(launched.plan)
+        if after is not None:
+            plan, places = after
+            self._note(plan)
+            self._launched = self.ahead.launch(plan, drawn, places)
+        return self._update(launched.plan, drawn.read())
 
     def _drain_inbox(self) -> list[Output]:
         while not self._inbox.empty():

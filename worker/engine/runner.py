@@ -3,19 +3,48 @@
 It is the only part of the engine that touches the model.
 """
 
-import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.worker.engine.batch import PersistentBatch
+from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.grammar.constraints import Constraint
-from penstock.worker.engine.sampler import NO_TOKEN, Sampled, Sampler, SamplerRow
+from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled, Sampler, SamplerRow
 from penstock.worker.engine.sequence import Plan, Sequence
-from penstock.worker.layers.batch import Batch
+from penstock.worker.engine.transfers import Arriving, send
 from penstock.worker.models.served import Network
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """A plan whose forward pass was launched; the device may still compute it.
+
+    hidden  [drawing, hidden_size]  the state of each slice that draws
+    sums    [tokens]                of each token's state: no number if any part of it is none
+    kept    the tokens of the pass that are still in the plan; None means all
+    """
+
+    plan: Plan
+    hidden: Tensor
+    sums: Arriving
+    kept: Numbers | None = None
+
+    def only(self, places: Numbers) -> "Launched":
+        """Return it without some sequences, of a plan in which each draws from its only token."""
+        (index,) = send([places], self.hidden.device)
+        return Launched(self.plan.only(places), self.hidden[index], self.sums, places)
+
+    def spoilt(self) -> list[int]:
+        """Return the places of the slices with a token whose state is no number; wait for them."""
+        sums = self.sums.wait().numpy()
+        spoilt = np.flatnonzero(~np.isfinite(sums if self.kept is None else sums[self.kept]))
+        if not len(spoilt):
+            return []
+        slices = np.searchsorted(self.plan.counts.cumsum(), spoilt, side="right")
+        return [int(place) for place in np.unique(slices)]
 
 
 class ModelRunner:
@@ -30,29 +59,54 @@ class ModelRunner:
         self._rows: list[SamplerRow] = []
         self._constraints: list[Constraint | None] = []
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> Sampled:
         """Compute the plan; draw a token for each slice that reaches its sequence's end."""
-        batch = self.batch.build(plan)
-        hidden = self.model(batch, self.kv_caches)
-        total = hidden.sum()  # not finite if any of them is not
-        sampled = self._sample(plan, batch, hidden)
-        if math.isfinite(float(total)):
-            return sampled
-        return _without(sampled, plan, _spoilt(batch.query_start, hidden))
+        return self.draw(self.launch(plan)).read()
 
-    def _sample(self, plan: Plan, batch: Batch, hidden: Tensor) -> Sampled:
-        if not plan.drawing:
-            return Sampled([], [])
+    @torch.inference_mode()
+    def launch(
+        self, plan: Plan, after: DrawnTokens | None = None, places: Numbers | None = None
+    ) -> Launched:
+        """Launch the plan's forward pass.
+
+        after   the draw of the tokens that the plan computes, where the host does not know them
+        places  which of them these are; None means all
+        """
+        batch = self.batch.build(plan)
+        if after is not None:
+            tokens = after.tokens.clamp(min=0)  # who drew none ends with it
+            if places is not None:
+                tokens = tokens[send([places], tokens.device)[0]]
+            batch = replace(batch, token_ids=tokens)
+        hidden = self.model(batch, self.kv_caches)
+        sums = Arriving(hidden.sum(-1, dtype=torch.float32))
         if not plan.is_decode:
-            places = torch.from_numpy(np.flatnonzero(plan.draws)).to(hidden.device)
-            hidden = hidden[batch.query_start[1:][places] - 1]
+            ends = plan.counts.cumsum()[plan.draws] - 1
+            hidden = hidden[send([ends], hidden.device)[0]]
+        return Launched(plan, hidden, sums)
+
+    @torch.inference_mode()
+    def draw(self, launched: Launched) -> DrawnTokens:
+        """Draw the tokens that follow from the plan, one for each sequence in its `drawing`."""
+        plan = launched.plan
+        if not plan.drawing:
+            drawn = DrawnTokens(torch.empty(0, dtype=torch.int64), lambda: Sampled([], []))
+        else:
+            drawn = self._draw(plan, launched.hidden)
+
+        def read() -> Sampled:
+            sampled, spoilt = drawn.read(), launched.spoilt()
+            return _without(sampled, plan, spoilt) if spoilt else sampled
+
+        return DrawnTokens(drawn.tokens, read)
+
+    def _draw(self, plan: Plan, hidden: Tensor) -> DrawnTokens:
         if plan.drawing is not self._drawing:
             self._drawing = plan.drawing
             self._rows = [seq.sampling for seq in plan.drawing]
             self._constraints = [seq.constraint for seq in plan.drawing]
         masks = self.sampler.masks(self._constraints)  # while a GPU may still compute
-        return self.sampler.sample(
+        return self.sampler.draw(
             self.model.logits(hidden),
             self._rows,
             masks,
@@ -78,10 +132,3 @@ def _without(sampled: Sampled, plan: Plan, spoilt: list[int]) -> Sampled:
     rows = {drawn.get(place) for place in spoilt}
     token_ids = [NO_TOKEN if row in rows else each for row, each in enumerate(sampled.token_ids)]
     return replace(sampled, token_ids=token_ids, spoilt=spoilt)
-
-
-def _spoilt(query_start: Tensor, hidden: Tensor) -> list[int]:
-    """Return the places of the slices with a row that is not finite."""
-    rows = np.flatnonzero(~hidden.isfinite().all(-1).cpu().numpy())
-    slices = np.searchsorted(query_start.cpu().numpy(), rows, side="right") - 1
-    return [int(place) for place in np.unique(slices)]

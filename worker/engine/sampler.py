@@ -9,6 +9,7 @@ A row's token depends on nothing but the row: its logits, its params, its token 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,7 @@ from penstock.schemas.sampling import MAX_LOGPROBS, SamplingParams
 from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.engine.penalties import SeenTokens, penalise
+from penstock.worker.engine.transfers import Arriving
 
 GREEDY_BELOW = 1e-5  # below it one token has all the probability; vLLM has the same limit
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
@@ -73,6 +75,14 @@ class Sampled:
     spoilt: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnTokens:
+    """Tokens that were drawn, [rows] int64 on the device; `read` waits until the host has them."""
+
+    tokens: Tensor
+    read: Callable[[], Sampled]
+
+
 class Sampler:
     """The sampler of one engine.
 
@@ -102,6 +112,16 @@ class Sampler:
         masks: Tensor | None = None,
         lengths: NDArray[np.int64] | None = None,
     ) -> Sampled:
+        """Draw the next token of each row, and wait for it."""
+        return self.draw(logits, rows, masks, lengths).read()
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: list[SamplerRow],
+        masks: Tensor | None = None,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> DrawnTokens:
         """Draw the next token of each row. The list of rows is kept, to recognise it next time.
 
         logits  [rows, vocab]             float32, contiguous; overwritten
@@ -110,16 +130,17 @@ class Sampler:
         lengths [rows]                    tokens of each row; None means the length of its list
         """
         if not rows:
-            return Sampled([], [])
+            return DrawnTokens(torch.empty(0, dtype=torch.int64), lambda: Sampled([], []))
         if rows is not self._columns.rows and rows != self._columns.rows:
             self._columns = self._read(rows)
         columns = self._columns
         raw = logits[columns.scored] if columns.scored else None
         self._alter(logits, columns, masks)
         tokens = columns.sample(logits, columns.positions(lengths), masks)
-        if raw is None:
-            return Sampled(tokens.tolist(), [None] * len(rows))
-        return _with_logprobs(tokens, raw, columns)
+        if raw is not None:
+            return _with_logprobs(tokens, raw, columns)
+        arriving, count = Arriving(tokens), len(rows)
+        return DrawnTokens(tokens, lambda: Sampled(arriving.wait().tolist(), [None] * count))
 
     def _alter(self, logits: Tensor, columns: "_Columns", masks: Tensor | None) -> None:
         """Apply bias, min_tokens and penalties to the logits, in place."""
@@ -230,7 +251,7 @@ def _way(params: SamplingParams, seed: int, choice: int) -> bytes:
     return way.tobytes()
 
 
-def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
+def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> DrawnTokens:
     """Return the tokens with log probabilities, for the rows that asked for them.
 
     raw [scored rows, vocab]: the logits of those rows as the model gave them.
@@ -243,13 +264,23 @@ def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> Sampled:
     values = torch.cat([raw.gather(1, drawn), top], -1).double() - log_total(raw)[:, None]
     packed = torch.cat([top_ids.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
     # One transfer for all; float64 holds every id exactly.
-    flat = torch.cat([tokens.double(), packed.flatten()]).tolist()
-    token_ids = [int(token) for token in flat[: len(tokens)]]
-    logprobs: list[Logprob | None] = [None] * len(tokens)
+    arriving, num = Arriving(torch.cat([tokens.double(), packed.flatten()])), len(tokens)
+    asked = list(zip(columns.scored, wanted, strict=True))
+    return DrawnTokens(
+        tokens, lambda: _read_logprobs(arriving.wait().tolist(), num, num_top, asked)
+    )
+
+
+def _read_logprobs(
+    flat: list[float], num_rows: int, num_top: int, asked: list[tuple[int, int]]
+) -> Sampled:
+    """Read the tokens of all rows and, of each row that asked, what `_with_logprobs` packed."""
+    token_ids = [int(token) for token in flat[:num_rows]]
+    logprobs: list[Logprob | None] = [None] * num_rows
     width = 2 * num_top + 1
-    for place, (row, asked) in enumerate(zip(columns.scored, wanted, strict=True)):
-        count = min(asked, num_top)
-        start = len(tokens) + place * width
+    for place, (row, wanted) in enumerate(asked):
+        count = min(wanted, num_top)
+        start = num_rows + place * width
         ids, (logprob, *others) = flat[start : start + count], flat[start + num_top : start + width]
         if math.isnan(logprob):
             token_ids[row] = NO_TOKEN

@@ -47,11 +47,13 @@ class Scheduler:
         self.columns = Columns(max_num_seqs)
         self._rows = list(range(max_num_seqs))  # unused rows of the columns
         self._line: tuple[list[Sequence], Numbers] | None = None  # running, and their rows
+        self._is_full = False  # the first that waits found no room, and nothing was freed since
 
     def add(self, seq: Sequence) -> None:
         seq.place = seq.priority, seq.turn, next(self._arrivals)
         seq.status = Status.WAITING
         insort(self.waiting, seq, key=_place)
+        self._is_full = False
 
     def remove(self, seq: Sequence) -> None:
         """End the sequence wherever it is, and free its blocks at once."""
@@ -86,6 +88,34 @@ class Scheduler:
         draws = counts == pending
         drawing = seqs if draws.all() else [seqs[place] for place in np.flatnonzero(draws)]
         return Plan(seqs, rows, starts, counts, drawing, draws)
+
+    def plan_ahead(self, plan: Plan) -> tuple[Plan, Numbers | None] | None:
+        """Plan the step after `plan`, whose tokens are not known yet.
+
+        Each sequence computes the token that it draws now. Those that end with it by their length
+        are left out: the second value is the places of the others, None if these are all. Return
+        None where `schedule` might choose another step: a prompt is being read, one that waits
+        might start, or blocks are short.
+        """
+        columns, could_start = self.columns, self.waiting and not self._is_full
+        gives_way = self.waiting and self.preemption_threshold is not None
+        everyone_draws = len(plan.drawing) == len(plan) == len(self.running)
+        if could_start or gives_way or not everyone_draws:
+            return None
+        goes_on = plan.starts + plan.counts + 1 < columns.longest[plan.rows]
+        places = None if goes_on.all() else np.flatnonzero(goes_on)
+        after = plan if places is None else plan.only(places)
+        if not len(after):
+            return None
+        starts, rows = after.starts + after.counts, after.rows
+        is_short = starts + 1 > columns.num_blocks[rows] * self.pool.block_size
+        for place in np.flatnonzero(is_short).tolist():
+            seq = after.seqs[place]
+            if not self.pool.reserve(seq, int(starts[place]) + 1):
+                return None
+            columns.num_blocks[seq.row] = len(seq.block_table)
+        counts = np.ones_like(starts)
+        return Plan(after.seqs, rows, starts, counts, after.drawing, after.draws), places
 
     def _go_on(self) -> tuple[tuple[list[Sequence], Numbers], Numbers, Numbers, Numbers]:
         """Return the running sequences with their rows, and three columns of counts.
@@ -167,6 +197,7 @@ class Scheduler:
     def _stop(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self._line = None
+        self._is_full = False
         self._rows.append(seq.row)
         self.pool.release(seq)
 
@@ -179,12 +210,14 @@ class Scheduler:
         Return None where no sequence can start.
         """
         if not self._rows:
+            self._is_full = True
             return None
         for place, seq in enumerate(self.waiting):
             if self.pool.awaits(seq) or not self.pool.attach(seq):
                 continue
             if not self.pool.reserve(seq, len(seq.token_ids)):
                 self.pool.release(seq)
+                self._is_full = True
                 return None
             del self.waiting[place]
             seq.status = Status.RUNNING

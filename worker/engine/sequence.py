@@ -128,6 +128,12 @@ class Plan:
         """Return whether each sequence computes only its last known token."""
         return int(self.counts.sum()) == len(self.drawing) == len(self.seqs)
 
+    def only(self, places: NDArray[np.int64]) -> "Plan":
+        """Return the plan of some of the sequences, where all draw."""
+        seqs = [self.seqs[place] for place in places.tolist()]
+        rows, starts, counts = self.rows[places], self.starts[places], self.counts[places]
+        return Plan(seqs, rows, starts, counts, seqs, self.draws[places])
+
     def of_drawing(self, column: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the entries of a column that belong to the sequences in `drawing`."""
         return column if len(self.drawing) == len(self.seqs) else column[self.draws]

@@ -101,6 +101,14 @@ class DecoderLayers:
     def __len__(self) -> int:
         return len(self._layers)
 
+    @property
+    def are_plain(self) -> bool:
+        """Return whether no layer has experts or latents, whose ways depend on the rows."""
+        return all(
+            isinstance(layer.mlp, MLP) and isinstance(layer.attention, Attention)
+            for layer in self._layers
+        )
+
     def __call__(self, hidden: Tensor, kv_caches: list[Tensor], plan: PassPlan) -> Tensor:
         """Compute all layers: hidden [tokens, hidden_size], overwritten -> the same shape."""
         if self._together is not None:

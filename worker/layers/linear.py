@@ -92,12 +92,17 @@ class TorchLinear:
         self._activate = activate_rowwise if deterministic else activate
         self._activation = activation
         self._factor = factor
+        one_step = weight.device.type != "cpu" and not deterministic and bias is None
+        # The transposed weight where the product and a sum are one operation.
+        self._added = weight.t() if one_step and factor == 1.0 else None
 
     def __call__(self, x: Tensor) -> Tensor:
         product = self._product(x)
         return product if self._factor == 1.0 else product.mul_(self._factor)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        if self._added is not None:
+            return residual.addmm_(x, self._added)
         return residual + self(x)  # in one operation ends of vectors would round otherwise
 
     def wide(self, x: Tensor) -> Tensor:

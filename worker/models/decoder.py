@@ -57,6 +57,10 @@ class Decoder:
                 self.tables[place] = self._table(rope, rope.longer[0])
             self.tables[place].cover(max_model_len)
 
+    @property
+    def is_capturable(self) -> bool:
+        return self.layers.are_plain
+
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
 

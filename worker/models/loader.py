@@ -138,8 +138,7 @@ class Loader:
 
     def _qkv(self, name: str, attention: AttentionConfig) -> Linear:
         shape = attention.shape
-        rows = [each * shape.head_dim for each in (shape.num_heads, *(shape.num_kv_heads,) * 2)]
-        rows = rows if len(attention.qkv) > 1 else [sum(rows)]
+        rows = shape.rows if len(attention.qkv) > 1 else [sum(shape.rows)]
         order = None
         if attention.rope and attention.rope.order:
             heads = shape.num_heads + shape.num_kv_heads

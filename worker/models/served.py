@@ -82,7 +82,14 @@ class Network(Protocol):
 
 
 class Model(Network, Protocol):
-    """A network, and what is to be known of it."""
+    """A network, and what is to be known of it.
+
+    is_capturable  whether a pass of one-token slices can be a CUDA graph: it never waits for the
+                   device, and its operations depend on no number in the batch
+    """
+
+    @property
+    def is_capturable(self) -> bool: ...
 
     @property
     def config(self) -> ModelFacts: ...

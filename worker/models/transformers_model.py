@@ -80,6 +80,10 @@ class TransformersModel:
         with attending(PagedPass(batch, self._layers, kv_caches)):
             return _hidden(self._base, batch.token_ids, batch.positions)
 
+    @property
+    def is_capturable(self) -> bool:
+        return False  # a module may read the batch on the host
+
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)
 

@@ -107,7 +107,7 @@ class DummyWeights:
 
     def __init__(self, std: float) -> None:
         self._std = std
-        self._generator = torch.Generator().manual_seed(0)
+        self._generators: dict[torch.device, torch.Generator] = {}
 
     def has(self, name: str) -> bool:
         return False
@@ -118,7 +118,11 @@ class DummyWeights:
         elif name.endswith(".bias"):
             target.zero_()
         else:
-            target.copy_(torch.randn(target.shape, generator=self._generator) * self._std)
+            device = target.device
+            if device not in self._generators:
+                self._generators[device] = torch.Generator(device).manual_seed(0)
+            numbers = torch.randn(target.shape, generator=self._generators[device], device=device)
+            target.copy_(numbers * self._std)
 
     def release(self) -> None:
         pass

@@ -41,6 +41,8 @@ OF_VLLM = frozenset(
         "kv_cache_memory_bytes",
         "max_num_batched_tokens",
         "enable_prefix_caching",
+        "enforce_eager",
+        "async_scheduling",
     }
 )
 NATIVE_ALONE = frozenset(
@@ -158,6 +160,12 @@ class WorkerSettings(TracingSettings):
         description="a job that has no room takes that of running ones so many classes lower",
     )
     deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
+    async_scheduling: bool | None = Field(
+        None, description="launch a step before the tokens of the last are read; None: on a GPU"
+    )
+    enforce_eager: bool = Field(
+        False, description="make no CUDA graphs of decoding steps: a quicker start, slower tokens"
+    )
     engine_url: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list,
         validate_default=True,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -151,8 +152,16 @@ def test_triton_equals_the_reference(lengths, heads, kv_heads, head_dim, window,
     assert_close(got, wanted, atol=tolerance, rtol=tolerance)
 
 
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """New memory holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("window, head_dim", [(None, 64), (600, 64), (None, 48)])
-def test_a_split_query_is_merged_to_the_same(window, head_dim):
+def test_a_split_query_is_merged_to_the_same(window, head_dim, poisoned):
     query, cache, spans = make([(1, 1030), (1, 3)], 2, 1, head_dim)
     got = paged_attention_triton(query, cache, spans, Scoring(0.125, window))
     wanted = paged_attention_ref(query, cache, spans, Scoring(0.125, window))
@@ -182,17 +191,19 @@ import re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from penstock.kernels.paged_attention_triton import _merge, _paged_attention
+from penstock.kernels.paged_attention_triton import (
+    _DECODE, _PREFILL, _WIDE_DECODE, _WIDE_PREFILL, _merge, _paged_attention
+)
 
 STRIDES = "query_row query_head cache_block cache_head cache_value tables_row".split()
 
-def resources(kernel, signature, constants):
+def resources(kernel, signature, constants, num_warps=4, num_stages=2, most_stack=0):
     signature = signature | dict.fromkeys(constants, "constexpr")
     # As at a launch: addresses and strides are multiples of 16.
     aligned = [name for name in signature if name.endswith("_ptr") or name in STRIDES]
     attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
-    options = {"num_warps": 4, "num_stages": 2}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
@@ -202,7 +213,7 @@ def resources(kernel, signature, constants):
     print(usage)
     stack = int(re.search(r"STACK:(\\d+)", usage)[1])
     local = int(re.search(r"LOCAL:(\\d+)", usage)[1])
-    assert stack == 0 and local == 0, usage
+    assert stack <= most_stack and local == 0, usage
     return built.asm["ptx"]
 
 pointers = {name: "*bf16" for name in ("query_ptr", "cache_ptr", "out_ptr")}
@@ -212,24 +223,53 @@ pointers |= {"lse_ptr": "*fp32"} | dict.fromkeys(
 numbers = [*STRIDES, "tokens", "heads"]
 signature = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32", "window": "i32"}
 signature |= {"softcap": "fp32", "sinks_ptr": "*fp32"}
-for group, rows, head_dim, columns, splits in (
-    (3, 16, 64, 64, 4), (4, 64, 128, 128, 1), (1, 64, 96, 128, 1)
+# The tile of prompts spills some bytes; it was measured to be faster than one that does not.
+for group, tile, head_dim, columns, splits, most_stack in (
+    (3, _DECODE, 64, 64, 4, 0), (4, _DECODE, 128, 128, 1, 0), (4, _PREFILL, 128, 128, 1, 256),
+    (1, _PREFILL, 64, 64, 1, 0), (1, _WIDE_PREFILL, 96, 128, 1, 0),
+    (8, _WIDE_DECODE, 256, 256, 2, 0),
 ):
-    constants = dict(tables_column=1, GROUP=group, ROWS=rows, KEYS=64, BLOCK_SIZE=16,
-                     HEAD_DIM=head_dim, COLUMNS=columns, SPLITS=splits, CAPPED=splits > 1,
-                     HAS_SINKS=splits > 1, INTERPRETED=False)
-    ptx = resources(_paged_attention, signature, constants)
-    assert "mma" in ptx
+    constants = dict(tables_column=1, GROUP=group, ROWS=tile.rows, KEYS=tile.keys, BLOCK_SIZE=16,
+                     HEAD_DIM=head_dim, COLUMNS=columns, SPLITS=splits, WINDOWED=splits > 1,
+                     CAPPED=splits > 1, HAS_SINKS=splits > 1, INTERPRETED=False)
+    ptx = resources(
+        _paged_attention, signature, constants, tile.num_warps, tile.num_stages, most_stack
+    )
+    assert "mma" in ptx and "cp.async" in ptx
 resources(
     _merge,
     {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
     | {"tokens": "i32", "heads": "i32"},
     {"SPLITS": 4, "HEAD_DIM": 96, "COLUMNS": 128},
 )
+from penstock.kernels.activation_triton import _activate
+from penstock.kernels.norm_triton import _normalise
+from penstock.kernels.rotate_and_store_triton import _rotate_and_store
+
+resources(
+    _normalise,
+    {"x_ptr": "*bf16", "weight_ptr": "*fp32", "bias_ptr": "*fp32", "out_ptr": "*bf16"}
+    | {"eps": "fp32"},
+    dict(HIDDEN=8192, BLOCK=8192, CENTERS=False, HAS_BIAS=False, ADDS=True),
+)
+resources(
+    _activate,
+    {"x_ptr": "*bf16", "out_ptr": "*bf16"},
+    dict(WIDTH=28672, HIDDEN=14336, MULTIPLIES=True, KIND="silu", BLOCK=1024),
+)
+resources(
+    _rotate_and_store,
+    {"qkv_ptr": "*bf16", "query_weight_ptr": "*fp32", "key_weight_ptr": "*fp32"}
+    | dict.fromkeys(("cos_ptr", "sin_ptr", "query_ptr", "cache_ptr"), "*bf16")
+    | {"slots_ptr": "*i64", "eps": "fp32"}
+    | dict.fromkeys(("cache_block", "cache_head", "cache_value"), "i32"),
+    dict(HEADS=64, KV_HEADS=8, HALF=64, BLOCK_SIZE=16, ROWS=16, COLUMNS=64,
+         NORMALISES=True, ROTATES=True),
+)
 """
 
 
-def test_the_kernel_compiles_for_hopper_with_nothing_spilled():
+def test_the_kernels_compile_for_hopper_with_nothing_spilled():
     """In a process of its own: here triton was imported to interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     root = ROOT

@@ -26,6 +26,7 @@ def make_engine(
     budget: int = 16,
     remembers: bool = True,
     threshold: int | None = None,
+    goes_ahead: bool = False,
 ) -> tuple[Engine, ForgetfulRunner]:
     limits = EngineLimits(
         num_blocks * block_size, VOCAB, num_blocks, block_size, max_num_seqs, frozenset()
@@ -33,7 +34,8 @@ def make_engine(
     runner = ForgetfulRunner(num_blocks, block_size)
     pool = BlockPool(num_blocks, block_size, remembers)
     scheduler = Scheduler(pool, max_num_seqs, budget, threshold)
-    return Engine(limits, scheduler, runner, Grammars(Path(), 1000, frozenset())), runner
+    grammars = Grammars(Path(), 1000, frozenset())
+    return Engine(limits, scheduler, runner, grammars, runner if goes_ahead else None), runner
 
 
 def addition(seq_id: str, prompt: list[int], max_tokens: int, **more: object) -> AddSequence:
@@ -67,7 +69,8 @@ def assert_idle_and_whole(engine: Engine) -> None:
 def test_the_changes_of_each_step_rebuild_what_is_remembered(seed: int) -> None:
     rng = random.Random(seed)
     block_size, longest = rng.choice([1, 2, 4]), rng.randrange(12, 40)
-    engine, _ = make_engine(-(-longest // block_size) + rng.randrange(3), block_size)
+    num_blocks = -(-longest // block_size) + rng.randrange(3)
+    engine, _ = make_engine(num_blocks, block_size, goes_ahead=seed % 2 == 0)
     changes, blocks = engine.follow_blocks(with_token_ids=True), dict[bytes, StoredBlock]()
     for given in random_trace(rng, longest):
         engine.add(given)
@@ -103,6 +106,7 @@ def test_every_completion_equals_the_one_computed_alone(seed: int) -> None:
         rng.randrange(1, 30),
         rng.random() < 0.8,
         rng.choice([None, 1, 2]),
+        goes_ahead=seed % 2 == 0,
     )
     completions = run_to_end(engine, trace)
     for given in trace:
@@ -116,7 +120,10 @@ def test_every_completion_equals_the_one_computed_alone(seed: int) -> None:
 def test_columns_say_what_the_sequences_say(seed: int) -> None:
     rng = random.Random(seed)
     engine, _ = make_engine(
-        num_blocks=14, budget=rng.randrange(1, 20), threshold=rng.choice([None, 1])
+        num_blocks=14,
+        budget=rng.randrange(1, 20),
+        threshold=rng.choice([None, 1]),
+        goes_ahead=seed % 2 == 0,
     )
     for given in random_trace(rng, longest=40):
         engine.add(given)
@@ -145,7 +152,7 @@ def test_any_of_many_stop_ids_ends_a_sequence(count: int) -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_cancelling_at_any_step_disturbs_nobody_and_frees_everything(seed: int) -> None:
     rng = random.Random(seed)
-    engine, _ = make_engine(num_blocks=14, budget=rng.randrange(1, 20))
+    engine, _ = make_engine(num_blocks=14, budget=rng.randrange(1, 20), goes_ahead=seed % 2 == 0)
     trace = random_trace(rng, 40)
     doomed = {given.seq_id for given in trace if rng.random() < 0.4}
     for given in trace:
@@ -161,6 +168,46 @@ def test_cancelling_at_any_step_disturbs_nobody_and_frees_everything(seed: int) 
         whole = expected_completion(given.prompt, given.params.max_tokens)
         assert completions[given.seq_id] == whole[: len(completions[given.seq_id])]
     assert_idle_and_whole(engine)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_stop_ids_end_sequences_whose_next_step_was_launched(seed: int) -> None:
+    """Their extra token is dropped, and their blocks serve others; those that wait come in."""
+    rng = random.Random(seed)
+    engine, _ = make_engine(14, max_num_seqs=3, goes_ahead=True)
+    wanted, trace = {}, random_trace(rng, 40)
+    for given in trace:
+        whole = expected_completion(given.prompt, given.params.max_tokens)
+        stop = whole[rng.randrange(len(whole))]
+        given.params.stop_token_ids.append(stop)
+        wanted[given.seq_id] = whole[: whole.index(stop) + 1]
+    assert run_to_end(engine, trace) == wanted
+    assert_idle_and_whole(engine)
+
+
+def test_nothing_is_launched_for_who_ends_by_its_length() -> None:
+    engine, runner = make_engine(40, goes_ahead=True)
+    run_to_end(engine, [addition("a", [1, 2, 3], 5), addition("b", [4], 9)])
+    steps = [dict(plan) for plan in runner.plans]
+    assert sum("a" in step for step in steps) == 5
+    assert len(steps) == 9
+
+
+def test_decoding_goes_ahead_of_the_host_unless_somebody_could_start() -> None:
+    engine, runner = make_engine(40, max_num_seqs=2, budget=64, goes_ahead=True)
+    engine.add(addition("a", [1, 2, 3], 60))
+    stepped(engine, 10)
+    assert runner.num_ahead == 10, "each step but the first was launched by the one before"
+    engine.add(addition("b", [3, 4], 60))
+    stepped(engine, 2)
+    assert running(engine) == ["a", "b"], "who arrives waits for the step that was launched"
+    engine.add(addition("c", [5], 60))
+    before = runner.num_ahead
+    stepped(engine, 20)
+    assert runner.num_ahead >= before + 18, "who finds no room holds nobody up"
+    engine.cancel("a")
+    stepped(engine, 2)
+    assert running(engine) == ["b", "c"]
 
 
 @pytest.mark.parametrize("seed", range(30))

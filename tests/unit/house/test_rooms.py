@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "compose": ANYTHING,
     "loadtest": LOADTEST,
     # What is measured: engines in process, ours and others'.
+    "loadtest.gpu": LOADTEST | {"worker.engine", "kernels", "torch", "transformers", "triton"},
     "loadtest.engines.own": LOADTEST | {"worker.bundled.paths", "worker.process.settings"},
     "loadtest.engines.timed_llm": LOADTEST
     | {"worker.engine.messages", "worker.llm", "worker.progress"},

@@ -1,0 +1,134 @@
+"""The engine's way on a GPU, tried on a CPU: Triton's interpreter, static inputs, replays."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import judges
+from paths import ROOT
+from penstock.kernels.device import TRITON_DEVICES
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.graphs import GraphedNetwork, graph_sizes
+from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.runner import ModelRunner
+
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=1, max_tokens=6, ignore_eos=True),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=20, max_tokens=12, ignore_eos=True),
+    SamplingParams(
+        temperature=1, presence_penalty=1, repetition_penalty=1.2, max_tokens=9, ignore_eos=True
+    ),
+    SamplingParams(temperature=0, logprobs=3, min_tokens=5, max_tokens=11),
+]
+
+
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    TRITON_DEVICES.add("cpu")
+    yield
+    TRITON_DEVICES.discard("cpu")
+
+
+def make_engine(folder: Path, **options: object) -> Engine:
+    """Short of blocks and of room in a step, so that slices and preemption happen."""
+    return build_engine(
+        EngineConfig(
+            folder,
+            dtype="float32",
+            device="cpu",
+            num_gpu_blocks_override=9,
+            max_num_seqs=5,
+            max_num_batched_tokens=24,
+            **options,
+        )
+    )
+
+
+def texts(engine: Engine) -> list[list[int]]:
+    """The tokens of six sequences of unequal lengths, which begin in two groups."""
+    found: list[list[int]] = [[] for _ in range(6)]
+
+    def add(seqs: range) -> None:
+        for seq in seqs:
+            prompt = [5 + (3 * seq + 7 * at) % 90 for at in range(3 + 9 * seq)]
+            engine.add(AddSequence(str(seq), prompt, PARAMS[seq % 5], seed=seq))
+
+    add(range(4))
+    num_steps = 0
+    while engine.busy:
+        num_steps += 1
+        if num_steps == 4:
+            add(range(4, 6))
+        for output in engine.step():
+            assert output.error is None, output.error
+            found[int(output.seq_id)] += output.token_ids
+    return found
+
+
+class Replays:
+    """In the place of CUDA graphs: the computation runs again, into the same tensor."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        out = compute()
+
+        def replay() -> None:
+            self.num_replays += 1
+            out.copy_(compute())
+
+        return replay, out
+
+
+@pytest.mark.parametrize("name", ["mistral_window", "qwen3"])
+def test_a_gpus_way_gives_the_same_text(name: str, tmp_path: Path, interpreted: None) -> None:
+    """Step by step and launched ahead, with slices, preemption and ends that nobody foresaw."""
+    judges.save(name, tmp_path)
+    TRITON_DEVICES.discard("cpu")
+    plain = make_engine(tmp_path)
+    wanted = texts(plain)
+    assert plain.stats().num_preemptions, "this tries a preempted sequence too"
+    assert texts(make_engine(tmp_path, async_scheduling=True)) == wanted
+
+    TRITON_DEVICES.add("cpu")
+    engine = make_engine(tmp_path, async_scheduling=True)
+    runner, replays = engine.runner, Replays()
+    assert isinstance(runner, ModelRunner)
+    with torch.inference_mode():
+        runner.model = GraphedNetwork(runner.model, runner.kv_caches, 5, 144, 16, replays)
+    assert texts(engine) == wanted
+    assert replays.num_replays > 10, "steps of single tokens are replayed"
+
+
+def test_sizes_are_close_where_rows_are_few() -> None:
+    assert graph_sizes(1) == [1]
+    assert graph_sizes(5) == [1, 2, 4, 5]
+    assert graph_sizes(256)[:6] == [1, 2, 4, 8, 16, 24]
+    assert graph_sizes(256)[-1] == 256
+    assert graph_sizes(4000)[-1] == 512
+    assert all(after <= 2 * size for size, after in pairwise(graph_sizes(4000)))
+
+
+def test_the_script_of_figures_runs_without_a_gpu(tmp_path: Path) -> None:
+    """In a process of its own, as a user starts it; the slow parts are left out."""
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "penstock.loadtest.gpu", "--out", str(out)]
+    parts = "limits,attention_speed,small_ops_speed,engines,prompts"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run([*command, "--parts", parts], cwd=ROOT, env=environment, check=True)
+    found = json.loads(out.read_text())
+    assert found["failures"] == {}
+    assert {row["part"] for row in found["rows"]} == {"limits", "attention", "small ops", "engine"}
