@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.cpu.library import compiled_ops
-from penstock.kernels.draw import UNIT, Cut, draw, draw_cut, likeliest, mass
+from penstock.kernels.device import TRITON_DEVICES
+from penstock.kernels.draw import LOG2_E, STEEPEST, UNIT, Cut, draw, draw_cut, likeliest, mass
 from penstock.kernels.philox import Words, key_schedule, uniforms
 from penstock.kernels.token_mask import apply_token_mask, byte_penalties
 
@@ -48,6 +49,8 @@ Sample = Callable[[Tensor, NDArray[np.int64], Tensor | None], Tensor]
 
 def plan_sample(ways: Ways, vocab: int, device: torch.device) -> Sample:
     """Return the function that draws the tokens of one batch of rows, step after step."""
+    if device.type in TRITON_DEVICES:
+        return SampleOnGpu(ways, vocab, device)
     ops = _ops_on(device)
     if ops is None:
         return SampleRef(ways, vocab, device)
@@ -72,6 +75,47 @@ def sample_compiled(
     return tokens
 
 
+class SampleOnGpu:
+    """Draws by Triton's kernel, which reads the ways as columns on the device."""
+
+    def __init__(self, ways: Ways, vocab: int, device: torch.device) -> None:
+        # Imported here: not every platform without a GPU has triton.
+        from penstock.kernels.sample_triton import sample_triton
+
+        self._kernel = sample_triton
+        self._device = device
+        self._masked = torch.from_numpy(ways["is_masked"].nonzero()[0])
+        temperature = torch.from_numpy(ways["temperature"].copy())
+        scales = torch.full_like(temperature, LOG2_E).div_(temperature).clamp_(max=STEEPEST)
+        top_k = np.where(ways["top_k"] > 0, ways["top_k"], vocab).clip(max=vocab)
+        self._columns = [
+            each.to(device)
+            for each in (
+                scales.masked_fill_(temperature == 0, 0),
+                torch.from_numpy(top_k.astype(np.int32)),
+                torch.from_numpy(ways["top_p"].copy()),
+                torch.from_numpy(ways["min_p"].copy()).log2().float(),
+            )
+        ]
+        self._keys, self._choices = key_schedule(ways["seed"].tolist()), ways["choice"].tolist()
+        self._zeros = torch.zeros(len(ways), dtype=torch.float64, device=device)
+        self._draws = bool((ways["temperature"] > 0).any())
+
+    def __call__(
+        self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
+    ) -> Tensor:
+        _forbid(logits, masks, self._masked)
+        numbers = self._zeros
+        if self._draws:
+            drawn = torch.from_numpy(uniforms(self._keys, self._choices, positions.tolist()))
+            numbers = drawn
+            if self._device.type != "cpu":
+                # The host would wait for all that the device has to do, were it not pinned.
+                numbers = drawn.pin_memory().to(self._device, non_blocking=True)
+        scales, top_ks, top_ps, least_powers = self._columns
+        return self._kernel(logits, scales, top_ks, top_ps, least_powers, numbers)
+
+
 class SampleRef:
     """Draws in torch, on any device: each kind of draw over all rows that ask for it."""
 
@@ -85,8 +129,7 @@ class SampleRef:
     def __call__(
         self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
     ) -> Tensor:
-        if masks is not None and len(self._masked):
-            self._mask(logits, masks)
+        _forbid(logits, masks, self._masked)
         top, tokens = likeliest(logits)
         if (group := self._free) is not None:
             tokens[group.index] = draw(
@@ -98,15 +141,19 @@ class SampleRef:
             )
         return tokens.masked_fill_(~top.isfinite(), NO_TOKEN)
 
-    def _mask(self, logits: Tensor, masks: Tensor) -> None:
-        penalties = _byte_penalties(logits.device)
-        if len(self._masked) == len(logits):
-            apply_token_mask(logits, masks.to(logits.device), penalties)
-            return
-        index = self._masked.to(logits.device)
-        some = logits[index]
-        apply_token_mask(some, masks[self._masked].to(logits.device), penalties)
-        logits[index] = some
+
+def _forbid(logits: Tensor, masks: Tensor | None, masked: Tensor) -> None:
+    """Apply the masks of some rows to their logits, in place."""
+    if masks is None or not len(masked):
+        return
+    penalties = _byte_penalties(logits.device)
+    if len(masked) == len(logits):
+        apply_token_mask(logits, masks.to(logits.device), penalties)
+        return
+    index = masked.to(logits.device)
+    some = logits[index]
+    apply_token_mask(some, masks[masked].to(logits.device), penalties)
+    logits[index] = some
 
 
 def log_total(logits: Tensor) -> Tensor:
@@ -143,11 +190,7 @@ class _Group:
 
     def uniforms(self, positions: NDArray[np.int64]) -> Tensor:
         drawn = uniforms(self.keys, self.choices, positions[self.places].tolist())
-        device = self.index.device
-        if device.type == "cpu":
-            return torch.from_numpy(drawn)
-        # The host would wait for all that the device has to do, were the memory not pinned.
-        return torch.from_numpy(drawn).pin_memory().to(device, non_blocking=True)
+        return torch.from_numpy(drawn).to(self.index.device)
 
     def of(self, logits: Tensor) -> Tensor:
         return logits if self.is_all else logits[self.index]

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import transformers
 import triton
@@ -41,6 +42,7 @@ from penstock.kernels.rotate_and_store import (
     plan_store,
     rotate_and_store_ref,
 )
+from penstock.kernels.sample import WAY, SampleOnGpu, SampleRef
 from penstock.kernels.spans import HeadShape, Scoring, Spans
 from penstock.kernels.store_kv import key_rows
 from penstock.schemas.sampling import SamplingParams
@@ -140,7 +142,8 @@ def checks(figures: Figures) -> None:
     torch.seed()
     for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         kind = str(dtype).removeprefix("torch.")
-        for name, got, wanted in [*_attentions(dtype), *_small_ops(dtype)]:
+        sampled = _samples() if dtype == torch.float32 else ()
+        for name, got, wanted in [*_attentions(dtype), *_small_ops(dtype), *sampled]:
             error = ((got.double() - wanted.double()).norm() / wanted.double().norm()).item()
             figures.add("check", f"{name}, {kind}", error, "relative")
             if not error < most:
@@ -185,6 +188,23 @@ def _small_ops(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
         query, wanted = _stored(args, shape), _stored(wide, shape, reference=True)
         for name, got, right in zip(("queries", "cache"), query, wanted, strict=True):
             yield f"rotate and store {shape.num_heads}x{shape.head_dim} {name}", got, right
+
+
+def _samples() -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Tokens drawn in every way from flat, usual and steep logits; each must be the reference's."""
+    rows, vocab = (8, 300) if TOY else (256, 128_256)
+    ways = np.zeros(rows, WAY)
+    ways["temperature"] = np.resize([0, 0.3, 1, 2], rows)
+    ways["top_p"], ways["top_k"] = np.resize([1, 0.9, 0.5], rows), np.resize([0, 7, 0, 0, 50], rows)
+    ways["min_p"], ways["seed"] = np.resize([0, 0, 0, 0, 0, 0, 0.05], rows), np.arange(rows)
+    for spread in (0.01, 3.0, 40.0):
+        logits, positions = spread * randn(rows, vocab, dtype=torch.float32), np.arange(rows)
+        wanted = SampleRef(ways, vocab, DEVICE)(logits.clone(), positions, None)
+        yield (
+            f"sample, spread {spread:g}",
+            SampleOnGpu(ways, vocab, DEVICE)(logits, positions, None),
+            wanted,
+        )
 
 
 class _Qkv(NamedTuple):

@@ -197,13 +197,14 @@ from penstock.kernels.paged_attention_triton import (
 
 STRIDES = "query_row query_head cache_block cache_head cache_value tables_row".split()
 
-def resources(kernel, signature, constants, num_warps=4, num_stages=2, most_stack=0):
+def resources(kernel, signature, constants, num_warps=4, num_stages=2, most_stack=0,
+              fuses=True):
     signature = signature | dict.fromkeys(constants, "constexpr")
     # As at a launch: addresses and strides are multiples of 16.
     aligned = [name for name in signature if name.endswith("_ptr") or name in STRIDES]
     attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": fuses}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
@@ -214,6 +215,7 @@ def resources(kernel, signature, constants, num_warps=4, num_stages=2, most_stac
     stack = int(re.search(r"STACK:(\\d+)", usage)[1])
     local = int(re.search(r"LOCAL:(\\d+)", usage)[1])
     assert stack <= most_stack and local == 0, usage
+    assert fuses or "fma" not in built.asm["ptx"]
     return built.asm["ptx"]
 
 pointers = {name: "*bf16" for name in ("query_ptr", "cache_ptr", "out_ptr")}
@@ -245,6 +247,7 @@ resources(
 from penstock.kernels.activation_triton import _activate
 from penstock.kernels.norm_triton import _normalise
 from penstock.kernels.rotate_and_store_triton import _rotate_and_store
+from penstock.kernels.sample_triton import _sample
 
 resources(
     _normalise,
@@ -256,6 +259,14 @@ resources(
     _activate,
     {"x_ptr": "*bf16", "out_ptr": "*bf16"},
     dict(WIDTH=28672, HIDDEN=14336, MULTIPLIES=True, KIND="silu", BLOCK=1024),
+)
+resources(
+    _sample,
+    {"logits_ptr": "*fp32", "scales_ptr": "*fp32", "top_ks_ptr": "*i32", "top_ps_ptr": "*fp64"}
+    | {"least_powers_ptr": "*fp32", "uniforms_ptr": "*fp64", "tokens_ptr": "*i64", "vocab": "i32"},
+    dict(BLOCK=4096),
+    num_warps=8,
+    fuses=False,
 )
 resources(
     _rotate_and_store,

@@ -1,10 +1,14 @@
 """The small Triton kernels against their references, in the interpreter."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from odd_ways import ways_of
 from penstock.kernels.activation import Activation, activate_ref
 from penstock.kernels.activation_triton import activate_triton
 from penstock.kernels.norm import NormWeights, normalise_ref
@@ -16,6 +20,7 @@ from penstock.kernels.rotate_and_store import (
     rotate_and_store_ref,
 )
 from penstock.kernels.rotate_and_store_triton import rotate_and_store_triton
+from penstock.kernels.sample import SampleOnGpu, SampleRef
 from penstock.kernels.spans import HeadShape
 from penstock.kernels.store_kv import key_rows
 
@@ -93,3 +98,40 @@ def test_rotating_and_storing(
     changed = (empty != got_cache).any(-1)
     assert changed.sum() <= 2 * kv_heads, "only the token without a slot was left out"
     assert changed.any()
+
+
+@pytest.mark.parametrize(
+    "rows, vocab, spread", [(5, 1, 3.0), (24, 15, 0.001), (24, 130, 40.0), (12, 1001, 3.0)]
+)
+def test_sampled_tokens(rows, vocab, spread):
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(rows, vocab, generator=generator) * spread
+    logits[1::3] = (logits[1::3] / spread * 4).round() / 4  # ties, and zeros of both signs
+    for row, odd in zip(range(2, rows, 7), [math.nan, math.inf, -math.inf] * 5, strict=False):
+        logits[row, row * 37 % vocab] = odd
+    words = (rows, -(-vocab // 32))
+    masks = torch.randint(-(2**31), 2**31, words, dtype=torch.int32, generator=generator)
+    for seed, given_masks in enumerate((None, masks)):
+        ways, positions = ways_of(seed + vocab, rows), np.arange(rows) * 1009
+        wanted = SampleRef(ways, vocab, logits.device)(logits.clone(), positions, given_masks)
+        got = SampleOnGpu(ways, vocab, logits.device)(logits.clone(), positions, given_masks)
+        assert got.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (0, 0.1), (9, 0.5)])
+def test_equal_logits_are_all_drawn_or_none(top_k, top_p):
+    logits = torch.full((40, 20), -20.0)
+    logits[:, 5:10] = 2.0
+    ways = np.zeros(40, ways_of(0, 1).dtype)
+    ways["temperature"], ways["top_k"], ways["top_p"] = 0.7, top_k, top_p
+    ways["seed"] = np.arange(40)
+    drawn = SampleOnGpu(ways, 20, logits.device)(logits, np.zeros(40, np.int64), None)
+    assert set(drawn.tolist()) == set(range(5, 10))
+
+
+def test_both_zeros_are_one_logit():
+    ways = np.zeros(12, ways_of(0, 1).dtype)
+    ways["temperature"], ways["top_k"], ways["top_p"], ways["seed"] = 1, 1, 1, np.arange(12)
+    logits = torch.tensor([0.0, -0.0, -9.0]).repeat(12, 1)
+    drawn = SampleOnGpu(ways, 3, logits.device)(logits, np.zeros(12, np.int64), None)
+    assert set(drawn.tolist()) == {0, 1}
