@@ -28,7 +28,8 @@ _LEAST_COLUMNS = 16  # of a product; a head's numbers are filled up to a power o
 _SPLIT_KEYS = 256
 _PROGRAMS = 4
 _MOST_SPLITS = 64
-_PROCESSORS = 132  # where there is no device to ask
+_PROCESSORS, _SHARED = 132, 227 * 2**10  # where there is no device to ask
+_LEAST_ROWS = 16  # of a product
 _NO_KEYS = tl.constexpr(-1.0e30)  # stands for the logarithm of 0
 
 
@@ -68,7 +69,7 @@ def paged_attention_triton(
     seqs, group = spans.context_lens.shape[0], heads // kv_heads
     columns = max(_LEAST_COLUMNS, triton.next_power_of_2(head_dim))
     decodes = deterministic or spans.max_query_len == 1
-    tile = tile or _tile(decodes, columns * query.element_size())
+    tile = tile or fitting_tile(decodes, columns * query.element_size(), _shared(query.device))
     if splits is None:
         splits = 1 if deterministic else _splits(spans, window, kv_heads * seqs, query.device)
     rows = max(tile.rows, triton.next_power_of_2(group))
@@ -127,11 +128,26 @@ def paged_attention_triton(
     return merged
 
 
-def _tile(decodes: bool, row_bytes: int) -> Tile:
-    """Return the tile for rows of so many bytes. Two tiles of keys and values lie in memory."""
+def fitting_tile(decodes: bool, row_bytes: int, shared_bytes: int) -> Tile:
+    """Return the tile for rows of so many bytes, on processors that share so many bytes each.
+
+    The queries lie there, and keys and values for each stage. Where that is too much there are
+    fewer stages, then fewer keys, then fewer rows.
+    """
     if decodes:
-        return _DECODE if row_bytes <= 256 else _WIDE_DECODE
-    return _PREFILL if row_bytes <= 256 else _WIDE_PREFILL
+        tile = _DECODE if row_bytes <= 256 else _WIDE_DECODE
+    else:
+        tile = _PREFILL if row_bytes <= 256 else _WIDE_PREFILL
+    while (tile.rows + 2 * tile.keys * tile.num_stages) * row_bytes > shared_bytes:
+        if tile.num_stages > 1:
+            tile = tile._replace(num_stages=tile.num_stages - 1)
+        elif tile.keys > _LEAST_ROWS:
+            tile = tile._replace(keys=tile.keys // 2)
+        elif tile.rows > _LEAST_ROWS:
+            tile = tile._replace(rows=tile.rows // 2)
+        else:
+            break
+    return tile
 
 
 def _splits(spans: Spans, window: int | None, programs: int, device: torch.device) -> int:
@@ -145,6 +161,15 @@ def _splits(spans: Spans, window: int | None, programs: int, device: torch.devic
     room = triton.cdiv(_PROGRAMS * _num_processors(device), programs)
     wanted = min(room, triton.cdiv(seen, _SPLIT_KEYS), _MOST_SPLITS)
     return int(triton.next_power_of_2(wanted))
+
+
+@cache
+def _shared(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _SHARED
+    index = torch.cuda.current_device() if device.index is None else device.index
+    known = triton.runtime.driver.active.utils.get_device_properties(index)
+    return int(known["max_shared_mem"])  # what triton itself refuses to go beyond
 
 
 @cache

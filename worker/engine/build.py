@@ -1,5 +1,7 @@
 """Build an engine from a checkpoint's folder, with sizes that fit the memory."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -153,7 +155,33 @@ def _free_gpu_bytes(
     graphs = peak - weights if _captures(config, model, device) else 0
     free, total = torch.cuda.mem_get_info(device)
     elsewhere = total - free - torch.cuda.memory_reserved(device)
-    return int(total * config.gpu_memory_utilization) - peak - graphs - elsewhere
+    return left_of_gpu(
+        config.gpu_memory_utilization,
+        total,
+        {
+            "weights": weights,
+            "the largest step": peak - weights,
+            "graphs": graphs,
+            "other processes": elsewhere,
+        },
+    )
+
+
+def left_of_gpu(share: float, total: int, taken: Mapping[str, int]) -> int:
+    """Return the bytes of a share of a GPU that are not taken.
+
+    Raises DoesNotFit where there are none, which says what takes how much.
+    """
+    left = int(total * share) - sum(taken.values())
+    if left <= 0:
+        each = ", ".join(f"{name} {count / 2**30:.1f}" for name, count in taken.items())
+        raise DoesNotFit(
+            f"gpu_memory_utilization: {share:g} of {total / 2**30:.1f} GiB leaves nothing for the "
+            f"KV cache; taken are, in GiB, {each}; raise it, take a smaller max_num_batched_tokens "
+            "or model, or end what else uses the GPU",
+            "gpu_memory_utilization",
+        )
+    return left
 
 
 def length_that_fits(config: EngineConfig, facts: ModelFacts, num_blocks: int) -> int:

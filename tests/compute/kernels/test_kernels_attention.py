@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from paths import ROOT
 from penstock.kernels.paged_attention_ref import paged_attention_ref
 from penstock.kernels.paged_attention_tiled import paged_attention_tiled
-from penstock.kernels.paged_attention_triton import paged_attention_triton
+from penstock.kernels.paged_attention_triton import Tile, fitting_tile, paged_attention_triton
 from penstock.kernels.spans import Scoring, Spans
 
 # (query length, context length) of each sequence
@@ -184,6 +184,24 @@ def test_queries_are_read_through_their_strides():
     for attention in (paged_attention_ref, paged_attention_tiled, paged_attention_triton):
         got = attention(wide, cache, spans, Scoring(0.125))
         assert_close(got, attention(query, cache, spans, Scoring(0.125)), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("shared_kib", [227, 163, 99, 64])
+@pytest.mark.parametrize("decodes", [False, True])
+@pytest.mark.parametrize("row_bytes", [32, 128, 256, 512, 1024])
+def test_a_tile_fits_the_memory_that_its_processor_shares(shared_kib, decodes, row_bytes):
+    """Of the H200, the A100, the RTX 4090, and the T4."""
+    tile = fitting_tile(decodes, row_bytes, shared_kib * 2**10)
+    assert (tile.rows + 2 * tile.keys * tile.num_stages) * row_bytes <= shared_kib * 2**10
+    assert min(tile.rows, tile.keys) >= 16
+
+
+@pytest.mark.parametrize("tile", [Tile(32, 16, 4, 1), Tile(16, 128, 2, 2)])
+def test_any_tile_gives_the_same(tile):
+    query, cache, spans = make(MIXED[:3], 4, 2, 64)
+    got = paged_attention_triton(query, cache, spans, Scoring(0.15, 20), tile=tile)
+    wanted = paged_attention_ref(query, cache, spans, Scoring(0.15, 20))
+    assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 
 COMPILE = """

@@ -16,7 +16,7 @@ import judges
 from paths import ROOT
 from penstock.kernels.device import TRITON_DEVICES
 from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.build import DoesNotFit, build_engine, left_of_gpu
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.graphs import GraphedNetwork, graph_sizes
@@ -132,3 +132,15 @@ def test_the_script_of_figures_runs_without_a_gpu(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["failures"] == {}
     assert {row["part"] for row in found["rows"]} == {"limits", "attention", "small ops", "engine"}
+
+
+GIB = 2**30
+
+
+def test_a_gpu_that_others_use_says_what_is_short() -> None:
+    taken = {"weights": 15 * GIB, "graphs": GIB // 2, "other processes": 6 * GIB}
+    assert left_of_gpu(0.9, 24 * GIB, taken) == pytest.approx(0.1 * GIB, abs=2)
+    with pytest.raises(DoesNotFit) as raised:
+        left_of_gpu(0.85, 24 * GIB, taken)
+    assert "weights 15.0, graphs 0.5, other processes 6.0" in str(raised.value)
+    assert raised.value.param == "gpu_memory_utilization"
