@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing families
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing families kernels
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -80,6 +80,10 @@ tracing: .venv/installed
 families: .venv/installed
 	$(BIN)/python tests/support/families_page.py $(FAMILIES)
 	PENSTOCK_TEST_FAMILIES="phimoe gemma2 qwen3_moe deepseek_v3" $(BIN)/pytest -n 0 tests/service/worker/test_engines.py
+
+# Each Triton kernel, compiled for GPUs that need not be here: docs/kernels.md.
+kernels: .venv/installed
+	$(BIN)/python tests/support/kernels_page.py
 
 # The promises under engines of others, each in .engines: vLLM's build for CPUs and llama.cpp's server.
 ENGINES := .engines/bin/python

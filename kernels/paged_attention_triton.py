@@ -158,7 +158,7 @@ def _splits(spans: Spans, window: int | None, programs: int, device: torch.devic
     if spans.max_query_len > 1:
         return 1
     seen = min(spans.max_context_len, window or spans.max_context_len)
-    room = triton.cdiv(_PROGRAMS * _num_processors(device), programs)
+    room = max(1, _PROGRAMS * _num_processors(device) // programs)
     wanted = min(room, triton.cdiv(seen, _SPLIT_KEYS), _MOST_SPLITS)
     return int(triton.next_power_of_2(wanted))
 

@@ -1,8 +1,5 @@
 """Paged attention: reference and tiled form against torch's own, Triton against the reference."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from paths import ROOT
 from penstock.kernels.paged_attention_ref import paged_attention_ref
 from penstock.kernels.paged_attention_tiled import paged_attention_tiled
 from penstock.kernels.paged_attention_triton import Tile, fitting_tile, paged_attention_triton
@@ -202,107 +198,3 @@ def test_any_tile_gives_the_same(tile):
     got = paged_attention_triton(query, cache, spans, Scoring(0.15, 20), tile=tile)
     wanted = paged_attention_ref(query, cache, spans, Scoring(0.15, 20))
     assert_close(got, wanted, atol=1e-5, rtol=1e-5)
-
-
-COMPILE = """
-import re, subprocess, sys, tempfile
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from penstock.kernels.paged_attention_triton import (
-    _DECODE, _PREFILL, _WIDE_DECODE, _WIDE_PREFILL, _merge, _paged_attention
-)
-
-STRIDES = "query_row query_head cache_block cache_head cache_value tables_row".split()
-
-def resources(kernel, signature, constants, num_warps=4, num_stages=2, most_stack=0,
-              fuses=True):
-    signature = signature | dict.fromkeys(constants, "constexpr")
-    # As at a launch: addresses and strides are multiples of 16.
-    aligned = [name for name in signature if name.endswith("_ptr") or name in STRIDES]
-    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attrs)
-    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": fuses}
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(built.asm["cubin"])
-        file.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        usage = subprocess.check_output([tool, "-res-usage", file.name], text=True)
-    print(usage)
-    stack = int(re.search(r"STACK:(\\d+)", usage)[1])
-    local = int(re.search(r"LOCAL:(\\d+)", usage)[1])
-    assert stack <= most_stack and local == 0, usage
-    assert fuses or "fma" not in built.asm["ptx"]
-    return built.asm["ptx"]
-
-pointers = {name: "*bf16" for name in ("query_ptr", "cache_ptr", "out_ptr")}
-pointers |= {"lse_ptr": "*fp32"} | dict.fromkeys(
-    ("query_start_ptr", "context_lens_ptr", "tables_ptr"), "*i32"
-)
-numbers = [*STRIDES, "tokens", "heads"]
-signature = pointers | dict.fromkeys(numbers, "i32") | {"scale": "fp32", "window": "i32"}
-signature |= {"softcap": "fp32", "sinks_ptr": "*fp32"}
-# The tile of prompts spills some bytes; it was measured to be faster than one that does not.
-for group, tile, head_dim, columns, splits, most_stack in (
-    (3, _DECODE, 64, 64, 4, 0), (4, _DECODE, 128, 128, 1, 0), (4, _PREFILL, 128, 128, 1, 256),
-    (1, _PREFILL, 64, 64, 1, 0), (1, _WIDE_PREFILL, 96, 128, 1, 0),
-    (8, _WIDE_DECODE, 256, 256, 2, 0),
-):
-    constants = dict(tables_column=1, GROUP=group, ROWS=tile.rows, KEYS=tile.keys, BLOCK_SIZE=16,
-                     HEAD_DIM=head_dim, COLUMNS=columns, SPLITS=splits, WINDOWED=splits > 1,
-                     CAPPED=splits > 1, HAS_SINKS=splits > 1, INTERPRETED=False)
-    ptx = resources(
-        _paged_attention, signature, constants, tile.num_warps, tile.num_stages, most_stack
-    )
-    assert "mma" in ptx and "cp.async" in ptx
-resources(
-    _merge,
-    {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
-    | {"tokens": "i32", "heads": "i32"},
-    {"SPLITS": 4, "HEAD_DIM": 96, "COLUMNS": 128},
-)
-from penstock.kernels.activation_triton import _activate
-from penstock.kernels.norm_triton import _normalise
-from penstock.kernels.rotate_and_store_triton import _rotate_and_store
-from penstock.kernels.sample_triton import _sample
-
-resources(
-    _normalise,
-    {"x_ptr": "*bf16", "weight_ptr": "*fp32", "bias_ptr": "*fp32", "out_ptr": "*bf16"}
-    | {"eps": "fp32"},
-    dict(HIDDEN=8192, BLOCK=8192, CENTERS=False, HAS_BIAS=False, ADDS=True),
-)
-resources(
-    _activate,
-    {"x_ptr": "*bf16", "out_ptr": "*bf16"},
-    dict(WIDTH=28672, HIDDEN=14336, MULTIPLIES=True, KIND="silu", BLOCK=1024),
-)
-resources(
-    _sample,
-    {"logits_ptr": "*fp32", "scales_ptr": "*fp32", "top_ks_ptr": "*i32", "top_ps_ptr": "*fp64"}
-    | {"least_powers_ptr": "*fp32", "uniforms_ptr": "*fp64", "tokens_ptr": "*i64", "vocab": "i32"},
-    dict(BLOCK=4096),
-    num_warps=8,
-    fuses=False,
-)
-resources(
-    _rotate_and_store,
-    {"qkv_ptr": "*bf16", "query_weight_ptr": "*fp32", "key_weight_ptr": "*fp32"}
-    | dict.fromkeys(("cos_ptr", "sin_ptr", "query_ptr", "cache_ptr"), "*bf16")
-    | {"slots_ptr": "*i64", "eps": "fp32"}
-    | dict.fromkeys(("cache_block", "cache_head", "cache_value"), "i32"),
-    dict(HEADS=64, KV_HEADS=8, HALF=64, BLOCK_SIZE=16, ROWS=16, COLUMNS=64,
-         NORMALISES=True, ROTATES=True),
-)
-"""
-
-
-def test_the_kernels_compile_for_hopper_with_nothing_spilled():
-    """In a process of its own: here triton was imported to interpret."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    root = ROOT
-    ran = subprocess.run(
-        [sys.executable, "-c", COMPILE], cwd=root, env=environment, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr

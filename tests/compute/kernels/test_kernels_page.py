@@ -1,0 +1,26 @@
+"""The kernels as they are compiled for GPUs that need not be here, and the page that shows them."""
+
+import json
+import os
+import subprocess
+import sys
+
+from paths import ROOT, SUPPORT
+
+LEFT_TO_SPILL = 400  # bytes a thread, of tiles of prompts; less was measured to be slower
+
+
+def test_the_kernels_compile_as_their_page_says() -> None:
+    """In a process of its own: here triton was imported to interpret."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, str(SUPPORT / "kernels_page.py"), "--rows"]
+    found = json.loads(subprocess.check_output(command, env=environment, text=True))
+    for what, shapes, target, registers, spilled, _, uses in found["rows"]:
+        kernel = what, shapes, target
+        assert registers <= 255 and spilled <= ("prompt" in what) * LEFT_TO_SPILL + 8, kernel
+        assert ("cp.async" in uses) == what.startswith("attention"), kernel
+        assert ("wgmma" in uses) == ("prompt" in what and target == "sm_90"), kernel
+        assert ("no fma" in uses) == (what == "sample"), kernel
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    if f"triton {found['version']} " in page:
+        assert page == found["page"], "`make kernels` writes it again"

@@ -1,0 +1,203 @@
+"""Compiles each Triton kernel for GPUs that need not be here, and writes docs/kernels.md.
+
+`python tests/support/kernels_page.py` writes the page; with `--rows` it prints its rows as JSON.
+It must not run under Triton's interpreter.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+import triton  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from penstock.kernels.activation_triton import _activate  # noqa: E402
+from penstock.kernels.norm_triton import _normalise  # noqa: E402
+from penstock.kernels.paged_attention_triton import (  # noqa: E402
+    _merge,
+    _paged_attention,
+    fitting_tile,
+)
+from penstock.kernels.rotate_and_store_triton import _rotate_and_store  # noqa: E402
+from penstock.kernels.sample_triton import _sample  # noqa: E402
+
+VERSION = triton.__version__
+PAGE = ROOT / "docs" / "kernels.md"
+# Compute capability, and the KiB that a block may share.
+TARGETS = {"sm_90": (90, 227), "sm_80": (80, 163)}
+# Query heads, key heads, size of a head, hidden, width of the feed-forward layer; head norms.
+MODELS = {
+    "Llama-3 8B, Mixtral": (32, 8, 128, 4096, 14_336, False),
+    "Llama-3 70B": (64, 8, 128, 8192, 28_672, False),
+    "Qwen3-32B": (64, 8, 128, 5120, 25_600, True),
+    "Gemma 2 9B": (16, 8, 256, 3584, 14_336, False),
+    "Llama-3.2-1B": (32, 8, 64, 2048, 8192, False),
+}
+OF_SM_80 = ("Llama-3 8B, Mixtral", "Gemma 2 9B")
+SMALL = ("Llama-3 70B", "Qwen3-32B")  # whose small operations are shown too
+# What, whether it decodes, and in how many parts.
+ATTENTIONS = (
+    ("decode", True, 1),
+    ("split", True, 8),
+    ("prompt", False, 1),
+    ("prompt with window, cap and sinks", False, 1),
+)
+STRIDES = ("query_row", "query_head", "cache_block", "cache_head", "cache_value", "tables_row")
+COLUMNS = ("kernel", "shapes of", "for", "registers", "spilled bytes", "shared KiB", "uses")
+_ATTENTION = {
+    **dict.fromkeys(("query_ptr", "cache_ptr", "out_ptr"), "*bf16"),
+    **dict.fromkeys(("lse_ptr", "sinks_ptr"), "*fp32"),
+    **dict.fromkeys(("query_start_ptr", "context_lens_ptr", "tables_ptr"), "*i32"),
+    **dict.fromkeys((*STRIDES, "tokens", "heads", "window"), "i32"),
+    **dict.fromkeys(("scale", "softcap"), "fp32"),
+}
+
+
+def rows() -> Iterator[tuple[Any, ...]]:
+    """Give a row of the page for each kernel, shape and target."""
+    for target, (capability, shared_kib) in TARGETS.items():
+        for name, (heads, kv_heads, head_dim, hidden, width, has_norms) in MODELS.items():
+            if target == "sm_80" and name not in OF_SM_80:
+                continue
+            group = heads // kv_heads
+            for what, decodes, splits in ATTENTIONS:
+                tile = fitting_tile(decodes, 2 * head_dim, shared_kib * 1024)
+                has_all = what.endswith("sinks")
+                constants = {
+                    "tables_column": 1, "GROUP": group, "ROWS": tile.rows, "KEYS": tile.keys,
+                    "BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "COLUMNS": head_dim, "SPLITS": splits,
+                    "WINDOWED": has_all, "CAPPED": has_all, "HAS_SINKS": has_all,
+                    "INTERPRETED": False,
+                }  # fmt: skip
+                types = _ATTENTION | ({"out_ptr": "*fp32"} if splits > 1 else {})
+                found = compiled(
+                    _paged_attention, types, constants, capability, tile.num_warps, tile.num_stages
+                )
+                yield (f"attention, {what}", name, target, *found)
+            if name not in SMALL:
+                continue
+            yield ("norm", name, target, *_norm(hidden, capability))
+            yield ("silu, times up", name, target, *_silu(width, capability))
+            found = _store(heads, kv_heads, head_dim, has_norms, capability)
+            yield ("rotate and store", name, target, *found)
+        yield ("merge of 8", "all of 128", target, *_merged(capability))
+        yield ("sample", "all", target, *_sampled(capability))
+
+
+def _norm(hidden: int, capability: int) -> tuple[Any, ...]:
+    block = triton.next_power_of_2(hidden)
+    types = {"x_ptr": "*bf16", "weight_ptr": "*fp32", "bias_ptr": "*fp32", "out_ptr": "*bf16"}
+    constants = {"HIDDEN": hidden, "BLOCK": block, "CENTERS": False, "HAS_BIAS": False}
+    return compiled(
+        _normalise, types | {"eps": "fp32"}, constants | {"ADDS": False}, capability, block // 512
+    )
+
+
+def _silu(width: int, capability: int) -> tuple[Any, ...]:
+    constants = {"WIDTH": 2 * width, "HIDDEN": width, "MULTIPLIES": True, "KIND": "silu"}
+    types = {"x_ptr": "*bf16", "out_ptr": "*bf16"}
+    return compiled(_activate, types, constants | {"BLOCK": 1024}, capability)
+
+
+def _store(
+    heads: int, kv_heads: int, head_dim: int, has_norms: bool, capability: int
+) -> tuple[Any, ...]:
+    types = {"qkv_ptr": "*bf16", "query_weight_ptr": "*fp32", "key_weight_ptr": "*fp32"}
+    types |= dict.fromkeys(("cos_ptr", "sin_ptr", "query_ptr", "cache_ptr"), "*bf16")
+    types |= {"slots_ptr": "*i64", "eps": "fp32"}
+    types |= dict.fromkeys(("cache_block", "cache_head", "cache_value"), "i32")
+    constants = {
+        "HEADS": heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "BLOCK_SIZE": 16,
+        "ROWS": 2048 // head_dim, "COLUMNS": head_dim // 2, "NORMALISES": has_norms,
+        "ROTATES": True,
+    }  # fmt: skip
+    return compiled(_rotate_and_store, types, constants, capability)
+
+
+def _merged(capability: int) -> tuple[Any, ...]:
+    types = {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
+    constants = {"SPLITS": 8, "HEAD_DIM": 128, "COLUMNS": 128}
+    return compiled(_merge, types | {"tokens": "i32", "heads": "i32"}, constants, capability, 1)
+
+
+def _sampled(capability: int) -> tuple[Any, ...]:
+    types = {"logits_ptr": "*fp32", "scales_ptr": "*fp32", "top_ks_ptr": "*i32"}
+    types |= {"top_ps_ptr": "*fp64", "least_powers_ptr": "*fp32", "uniforms_ptr": "*fp64"}
+    types |= {"tokens_ptr": "*i64", "vocab": "i32"}
+    return compiled(_sample, types, {"BLOCK": 4096}, capability, 8, fuses=False)
+
+
+def compiled(
+    kernel: Any,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    capability: int,
+    num_warps: int = 4,
+    num_stages: int = 3,
+    *,
+    fuses: bool = True,
+) -> tuple[int, int, float, str]:
+    """Return registers, spilled bytes a thread, shared KiB, and the instructions of note."""
+    signature = types | dict.fromkeys(constants, "constexpr")
+    # As at a launch: addresses and strides are multiples of 16.
+    aligned = [name for name in signature if name.endswith("_ptr") or name in STRIDES]
+    aligned += [name for name in signature if name.startswith("cache_") and types[name] == "i32"]
+    attrs = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in set(aligned)}
+    ordered = {name: signature[name] for name in kernel.arg_names}
+    source = ASTSource(fn=kernel, signature=ordered, constexprs=constants, attrs=attrs)
+    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": fuses}
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(built.asm["cubin"])
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.check_output([tool, "-res-usage", file.name], text=True)
+    registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
+    ptx = built.asm["ptx"]
+    uses = [word for word in ("wgmma", "cp.async") if word in ptx]
+    if "wgmma" not in ptx and "mma.sync" in ptx:
+        uses.insert(0, "mma")
+    if not fuses:
+        assert "fma" not in ptx, "its bits are a CPU's"
+        uses.append("no fma")
+    return registers, stack, built.metadata.shared / 1024, ", ".join(uses)
+
+
+def page(found: list[tuple[Any, ...]]) -> str:
+    table = [_line(COLUMNS), "|" + "---|" * len(COLUMNS), *map(_line, found)]
+    return f"""# Kernels for GPUs, as they are compiled
+
+`make kernels` writes this page: each Triton kernel, in bf16, compiled by triton {VERSION}
+for GPUs that need not be there. A test compares it with what the same version of triton makes.
+[benchmarks.md](benchmarks.md#gpu) has times.
+
+{chr(10).join(table)}
+
+The tile of prompts for heads of 128 spills some bytes on purpose: on an H200 the one that spills
+none was slower.
+"""
+
+
+def _line(cells: Iterable[Any]) -> str:
+    return "| " + " | ".join(f"{x:g}" if isinstance(x, float) else str(x) for x in cells) + " |"
+
+
+def main() -> None:
+    found = list(rows())
+    if "--rows" in sys.argv:
+        print(json.dumps({"version": VERSION, "page": page(found), "rows": found}))
+    else:
+        PAGE.write_text(page(found))
+
+
+if __name__ == "__main__":
+    main()
