@@ -221,6 +221,8 @@ def test_no_more_is_read_than_there_is_room_for(worker):
     async def asks(client: Client) -> None:
         params = SamplingParams(max_tokens=300, ignore_eos=True)
         [queue] = await client.queues()
+        while not (await queue.workers())[0].stats:  # they come with the first beat
+            await asyncio.sleep(0.05)
         jobs = [await client.enqueue(f"{LONG} {n}", params=params) for n in range(24)]
         seen: set[tuple[JsonValue, JsonValue]] = set()
         while (counts := await queue.counts()).num_queued + counts.num_running:
