@@ -147,6 +147,7 @@ def _free_gpu_bytes(
     The weights, the largest step and other processes' memory are taken off. Graphs, if there are
     any, get as much as that step takes, which has more rows than they have.
     """
+    torch.cuda.empty_cache()  # what loading left over is no weight
     weights = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     try_step(model, step_tokens, config.max_num_seqs, config.block_size, device)

@@ -217,7 +217,8 @@ class Scheduler:
                 continue
             if not self.pool.reserve(seq, len(seq.token_ids)):
                 self.pool.release(seq)
-                self._is_full = True
+                # One before it may only wait for a prefix, which the running step computes.
+                self._is_full = place == 0
                 return None
             del self.waiting[place]
             seq.status = Status.RUNNING

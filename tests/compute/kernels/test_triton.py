@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from odd_ways import ways_of
 from penstock.kernels.activation import Activation, activate_ref
 from penstock.kernels.activation_triton import activate_triton
+from penstock.kernels.draw import LOG2_E
 from penstock.kernels.norm import NormWeights, normalise_ref
 from penstock.kernels.norm_triton import normalise_triton
 from penstock.kernels.rotate_and_store import (
@@ -127,6 +128,17 @@ def test_equal_logits_are_all_drawn_or_none(top_k, top_p):
     ways["seed"] = np.arange(40)
     drawn = SampleOnGpu(ways, 20, logits.device)(logits, np.zeros(40, np.int64), None)
     assert set(drawn.tolist()) == set(range(5, 10))
+
+
+@pytest.mark.parametrize("top_p, kept", [(0.5, 1), (0.75, 2), (0.875, 3), (0.876, 5)])
+def test_what_weighs_just_as_much_as_top_p_is_enough(top_p, kept):
+    """Logits whose weights are whole parts of a power of two, as LOG2_E is their temperature."""
+    ways = np.zeros(64, ways_of(0, 1).dtype)
+    ways["temperature"], ways["top_p"], ways["seed"] = LOG2_E, top_p, np.arange(64)
+    logits = torch.tensor([0.0, -1.0, -2.0, -3.0, -3.0]).repeat(64, 1)
+    for sample in SampleRef, SampleOnGpu:
+        drawn = sample(ways, 5, logits.device)(logits.clone(), np.zeros(64, np.int64), None)
+        assert set(drawn.tolist()) == set(range(kept))
 
 
 def test_both_zeros_are_one_logit():

@@ -185,6 +185,16 @@ def test_stop_ids_end_sequences_whose_next_step_was_launched(seed: int) -> None:
     assert_idle_and_whole(engine)
 
 
+def test_who_waits_for_a_prefix_starts_when_it_is_computed() -> None:
+    """Although one behind it has no room, and steps are launched ahead."""
+    engine, _ = make_engine(12, goes_ahead=True)
+    shared = list(range(8))
+    for name, prompt in (("first", shared), ("same", [*shared, 9]), ("large", [50] * 44)):
+        engine.add(addition(name, prompt, 4))
+    stepped(engine, 3)
+    assert running(engine) == ["first", "same"]
+
+
 def test_nothing_is_launched_for_who_ends_by_its_length() -> None:
     engine, runner = make_engine(40, goes_ahead=True)
     run_to_end(engine, [addition("a", [1, 2, 3], 5), addition("b", [4], 9)])
