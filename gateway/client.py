@@ -33,6 +33,7 @@ from penstock.schemas.errors import InvalidJob, JobNotFound, QueueUnreachable, S
 from penstock.schemas.event import Delta, Event, Result
 from penstock.schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from penstock.schemas.model import ModelCard
+from penstock.schemas.pooling import PoolingParams
 from penstock.schemas.queue.queue import Queue
 from penstock.schemas.queue.refusal import refusal
 from penstock.schemas.redis.connection import connect
@@ -138,9 +139,12 @@ class Client:
         delay_ms: int | None = None,
         over_limit: Literal["refuse", "wait"] = "refuse",
         account: Account | None = None,
+        pooling: PoolingParams | None = None,
         **sampling: JsonValue,
     ) -> str:
         """Submit a job with a `prompt` or `messages`, and return its id.
+
+        With `pooling` each prompt gets a vector: `numbers` of the result's choices.
 
         `model` may be left out where only one model is served. Sampling parameters are given as
         `params`, or as keyword arguments named like its fields. A second call with the same
@@ -171,6 +175,7 @@ class Client:
                 over_limit=over_limit,
                 cache_salt=cache_salt,
                 metadata=metadata or {},
+                pooling=pooling,
                 traceparent=current_traceparent() if traceparent is None else traceparent,
             )
         except ValidationError as error:

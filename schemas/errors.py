@@ -3,8 +3,10 @@
 PenstockError
 +-- InvalidJob 400              the job can never run as it is
 |   +-- PromptTooLong
+|   +-- InputTooLong
 |   +-- AnswerTooLarge
 |   +-- UnsupportedParameter
+|   +-- UnsupportedTask
 |   +-- ModelNotFound 404
 +-- Unauthorized 401
 +-- OutOfScope 403              the key does not allow this
@@ -31,6 +33,8 @@ PenstockError
 +-- StreamDiverged 500          a log does not continue what was delivered of it
 +-- WorkerCrashed 500           the workers that ran the job crashed
 """
+
+from collections.abc import Iterable
 
 from penstock.schemas.event import ErrorBody
 
@@ -71,6 +75,19 @@ class PromptTooLong(InvalidJob):
         )
 
 
+class InputTooLong(InvalidJob):
+    """Raised for a text that is pooled, and longer than its model reads."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, num_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"input: a text has {num_tokens} tokens; this model takes at most {limit}; give fewer,"
+            " or truncate_prompt_tokens=-1, which cuts off the rest",
+            "input",
+        )
+
+
 class AnswerTooLarge(InvalidJob):
     """Raised when a whole answer is more than a result may hold, or may become so."""
 
@@ -94,6 +111,16 @@ class UnsupportedByEngine(InvalidJob):
 
     def __init__(self, param: str) -> None:
         super().__init__(f"{param}: the engine of this model does not obey it; leave it out", param)
+
+
+class UnsupportedTask(InvalidJob):
+    """Raised for a job that wants of a model what it does not make, as text of an embedder."""
+
+    code = "unsupported_task"
+
+    def __init__(self, task: str, served: Iterable[str]) -> None:
+        tasks = ", ".join(served)
+        super().__init__(f"model: {task} is no task of this model; it has {tasks}", "model")
 
 
 class ModelNotFound(InvalidJob):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from penstock.schemas.pooling import from_base64
 from penstock.schemas.wire import Report
 
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
@@ -92,6 +93,8 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     checksum       of all tokens up to its end, `penstock.schemas.checksum`; None from older workers
     finish_reason  set on the choice's last delta
     stop_reason    the stop id or string that matched
+    vector         of a pooled prompt, `penstock.schemas.pooling`; its one token is 0, and its text
+                   the label of the likeliest class
     """
 
     position: int
@@ -102,6 +105,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     checksum: int | None = None
+    vector: str | None = None
 
     @property
     def type(self) -> Literal["delta"]:
@@ -200,6 +204,12 @@ class Choice(Report):
     logprobs: Logprobs = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    vector: str | None = Field(None, description="of a pooled prompt: float32 in base64")
+
+    @property
+    def numbers(self) -> list[float]:
+        """Return the vector's numbers; none of a choice that has tokens."""
+        return from_base64(self.vector or "")
 
 
 class Result(Report):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from penstock.schemas.errors import AnswerTooLarge
+from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
 from penstock.schemas.sampling import SamplingParams, TokenId
 from penstock.schemas.wire import Wire, at_most_bytes
 
@@ -20,6 +21,7 @@ MANY_BYTES = 2**20
 MAX_ANSWER_BYTES = 2**28  # in memory, where an answer is made or read; stored, it takes less
 TOKEN_BYTES = 256  # of these, taken by a token
 LOGPROB_BYTES = 256  # and by each log probability: the token's own, and its alternatives'
+VECTOR_BYTES = 2**15  # and by the vector of a pooled prompt
 CONTEXT_TOKENS = 2**15  # of a model that does not say how many it takes
 DEFAULT_TENANT = "default"
 TRACEPARENT = "00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # of W3C
@@ -44,12 +46,13 @@ class Job(Wire):
     """A job has one claim, one log and one end, and `len(prompts) * n` sequences in the engine.
 
     Choice `i` answers prompt `i // n`. Without a seed the job's id seeds it, so every attempt at
-    the job draws the same tokens.
+    the job draws the same tokens. With `pooling` no tokens are drawn: each prompt gets a vector,
+    which counts as one token in its log.
     """
 
     job_id: str
     model: str
-    prompts: list[Prompt] = Field(default_factory=list, max_length=MAX_PROMPTS)
+    prompts: list[Prompt] = Field(default_factory=list, max_length=MAX_INPUTS)
     chat: Chat | None = None
     params: SamplingParams = SamplingParams()
     tenant: str = DEFAULT_TENANT
@@ -68,16 +71,36 @@ class Job(Wire):
     )
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     metadata: dict[Short, Short] = Field(default_factory=dict, max_length=16)
+    pooling: PoolingParams | None = None
     traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
 
     @model_validator(mode="after")
     def asks_something(self) -> Self:
         if bool(self.prompts) == (self.chat is not None):
-            raise ValueError("prompts: give either prompts or chat")
-        if any(len(prompt) == 0 for prompt in self.prompts):
+            either = "at least one" if self.pooling else "either prompts or chat"
+            raise ValueError(f"prompts: give {either}")
+        if self.pooling is None and len(self.prompts) > MAX_PROMPTS:
+            raise ValueError(f"prompts: give at most {MAX_PROMPTS}; there are {len(self.prompts)}")
+        # Of an empty text an encoder has its special tokens.
+        if any(prompt == [] or (not prompt and not self.pooling) for prompt in self.prompts):
             raise ValueError("prompts: a prompt is empty; give at least one token")
         if self.not_before_ms is not None and self.delay_ms is not None:
             raise ValueError("not_before_ms: give either it or delay_ms")
+        return self
+
+    @model_validator(mode="after")
+    def pools_what_can_be_pooled(self) -> Self:
+        if self.pooling is None:
+            return self
+        if self.chat is not None or self.params != SamplingParams():
+            raise ValueError("pooling: goes with prompts, and with no sampling parameters")
+        is_score, num_queries = self.pooling.task == "score", len(self.pooling.queries)
+        if not is_score and num_queries:
+            raise ValueError("queries: only scores have them")
+        if is_score and num_queries not in (1, len(self.prompts)):
+            raise ValueError(f"queries: give one, or {len(self.prompts)}, one for each text")
+        if is_score and not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ValueError("prompts: give texts; token ids cannot be scored")
         return self
 
     @property
@@ -86,11 +109,15 @@ class Job(Wire):
 
     def answer_bytes_a_token(self) -> int:
         """Return about how many bytes each token of the answer takes in memory."""
+        if self.pooling is not None:
+            return TOKEN_BYTES + VECTOR_BYTES
         num_logprobs = 0 if self.params.logprobs is None else 1 + self.params.logprobs
         return TOKEN_BYTES + LOGPROB_BYTES * num_logprobs
 
     def refuse_large_answer(self, max_model_len: int | None) -> None:
         """Raise AnswerTooLarge where all choices together may take more than an answer can."""
+        if self.pooling is not None:
+            return
         params, num_prompts = self.params, max(1, len(self.prompts))
         context = max_model_len or CONTEXT_TOKENS
         num_tokens = min(params.max_tokens or context, context)
@@ -118,7 +145,8 @@ class Job(Wire):
         It is far too large where a chat holds more than texts.
         """
         if self.chat is None:
-            return sum(map(len, self.prompts))
+            queries = self.pooling.queries if self.pooling else ()
+            return sum(map(len, self.prompts)) + sum(map(len, queries))
         fields = [field for message in self.chat.messages for field in message.values()]
         if self.chat.tools or self.chat.template_kwargs:
             return MANY_BYTES
@@ -132,4 +160,6 @@ class Job(Wire):
 
     def guess_completion_tokens(self) -> int:
         """Return how many tokens all choices may make; without a limit, about how many is usual."""
+        if self.pooling is not None:
+            return self.num_choices
         return (self.params.max_tokens or COMPLETION_TOKENS) * self.num_choices

@@ -54,16 +54,21 @@ ResponseFormat = Annotated[
 ]
 
 
-class Asked(Report):
-    """The fields that chat and completion requests share."""
+class AskedOfModel(Report):
+    """The fields that all requests to a model share."""
 
     model: str
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    response_format: ResponseFormat | None = None
     priority: int = Field(0, description="below 0 before the others, above 0 after them")
     service_tier: str = "auto"
     include_metrics: bool = Field(False, description="`metrics`: how long the answer took")
+
+
+class Asked(AskedOfModel):
+    """The fields that chat and completion requests share."""
+
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    response_format: ResponseFormat | None = None
 
 
 class TextPart(Report):

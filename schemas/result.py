@@ -63,6 +63,7 @@ class KeptResult(Result):
                 finish_reason=own_reason if is_last else None,
                 stop_reason=choice.stop_reason if is_last else None,
                 checksum=checksum,
+                vector=choice.vector if is_last else None,
             )
             position += num_tokens
         yield self._end(*(self.ended_at or (position, checksum)))
@@ -136,6 +137,7 @@ def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) ->
         logprobs=logprobs or None,
         finish_reason=(last.finish_reason if last else None) or reason,
         stop_reason=last.stop_reason if last else None,
+        vector=last.vector if last else None,
     )
 
 

@@ -66,6 +66,10 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     with loading(settings.model):
+        if settings.pools:
+            from penstock.worker.engine.pooling import build_pooling_engine
+
+            return build_pooling_engine(_config(settings))
         from penstock.worker.engine.build import build_engine
 
         return build_engine(_config(settings))
@@ -94,4 +98,5 @@ def _config(settings: WorkerSettings) -> EngineConfig:
         async_scheduling=settings.async_scheduling,
         quantization=settings.quantization,
         priority_preemption_threshold=settings.priority_preemption_threshold,
+        pooler=settings.pooler_config,
     )

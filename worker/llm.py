@@ -217,7 +217,7 @@ class LLM:
             raise _error(output.error)
         request, choice = running[output.seq_id]
         completion = request.completions[choice]
-        completion.take(output.token_ids, output.logprobs, output.finish_reason, output.stop_reason)
+        completion.take(output)
         if choice == 0:
             request.num_cached = output.num_cached
         if completion.is_finished:

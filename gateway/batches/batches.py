@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator
 
+from penstock.gateway.openai.endpoints import ENDPOINTS
 from penstock.gateway.tasks.due import Due, fields_of, server_time_ms
 from penstock.schemas.account import Account
 from penstock.schemas.errors import JobNotFound, PenstockError, QueueFull
@@ -43,11 +44,18 @@ class BatchAsked(Report):
     """The body of POST /v1/batches."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: str
     completion_window: str
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
     output_expires_after: ExpiresAfter | None = None
     webhook: str | None = Field(None, description="a URL that hears of the batch's end")
+
+    @field_validator("endpoint")
+    @classmethod
+    def is_served(cls, path: str) -> str:
+        if path not in ENDPOINTS:
+            raise ValueError(f"give one of {', '.join(ENDPOINTS)}")
+        return path
 
     @field_validator("completion_window")
     @classmethod

@@ -10,9 +10,10 @@ from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.openai.forms import chat_form, text_form
+from penstock.gateway.openai.endpoints import ENDPOINTS
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.responses import AnswerContext, chat_answer, error, text_answer
+from penstock.gateway.openai.pooling import PoolingContext
+from penstock.gateway.openai.responses import AnswerContext, error
 from penstock.gateway.openai.validation import refuse_extremes
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import ErrorBody, Result
@@ -23,8 +24,6 @@ from penstock.schemas.wire import Report
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4 * 2**20
 MAX_COMPLAINTS = 100
-FORMS = {"/v1/chat/completions": chat_form, "/v1/completions": text_form}
-SHAPES = {"/v1/chat/completions": chat_answer, "/v1/completions": text_answer}
 
 
 class BatchLine(Report):
@@ -101,18 +100,21 @@ def line_errors(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValu
     return count, wrong
 
 
-def form_of(job_id: str, caller: Caller, line: BatchLine) -> AnswerContext:
+def form_of(job_id: str, caller: Caller, line: BatchLine) -> AnswerContext | PoolingContext:
     """Return the job that a line asks for, with how to answer it. Raises InvalidJob."""
     if line.body.get("stream"):
         raise InvalidJob("stream: a batch's lines are answered whole", "stream")
     body: JsonObject = {name: value for name, value in line.body.items() if value is not None}
     refuse_extremes(body)
     body["background"] = True
-    return FORMS[line.url](caller, body, job_id)
+    form: AnswerContext | PoolingContext = ENDPOINTS[line.url].form(caller, body, job_id)
+    return form
 
 
-def answered(job_id: str, line: BatchLine, form: AnswerContext, result: Result) -> bytes:
-    body = SHAPES[line.url](form, result)
+def answered(
+    job_id: str, line: BatchLine, form: AnswerContext | PoolingContext, result: Result
+) -> bytes:
+    body = ENDPOINTS[line.url].shape(form, result)
     return _written(job_id, line, {"status_code": 200, "request_id": job_id, "body": body}, None)
 
 

@@ -32,6 +32,7 @@ from penstock.gateway.batches.lines import (
 )
 from penstock.gateway.batches.parts import Parts, PartsLost, Written, closing, part_path, writing
 from penstock.gateway.client import Client
+from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.tasks.due import Held
 from penstock.gateway.tasks.outbox import Note
@@ -234,7 +235,7 @@ class _Turn:
         path = self.home.files.path(self.batch.asked.input_file_id)
         return await self.home.client.off_loop.run(line.place.length, line_at, path, line.place)
 
-    async def _form(self, line: Open, asked: BatchLine) -> AnswerContext:
+    async def _form(self, line: Open, asked: BatchLine) -> AnswerContext | PoolingContext:
         """Return the job that a line asks for. Raises InvalidJob."""
         caller = Caller(self.batch.tenant)
         size = line.place.length

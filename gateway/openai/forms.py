@@ -1,11 +1,15 @@
 """Reading of requests in OpenAI's forms: each gives a job, and how its answer shall look."""
 
 from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.pooling import vectors_form
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.to_job import chat_job, prompts_of, text_job
 from penstock.gateway.openai.tool_calls import PlainText, reader_for
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.job import Job
 from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
+
+_OF_VECTORS = {"input", "documents", "text_2", "data_2"}
 
 
 def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
@@ -25,7 +29,7 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     """Read a completion request. Raises InvalidJob."""
     asked = validate(CompletionRequest, body)
     job = text_job(job_id, caller, asked, body)
-    prompts = prompts_of(asked) if asked.echo or asked.return_token_ids else []
+    prompts = prompts_of(asked.prompt) if asked.echo or asked.return_token_ids else []
     prompt_ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
     echo = [str(prompt) for prompt in prompts] if asked.echo else []
     return AnswerContext(
@@ -38,3 +42,15 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
     )
+
+
+def any_job(job_id: str, caller: Caller, body: JsonObject) -> Job:
+    """Return the job of a chat, of vectors or else of a completion, as the body's fields tell.
+
+    Raises InvalidJob.
+    """
+    if "messages" in body:
+        return chat_form(caller, body, job_id).job
+    if "prompt" not in body and not body.keys().isdisjoint(_OF_VECTORS):
+        return vectors_form(caller, body, job_id).job
+    return text_form(caller, body, job_id).job

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -43,6 +44,16 @@ class AnswerContext:
 
     def prompt_ids_of(self, index: int) -> list[int]:
         return self.prompt_ids[index // self.job.params.n] if self.prompt_ids else []
+
+
+class TimedJob(Protocol):
+    """A job that was asked for, and whether its answer tells how long it took."""
+
+    @property
+    def job(self) -> Job: ...
+
+    @property
+    def shows_metrics(self) -> bool: ...
 
 
 def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
@@ -105,7 +116,7 @@ def usage(count: Usage) -> JsonObject:
     }
 
 
-def metrics(form: AnswerContext, timing: Timing | None, count: Usage) -> JsonObject:
+def metrics(form: TimedJob, timing: Timing | None, count: Usage) -> JsonObject:
     """Return how long the answer took, under vLLM's names, where it was asked for.
 
     As vLLM's do, `time_to_first_token_ms` counts from the job's start, after its wait in the queue.

@@ -1,6 +1,6 @@
 """Turns the body of an HTTP request into a Job."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 
@@ -13,6 +13,7 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import LAST_MS, Job, PriorityClass
 from penstock.schemas.openai import (
     Asked,
+    AskedOfModel,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -62,12 +63,12 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
         "continue_final_message": asked.continue_final_message,
     }
     refuse_extremes(chat)  # tools' arguments came as texts, which are parsed now
-    return _job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
+    return made_job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
 
 
 def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonObject) -> Job:
     refuse_unsupported(body)
-    prompts = prompts_of(asked)
+    prompts = prompts_of(asked.prompt)
     if asked.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise InvalidJob("echo: token ids cannot be shown as text here; give text", "echo")
     if asked.echo and asked.logprobs is not None:
@@ -75,17 +76,7 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
     sampling = _sampling(asked, body, None)
     if asked.logprobs is not None:
         sampling["logprobs"] = asked.logprobs
-    return _job(job_id, caller, asked, body, {"prompts": prompts, "params": sampling})
-
-
-def any_job(job_id: str, caller: Caller, body: JsonObject) -> Job:
-    """Return the job of a chat where the body has messages, else of a completion.
-
-    Raises InvalidJob.
-    """
-    if "messages" in body:
-        return chat_job(job_id, caller, validate(ChatRequest, body), body)
-    return text_job(job_id, caller, validate(CompletionRequest, body), body)
+    return made_job(job_id, caller, asked, body, {"prompts": prompts, "params": sampling})
 
 
 def flattened(body: JsonObject) -> JsonObject:
@@ -105,18 +96,28 @@ def flattened(body: JsonObject) -> JsonObject:
     return {"background": True} | body | given
 
 
-def prompts_of(asked: CompletionRequest) -> Sequence[str | list[int]]:
+def prompts_of(
+    prompt: str | list[int] | list[str] | list[list[int]],
+) -> Sequence[str | list[int]]:
     """Return a prompt's four forms as one: a list of texts or of lists of token ids."""
-    prompt = asked.prompt
     if isinstance(prompt, str):
         return [prompt]
     ids = [item for item in prompt if isinstance(item, int)]
     return [ids] if ids else [item for item in prompt if not isinstance(item, int)]
 
 
-def _job(
-    job_id: str, caller: Caller, asked: Asked, body: JsonObject, question: dict[str, object]
+def made_job(
+    job_id: str,
+    caller: Caller,
+    asked: AskedOfModel,
+    body: JsonObject,
+    question: dict[str, object],
+    called: Mapping[str, str] = CALLED,
 ) -> Job:
+    """Return the job that asks a question. Raises InvalidJob.
+
+    called  the caller's names for the job's fields, for `validate`
+    """
     fields: dict[str, object] = {
         "job_id": job_id,
         "model": asked.model,
@@ -129,7 +130,7 @@ def _job(
     fields |= {name: body[name] for name in OPTIONS if name in body}
     if "not_before" in body:
         fields["not_before_ms"] = _unix_ms(body["not_before"])
-    return validate(Job, fields | question, CALLED)
+    return validate(Job, fields | question, called)
 
 
 def _unix_ms(given: JsonValue) -> int:
@@ -148,7 +149,7 @@ def _unix_ms(given: JsonValue) -> int:
     raise InvalidJob(f"not_before: give {forms}", "not_before")
 
 
-def _priority_class(asked: Asked) -> PriorityClass:
+def _priority_class(asked: AskedOfModel) -> PriorityClass:
     """Return the priority class. A number follows vLLM's rule: lower goes first."""
     if asked.priority:
         return "high" if asked.priority < 0 else "batch"

@@ -111,6 +111,14 @@ def refuse_unsupported(body: JsonObject) -> None:
         raise UnsupportedParameter(names[0], INSTEAD.get(names[0]))
 
 
+def refuse_unless(
+    neutral: Mapping[str, tuple[JsonValue, ...]], body: JsonObject, instead: Mapping[str, str]
+) -> None:
+    """Raise UnsupportedParameter for the first parameter with a value that asks for something."""
+    for name in _not_neutral(body, neutral):
+        raise UnsupportedParameter(name, instead.get(name))
+
+
 def _not_neutral(given: JsonObject, neutral: Mapping[str, tuple[JsonValue, ...]]) -> Iterator[str]:
     for name, values in neutral.items():
         if given.get(name) is not None and given[name] not in values:

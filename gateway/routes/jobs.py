@@ -15,8 +15,9 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
+from penstock.gateway.openai.forms import any_job
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.to_job import any_job, flattened
+from penstock.gateway.openai.to_job import flattened
 from penstock.gateway.openai.validation import validate
 from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.cursor import Had

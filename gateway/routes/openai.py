@@ -1,21 +1,17 @@
 """OpenAI's routes: chat, completions, models."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 from pydantic_core import to_json
 
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open
-from penstock.gateway.http.errors import error_response
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of
-from penstock.gateway.http.sse import EventStream, WholeAnswer
+from penstock.gateway.http.sse import EventStream
 from penstock.gateway.openai.forms import chat_form, text_form
-from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import (
     NOTHING,
@@ -23,38 +19,30 @@ from penstock.gateway.openai.stream import (
     ReaderPosition,
     TextChunks,
 )
+from penstock.gateway.routes.whole import admitted, documented, events_of, whole
 from penstock.schemas.errors import InvalidJob, ModelNotFound
-from penstock.schemas.event import Delta, Done, Event, Failed, Result
-from penstock.schemas.job import Job
-from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
-from penstock.schemas.result import fold
+from penstock.schemas.openai import ChatRequest, CompletionRequest
 from penstock.schemas.sampling import SamplingParams
 
 router = APIRouter(tags=["openai"])
 
 
-def _documented(asked: type[BaseModel]) -> dict[str, object]:
-    """Describe a body for /docs. Its checks, in `gateway.openai.validation`, say more."""
-    schema = {"allOf": [asked.model_json_schema(), SamplingParams.model_json_schema()]}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
-@router.post("/v1/chat/completions", openapi_extra=_documented(ChatRequest))
+@router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, SamplingParams))
 async def chat_completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await read(request, gateway, partial(chat_form, caller_of(request)))
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, ChatChunks)
-    return await _whole(request, gateway, watch, form, chat_answer)
+    return await whole(request, gateway, watch, form, chat_answer)
 
 
-@router.post("/v1/completions", openapi_extra=_documented(CompletionRequest))
+@router.post("/v1/completions", openapi_extra=documented(CompletionRequest, SamplingParams))
 async def completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await read(request, gateway, partial(text_form, caller_of(request)))
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, TextChunks)
-    return await _whole(request, gateway, watch, form, text_answer)
+    return await whole(request, gateway, watch, form, text_answer)
 
 
 @router.get("/v1/models")
@@ -82,23 +70,10 @@ async def _stream(
     position = _seen(request)
     if position != NOTHING:
         gateway.metrics.reconnects.inc()
-    form = await _admitted(request, gateway, form)
+    form = await admitted(request, gateway, form)
     leave = gateway.leaving(request, form.job)
-    events = _events(gateway, watch, form.job)
+    events = events_of(gateway, watch, form.job)
     return EventStream(events, leave, renderer(form, position), gateway.settings.ping_s)
-
-
-async def _admitted(request: Request, gateway: Gateway, form: AnswerContext) -> AnswerContext:
-    return replace(
-        form,
-        job=await gateway.admit(request, form.job),
-        shows_metrics=form.shows_metrics or gateway.settings.enable_per_request_metrics,
-    )
-
-
-def _events(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator[list[Event], None]:
-    following = gateway.client.event_batches(job.job_id, tenant=job.tenant)
-    return watch.follow(job.model, following)
 
 
 def _seen(request: Request) -> ReaderPosition:
@@ -113,32 +88,6 @@ def _seen(request: Request) -> ReaderPosition:
         sentence = "resumes a stream that was asked under an Idempotency-Key; give that one too"
         raise InvalidJob(f"Last-Event-ID: {sentence}", "Last-Event-ID")
     return ReaderPosition.parse(last_event_id, "Last-Event-ID")
-
-
-async def _whole(
-    request: Request,
-    gateway: Gateway,
-    watch: RequestTimer,
-    form: AnswerContext,
-    shape: Callable[[AnswerContext, Result], JsonObject],
-) -> Response:
-    form = await _admitted(request, gateway, form)
-    job = form.job
-
-    def made(deltas: list[Delta], end: Done | Failed) -> Response:
-        result = fold(job.job_id, job.model, job.num_choices, deltas, end)
-        if isinstance(end, Done):
-            body = to_json_in_pieces(shape(form, result))
-            return Response(body, media_type="application/json")
-        so_far: JsonObject = {"partial": shape(form, result)} if deltas else {}
-        return error_response(end.error, more={"job_id": job.job_id, **so_far})
-
-    async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
-        num_bytes = job.answer_bytes_a_token() * end.position // 8
-        return await gateway.client.off_loop.run(num_bytes, made, deltas, end)
-
-    leave = gateway.leaving(request, job)
-    return WholeAnswer(_events(gateway, watch, job), leave, answered)
 
 
 def _json(shape: Mapping[str, object]) -> Response:

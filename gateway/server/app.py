@@ -30,6 +30,7 @@ from penstock.gateway.routes import health as health_routes
 from penstock.gateway.routes import jobs as job_routes
 from penstock.gateway.routes import openai as openai_routes
 from penstock.gateway.routes import page as page_routes
+from penstock.gateway.routes import pooling as pooling_routes
 from penstock.gateway.server.entrance import LetsNobodyIn, check_list, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.webhooks.outbound import Outbound
@@ -108,6 +109,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(Middleware, access=access, metrics=gateway.metrics, tracing=gateway.tracing)
     for routes in (
         openai_routes,
+        pooling_routes,
         job_routes,
         file_routes,
         batch_routes,

@@ -149,12 +149,12 @@ def save(family: str, path: Path, **fields: object) -> None:
         raise ValueError(f"{size / 1e6:.0f} million parameters")
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config).float()
-    _draw(model)
+    draw(model)
     model.save_pretrained(path)
 
 
 @torch.no_grad()
-def _draw(model: Any) -> None:
+def draw(model: Any) -> None:
     """Away from the neutral start: norms near one (or zero, where one is added), some biases."""
     generator = torch.Generator().manual_seed(11)
     for name, each in model.named_parameters():

@@ -32,7 +32,7 @@ class DoesNotFit(PenstockError):
 
 
 def build_engine(config: EngineConfig) -> Engine:
-    device = torch.device(_device(config))
+    device = torch.device(device_of(config))
     model = load_model(
         ModelSpec(
             config.model,
@@ -102,7 +102,8 @@ def _captures(config: EngineConfig, model: Model, device: torch.device) -> bool:
     return device.type == "cuda" and model.is_capturable and not config.enforce_eager
 
 
-def _device(config: EngineConfig) -> str:
+def device_of(config: EngineConfig) -> str:
+    """Return the name of the device that computes."""
     if config.device != "auto":
         return config.device
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -193,13 +194,7 @@ def length_that_fits(config: EngineConfig, facts: ModelFacts, num_blocks: int) -
     holds = num_blocks * config.block_size
     if config.max_model_len is None:
         return min(facts.max_model_len, holds)
-    if config.max_model_len > facts.max_model_len:
-        raise DoesNotFit(
-            f"max_model_len: {config.max_model_len} tokens; the model's positions are made for "
-            f"{facts.max_model_len}; ask for no more, or stretch them by hf_overrides (rope_scaling"
-            ", max_position_embeddings) if the model can bear it",
-            "max_model_len",
-        )
+    refuse_longer(config.max_model_len, facts.max_model_len)
     if config.max_model_len > holds:
         raise DoesNotFit(
             f"max_model_len: {config.max_model_len} tokens; {num_blocks} KV blocks hold {holds}; "
@@ -207,6 +202,17 @@ def length_that_fits(config: EngineConfig, facts: ModelFacts, num_blocks: int) -
             "max_model_len",
         )
     return config.max_model_len
+
+
+def refuse_longer(asked: int, made_for: int) -> None:
+    """Raise DoesNotFit where a length is asked for that the model's positions do not have."""
+    if asked > made_for:
+        raise DoesNotFit(
+            f"max_model_len: {asked} tokens; the model's positions are made for {made_for}; ask for"
+            " no more, or stretch them by hf_overrides (rope_scaling, max_position_embeddings) if"
+            " the model can bear it",
+            "max_model_len",
+        )
 
 
 def _zeros(

@@ -7,6 +7,8 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from penstock.worker.models.sentence_folder import AS_IT_SAYS, PoolerConfig
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -35,3 +37,4 @@ class EngineConfig:
     async_scheduling: bool | None = None
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = None
     priority_preemption_threshold: int | None = None
+    pooler: PoolerConfig = AS_IT_SAYS

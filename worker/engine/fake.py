@@ -1,7 +1,8 @@
 """An engine without a model: each token is a digest of prompt, seed, choice and its place.
 
 It costs nothing and imports no torch, so tests can put queue and recovery under load. Its
-vocabulary is the 256 bytes and two special tokens. Its completions are words of eight bytes, with
+vocabulary is the 256 bytes and two special tokens. An embedding is a digest of the prompt. Its
+completions are words of eight bytes, with
 characters of several bytes among them. As with a model, a completion can be continued from the
 tokens so far. A long prompt takes a step for each `prefill_tokens` of it.
 
@@ -15,6 +16,7 @@ import mmap
 import os
 import re
 import signal
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from penstock.schemas import names
 from penstock.schemas.event import FinishReason
 from penstock.schemas.tally import Tally
 from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.limits import EngineLimits
+from penstock.worker.engine.limits import EngineLimits, PoolingFacts
 from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 
 EOS, BOS = 256, 257
@@ -38,6 +40,7 @@ _WORDS = [
     )
 ]  # fmt: skip
 _WORD_BYTES = 8
+_VECTOR_SIZE = 16
 _WORDS_A_COMPLETION = 64  # on average
 
 
@@ -186,6 +189,11 @@ class FakeEngine:
         return not seq.num_pending
 
     def _next(self, seq: _Sequence) -> Output:
+        if seq.addition.pooling is not None:
+            self._end(seq.addition.seq_id)
+            return Output(
+                seq.addition.seq_id, [0], finish_reason="stop", vector=_vector(seq.addition)
+            )
         token_id, num_blocks = self._draw(seq), self._num_blocks(seq)
         seq.num_made += 1
         self._num_held += self._num_blocks(seq) - num_blocks
@@ -227,7 +235,13 @@ def fake_engine(
     length = max_model_len or 8192
     num_blocks = max_num_seqs * -(-length // block_size)
     limits = EngineLimits(
-        length, VOCAB_SIZE, num_blocks, block_size, max_num_seqs, frozenset([EOS])
+        length,
+        VOCAB_SIZE,
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        frozenset([EOS]),
+        pooling=PoolingFacts(("embed",), _VECTOR_SIZE),
     )
     noted = Stamps(stamps) if stamps else None
     return FakeEngine(limits, step_s, poison, noted, prefill_tokens)
@@ -251,6 +265,12 @@ def _fails(word: str, seq: _Sequence) -> bool:
 def _key(addition: AddSequence) -> bytes:
     asked = repr((addition.prompt, addition.seed, addition.choice))
     return hashlib.blake2b(asked.encode(), digest_size=16).digest()
+
+
+def _vector(addition: AddSequence) -> bytes:
+    """Return a vector of numbers from 0 to 1, a digest of the prompt."""
+    digest = hashlib.blake2b(repr(addition.prompt).encode(), digest_size=_VECTOR_SIZE).digest()
+    return struct.pack(f"<{_VECTOR_SIZE}f", *(each / 255 for each in digest))
 
 
 def _logprob(token_id: int, num_top: int) -> Logprob:

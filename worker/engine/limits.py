@@ -3,15 +3,54 @@
 The worker's I/O side uses the same check.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong, UnsupportedByEngine
+from penstock.schemas.errors import (
+    InputTooLong,
+    InvalidJob,
+    PenstockError,
+    PromptTooLong,
+    UnsupportedByEngine,
+    UnsupportedTask,
+)
+from penstock.schemas.pooling import PoolingParams, PoolingTask
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import AddSequence
 
 _DEFAULTS = SamplingParams()
 _NEUTRAL = {"top_k": (0, -1)}  # values that ask for nothing, where there are several
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingFacts:
+    """The facts of a model that makes vectors of texts.
+
+    tasks    what it makes; a classifier reads the texts of a pair together, an embedder each alone
+    size     numbers of a vector
+    labels   of a classifier, in the order of its numbers
+    prompts  texts by name, one of which may go before a text
+    lowers   whether texts are lowered first
+    """
+
+    tasks: tuple[PoolingTask, ...]
+    size: int
+    labels: tuple[str, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    lowers: bool = False
+
+    @property
+    def joins_pairs(self) -> bool:
+        return "classify" in self.tasks
+
+    def task_of(self, pooling: PoolingParams) -> PoolingTask:
+        """Return the task that is asked for, or else the first. Raises UnsupportedTask."""
+        task = pooling.task or self.tasks[0]
+        if task not in self.tasks:
+            raise UnsupportedTask(task, self.tasks)
+        return task
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +61,8 @@ class EngineLimits:
     unsupported   fields of SamplingParams that the engine does not obey; of structured_outputs
                   such as structured_outputs.regex
     resumes       what a sequence that was begun elsewhere goes on from
+    generates     whether it makes completions
+    pooling       of an engine that makes vectors
     """
 
     max_model_len: int
@@ -32,6 +73,8 @@ class EngineLimits:
     eos_token_ids: frozenset[int]
     unsupported: frozenset[str] = frozenset()
     resumes: Literal["tokens", "text"] = "tokens"
+    generates: bool = True
+    pooling: PoolingFacts | None = None
 
     def max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         return params.max_tokens or self.max_model_len - num_prompt
@@ -41,6 +84,11 @@ class EngineLimits:
 
         The error says why the sequence can never run.
         """
+        pooling = addition.pooling
+        if pooling is not None:
+            return self._check_pooled(addition, pooling) or self._check_ids(addition)
+        if not self.generates:
+            return UnsupportedTask("generate", self.pooling.tasks if self.pooling else ())
         return (
             self._check_length(addition)
             or self._check_ids(addition)
@@ -55,6 +103,25 @@ class EngineLimits:
                 return UnsupportedByEngine(name)
             if not kind and asked not in _NEUTRAL.get(field, (getattr(_DEFAULTS, field),)):
                 return UnsupportedByEngine(name)
+        return None
+
+    def _check_pooled(self, addition: AddSequence, pooling: PoolingParams) -> PenstockError | None:
+        if self.pooling is None:
+            return UnsupportedTask(pooling.task or "embed", ("generate",))
+        num_tokens, split = len(addition.prompt), addition.split
+        if not num_tokens:
+            return InvalidJob("input: a text has no tokens; give at least one", "input")
+        if self.pooling.joins_pairs or not split:
+            longest = num_tokens
+        else:
+            longest = max(split, num_tokens - split)
+        if longest > self.max_model_len:
+            return InputTooLong(longest, self.max_model_len)
+        if pooling.dimensions is not None and pooling.dimensions > self.pooling.size:
+            return InvalidJob(
+                f"dimensions: {pooling.dimensions}; this model's vectors have {self.pooling.size}",
+                "dimensions",
+            )
         return None
 
     def _check_length(self, addition: AddSequence) -> PenstockError | None:
@@ -75,7 +142,7 @@ class EngineLimits:
     def _check_ids(self, addition: AddSequence) -> PenstockError | None:
         params = addition.params
         for name, ids in (
-            ("prompt", addition.prompt),
+            ("prompt" if addition.pooling is None else "input", addition.prompt),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
         ):

@@ -6,12 +6,17 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.schemas.event import ErrorBody, FinishReason
+from penstock.schemas.pooling import PoolingParams
 from penstock.schemas.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class AddSequence:
-    """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before."""
+    """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before.
+
+    pooling  asks for a vector of the prompt in place of a completion, without its queries
+    split    where the second of a pair of texts begins in such a prompt; 0: it is one text
+    """
 
     seq_id: str
     prompt: list[int]
@@ -22,6 +27,8 @@ class AddSequence:
     cache_salt: bytes = b""
     priority: int = 0  # of the sequence's class; a lower number runs first
     turn: int = 0  # microseconds, comparable over lanes; in a class the earlier goes first
+    pooling: PoolingParams | None = None
+    split: int = 0
 
 
 # One slice of a step: sequence id, tokens to compute, tokens computed before.
@@ -40,6 +47,8 @@ class Logprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The result of one step for one sequence. An error ends the sequence with no token.
 
+    vector  of a pooled prompt: float32, the lower bytes first; it comes with the token 0
+
     It is no dataclass, because one is made for each token and sent to another process.
     """
 
@@ -50,6 +59,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     stop_reason: int | None = None
     num_cached: int = 0
     error: ErrorBody | None = None
+    vector: bytes | None = None
 
 
 class StoredBlock(NamedTuple):

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +14,7 @@ from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason,
 from penstock.schemas.job import Job
 from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.messages import AddSequence, Output
+from penstock.worker.jobs.pooled import Pooled
 from penstock.worker.text.completion import Completion, TextPiece
 
 Failure = Literal["failed", "cancelled", "expired"]
@@ -41,7 +43,7 @@ class ActiveJob:
 
     started: Started
     prompts: list[list[int]]
-    completions: list[Completion]
+    completions: Sequence[Completion | Pooled]
     deltas: list[Delta] = field(default_factory=list)
     num_committed: int = 0
     failure: tuple[Failure, ErrorBody] | None = None
@@ -49,6 +51,7 @@ class ActiveJob:
     behind_since_s: float | None = None  # monotonic; None when all is committed
     num_behind: int = 0  # tokens that are not known to be logged
     times: Times = field(default_factory=Times)
+    splits: list[int] = field(default_factory=list)  # of pooled prompts that are pairs
     _num_open: int = 0  # choices that are not finished
     _pending: dict[int, TextPiece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
@@ -101,7 +104,9 @@ class ActiveJob:
 
     def additions(self, cache_salt: bytes) -> list[AddSequence]:
         """Return a sequence for each choice that is not finished, with the ids drawn so far."""
-        params, seed = self.job.params, job_seed(self.job)
+        params, seed, pooling = self.job.params, job_seed(self.job), self.job.pooling
+        if pooling is not None:
+            pooling = pooling.model_copy(update={"queries": []})  # they are in the prompts
         return [
             AddSequence(
                 seq_id=self.seq_id(index),
@@ -113,6 +118,8 @@ class ActiveJob:
                 cache_salt=cache_salt,
                 priority=_PRIORITIES[self.started.priority_class],
                 turn=self.started.turn,
+                pooling=pooling,
+                split=self.splits[index] if self.splits else 0,
             )
             for index in self.open_choices()
         ]
@@ -125,9 +132,7 @@ class ActiveJob:
         completion = self.completions[index]
         if completion.is_finished or self.failure is not None or self.is_spent:
             return False
-        piece = completion.take(
-            output.token_ids, output.logprobs, output.finish_reason, output.stop_reason
-        )
+        piece = completion.take(output)
         waiting = self._pending.get(index)
         self._pending[index] = waiting.joined(piece) if waiting else piece
         self._num_cached.setdefault(index, output.num_cached)
@@ -171,7 +176,9 @@ class ActiveJob:
             self._checksum = roll(self._checksum, delta.index, delta.token_ids)
         if beyond and beyond[0].position < position:
             last, count = beyond[0], position - beyond[0].position
-            piece = self.completions[last.index].cut(last.token_ids[:count], last.logprobs)
+            completion = self.completions[last.index]
+            assert isinstance(completion, Completion), "a vector is one token"
+            piece = completion.cut(last.token_ids[:count], last.logprobs)
             self._pending[last.index] = piece
             self._seal()
         self._num_open = len(self.open_choices())

@@ -12,6 +12,7 @@ from penstock.schemas.errors import (
     PenstockError,
     PromptTooLong,
     Unavailable,
+    UnsupportedTask,
     WorkerFailed,
 )
 from penstock.schemas.event import Failed
@@ -24,12 +25,14 @@ from penstock.worker.engine.messages import AddSequence
 from penstock.worker.jobs.active_job import ActiveJob, Times
 from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.jobs.lease_clock import LeaseClock
+from penstock.worker.jobs.pooled import Pooled
 from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.log import log
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.model_tokenizer import ModelTokenizer
+from penstock.worker.text.text_inputs import TextInput, read_inputs
 
 READ_BLOCK_MS = 1000
 _RETRY_S = 0.5
@@ -52,9 +55,15 @@ class Intake:
         times = Times(started_ns=time.time_ns())
         params = self.generation.applied(started.job.params)
         job = started.job.model_copy(update={"params": params})
+        if job.pooling is None and not self.limits.generates:
+            raise UnsupportedTask(
+                "generate", self.limits.pooling.tasks if self.limits.pooling else ()
+            )
         job.refuse_large_answer(self.limits.max_model_len)
         started = replace(started, job=job)
-        is_short = sum(len(prompt) for prompt in job.prompts) < _INLINE_CHARS and job.chat is None
+        is_short = job.guess_bytes() < _INLINE_CHARS and job.chat is None
+        if job.pooling is not None:
+            return await self._prepare_pooled(started, times, is_short)
         prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
@@ -64,6 +73,29 @@ class Intake:
             for _ in range(job.params.n)
         ]
         return ActiveJob(started, prompts, completions, times=times)
+
+    async def _prepare_pooled(self, started: Started, times: Times, is_short: bool) -> ActiveJob:
+        job = started.job
+        read = self._read_pooled
+        inputs = read(job) if is_short else await asyncio.to_thread(read, job)
+        self._check_budget(started, sum(len(each.ids) for each in inputs))
+        assert job.pooling is not None and self.limits.pooling is not None
+        is_class = self.limits.pooling.task_of(job.pooling) == "classify"
+        labels = self.limits.pooling.labels if is_class else ()
+        prompts, splits = [each.ids for each in inputs], [each.split for each in inputs]
+        return ActiveJob(
+            started, prompts, [Pooled(labels) for _ in inputs], times=times, splits=splits
+        )
+
+    def _read_pooled(self, job: Job) -> list[TextInput]:
+        inputs = read_inputs(self.text, job, self.limits)
+        for ids, split in inputs:
+            error = self.limits.check(
+                AddSequence("", ids, job.params, pooling=job.pooling, split=split)
+            )
+            if error is not None:
+                raise error
+        return inputs
 
     def additions(self, active: ActiveJob) -> list[AddSequence]:
         job = active.job

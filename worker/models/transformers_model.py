@@ -115,18 +115,10 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
         )
     hf, is_dummy = served_config(spec), spec.load_format == "dummy"
     stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
-    computed = _computed(hf, spec, stored)
-    try:
-        causal = _module(hf, computed, spec)
-    except ModelError:
-        raise
-    except Exception as error:  # of many types; the module's code is theirs, or the folder's
-        why = f"{spec.path}: transformers cannot load it: {reason(error)}"
-        raise BrokenModel(why) from error
-    causal.requires_grad_(False).train(False).to(spec.device)
+    causal = load_module(_LOADER, hf, type_to_compute(hf, spec, stored), spec, attention=NAME)
     _refuse_class(hf, type(causal))  # one that the folder brings is known only now
     layers = _look(causal, hf, spec.device, causal.dtype)
-    _refuse_widths(products_of(causal).values(), spec)
+    refuse_widths(products_of(causal).values(), spec)
     swap_modules(causal, spec.arithmetic)
     return TransformersModel(causal, _facts(spec.path, hf, layers), layers)
 
@@ -134,20 +126,32 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
 def plan_transformers_model(spec: ModelSpec) -> ModelPlan:
     """Return what a folder's model takes, from its configuration alone. Raises a ModelError."""
     hf = served_config(spec)
-    computed = _computed(hf, spec, torch.float32)
+    computed = type_to_compute(hf, spec, torch.float32)
     with torch.device("meta"):
-        causal = _empty(hf, torch.bfloat16, spec)
+        causal = _empty(_LOADER, hf, torch.bfloat16, spec, NAME)
     layers = _look(causal, hf, spec.device, computed)
     shapes = {name: tuple(each.shape) for name, each in causal.named_parameters()}
     products = products_of(causal)
-    _refuse_widths(products.values(), spec)
+    refuse_widths(products.values(), spec)
     return ModelPlan(_facts(spec.path, hf, layers), computed, shapes, frozenset(products))
 
 
 def served_config(spec: ModelSpec) -> Any:
-    """Return the configuration, of transformers' class or the folder's.
+    """Return the configuration of a decoder, of transformers' class or the folder's.
 
     Raises a ModelError that names the family or the field for what is known not to be served.
+    """
+    hf, fields = known_config(spec)
+    _refuse_config(hf)
+    if fields["model_type"] in transformers.CONFIG_MAPPING:
+        _refuse_ignored(fields, hf)
+    return hf
+
+
+def known_config(spec: ModelSpec) -> tuple[Any, dict[str, JsonValue]]:
+    """Return the configuration of any model, and its fields as they are written.
+
+    Raises a ModelError where it is of no class that may be loaded, or is broken.
     """
     written = read_object(spec.path / "config.json")
     model_type, trusts = written.get("model_type"), spec.trust_remote_code
@@ -170,17 +174,15 @@ def served_config(spec: ModelSpec) -> Any:
         raise
     except Exception as error:  # of many types; its message names the field
         raise BrokenModel(f"{spec.path / 'config.json'}: {reason(error)}") from error
-    _refuse_config(hf)
-    if is_known:
-        _refuse_ignored(fields, hf)
-    return hf
+    return hf, fields
 
 
 def _refuse_config(hf: Any) -> None:
     """Refuse what a paged cache of keys and values does not hold."""
     text, kind = hf.get_text_config(), transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf), None)
     if kind is None and "auto_map" not in hf.to_dict():
-        raise UnsupportedFamily(hf.model_type, "which is no causal language model")
+        why = "which is no causal language model; --runner pooling may serve its vectors"
+        raise UnsupportedFamily(hf.model_type, why)
     if getattr(hf, "quantization_config", None) is not None:
         raise UnsupportedField("quantization_config", hf.quantization_config, "models without it")
     for layers in getattr(text, "layer_types", None) or ():
@@ -214,7 +216,11 @@ def _refuse_ignored(fields: Mapping[str, JsonValue], hf: Any) -> None:
             raise UnsupportedField(field, given[field], f"{hf.model_type} without it")
 
 
-def _computed(hf: Any, spec: ModelSpec, stored: torch.dtype) -> torch.dtype:
+def type_to_compute(hf: Any, spec: ModelSpec, stored: torch.dtype) -> torch.dtype:
+    """Return the type of weights and states. Raises a ModelError.
+
+    stored  the type of the weights in their files
+    """
     quantization = spec.arithmetic.quantization
     if quantization is None:
         return computed_dtype(spec.dtype, dtype_of(hf.get_text_config()), stored)
@@ -223,7 +229,8 @@ def _computed(hf: Any, spec: ModelSpec, stored: torch.dtype) -> torch.dtype:
     return torch.bfloat16
 
 
-def _refuse_widths(products: Iterable[nn.Linear], spec: ModelSpec) -> None:
+def refuse_widths(products: Iterable[nn.Linear], spec: ModelSpec) -> None:
+    """Raise CannotQuantise where a product is of a width that has no such bits."""
     for width in {each.in_features for each in products}:
         if (why := unsupported(width, spec.device, spec.arithmetic)) is not None:
             raise CannotQuantise(why)
@@ -240,45 +247,76 @@ def _facts(path: Path, hf: Any, layers: list[PagedLayer]) -> TransformersFacts:
     )
 
 
-def _module(hf: Any, dtype: torch.dtype, spec: ModelSpec) -> Any:
+def load_module(
+    loader: Any,
+    hf: Any,
+    dtype: torch.dtype,
+    spec: ModelSpec,
+    attention: str | None,
+    unread: tuple[str, ...] = (),
+) -> Any:
+    """Return transformers' module with the folder's weights, ready to compute. Raises a ModelError.
+
+    loader     one of transformers' Auto classes
+    attention  the name under which its attention is registered; None: transformers' choice
+    unread     the beginnings of the names of tensors that nobody needs, and that may be missing
+    """
+    try:
+        module = _module(loader, hf, dtype, spec, attention, unread)
+    except ModelError:
+        raise
+    except Exception as error:  # of many types; the module's code is theirs, or the folder's
+        why = f"{spec.path}: transformers cannot load it: {reason(error)}"
+        raise BrokenModel(why) from error
+    return module.requires_grad_(False).train(False).to(spec.device)
+
+
+def _module(
+    loader: Any,
+    hf: Any,
+    dtype: torch.dtype,
+    spec: ModelSpec,
+    attention: str | None,
+    unread: tuple[str, ...],
+) -> Any:
     path = spec.path
     if spec.load_format == "dummy":
-        causal = _empty(hf, dtype, spec)
+        module = _empty(loader, hf, dtype, spec, attention)
         weights = DummyWeights(getattr(hf.get_text_config(), "initializer_range", 0.02))
         with torch.no_grad():
-            for name, parameter in causal.named_parameters():
+            for name, parameter in module.named_parameters():
                 weights.fill(parameter, name)
-        return causal
+        return module
     if not sys.stderr.isatty():
         _LOGGING.disable_progress_bar()  # a log is no place for one
-    causal, told = _LOADER.from_pretrained(
+    module, told = loader.from_pretrained(
         path,
         config=hf,
         local_files_only=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # they are told below
-        **_arguments(dtype, spec),
+        **_arguments(dtype, spec, attention),
     )
-    if missing := sorted(told["missing_keys"]):
+    if missing := sorted(each for each in told["missing_keys"] if not each.startswith(unread)):
         raise BrokenModel(f"{path}: tensor {missing[0]} is missing, one of {len(missing)}")
     for name, found, wanted in sorted(told["mismatched_keys"]):
         raise BrokenModel(
             f"{path}: tensor {name} has shape {list(found)}, and the configuration asks for "
             f"{list(wanted)}"
         )
-    if unread := sorted(told["unexpected_keys"]):
-        _log.info("%d tensors are read by nothing, such as %s", len(unread), unread[0])
-    return causal
+    if others := sorted(told["unexpected_keys"]):
+        _log.info("%d tensors are read by nothing, such as %s", len(others), others[0])
+    return module
 
 
-def _empty(hf: Any, dtype: torch.dtype, spec: ModelSpec) -> Any:
+def _empty(loader: Any, hf: Any, dtype: torch.dtype, spec: ModelSpec, attention: str | None) -> Any:
     """Return a module with whatever numbers it begins with."""
-    return _LOADER.from_config(hf, **_arguments(dtype, spec))
+    return loader.from_config(hf, **_arguments(dtype, spec, attention))
 
 
-def _arguments(dtype: torch.dtype, spec: ModelSpec) -> dict[str, object]:
+def _arguments(dtype: torch.dtype, spec: ModelSpec, attention: str | None) -> dict[str, object]:
     trusts = spec.trust_remote_code
-    return {"attn_implementation": NAME, "trust_remote_code": trusts, "dtype": dtype}
+    return {"attn_implementation": attention, "trust_remote_code": trusts, "dtype": dtype}
 
 
 @torch.inference_mode()

@@ -113,7 +113,7 @@ class DummyWeights:
         return False
 
     def fill(self, target: Tensor, name: str) -> None:
-        if name.endswith("norm.weight"):
+        if name.lower().endswith("norm.weight"):
             target.fill_(1.0)
         elif name.endswith(".bias"):
             target.zero_()

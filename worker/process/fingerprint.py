@@ -55,6 +55,8 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
         "engine_model": settings.engine_model,
         "engine_args": settings.engine_args,
         "hf_overrides": settings.hf_overrides,
+        "runner": settings.runner,
+        "pooler_config": settings.pooler_config.model_dump(exclude_defaults=True),
         "generation": dict(load_generation(settings).defaults),
         # It groups the sums of attention, which counts where bits are promised.
         "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
@@ -65,6 +67,8 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
         "engine_model": None,
         "engine_args": {},
         "hf_overrides": {},
+        "runner": "auto",
+        "pooler_config": {},
         "generation": {},
         "block_size": _BLOCK_SIZE,
     }

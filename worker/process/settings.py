@@ -25,6 +25,7 @@ from penstock.schemas.process.start import object_of, words_of
 from penstock.schemas.process.tracing import TracingSettings
 from penstock.schemas.redis.url import RedisUrlSetting
 from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.models.sentence_folder import PoolerConfig, pools
 
 FAKE = "fake"
 # Settings of how a model is computed: those that vLLM has too, and those that it has not.
@@ -47,6 +48,8 @@ OF_VLLM = frozenset(
 )
 NATIVE_ALONE = frozenset(
     {
+        "runner",
+        "pooler_config",
         "quantization",
         "device",
         "kv_events_config",
@@ -110,6 +113,16 @@ class WorkerSettings(TracingSettings):
         "auto",
         description="native: Penstock's own decoder; transformers: that library's module over "
         "Penstock's paged attention; auto: the first that can compute the model",
+    )
+    runner: Literal["auto", "generate", "pooling"] = Field(
+        "auto",
+        description="generate: completions; pooling: embeddings, or classes and scores; auto: what "
+        "the model's folder is made for",
+    )
+    pooler_config: Annotated[PoolerConfig, NoDecode, BeforeValidator(object_of)] = Field(
+        default_factory=PoolerConfig,
+        description='JSON: {"pooling_type": "CLS", "LAST" or "MEAN", "use_activation": false} in '
+        "place of what the model's folder says of embeddings",
     )
     trust_remote_code: bool = Field(
         False, description="run Python code that the model's folder brings, with all its rights"
@@ -279,6 +292,13 @@ class WorkerSettings(TracingSettings):
         """Return the model's folder, fetched as far as the engine needs it. Raises InvalidJob."""
         has_weights = self.engine != "openai"
         return model_folder(self.model, has_weights, with_code=self.trust_remote_code)
+
+    @property
+    def pools(self) -> bool:
+        """Return whether the engine makes vectors of texts. Raises a ModelError, or InvalidJob."""
+        if self.runner == "auto":
+            return self.engine == "native" and not self.is_fake and pools(self.checkpoint())
+        return self.runner == "pooling"
 
     @property
     def names(self) -> list[str]:

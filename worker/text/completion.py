@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.schemas.event import Choice, Delta, FinishReason, TokenLogprob
 from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Logprob
+from penstock.worker.engine.messages import Logprob, Output
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 from penstock.worker.text.stop_strings import Match, StopStrings
 
@@ -22,6 +22,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     logprobs: list[TokenLogprob] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    vector: str | None = None
 
     def joined(self, later: "TextPiece") -> "TextPiece":
         both = self.logprobs is not None and later.logprobs is not None
@@ -43,6 +44,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             checksum=checksum,
+            vector=self.vector,
         )
 
 
@@ -77,25 +79,19 @@ class Completion:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
-    def take(
-        self,
-        token_ids: Sequence[int],
-        logprobs: Sequence[Logprob] | None = None,
-        finish_reason: FinishReason | None = None,
-        stop_reason: int | None = None,
-    ) -> TextPiece:
-        """Append what a step drew; `finish_reason` says that the last id ended the sequence.
+    def take(self, output: Output) -> TextPiece:
+        """Append what a step drew; its `finish_reason` says that the last id ended the sequence.
 
         A piece that is finished although no `finish_reason` came was ended by a stop string: the
         engine's sequence is then to be cancelled.
         """
-        text, num_kept, match = self._detokenize(token_ids, finish_reason)
+        text, num_kept, match = self._detokenize(output.token_ids, output.finish_reason)
         piece = TextPiece(
-            list(token_ids[:num_kept]),
+            output.token_ids[:num_kept],
             text,
-            self._spelled(logprobs, num_kept),
-            "stop" if match else finish_reason,
-            match.stop if match else stop_reason,
+            self._spelled(output.logprobs, num_kept),
+            "stop" if match else output.finish_reason,
+            match.stop if match else output.stop_reason,
         )
         self._append(piece)
         return piece

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import TokenLogprob, TopLogprob
@@ -63,6 +63,51 @@ class ModelTokenizer:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         return self.encode(prompt) if isinstance(prompt, str) else prompt
 
+    def encode_texts(self, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
+        """Return each text's ids, cut to `most` with the special tokens that end a text."""
+        found = [list(each.ids) for each in self._encode_all(texts, "input")]
+        if most is None or max(map(len, found), default=0) <= most:
+            return found
+        room = max(0, most - self._backend.num_special_tokens_to_add(False))
+        return [
+            ids if len(ids) <= most else self._cut(text, room)
+            for text, ids in zip(texts, found, strict=True)
+        ]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], most: int | None = None
+    ) -> list[tuple[list[int], int]]:
+        """Return each pair's ids, and where its second text begins, 0 if the model is not told.
+
+        Of a pair with more ids than `most` the longer text is cut, as transformers does it.
+        """
+        found = self._encode_all(pairs, "input")
+        if most is not None and max((len(each.ids) for each in found), default=0) > most:
+            room = max(0, most - self._backend.num_special_tokens_to_add(True))
+            found = [
+                each if len(each.ids) <= most else self._cut_pair(*pair, room)
+                for pair, each in zip(pairs, found, strict=True)
+            ]
+        return [
+            (list(each.ids), each.type_ids.index(1) if 1 in each.type_ids else 0) for each in found
+        ]
+
+    def _cut(self, text: str, room: int) -> list[int]:
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        encoded.truncate(room)
+        return list(self._backend.post_process(encoded).ids)
+
+    def _cut_pair(self, first: str, second: str, room: int) -> Encoding:
+        one, other = (
+            self._backend.encode(text, add_special_tokens=False) for text in (first, second)
+        )
+        less, more = sorted((len(one.ids), len(other.ids)))
+        less, more = (less, room - less) if 2 * less <= room else (room // 2, room - room // 2)
+        is_first_less = len(one.ids) <= len(other.ids)
+        one.truncate(less if is_first_less else more)
+        other.truncate(more if is_first_less else less)
+        return self._backend.post_process(one, other)
+
     def render(self, chat: Chat) -> list[int]:
         """Return the ids of a conversation, as the model's own template writes it."""
         return self._encode(self._template.write(chat), "messages", add_special_tokens=False)
@@ -111,20 +156,27 @@ class ModelTokenizer:
         return self._token_texts[token_id]
 
     def _encode(self, text: str, param: str, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            message = f"{param}: character {error.start} is half of a surrogate pair"
-            raise InvalidJob(message, param) from error
+        return list(self._encode_all([text], param, add_special_tokens)[0].ids)
+
+    def _encode_all(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        param: str,
+        add_special_tokens: bool = True,
+    ) -> list[Encoding]:
+        for text in texts:
+            for part in (text,) if isinstance(text, str) else text:
+                _refuse_surrogates(part, param)
         try:
             # The batch form lets other threads run meanwhile, and skips the offsets.
-            encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return self._backend.encode_batch_fast(
+                list(texts), add_special_tokens=add_special_tokens
+            )
         except BaseException as error:
             if not is_failure(error):
                 raise
             message = f"{param}: the model's tokenizer cannot encode it: {reason(error)}"
             raise InvalidJob(message, param) from error
-        return list(encoded[0].ids)
 
 
 def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
@@ -135,3 +187,11 @@ def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
 
 def _finite(logprob: float) -> float:
     return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
+
+
+def _refuse_surrogates(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{param}: character {error.start} is half of a surrogate pair"
+        raise InvalidJob(message, param) from error

@@ -238,7 +238,7 @@ def test_a_batch_whose_file_is_no_good_fails_and_says_which_lines(house: House) 
         ("completion_window", "0h"),
         ("completion_window", "31d"),
         ("completion_window", "soon"),
-        ("endpoint", "/v1/embeddings"),
+        ("endpoint", "/v1/audio/speech"),
         ("metadata", {"a": "x" * 513}),
         ("webhook", "http://127.0.0.1/"),
     ],

@@ -73,6 +73,7 @@ def test_the_page_says_what_the_code_does() -> None:
         "body, nesting": shape.MAX_DEPTH,
         "messages": job.MAX_MESSAGES,
         "prompts": job.MAX_PROMPTS,
+        "inputs, documents and queries of vectors": most(Job, "prompts"),
         "n": sampling.MAX_CHOICES,
         "answer, bytes, as prompts x n x tokens x logprobs may take": job.MAX_ANSWER_BYTES,
         "logprobs": sampling.MAX_LOGPROBS,

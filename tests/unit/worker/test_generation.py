@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig
 import judges
 import tokenizers_made
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.openai.to_job import any_job
+from penstock.gateway.openai.forms import any_job
 from penstock.schemas.delivery import Started
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat, Job

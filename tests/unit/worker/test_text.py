@@ -16,10 +16,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 import tokenizers_made
 from paths import ROOT
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.event import EVENT, Delta
+from penstock.schemas.event import EVENT, Delta, FinishReason
 from penstock.schemas.job import Chat, Message
 from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Logprob
+from penstock.worker.engine.messages import Logprob, Output
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.detokenizer import Detokenizer
 from penstock.worker.text.model_tokenizer import LOWEST_LOGPROB, ModelTokenizer
@@ -55,6 +55,12 @@ def oracle(name: str) -> PreTrainedTokenizerFast:
 def cut(values: list[int], cuts: list[int]) -> list[list[int]]:
     borders = sorted({0, len(values), *(place % (len(values) + 1) for place in cuts)})
     return [values[a:b] for a, b in itertools.pairwise(borders)]
+
+
+def drawn(
+    token_ids: list[int], finish: FinishReason | None, stop_reason: int | None = None
+) -> Output:
+    return Output("", token_ids, finish_reason=finish, stop_reason=stop_reason)
 
 
 ids = st.lists(st.integers(0, 340), max_size=40)
@@ -101,9 +107,9 @@ def test_a_completion_is_what_it_adds_to_its_prompts_text(
     first = Completion(text(name), params, frozenset(), prompt)
     second = first.anew()
     for part in cut(made, cuts):
-        second.replay(first.take(part).delta(0, 0, 0))
+        second.replay(first.take(drawn(part, None)).delta(0, 0, 0))
     for completion in (first, second):
-        completion.take([], None, "length")
+        completion.take(drawn([], "length"))
         shared = len(commonprefix([before, whole]))  # noqa: RUF071 - of texts
         assert completion.choice(0).text == whole[shared:]
 
@@ -115,10 +121,10 @@ def test_a_space_that_begins_a_completion_is_kept(name):
     both = oracle(name).encode("a b the", add_special_tokens=False)
     assert both[: len(prompt)] == prompt
     made = Completion(text(name), SamplingParams(), frozenset(), prompt)
-    made.take(both[len(prompt) :], None, "length")
+    made.take(drawn(both[len(prompt) :], "length"))
     assert made.choice(0).text == " the"
     alone = Completion(text(name), SamplingParams(), frozenset())
-    alone.take(both[len(prompt) :], None, "length")
+    alone.take(drawn(both[len(prompt) :], "length"))
     assert alone.choice(0).text == "the"
 
 
@@ -420,7 +426,7 @@ def complete(params: SamplingParams, parts: list[list[int]], finish: str | None 
     completion = Completion(text("byte_level"), params, frozenset([tokenizers_made.EOS]))
     texts = []
     for number, part in enumerate(parts, 1):
-        piece = completion.take(part, None, finish if number == len(parts) else None)
+        piece = completion.take(drawn(part, finish if number == len(parts) else None))
         texts.append(piece.text)
         if completion.is_finished:
             break
@@ -489,12 +495,12 @@ def test_a_replayed_completion_goes_on_as_the_undisturbed_one(words, cuts, at):
     position = 0
     for part in cut(ids[:crash], cuts):
         if part and not first.is_finished:
-            delta = first.take(part).delta(position, 0, 0)
+            delta = first.take(drawn(part, None)).delta(position, 0, 0)
             position = delta.end
             second.replay(delta)
     assert second.choice(0) == first.choice(0)
     if not second.is_finished:
-        second.take(ids[crash:], None, "length")
+        second.take(drawn(ids[crash:], "length"))
     assert second.choice(0) == whole.choice(0)
 
 
@@ -503,7 +509,7 @@ def test_the_id_that_ended_it_is_counted_and_not_shown():
     quote = oracle("byte_level").encode('"', add_special_tokens=False)[0]
     params = SamplingParams(stop_token_ids=[quote])
     hidden = Completion(text("byte_level"), params, frozenset([end]))
-    assert hidden.take([a, quote], None, "stop", quote).text == "a"
+    assert hidden.take(drawn([a, quote], "stop", quote)).text == "a"
     assert hidden.choice(0).token_ids == [a, quote]
     assert hidden.choice(0).stop_reason == quote
     shown = Completion(
@@ -511,13 +517,13 @@ def test_the_id_that_ended_it_is_counted_and_not_shown():
         params.model_copy(update={"include_stop_str_in_output": True}),
         frozenset([end]),
     )
-    assert shown.take([a, quote], None, "stop", quote).text == 'a"'
+    assert shown.take(drawn([a, quote], "stop", quote)).text == 'a"'
 
 
 def test_a_constraint_that_ended_it_shows_its_last_token():
     a = oracle("byte_level").encode("a", add_special_tokens=False)[0]
     completion = Completion(text("byte_level"), SamplingParams(), frozenset([tokenizers_made.EOS]))
-    assert completion.take([a], None, "stop").text == "a"
+    assert completion.take(drawn([a], "stop")).text == "a"
 
 
 # Log probabilities

@@ -1,0 +1,59 @@
+"""The endpoints that answer a job at once, by their paths: what they read and what they show."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai import pooling
+from penstock.gateway.openai.forms import chat_form, text_form
+from penstock.gateway.openai.pooling import PoolingContext
+from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
+from penstock.schemas.event import Result
+from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
+from penstock.schemas.pooling_requests import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+
+Form = TypeVar("Form", AnswerContext, PoolingContext)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKind(Generic[Form]):
+    """A kind of request that is answered at once.
+
+    asked  describes the body
+    form   reads a caller's body, and takes the job's id; raises InvalidJob
+    shape  makes the answer of what the form returned, and the job's result
+    """
+
+    asked: type[BaseModel]
+    form: Callable[[Caller, JsonObject, str], Form]
+    shape: Callable[[Form, Result], JsonObject]
+
+
+_RERANK = RequestKind(RerankRequest, pooling.rerank_form, pooling.rerank_answer)
+_SCORE = RequestKind(ScoreRequest, pooling.score_form, pooling.score_answer)
+OF_VECTORS: Mapping[str, RequestKind[PoolingContext]] = {
+    "/v1/embeddings": RequestKind(
+        EmbeddingRequest, pooling.embedding_form, pooling.embeddings_answer
+    ),
+    "/pooling": RequestKind(PoolingRequest, pooling.pooling_form, pooling.pooling_answer),
+    "/classify": RequestKind(ClassifyRequest, pooling.classify_form, pooling.classify_answer),
+    "/score": _SCORE,
+    "/v1/score": _SCORE,
+    "/rerank": _RERANK,
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
+}
+ENDPOINTS: Mapping[str, RequestKind[Any]] = {
+    "/v1/chat/completions": RequestKind(ChatRequest, chat_form, chat_answer),
+    "/v1/completions": RequestKind(CompletionRequest, text_form, text_answer),
+    **OF_VECTORS,
+}

@@ -1,0 +1,30 @@
+"""The routes that make vectors of texts: embeddings, classes, scores, ranks."""
+
+from fastapi import APIRouter, Request, Response
+
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.metrics import RequestTimer
+from penstock.gateway.http.middleware import caller_of, span_of
+from penstock.gateway.openai.endpoints import OF_VECTORS
+from penstock.gateway.routes.whole import documented, whole
+
+router = APIRouter(tags=["pooling"])
+
+
+async def pool(request: Request, gateway: Open) -> Response:
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
+    endpoint, caller = OF_VECTORS[request.url.path], caller_of(request)
+    form = await read(request, gateway, lambda body: endpoint.form(caller, body, ""))
+    return await whole(request, gateway, watch, form, endpoint.shape)
+
+
+for path, endpoint in OF_VECTORS.items():
+    router.add_api_route(
+        path,
+        pool,
+        methods=["POST"],
+        name=path,
+        operation_id=path.strip("/").replace("/", "_"),
+        openapi_extra=documented(endpoint.asked),
+    )

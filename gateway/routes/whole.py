@@ -1,0 +1,66 @@
+"""Whole answers: the job is submitted, and its result is shown once it is there."""
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
+
+from fastapi import Request, Response
+from pydantic import BaseModel
+
+from penstock.gateway.http.context import Gateway
+from penstock.gateway.http.errors import error_response
+from penstock.gateway.http.metrics import RequestTimer
+from penstock.gateway.http.sse import WholeAnswer
+from penstock.gateway.openai.endpoints import Form
+from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.schemas.event import Delta, Done, Event, Failed, Result
+from penstock.schemas.job import Job
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.result import fold
+
+
+def documented(*asked: type[BaseModel]) -> dict[str, object]:
+    """Describe a body for /docs. Its checks, in `gateway.openai.validation`, say more."""
+    schema = {"allOf": [each.model_json_schema() for each in asked]}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
+    """Submit the form's job, and return the form with the job's id."""
+    return replace(
+        form,
+        job=await gateway.admit(request, form.job),
+        shows_metrics=form.shows_metrics or gateway.settings.enable_per_request_metrics,
+    )
+
+
+def events_of(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator[list[Event], None]:
+    """Return the job's events, which the timer sees pass."""
+    following = gateway.client.event_batches(job.job_id, tenant=job.tenant)
+    return watch.follow(job.model, following)
+
+
+async def whole(
+    request: Request,
+    gateway: Gateway,
+    watch: RequestTimer,
+    form: Form,
+    shape: Callable[[Form, Result], JsonObject],
+) -> Response:
+    """Submit the form's job, and answer with what `shape` makes of its result."""
+    form = await admitted(request, gateway, form)
+    job = form.job
+
+    def made(deltas: list[Delta], end: Done | Failed) -> Response:
+        result = fold(job.job_id, job.model, job.num_choices, deltas, end)
+        if isinstance(end, Done):
+            body = to_json_in_pieces(shape(form, result))
+            return Response(body, media_type="application/json")
+        so_far: JsonObject = {"partial": shape(form, result)} if deltas else {}
+        return error_response(end.error, more={"job_id": job.job_id, **so_far})
+
+    async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
+        num_bytes = job.answer_bytes_a_token() * end.position // 8
+        return await gateway.client.off_loop.run(num_bytes, made, deltas, end)
+
+    leave = gateway.leaving(request, job)
+    return WholeAnswer(events_of(gateway, watch, job), leave, answered)

@@ -1,0 +1,304 @@
+"""A model that makes a vector of each text, computed by transformers' module without a KV cache.
+
+A vector is an embedding, or a classifier's numbers. Texts of a batch that are about as long are
+padded to one length and computed together.
+"""
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from penstock.worker.models.config import max_model_len
+from penstock.worker.models.errors import (
+    NotDeterministic,
+    UnsupportedFamily,
+    UnsupportedField,
+    UnsupportedModel,
+)
+from penstock.worker.models.files import read_object
+from penstock.worker.models.sentence_folder import (
+    AS_IT_SAYS,
+    DenseFolder,
+    PoolerConfig,
+    PoolingType,
+    SentenceFolder,
+    classifies,
+    read_sentence_folder,
+)
+from penstock.worker.models.spec import ModelSpec
+from penstock.worker.models.swapped import products_of, swap_inner
+from penstock.worker.models.transformers_model import (
+    known_config,
+    load_module,
+    refuse_widths,
+    type_to_compute,
+)
+from penstock.worker.models.weights import SafetensorsWeights
+
+_LIKE_LENGTH = 0.8  # of a group's longest text; a shorter one begins another group
+_FEW_TOKENS = 256  # a group with fewer costs more by itself than padding does
+_log = logging.getLogger("penstock.worker.models")
+
+
+class TextIds(NamedTuple):
+    """The ids of one text, or of a pair of texts, the second from `split` on."""
+
+    ids: Sequence[int]
+    split: int = 0
+
+
+class PoolingModel:
+    """A module, and what is made of its answer.
+
+    folder         what its folder says of vectors
+    labels         of a classifier, in the order of its numbers
+    size           of a vector
+    max_model_len  tokens of a text
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        hf: Any,
+        folder: SentenceFolder,
+        labels: tuple[str, ...],
+        dense: Sequence[nn.Module],
+        limit: int,
+        has_types: bool,
+        activate: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.folder = folder
+        self.labels = labels
+        self.family: str = hf.model_type
+        self.vocab_size: int = hf.get_text_config().vocab_size
+        self.max_model_len = limit
+        self.activate = activate
+        self._module = module
+        self._dense = dense
+        self._has_types = has_types
+        self._pad_id: int | None = getattr(hf, "pad_token_id", None)
+        # Without this id a classifier does not know where a text ends.
+        self._may_pad = not labels or self._pad_id is not None
+        self._may_pad = self._may_pad and self._pads_exactly()
+        self.size = self([TextIds([0])]).shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self._module.device
+        return found
+
+    def follow(self, moved: Callable[[], None]) -> None:
+        """Let `moved` be called after each layer of each group, since a long text takes long."""
+        for each in self._module.modules():
+            if isinstance(each, nn.ModuleList):
+                for layer in each:
+                    layer.register_forward_hook(lambda *_: moved())
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[TextIds]) -> Tensor:
+        """Return the vectors [texts, size] as the model makes them, float32 on the CPU."""
+        lengths = [len(text.ids) for text in texts]
+        groups = like_lengths(lengths) if self._may_pad else [[at] for at in range(len(texts))]
+        rows = torch.cat([self._group([texts[at] for at in group]) for group in groups]).cpu()
+        order = torch.tensor([at for group in groups for at in group])
+        return torch.empty_like(rows).index_copy_(0, order, rows)
+
+    def _group(self, texts: Sequence[TextIds]) -> Tensor:
+        lengths = torch.tensor([len(text.ids) for text in texts])
+        longest = int(lengths.max())
+        ids = torch.full((len(texts), longest), self._pad_id or 0)
+        for row, text in zip(ids, texts, strict=True):
+            row[: len(text.ids)] = torch.tensor(text.ids)
+        places, device = torch.arange(longest), self.device
+        shown = places < lengths[:, None]
+        given: dict[str, Tensor] = {"input_ids": ids.to(device)}
+        if not bool(shown.all()):
+            given["attention_mask"] = shown.to(device, torch.int64)
+        if self._has_types and any(text.split for text in texts):
+            splits = torch.tensor([text.split or len(text.ids) for text in texts])
+            kinds = (places >= splits[:, None]) & shown
+            given["token_type_ids"] = kinds.to(device, torch.int64)
+        answer = self._module(**given)
+        if self.labels:
+            logits: Tensor = answer.logits
+            return logits.float()
+        vectors = pooled(answer.last_hidden_state, shown.to(device), self.folder.pooling)
+        for layer in self._dense:
+            vectors = layer(vectors)
+        return vectors
+
+    def _pads_exactly(self) -> bool:
+        """Return whether a text's vector is the same beside a longer one as alone."""
+        short, long = TextIds([1, 2, 3]), TextIds([1, 2, 3, 4, 3, 2, 1])
+        if self.vocab_size < 5 or self.max_model_len < 7:
+            return False
+        with torch.inference_mode():
+            alone, beside = self._group([short])[0], self._group([long, short])[1]
+        is_wide = next(self._module.parameters()).dtype == torch.float32
+        is_same = bool((alone - beside).norm() <= (1e-4 if is_wide else 0.05) * alone.norm())
+        if not is_same:
+            _log.warning("texts are computed one by one: beside others their numbers differ")
+        return is_same
+
+
+def like_lengths(lengths: Sequence[int]) -> list[list[int]]:
+    """Return groups of indices of texts that are about as long, the longest first."""
+    groups: list[list[int]] = []
+    num_tokens = 0
+    for at in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        is_full = num_tokens >= _FEW_TOKENS
+        if not groups or (is_full and lengths[at] < _LIKE_LENGTH * lengths[groups[-1][0]]):
+            groups.append([])
+            num_tokens = 0
+        groups[-1].append(at)
+        num_tokens += lengths[at]
+    return groups
+
+
+def pooled(hidden: Tensor, shown: Tensor, kinds: Sequence[PoolingType]) -> Tensor:
+    """Return the vectors, float32 [texts, len(kinds) * hidden_size].
+
+    hidden  states of tokens, [texts, tokens, hidden_size]
+    shown   [texts, tokens], whether a token is the text's; the first ones are
+    """
+    hidden, lengths = hidden.float(), shown.sum(1, keepdim=True)
+    weights = shown[..., None].float()
+    found = []
+    for kind in kinds:
+        if kind == "cls":
+            vectors = hidden[:, 0]
+        elif kind == "lasttoken":
+            vectors = hidden[torch.arange(len(hidden), device=hidden.device), lengths[:, 0] - 1]
+        elif kind == "max":
+            vectors = hidden.masked_fill(weights == 0, -torch.inf).amax(1)
+        elif kind == "weightedmean":
+            ranks = weights * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[:, None]
+            vectors = (hidden * ranks).sum(1) / ranks.sum(1)
+        else:
+            divisor = lengths if kind == "mean" else lengths.sqrt()
+            vectors = (hidden * weights).sum(1) / divisor
+        found.append(vectors)
+    return torch.cat(found, 1)
+
+
+def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> PoolingModel:
+    """Load a folder's model. Raises a ModelError that says what is wrong."""
+    if spec.arithmetic.deterministic:
+        raise NotDeterministic("vectors have other bits where others are computed beside them")
+    hf, fields = known_config(spec)
+    _refuse(hf)
+    is_classifier = classifies(fields)
+    loader = AutoModelForSequenceClassification if is_classifier else AutoModel
+    folder = read_sentence_folder(spec.path).changed(config)
+    if is_classifier and folder.pooling:
+        raise UnsupportedModel("a classifier of texts pools as its module does; leave pooling out")
+    if not is_classifier and not folder.pooling:
+        folder = replace(folder, pooling=(_usual_pooling(hf),))
+    is_dummy = spec.load_format == "dummy"
+    stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
+    hf.use_cache = False
+    computed = type_to_compute(hf, spec, stored)
+    # What a model makes of its first token's state for a classifier is no part of an embedding.
+    unread = () if is_classifier else ("pooler.",)
+    module = load_module(loader, hf, computed, spec, None, unread)
+    labels = tuple(str(hf.id2label[at]) for at in range(hf.num_labels)) if is_classifier else ()
+    limit, has_types = _limit(spec.path, hf, folder, module), _has_types(spec.path, hf)
+    refuse_widths(products_of(module).values(), spec)
+    swap_inner(module, spec.arithmetic)
+    dense = [_dense(each).to(spec.device) for each in folder.dense]
+    activate = nn.Identity() if config.use_activation is False else _activation_of(hf, len(labels))
+    return PoolingModel(module, hf, folder, labels, dense, limit, has_types, activate)
+
+
+def _refuse(hf: Any) -> None:
+    if getattr(hf, "quantization_config", None) is not None:
+        raise UnsupportedField("quantization_config", hf.quantization_config, "models without it")
+    if getattr(hf, "is_encoder_decoder", False):
+        raise UnsupportedFamily(hf.model_type, "which has an encoder and a decoder")
+
+
+def _usual_pooling(hf: Any) -> PoolingType:
+    """Return the pooling of a folder that does not say it: of a decoder the last token's state."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    kind: PoolingType = "mean" if type(hf) in MODEL_FOR_MASKED_LM_MAPPING else "lasttoken"
+    _log.info("the folder does not say how vectors are pooled: by %s", kind)
+    return kind
+
+
+def _has_types(path: Path, hf: Any) -> bool:
+    """Return whether the model is told which of a pair's texts a token is of."""
+    named = _tokenizer_field(path, "model_input_names")
+    is_given = not isinstance(named, list) or "token_type_ids" in named
+    return is_given and (getattr(hf, "type_vocab_size", 0) or 0) > 1
+
+
+def _tokenizer_field(path: Path, name: str) -> JsonValue:
+    file = path / "tokenizer_config.json"
+    return read_object(file).get(name) if file.is_file() else None
+
+
+def _limit(path: Path, hf: Any, folder: SentenceFolder, module: nn.Module) -> int:
+    """Return how many tokens a text may have, by all that says so."""
+    text, limits = hf.get_text_config(), [folder.max_tokens]
+    if getattr(text, "max_position_embeddings", None):
+        limits.append(max_model_len(text))
+    for name, each in module.named_modules():
+        if name.endswith("position_embeddings") and isinstance(each, nn.Embedding):
+            # Some number positions from the padding's id on.
+            first = 0 if each.padding_idx is None else each.padding_idx + 1
+            limits.append(each.num_embeddings - first)
+    told = _tokenizer_field(path, "model_max_length")
+    limits.append(told if isinstance(told, int) and told > 0 else None)
+    known = [each for each in limits if each is not None]
+    if not known:
+        raise UnsupportedFamily(hf.model_type, "which does not say how long a text may be")
+    return min(known)
+
+
+def _dense(folder: DenseFolder) -> nn.Module:
+    product = nn.Linear(folder.in_features, folder.out_features, folder.has_bias)
+    weights = SafetensorsWeights(folder.path)
+    with torch.no_grad():
+        for name, parameter in product.named_parameters():
+            weights.fill(parameter, f"linear.{name}")
+    weights.finish()
+    return nn.Sequential(product, _torch_module(folder.activation, "activation_function"))
+
+
+def _activation_of(hf: Any, num_labels: int) -> Callable[[Tensor], Tensor]:
+    """Return what makes a classifier's numbers [.., labels] what is asked for: probabilities."""
+    told = getattr(hf, "sentence_transformers", None)
+    named: JsonValue = told.get("activation_fn") if isinstance(told, dict) else None
+    named = named or getattr(hf, "sbert_ce_default_activation_function", None)
+    if named is not None:
+        return _torch_module(str(named), "activation_fn")
+    if hf.problem_type == "regression":
+        return nn.Identity()
+    if hf.problem_type == "multi_label_classification" or num_labels == 1:
+        return nn.Sigmoid()
+    return nn.Softmax(-1)
+
+
+def _torch_module(path: str, field: str) -> nn.Module:
+    """Return a module of torch without parameters, by the path of its class."""
+    place, _, name = path.rpartition(".")
+    kind = getattr(importlib.import_module(place), name, None) if _is_torch(place) else None
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise UnsupportedField(field, path, "classes of torch.nn.modules")
+    try:
+        return kind()
+    except TypeError as error:
+        raise UnsupportedField(field, path, "such as need no arguments") from error
+
+
+def _is_torch(place: str) -> bool:
+    return place in ("torch.nn.modules.activation", "torch.nn.modules.linear", "torch.nn")

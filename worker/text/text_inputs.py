@@ -1,0 +1,60 @@
+"""The texts of a job that is pooled, as token ids: each text alone, or with its query."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.schemas.errors import InvalidJob, UnsupportedTask
+from penstock.schemas.job import Job, Prompt
+from penstock.worker.engine.limits import EngineLimits, PoolingFacts
+from penstock.worker.text.model_tokenizer import ModelTokenizer
+
+
+class TextInput(NamedTuple):
+    """The ids of one text, or of a pair of texts, the second from `split` on."""
+
+    ids: list[int]
+    split: int = 0
+
+
+def read_inputs(text: ModelTokenizer, job: Job, limits: EngineLimits) -> list[TextInput]:
+    """Return an input for each prompt. Raises InvalidJob where one can never be read."""
+    pooling, facts = job.pooling, limits.pooling
+    assert pooling is not None
+    if facts is None:
+        raise UnsupportedTask(pooling.task or "embed", ("generate",))
+    task, most = facts.task_of(pooling), pooling.truncate_prompt_tokens
+    most = limits.max_model_len if most == -1 else most
+    if task != "score":
+        head = _head(facts, pooling.prompt_name)
+        prompts = [_written(facts, prompt, head) for prompt in job.prompts]
+        return [TextInput(ids) for ids in _ids(text, prompts, most)]
+    # The job has only texts, as its own check says.
+    texts = [str(_written(facts, prompt)) for prompt in job.prompts]
+    queries = [str(_written(facts, query)) for query in pooling.queries]
+    if facts.joins_pairs:
+        queries *= len(texts) // len(queries)
+        pairs = list(zip(queries, texts, strict=True))
+        return [TextInput(*pair) for pair in text.encode_pairs(pairs, most)]
+    heads, tails = _ids(text, queries, most), _ids(text, texts, most)
+    heads *= len(tails) // len(heads)
+    return [TextInput(one + other, len(one)) for one, other in zip(heads, tails, strict=True)]
+
+
+def _head(facts: PoolingFacts, name: str | None) -> str:
+    """Return the text that goes before each text. Raises InvalidJob for a name of none."""
+    name = facts.default_prompt if name is None else name
+    if name is not None and name not in facts.prompts:
+        known = ", ".join(sorted(facts.prompts)) or "none"
+        raise InvalidJob(f"prompt_name: {name!r} is not known; known: {known}", "prompt_name")
+    return "" if name is None else facts.prompts[name]
+
+
+def _written(facts: PoolingFacts, prompt: Prompt, head: str = "") -> Prompt:
+    if not isinstance(prompt, str):
+        return prompt
+    return (head + prompt).lower() if facts.lowers else head + prompt
+
+
+def _ids(text: ModelTokenizer, prompts: Sequence[Prompt], most: int | None) -> list[list[int]]:
+    read = iter(text.encode_texts([each for each in prompts if isinstance(each, str)], most))
+    return [next(read) if isinstance(each, str) else each[:most] for each in prompts]
