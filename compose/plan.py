@@ -112,21 +112,26 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     from penstock.worker.engine.config import EngineConfig
     from penstock.worker.layers.arithmetic import Arithmetic
     from penstock.worker.models.impl import plan_model
+    from penstock.worker.models.sentence_folder import pools
     from penstock.worker.models.spec import ModelSpec
     from penstock.worker.process.settings import model_folder
 
     folder = model_folder(settings.model, with_weights=False, with_code=settings.trust_remote_code)
-    model = plan_model(
-        ModelSpec(
-            folder,
-            settings.model_impl,
-            settings.dtype,
-            torch.device(settings.device),
-            Arithmetic(quantization=settings.quantization),
-            overrides=settings.hf_overrides,
-            trust_remote_code=settings.trust_remote_code,
-        )
+    spec = ModelSpec(
+        folder,
+        settings.model_impl,
+        settings.dtype,
+        torch.device(settings.device),
+        Arithmetic(quantization=settings.quantization),
+        overrides=settings.hf_overrides,
+        trust_remote_code=settings.trust_remote_code,
     )
+    if pools(folder):
+        from penstock.worker.models.pooling_model import plan_pooling_model
+
+        model = plan_pooling_model(spec)
+    else:
+        model = plan_model(spec)
     facts, dtype = model.facts, model.dtype
     weight_bytes = sum(
         _num_bytes(
@@ -144,11 +149,15 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         block_size=settings.block_size,
         kv_cache_memory_bytes=budget,
     )
-    num_blocks = blocks_in(budget, config, facts, dtype)
-    length = length_that_fits(config, facts, num_blocks)
+    if facts.kv_shapes:
+        num_blocks = blocks_in(budget, config, facts, dtype)
+        length = length_that_fits(config, facts, num_blocks)
+    else:
+        num_blocks, length = 0, settings.max_model_len or facts.max_model_len
 
     def num_seqs(tokens: int) -> int:
-        return min(settings.max_num_seqs, num_blocks // -(-tokens // settings.block_size))
+        fit = num_blocks // -(-tokens // settings.block_size)
+        return min(settings.max_num_seqs, fit) if facts.kv_shapes else settings.max_num_seqs
 
     cache_bytes = num_blocks * block_bytes(config, facts, dtype)
     return MemoryPlan(
@@ -190,15 +199,12 @@ def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
     rows = [
         ("model", f"{plan.model} ({plan.family}), {plan.num_parameters / 1e6:,.1f} M parameters"),
         ("weights", f"{_size(plan.weight_bytes)} in {plan.dtype}"),
-        ("KV of a token", f"{plan.kv_bytes_per_token:,} bytes"),
-        (
-            "KV cache",
-            f"{_size(plan.kv_cache_bytes)}: {plan.num_blocks:,} blocks, "
-            f"{plan.num_kv_tokens:,} tokens",
+        *(
+            _cache_rows(plan, usual)
+            if plan.num_blocks
+            else [("KV cache", "none: it makes vectors")]
         ),
         ("context", f"{plan.max_model_len:,} tokens"),
-        ("at once, longest", f"{plan.num_longest_seqs:,} sequences of {plan.max_model_len:,}"),
-        ("at once, usual", f"{plan.num_typical_seqs:,} sequences of {usual:,}"),
         ("memory", f"{_size(plan.memory_bytes)}, the {where}; {_size(max(0, rest))} are left"),
     ]
     if settings.device == "cuda":
@@ -209,6 +215,17 @@ def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _cache_rows(plan: MemoryPlan, usual: int) -> list[tuple[str, str]]:
+    held = f"{plan.num_blocks:,} blocks, {plan.num_kv_tokens:,} tokens"
+    longest, typical = f"{plan.num_longest_seqs:,}", f"{plan.num_typical_seqs:,}"
+    return [
+        ("KV of a token", f"{plan.kv_bytes_per_token:,} bytes"),
+        ("KV cache", f"{_size(plan.kv_cache_bytes)}: {held}"),
+        ("at once, longest", f"{longest} sequences of {plan.max_model_len:,}"),
+        ("at once, usual", f"{typical} sequences of {usual:,}"),
+    ]
 
 
 def _size(count: int) -> str:

@@ -43,7 +43,12 @@ def to_base64(numbers: bytes) -> str:
 
 def from_base64(text: str) -> list[float]:
     """Return the numbers of a vector's text."""
-    numbers = array("f", base64.b64decode(text))
+    return floats_of(base64.b64decode(text))
+
+
+def floats_of(packed: bytes) -> list[float]:
+    """Return numbers that are float32, the lower bytes first."""
+    numbers = array("f", packed)
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers.tolist()

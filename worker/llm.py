@@ -11,13 +11,14 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import ErrorBody, FinishReason, TokenLogprob
 from penstock.schemas.job import Chat, Message
+from penstock.schemas.pooling import PoolingParams, PoolingTask, floats_of
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine_loader import load_engine
@@ -26,13 +27,15 @@ from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.progress import Progress
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
+from penstock.worker.text.text_inputs import read_inputs
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "PoolingParams", "RequestOutput", "SamplingParams"]
 
 PromptMapping = Mapping[str, str | list[int]]
 AnyPrompt = str | list[int] | PromptMapping
 AnyParams = SamplingParams | Sequence[SamplingParams] | None
 Asked = TypeVar("Asked")
+Made = TypeVar("Made")
 _WAIT_S = 0.1  # at most; a grammar may be compiling
 
 
@@ -54,6 +57,31 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """The numbers of the labels, in the order of the model's configuration."""
+
+    probs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput(Generic[Made]):
+    """What was made of one prompt, or of a pair of texts, whose ids stand one after the other."""
+
+    prompt_token_ids: list[int]
+    outputs: Made
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +185,77 @@ class LLM:
                     raise _refusal(error) from error
                 requests.append(self._request(None, self._text.render(chat), params))
         return self._answer(requests, use_tqdm)
+
+    def embed(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """Return the embedding of one prompt or of each of several."""
+        made = self._pooled(_several_prompts(prompts), "embed", pooling_params, use_tqdm)
+        return [PoolingRequestOutput(ids, EmbeddingOutput(numbers)) for ids, numbers in made]
+
+    def classify(
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """Return the probabilities of one prompt's labels, or of each of several prompts'."""
+        made = self._pooled(_several_prompts(prompts), "classify", pooling_params, use_tqdm)
+        return [PoolingRequestOutput(ids, ClassificationOutput(numbers)) for ids, numbers in made]
+
+    def score(
+        self,
+        data_1: str | list[str],
+        data_2: str | list[str],
+        *,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """Return how well each text of `data_2` goes with the one of `data_1`, or with its own."""
+        queries, texts = ([each] if isinstance(each, str) else each for each in (data_1, data_2))
+        if len(queries) not in (1, len(texts)):
+            raise InvalidJob(f"data_1: give one text, or {len(texts)}, one for each", "data_1")
+        asked = (pooling_params or PoolingParams()).model_copy(update={"queries": queries})
+        made = self._pooled(list(texts), "score", asked, use_tqdm)
+        return [PoolingRequestOutput(ids, ScoringOutput(numbers[0])) for ids, numbers in made]
+
+    def _pooled(
+        self,
+        prompts: Sequence[AnyPrompt],
+        task: PoolingTask,
+        asked: PoolingParams | None,
+        use_tqdm: bool,
+    ) -> list[tuple[list[int], list[float]]]:
+        """Return the ids and the numbers of each prompt, in their order."""
+        asked = (asked or PoolingParams()).model_copy(update={"task": task})
+        read = [text if text is not None else ids for text, ids in map(_read, prompts)]
+        inputs = read_inputs(self._text, read, asked, self._engine.limits)
+        asked = asked.model_copy(update={"queries": []})
+        places, made = dict[str, int](), dict[int, list[float]]()
+        for place, (ids, split) in enumerate(inputs):
+            seq_id = str(next(self._numbers))
+            places[seq_id] = place
+            none = SamplingParams()
+            self._engine.add(AddSequence(seq_id, ids, none, pooling=asked, split=split))
+        try:
+            with Progress(len(inputs), use_tqdm) as progress:
+                while len(made) < len(inputs):
+                    self._engine.wait(_WAIT_S)
+                    for output in self._engine.step():
+                        if output.error is not None:
+                            raise _error(output.error)
+                        if output.seq_id in places:
+                            made[places[output.seq_id]] = floats_of(output.vector or b"")
+                            progress.note(1, 1)
+        finally:
+            for seq_id in places:
+                self._engine.cancel(seq_id)
+        return [(ids, made[place]) for place, (ids, _) in enumerate(inputs)]
 
     def _with_params(
         self, several: list[Asked], params: AnyParams

@@ -32,7 +32,7 @@ from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.model_tokenizer import ModelTokenizer
-from penstock.worker.text.text_inputs import TextInput, read_inputs
+from penstock.worker.text.text_inputs import read_inputs
 
 READ_BLOCK_MS = 1000
 _RETRY_S = 0.5
@@ -76,26 +76,17 @@ class Intake:
 
     async def _prepare_pooled(self, started: Started, times: Times, is_short: bool) -> ActiveJob:
         job = started.job
-        read = self._read_pooled
-        inputs = read(job) if is_short else await asyncio.to_thread(read, job)
+        assert job.pooling is not None
+        given = self.text, job.prompts, job.pooling, self.limits
+        inputs = read_inputs(*given) if is_short else await asyncio.to_thread(read_inputs, *given)
         self._check_budget(started, sum(len(each.ids) for each in inputs))
-        assert job.pooling is not None and self.limits.pooling is not None
+        assert self.limits.pooling is not None, "the inputs were read for it"
         is_class = self.limits.pooling.task_of(job.pooling) == "classify"
         labels = self.limits.pooling.labels if is_class else ()
         prompts, splits = [each.ids for each in inputs], [each.split for each in inputs]
         return ActiveJob(
             started, prompts, [Pooled(labels) for _ in inputs], times=times, splits=splits
         )
-
-    def _read_pooled(self, job: Job) -> list[TextInput]:
-        inputs = read_inputs(self.text, job, self.limits)
-        for ids, split in inputs:
-            error = self.limits.check(
-                AddSequence("", ids, job.params, pooling=job.pooling, split=split)
-            )
-            if error is not None:
-                raise error
-        return inputs
 
     def additions(self, active: ActiveJob) -> list[AddSequence]:
         job = active.job

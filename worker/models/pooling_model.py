@@ -33,9 +33,11 @@ from penstock.worker.models.sentence_folder import (
     classifies,
     read_sentence_folder,
 )
+from penstock.worker.models.served import ModelPlan
 from penstock.worker.models.spec import ModelSpec
 from penstock.worker.models.swapped import products_of, swap_inner
 from penstock.worker.models.transformers_model import (
+    TransformersFacts,
     known_config,
     load_module,
     refuse_widths,
@@ -193,15 +195,8 @@ def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> Po
     """Load a folder's model. Raises a ModelError that says what is wrong."""
     if spec.arithmetic.deterministic:
         raise NotDeterministic("vectors have other bits where others are computed beside them")
-    hf, fields = known_config(spec)
-    _refuse(hf)
-    is_classifier = classifies(fields)
-    loader = AutoModelForSequenceClassification if is_classifier else AutoModel
-    folder = read_sentence_folder(spec.path).changed(config)
-    if is_classifier and folder.pooling:
-        raise UnsupportedModel("a classifier of texts pools as its module does; leave pooling out")
-    if not is_classifier and not folder.pooling:
-        folder = replace(folder, pooling=(_usual_pooling(hf),))
+    hf, loader, folder = _read(spec, config)
+    is_classifier = loader is AutoModelForSequenceClassification
     is_dummy = spec.load_format == "dummy"
     stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
     hf.use_cache = False
@@ -216,6 +211,37 @@ def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> Po
     dense = [_dense(each).to(spec.device) for each in folder.dense]
     activate = nn.Identity() if config.use_activation is False else _activation_of(hf, len(labels))
     return PoolingModel(module, hf, folder, labels, dense, limit, has_types, activate)
+
+
+def plan_pooling_model(spec: ModelSpec) -> ModelPlan:
+    """Return what a folder's model takes, from its configuration alone. Raises a ModelError."""
+    hf, loader, folder = _read(spec, AS_IT_SAYS)
+    computed = type_to_compute(hf, spec, torch.float32)
+    with torch.device("meta"):
+        module = loader.from_config(hf)
+    products = products_of(module)
+    refuse_widths(products.values(), spec)
+    shapes = {name: tuple(each.shape) for name, each in module.named_parameters()}
+    shapes |= {str(each.path): (each.out_features, each.in_features) for each in folder.dense}
+    limit = _limit(spec.path, hf, folder, module)
+    vocab_size = hf.get_text_config().vocab_size
+    facts = TransformersFacts(hf.model_type, vocab_size, limit, frozenset(), ())
+    return ModelPlan(facts, computed, shapes, frozenset(products))
+
+
+def _read(spec: ModelSpec, config: PoolerConfig) -> tuple[Any, Any, SentenceFolder]:
+    """Return the configuration, the Auto class of its module, and what comes after the module."""
+    hf, fields = known_config(spec)
+    _refuse(hf)
+    folder = read_sentence_folder(spec.path).changed(config)
+    if classifies(fields):
+        if folder.pooling:
+            why = "a classifier of texts pools as its module does; leave pooling out"
+            raise UnsupportedModel(why)
+        return hf, AutoModelForSequenceClassification, folder
+    if not folder.pooling:
+        folder = replace(folder, pooling=(_usual_pooling(hf),))
+    return hf, AutoModel, folder
 
 
 def _refuse(hf: Any) -> None:

@@ -35,7 +35,9 @@ def fingerprint(settings: WorkerSettings) -> str:
     if not settings.is_fake:
         suffixes = _SUFFIXES + (".py",) * settings.trust_remote_code
         with loading(settings.model):
-            for path in sorted(settings.checkpoint().glob("*")):
+            folder = settings.checkpoint()
+            files = [*folder.glob("*"), *folder.glob("[0-9]_*/*")]  # the latter: of sentence models
+            for path in sorted(files):
                 if path.suffix in suffixes and path.is_file():
                     for piece in _pieces(path):
                         digest.update(piece)

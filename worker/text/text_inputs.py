@@ -4,9 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidJob, UnsupportedTask
-from penstock.schemas.job import Job, Prompt
+from penstock.schemas.job import Prompt
+from penstock.schemas.pooling import PoolingParams
+from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.limits import EngineLimits, PoolingFacts
+from penstock.worker.engine.messages import AddSequence
 from penstock.worker.text.model_tokenizer import ModelTokenizer
+
+_NONE = SamplingParams()
 
 
 class TextInput(NamedTuple):
@@ -16,28 +21,43 @@ class TextInput(NamedTuple):
     split: int = 0
 
 
-def read_inputs(text: ModelTokenizer, job: Job, limits: EngineLimits) -> list[TextInput]:
-    """Return an input for each prompt. Raises InvalidJob where one can never be read."""
-    pooling, facts = job.pooling, limits.pooling
-    assert pooling is not None
+def read_inputs(
+    text: ModelTokenizer, prompts: Sequence[Prompt], pooling: PoolingParams, limits: EngineLimits
+) -> list[TextInput]:
+    """Return an input for each prompt. Raises InvalidJob where one can never be read.
+
+    prompts  texts, where they are to be scored
+    """
+    facts = limits.pooling
     if facts is None:
         raise UnsupportedTask(pooling.task or "embed", ("generate",))
     task, most = facts.task_of(pooling), pooling.truncate_prompt_tokens
     most = limits.max_model_len if most == -1 else most
     if task != "score":
         head = _head(facts, pooling.prompt_name)
-        prompts = [_written(facts, prompt, head) for prompt in job.prompts]
-        return [TextInput(ids) for ids in _ids(text, prompts, most)]
-    # The job has only texts, as its own check says.
-    texts = [str(_written(facts, prompt)) for prompt in job.prompts]
+        written = [_written(facts, prompt, head) for prompt in prompts]
+        inputs = [TextInput(ids) for ids in _ids(text, written, most)]
+        return _checked(inputs, pooling, limits)
+    texts = [str(_written(facts, prompt)) for prompt in prompts]
     queries = [str(_written(facts, query)) for query in pooling.queries]
     if facts.joins_pairs:
         queries *= len(texts) // len(queries)
         pairs = list(zip(queries, texts, strict=True))
-        return [TextInput(*pair) for pair in text.encode_pairs(pairs, most)]
+        inputs = [TextInput(*pair) for pair in text.encode_pairs(pairs, most)]
+        return _checked(inputs, pooling, limits)
     heads, tails = _ids(text, queries, most), _ids(text, texts, most)
     heads *= len(tails) // len(heads)
-    return [TextInput(one + other, len(one)) for one, other in zip(heads, tails, strict=True)]
+    inputs = [TextInput(one + other, len(one)) for one, other in zip(heads, tails, strict=True)]
+    return _checked(inputs, pooling, limits)
+
+
+def _checked(
+    inputs: list[TextInput], pooling: PoolingParams, limits: EngineLimits
+) -> list[TextInput]:
+    for ids, split in inputs:
+        if error := limits.check(AddSequence("", ids, _NONE, pooling=pooling, split=split)):
+            raise error
+    return inputs
 
 
 def _head(facts: PoolingFacts, name: str | None) -> str:

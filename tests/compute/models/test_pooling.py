@@ -17,6 +17,7 @@ from penstock.schemas.pooling import PoolingParams, from_base64, to_base64
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine.pooling import PoolingEngine, build_pooling_engine
+from penstock.worker.llm import LLM
 from penstock.worker.models.errors import ModelError
 from penstock.worker.models.pooling_model import TextIds, like_lengths, load_pooling_model
 from penstock.worker.models.sentence_folder import PoolerConfig, pools, read_sentence_folder
@@ -55,7 +56,7 @@ def vectors(
     """What a job's prompts get, by the way that a worker takes."""
     asked = PoolingParams.model_validate({"truncate_prompt_tokens": -1, **pooling})
     job = Job(job_id="job", model="m", prompts=list(prompts), pooling=asked)
-    for number, (ids, split) in enumerate(read_inputs(text, job, engine.limits)):
+    for number, (ids, split) in enumerate(read_inputs(text, prompts, asked, engine.limits)):
         engine.add(AddSequence(str(number), ids, job.params, pooling=asked, split=split))
     rows = {each.seq_id: each for each in run(engine)}
     assert all(each.error is None and each.finish_reason == "stop" for each in rows.values())
@@ -338,6 +339,33 @@ def test_progress_is_seen_within_a_step(folder: Callable[[Kind], Path]) -> None:
     before = engine.num_steps
     run(engine)
     assert engine.num_steps - before == 3  # two layers, and the step
+
+
+def test_the_class_llm_makes_vectors(folder: Callable[[Kind], Path]) -> None:
+    paths = [folder(each) for each in (EMBEDDERS["bert"], CLASSIFIERS["reranker"])]
+    embedder, reranker = (LLM(str(path), max_num_batched_tokens=64) for path in paths)
+    judge = SentenceTransformer(str(paths[0]), device="cpu")
+    wanted = judge.encode(TEXTS[:5])
+    found = embedder.embed(TEXTS[:5], use_tqdm=False)
+    assert np.abs(np.array([each.outputs.embedding for each in found]) - wanted).max() < TOLERANCE
+    ids = embedder.embed({"prompt_token_ids": found[0].prompt_token_ids})[0]
+    assert np.allclose(ids.outputs.embedding, found[0].outputs.embedding, atol=1e-5)
+    short = embedder.embed("fox", pooling_params=PoolingParams(dimensions=3))
+    assert len(short[0].outputs.embedding) == 3
+    scores = [each.outputs.score for each in embedder.score(QUERY, TEXTS[:4], use_tqdm=False)]
+    close = judge.similarity(judge.encode([QUERY]), judge.encode(TEXTS[:4]))[0].numpy()
+    assert np.abs(np.array(scores) - close).max() < TOLERANCE
+    ranks = reranker.score([QUERY, "fox"], TEXTS[:2], use_tqdm=False)
+    pairs = [(QUERY, TEXTS[0]), ("fox", TEXTS[1])]
+    wanted = CrossEncoder(str(paths[1]), device="cpu").predict(pairs)
+    assert np.abs(np.array([each.outputs.score for each in ranks]) - wanted).max() < TOLERANCE
+    assert len(reranker.classify(TEXTS[:2])[1].outputs.probs) == 1
+    with pytest.raises(UnsupportedTask, match="generate is no task of this model"):
+        embedder.generate("x")
+    with pytest.raises(InputTooLong):
+        embedder.embed(LONG)
+    with pytest.raises(InvalidJob, match="data_1: give one text, or 3"):
+        embedder.score(["a", "b"], TEXTS[:3])
 
 
 def test_texts_are_grouped_by_length() -> None:
