@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing families kernels
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing families kernels clients
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -51,6 +51,13 @@ dashboards: .venv/installed
 # The queue from Node, by docs/examples/node (apt-get install nodejs npm).
 node: .venv/installed
 	$(BIN)/pytest -n 0 tests/node
+
+# LangChain's and openai-python's own tests of embeddings, in an environment of their own.
+clients: .venv/installed
+	$(PYTHON) -m venv .venv/clients
+	.venv/clients/bin/pip install --quiet langchain-openai langchain-tests 'openai[aiohttp]' pytest-xdist respx rich \
+	  time-machine inline-snapshot
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.run $(CURDIR)/.venv/clients/bin/python
 
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed

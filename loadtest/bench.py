@@ -36,6 +36,7 @@ COMMANDS = {
         "loadtest.commands.models",
         "our decoder beside transformers' modules, experts beside a dense layer",
     ),
+    "embed": ("loadtest.commands.embed", "an embedder beside sentence-transformers"),
     "host": ("loadtest.commands.host", "what a step costs beside the model"),
     "queue": (
         "loadtest.commands.queue",

@@ -78,7 +78,7 @@ class ScoringOutput:
 
 @dataclass(frozen=True, slots=True)
 class PoolingRequestOutput(Generic[Made]):
-    """What was made of one prompt, or of a pair of texts, whose ids stand one after the other."""
+    """The vector of one prompt, or of a pair of texts, whose ids stand one after the other."""
 
     prompt_token_ids: list[int]
     outputs: Made

@@ -153,6 +153,7 @@ NAMES = frozenset(
         "served_model_name",
         "server_secret",
         "server_secret_file",
+        "shape",
         "stall_timeout_s",
         "step_timeout_s",
         "steps",

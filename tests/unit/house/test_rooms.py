@@ -110,6 +110,8 @@ MAY_IMPORT = {
     | {"worker.process.settings"}
     | {"torch"},
     "loadtest.engines.decoding": LOADTEST | {"worker.engine"},
+    "loadtest.commands.embed": LOADTEST
+    | {"worker.bundled.paths", "worker.llm", "torch", "transformers", "sentence_transformers"},
     "loadtest.commands.models": LOADTEST
     | {"worker.engine", "worker.layers", "worker.models", "torch", "transformers"},
     "loadtest.commands.compare": LOADTEST | {"worker.bundled.paths", "worker.process.settings"},

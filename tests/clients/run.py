@@ -1,0 +1,72 @@
+"""Runs others' own tests of embeddings against a real service: LangChain's and openai-python's.
+
+    python -m clients.run PYTHON
+
+PYTHON is that of an environment with langchain-openai and langchain-tests. The tests of
+openai-python are in its source distribution, which pip fetches.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import sentence_folders
+from penstock.compose.server import Server
+from sentence_folders import EMBEDDERS
+from stage import GatewayProcess
+from worker_process import WorkerProcess
+
+MODEL = "text-embedding-3-small"  # as openai-python's tests ask for it
+_OPENAI = ("tests/api_resources/test_embeddings.py", "tests/lib/test_embeddings.py")
+# Written for a mock that always answers with numbers: without an encoding the client asks for
+# base64, and when it is strict it then refuses base64.
+_MOCKED = [
+    f"--deselect={_OPENAI[0]}::Test{kind}Embeddings::test_{name}[{client}]"
+    for kind, client in (("", "strict"), ("Async", "strict"), ("Async", "aiohttp"))
+    for name in ("method_create", "raw_response_create", "streaming_response_create")
+]
+
+
+def main(python: str) -> int:
+    with TemporaryDirectory() as temporary, Server() as server:
+        folder, source = Path(temporary), _openai_source(python, Path(temporary))
+        sentence_folders.save(EMBEDDERS["xlm-roberta"], folder / MODEL)
+        with (
+            WorkerProcess(server.url, folder / MODEL).ready(),
+            GatewayProcess(server.url) as gateway,
+        ):
+            env = os.environ | {
+                "TEST_API_BASE_URL": f"{gateway.url}/v1",
+                "PENSTOCK_TEST_MODEL": MODEL,
+                "PYTHONPATH": "",
+            }
+            own = shutil.copy(Path(__file__).with_name("langchain_embeddings.py"), folder)
+            statuses = [
+                _run([python, "-m", "pytest", "-v", "-o", "asyncio_mode=auto", own], env, folder),
+                _run([python, "-m", "pytest", "-v", "-n", "0", *_OPENAI, *_MOCKED], env, source),
+            ]
+    return max(statuses)
+
+
+def _run(command: list[str], env: dict[str, str], folder: Path) -> int:
+    return subprocess.run(command, env=env, cwd=folder, check=False).returncode
+
+
+def _openai_source(python: str, folder: Path) -> Path:
+    """Return the folder of the source of the openai that is installed."""
+    asks = "import openai; print(openai.__version__)"
+    version = subprocess.check_output([python, "-c", asks], text=True).strip()
+    fetch = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+    subprocess.run([*fetch, f"openai=={version}", "--dest", str(folder)], check=True)
+    (archive,) = folder.glob("openai-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
