@@ -108,6 +108,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         block_bytes,
         blocks_in,
         length_that_fits,
+        refuse_longer,
     )
     from penstock.worker.engine.config import EngineConfig
     from penstock.worker.layers.arithmetic import Arithmetic
@@ -154,6 +155,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         length = length_that_fits(config, facts, num_blocks)
     else:
         num_blocks, length = 0, settings.max_model_len or facts.max_model_len
+        refuse_longer(length, facts.max_model_len)
 
     def num_seqs(tokens: int) -> int:
         fit = num_blocks // -(-tokens // settings.block_size)

@@ -1,9 +1,10 @@
 """The engine that a worker runs, built from its settings."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from penstock.schemas.errors import InvalidJob
 from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.fake import fake_engine
@@ -11,6 +12,18 @@ from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
 from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings
+
+# Settings that one kind of model does not obey, with the values that it has all the same.
+OF_VECTORS: Mapping[str, tuple[object, ...]] = {"pooler_config": ()}
+NOT_OF_VECTORS: Mapping[str, tuple[object, ...]] = {
+    "model_impl": ("transformers",),
+    "num_gpu_blocks_override": (),
+    "gpu_memory_utilization": (),
+    "kv_cache_memory_bytes": (),
+    "kv_events_config": (),
+    "async_scheduling": (False,),
+    "override_generation_config": (),
+}
 
 
 class AnyEngine(Protocol):
@@ -66,13 +79,26 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
     # Before torch is loaded: libgomp's spinning makes a busy neighbour very expensive.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     with loading(settings.model):
-        if settings.pools:
+        pools = settings.pools
+        _refuse_unheard(settings, NOT_OF_VECTORS if pools else OF_VECTORS, pools)
+        if pools:
             from penstock.worker.engine.pooling import build_pooling_engine
 
             return build_pooling_engine(_config(settings))
         from penstock.worker.engine.build import build_engine
 
         return build_engine(_config(settings))
+
+
+def _refuse_unheard(
+    settings: WorkerSettings, neutral: Mapping[str, tuple[object, ...]], pools: bool
+) -> None:
+    """Raise InvalidJob for a setting that would have no effect on a model of this kind."""
+    for name, values in neutral.items():
+        usual = WorkerSettings.model_fields[name].get_default(call_default_factory=True)
+        if getattr(settings, name) not in (usual, *values):
+            kind = "that makes vectors" if pools else "of text"
+            raise InvalidJob(f"{name}: a model {kind} does not obey it; leave it out", name)
 
 
 def _config(settings: WorkerSettings) -> EngineConfig:

@@ -162,11 +162,17 @@ class EngineLoop:
     def _beat(self) -> None:
         """Send the pulse from a thread beside the loop.
 
-        A step that holds the interpreter stops the pulse too.
+        A step that holds the interpreter stops the pulse too. One that counts what it computes, as
+        that of a long text does, moves.
         """
+        num_steps, moved_s = 0, 0.0
         try:
             while not self._is_closed.wait(self._pulse_every_s):
-                self._supervisor.send(Pulse(self._unmoved_since_s, self._stats))
+                if (counted := self._engine.num_steps) != num_steps:
+                    num_steps, moved_s = counted, time.monotonic()
+                since_s = self._unmoved_since_s
+                since_s = None if since_s is None else max(since_s, moved_s)
+                self._supervisor.send(Pulse(since_s, self._stats))
         except Closed:
             return
 

@@ -17,7 +17,7 @@ from pydantic import JsonValue, ValidationError
 
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import ErrorBody, FinishReason, TokenLogprob
-from penstock.schemas.job import Chat, Message
+from penstock.schemas.job import Chat, Message, Prompt
 from penstock.schemas.pooling import PoolingParams, PoolingTask, floats_of
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import AddSequence, Output
@@ -194,7 +194,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Return the embedding of one prompt or of each of several."""
-        made = self._pooled(_several_prompts(prompts), "embed", pooling_params, use_tqdm)
+        made = self._pooled(_texts_or_ids(prompts), "embed", pooling_params, use_tqdm)
         return [PoolingRequestOutput(ids, EmbeddingOutput(numbers)) for ids, numbers in made]
 
     def classify(
@@ -205,7 +205,7 @@ class LLM:
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Return the probabilities of one prompt's labels, or of each of several prompts'."""
-        made = self._pooled(_several_prompts(prompts), "classify", pooling_params, use_tqdm)
+        made = self._pooled(_texts_or_ids(prompts), "classify", pooling_params, use_tqdm)
         return [PoolingRequestOutput(ids, ClassificationOutput(numbers)) for ids, numbers in made]
 
     def score(
@@ -221,26 +221,24 @@ class LLM:
         if len(queries) not in (1, len(texts)):
             raise InvalidJob(f"data_1: give one text, or {len(texts)}, one for each", "data_1")
         asked = (pooling_params or PoolingParams()).model_copy(update={"queries": queries})
-        made = self._pooled(list(texts), "score", asked, use_tqdm)
+        made = self._pooled(texts, "score", asked, use_tqdm)
         return [PoolingRequestOutput(ids, ScoringOutput(numbers[0])) for ids, numbers in made]
 
     def _pooled(
         self,
-        prompts: Sequence[AnyPrompt],
+        prompts: Sequence[Prompt],
         task: PoolingTask,
         asked: PoolingParams | None,
         use_tqdm: bool,
     ) -> list[tuple[list[int], list[float]]]:
         """Return the ids and the numbers of each prompt, in their order."""
         asked = (asked or PoolingParams()).model_copy(update={"task": task})
-        read = [text if text is not None else ids for text, ids in map(_read, prompts)]
-        inputs = read_inputs(self._text, read, asked, self._engine.limits)
-        asked = asked.model_copy(update={"queries": []})
+        inputs = read_inputs(self._text, prompts, asked, self._engine.limits)
+        asked, none = asked.model_copy(update={"queries": []}), SamplingParams()
         places, made = dict[str, int](), dict[int, list[float]]()
         for place, (ids, split) in enumerate(inputs):
             seq_id = str(next(self._numbers))
             places[seq_id] = place
-            none = SamplingParams()
             self._engine.add(AddSequence(seq_id, ids, none, pooling=asked, split=split))
         try:
             with Progress(len(inputs), use_tqdm) as progress:
@@ -253,8 +251,9 @@ class LLM:
                             made[places[output.seq_id]] = floats_of(output.vector or b"")
                             progress.note(1, 1)
         finally:
-            for seq_id in places:
-                self._engine.cancel(seq_id)
+            for seq_id, place in places.items():
+                if place not in made:
+                    self._engine.cancel(seq_id)
         return [(ids, made[place]) for place, (ids, _) in enumerate(inputs)]
 
     def _with_params(
@@ -350,6 +349,13 @@ def _several_prompts(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt
     if ids and len(ids) == len(prompts):
         return [ids]
     return [each for each in prompts if not isinstance(each, int)]
+
+
+def _texts_or_ids(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[Prompt]:
+    """Return prompts of all forms as texts and lists of ids. An empty text is one, too."""
+    several = _several_prompts(prompts)
+    read = [("", []) if prompt == "" else _read(prompt) for prompt in several]
+    return [ids if text is None else text for text, ids in read]
 
 
 def _several_conversations(

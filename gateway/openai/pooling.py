@@ -44,6 +44,11 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "max_tokens_per_doc": (),
     "rank_fields": ([],),
 }
+OF_EMBEDDINGS: Mapping[str, tuple[JsonValue, ...]] = {
+    "dimensions": (),
+    "encoding_format": ("float",),
+    "prompt_name": (),
+}
 INSTEAD = {
     "messages": "input",
     "truncate": "truncate_prompt_tokens=-1",
@@ -87,13 +92,13 @@ def pooling_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingC
 
 def classify_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
     """Read a request for classes. Raises InvalidJob."""
-    refuse_unless({**NEUTRAL, "dimensions": (), "encoding_format": ("float",)}, body, INSTEAD)
+    refuse_unless({**NEUTRAL, **OF_EMBEDDINGS, "task": ("classify",)}, body, INSTEAD)
     return _read(caller, body, job_id, validate(ClassifyRequest, body), "classify")
 
 
 def score_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
     """Read a request for scores of pairs. Raises InvalidJob."""
-    refuse_unless({**NEUTRAL, "prompt_name": ()}, body, INSTEAD)
+    refuse_unless({**NEUTRAL, **OF_EMBEDDINGS, "task": ("score",)}, body, INSTEAD)
     asked = validate(ScoreRequest, body)
     queries, documents = (
         [each] if isinstance(each, str) else each for each in (asked.queries, asked.documents)
@@ -104,7 +109,7 @@ def score_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingCon
 
 def rerank_form(caller: Caller, body: JsonObject, job_id: str = "") -> PoolingContext:
     """Read a request for ranks. Raises InvalidJob."""
-    refuse_unless({**NEUTRAL, "prompt_name": ()}, body, INSTEAD)
+    refuse_unless({**NEUTRAL, **OF_EMBEDDINGS, "task": ("score",)}, body, INSTEAD)
     asked = validate(RerankRequest, body)
     job = _job(caller, body, job_id, asked, "score", asked.texts, [asked.query])
     documents = None if asked.return_documents is False else asked.texts

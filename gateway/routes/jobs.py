@@ -100,7 +100,7 @@ async def status(job_id: str, request: Request, gateway: Open) -> Response:
     shape = _shape(shown, result)
     if caller_of(request).is_guest:
         shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
-    num_bytes = 0 if result is None else _num_tokens(result) * BYTES_A_TOKEN
+    num_bytes = 0 if result is None else _num_bytes(result)
     content = await gateway.client.off_loop.run(num_bytes, to_json_in_pieces, shape)
     return Response(content, media_type="application/json")
 
@@ -162,9 +162,13 @@ async def _nothing() -> None:
     """
 
 
-def _num_tokens(result: Result) -> int:
-    """Return the number of tokens; one with log probabilities is larger and counts for many."""
-    return sum(len(choice.token_ids) * (20 if choice.logprobs else 1) for choice in result.choices)
+def _num_bytes(result: Result) -> int:
+    """Return about how many bytes its JSON has; a token with log probabilities has many."""
+    return sum(
+        len(choice.token_ids) * BYTES_A_TOKEN * (20 if choice.logprobs else 1)
+        + len(choice.vector or "")
+        for choice in result.choices
+    )
 
 
 def _shape(status: JobStatus, result: Result | None = None) -> dict[str, object]:

@@ -33,18 +33,7 @@ class DoesNotFit(PenstockError):
 
 def build_engine(config: EngineConfig) -> Engine:
     device = torch.device(device_of(config))
-    model = load_model(
-        ModelSpec(
-            config.model,
-            config.model_impl,
-            config.dtype,
-            device,
-            Arithmetic(config.deterministic, config.quantization),
-            config.load_format,
-            config.hf_overrides,
-            config.trust_remote_code,
-        )
-    )
+    model = load_model(spec_of(config, device))
     facts = model.config
     step_tokens = max_step_tokens(config, model, device)
     num_blocks = _num_blocks(config, step_tokens, model, device)
@@ -100,6 +89,20 @@ def build_engine(config: EngineConfig) -> Engine:
 
 def _captures(config: EngineConfig, model: Model, device: torch.device) -> bool:
     return device.type == "cuda" and model.is_capturable and not config.enforce_eager
+
+
+def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
+    """Return the model of an engine, on a device."""
+    return ModelSpec(
+        config.model,
+        config.model_impl,
+        config.dtype,
+        device,
+        Arithmetic(config.deterministic, config.quantization),
+        config.load_format,
+        config.hf_overrides,
+        config.trust_remote_code,
+    )
 
 
 def device_of(config: EngineConfig) -> str:

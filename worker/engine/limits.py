@@ -52,6 +52,21 @@ class PoolingFacts:
             raise UnsupportedTask(task, self.tasks)
         return task
 
+    def check(self, asked: PoolingParams) -> PenstockError | None:
+        """Return the error for a parameter that would have no effect; None where each has one."""
+        task = asked.task or self.tasks[0]
+        if asked.dimensions is not None and task != "embed":
+            return InvalidJob("dimensions: only embeddings have them; leave it out", "dimensions")
+        if asked.dimensions is not None and asked.dimensions > self.size:
+            sentence = f"{asked.dimensions}; this model's vectors have {self.size}"
+            return InvalidJob(f"dimensions: {sentence}", "dimensions")
+        if asked.prompt_name is not None and task == "score":
+            return InvalidJob("prompt_name: scores have none; leave it out", "prompt_name")
+        if asked.use_activation is not None and task == "score" and not self.joins_pairs:
+            sentence = "an embedder's scores are cosines; leave it out"
+            return InvalidJob(f"use_activation: {sentence}", "use_activation")
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
@@ -76,6 +91,12 @@ class EngineLimits:
     generates: bool = True
     pooling: PoolingFacts | None = None
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Return what the engine does, for who asks for something else."""
+        made = self.pooling.tasks if self.pooling else ()
+        return ("generate", *made) if self.generates else made
+
     def max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         return params.max_tokens or self.max_model_len - num_prompt
 
@@ -88,7 +109,7 @@ class EngineLimits:
         if pooling is not None:
             return self._check_pooled(addition, pooling) or self._check_ids(addition)
         if not self.generates:
-            return UnsupportedTask("generate", self.pooling.tasks if self.pooling else ())
+            return UnsupportedTask("generate", self.tasks)
         return (
             self._check_length(addition)
             or self._check_ids(addition)
@@ -107,7 +128,7 @@ class EngineLimits:
 
     def _check_pooled(self, addition: AddSequence, pooling: PoolingParams) -> PenstockError | None:
         if self.pooling is None:
-            return UnsupportedTask(pooling.task or "embed", ("generate",))
+            return UnsupportedTask(pooling.task or "embed", self.tasks)
         num_tokens, split = len(addition.prompt), addition.split
         if not num_tokens:
             return InvalidJob("input: a text has no tokens; give at least one", "input")
@@ -117,12 +138,7 @@ class EngineLimits:
             longest = max(split, num_tokens - split)
         if longest > self.max_model_len:
             return InputTooLong(longest, self.max_model_len)
-        if pooling.dimensions is not None and pooling.dimensions > self.pooling.size:
-            return InvalidJob(
-                f"dimensions: {pooling.dimensions}; this model's vectors have {self.pooling.size}",
-                "dimensions",
-            )
-        return None
+        return self.pooling.check(pooling)
 
     def _check_length(self, addition: AddSequence) -> PenstockError | None:
         num_prompt, asked = len(addition.prompt), addition.params.max_tokens

@@ -14,14 +14,12 @@ from penstock.schemas import names
 from penstock.schemas.pooling import PoolingTask
 from penstock.schemas.tally import Tally
 from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.build import device_of, refuse_longer
+from penstock.worker.engine.build import device_of, refuse_longer, spec_of
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.limits import EngineLimits, PoolingFacts
 from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
 from penstock.worker.engine.step_tokens import most_in_time
-from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.models.pooling_model import PoolingModel, TextIds, load_pooling_model
-from penstock.worker.models.spec import ModelSpec
 
 _CPU_TOKENS, _GPU_TOKENS = 2048, 16384  # of a step, at most
 _USUAL_TOKENS = 64  # of a text, where steps are timed
@@ -157,15 +155,16 @@ class PoolingEngine:
     def _output(self, seq: AddSequence, rows: list[Vector]) -> Output:
         assert seq.pooling is not None
         asked = seq.pooling.use_activation
+        activates = self.model.activates if asked is None else asked
         if self.facts.joins_pairs:
             found = rows[0]
-            if asked is not False:
+            if activates:
                 found = self.model.activate(torch.from_numpy(found)).numpy()
         elif len(rows) == 2:
             found = np.array([np.dot(*(_unit(row) for row in rows))])
         else:
             found = rows[0][: seq.pooling.dimensions]
-            if self.model.folder.is_normalised if asked is None else asked:
+            if activates:
                 found = _unit(found)
         vector = found.astype("<f4").tobytes()
         return Output(seq.seq_id, [0], finish_reason="stop", vector=vector)
@@ -182,7 +181,6 @@ class PoolingEngine:
             self._tallies["request_preemptions"].observe(0)
             self._tallies["prefill_computed_tokens"].observe(len(seq.prompt))
             self._end(seq.seq_id)
-
         self._note_layer()  # of models that have none
 
     def _note_layer(self) -> None:
@@ -192,17 +190,7 @@ class PoolingEngine:
 def build_pooling_engine(config: EngineConfig) -> PoolingEngine:
     """Build the engine of a folder's model. Raises a PenstockError or a ModelError."""
     device = torch.device(device_of(config))
-    spec = ModelSpec(
-        config.model,
-        config.model_impl,
-        config.dtype,
-        device,
-        Arithmetic(config.deterministic, config.quantization),
-        config.load_format,
-        config.hf_overrides,
-        config.trust_remote_code,
-    )
-    model = load_pooling_model(spec, config.pooler)
+    model = load_pooling_model(spec_of(config, device), config.pooler)
     length = config.max_model_len or model.max_model_len
     refuse_longer(length, model.max_model_len)
     step_tokens = config.max_num_batched_tokens or _step_tokens(model, device)

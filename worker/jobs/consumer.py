@@ -56,12 +56,10 @@ class Intake:
         params = self.generation.applied(started.job.params)
         job = started.job.model_copy(update={"params": params})
         if job.pooling is None and not self.limits.generates:
-            raise UnsupportedTask(
-                "generate", self.limits.pooling.tasks if self.limits.pooling else ()
-            )
+            raise UnsupportedTask("generate", self.limits.tasks)
         job.refuse_large_answer(self.limits.max_model_len)
         started = replace(started, job=job)
-        is_short = job.guess_bytes() < _INLINE_CHARS and job.chat is None
+        is_short = job.chat is None and job.guess_bytes() < _INLINE_CHARS
         if job.pooling is not None:
             return await self._prepare_pooled(started, times, is_short)
         prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)

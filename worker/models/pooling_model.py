@@ -64,6 +64,7 @@ class PoolingModel:
     labels         of a classifier, in the order of its numbers
     size           of a vector
     max_model_len  tokens of a text
+    activates      whether vectors are scaled to length 1, or probabilities, unless a job says
     """
 
     def __init__(
@@ -75,14 +76,15 @@ class PoolingModel:
         dense: Sequence[nn.Module],
         limit: int,
         has_types: bool,
-        activate: Callable[[Tensor], Tensor],
+        activates: bool,
     ) -> None:
         self.folder = folder
         self.labels = labels
         self.family: str = hf.model_type
         self.vocab_size: int = hf.get_text_config().vocab_size
         self.max_model_len = limit
-        self.activate = activate
+        self.activates = activates
+        self.activate = _activation_of(hf, len(labels))
         self._module = module
         self._dense = dense
         self._has_types = has_types
@@ -209,8 +211,8 @@ def load_pooling_model(spec: ModelSpec, config: PoolerConfig = AS_IT_SAYS) -> Po
     refuse_widths(products_of(module).values(), spec)
     swap_inner(module, spec.arithmetic)
     dense = [_dense(each).to(spec.device) for each in folder.dense]
-    activate = nn.Identity() if config.use_activation is False else _activation_of(hf, len(labels))
-    return PoolingModel(module, hf, folder, labels, dense, limit, has_types, activate)
+    activates = config.use_activation is not False if labels else folder.is_normalised
+    return PoolingModel(module, hf, folder, labels, dense, limit, has_types, activates)
 
 
 def plan_pooling_model(spec: ModelSpec) -> ModelPlan:

@@ -30,7 +30,7 @@ def read_inputs(
     """
     facts = limits.pooling
     if facts is None:
-        raise UnsupportedTask(pooling.task or "embed", ("generate",))
+        raise UnsupportedTask(pooling.task or "embed", limits.tasks)
     task, most = facts.task_of(pooling), pooling.truncate_prompt_tokens
     most = limits.max_model_len if most == -1 else most
     if task != "score":

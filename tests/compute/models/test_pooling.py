@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import sentence_folders
 from penstock.schemas.errors import InputTooLong, InvalidJob, PenstockError, UnsupportedTask
 from penstock.schemas.job import Job
 from penstock.schemas.pooling import PoolingParams, from_base64, to_base64
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine.pooling import PoolingEngine, build_pooling_engine
@@ -22,6 +24,7 @@ from penstock.worker.models.errors import ModelError
 from penstock.worker.models.pooling_model import TextIds, like_lengths, load_pooling_model
 from penstock.worker.models.sentence_folder import PoolerConfig, pools, read_sentence_folder
 from penstock.worker.models.spec import ModelSpec
+from penstock.worker.process.fingerprint import fingerprint
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 from penstock.worker.text.text_inputs import read_inputs
@@ -183,17 +186,50 @@ def test_the_pooler_can_be_another(folder: Callable[[Kind], Path]) -> None:
     assert np.abs(found - np.array(wanted)).max() < TOLERANCE
 
 
-def test_bfloat16_and_eight_bits_are_near(folder: Callable[[Kind], Path]) -> None:
-    path = folder(EMBEDDERS["bert"])
+def test_a_job_may_ask_for_what_the_pooler_does_not_give(folder: Callable[[Kind], Path]) -> None:
+    path = folder(CLASSIFIERS["bert"])
+    text, texts = ModelTokenizer(path), TEXTS[:3]
+    raw = engine_of(path, pooler=PoolerConfig(use_activation=False))
+    asked, logits = engine_of(path), logits_of(path, texts)
+    assert np.abs(vectors(raw, text, texts) - logits).max() < TOLERANCE
+    found = vectors(raw, text, texts, use_activation=True)
+    assert np.abs(found - vectors(asked, text, texts)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("fields", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_fewer_bits_are_near(fields: dict[str, object], tmp_path: Path) -> None:
+    bert = EMBEDDERS["bert"]
+    wide = bert.fields | {"hidden_size": 64, "intermediate_size": 128}
+    path = sentence_folders.save(replace(bert, fields=wide), tmp_path / "m")
     text = ModelTokenizer(path)
     wanted = vectors(engine_of(path), text, TEXTS)
-    for fields in ({"dtype": "bfloat16"}, {"quantization": "int8"}):
-        try:
-            found = vectors(engine_of(path, **fields), text, TEXTS)
-        except ModelError as refused:  # where the machine has no such products, or no such widths
-            assert "quantization" in fields, refused
-            continue
-        assert (found * wanted).sum(1).min() > 0.99
+    found = vectors(engine_of(path, **fields), text, TEXTS)
+    cosines = (found * wanted).sum(1)
+    assert cosines.min() > 0.99 and np.abs(found - wanted).max() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model_impl", "native"), ("kv_cache_memory_bytes", 2**20), ("async_scheduling", True)],
+)
+def test_a_setting_that_vectors_do_not_obey_is_refused(
+    name: str, value: object, folder: Callable[[Kind], Path]
+) -> None:
+    with pytest.raises(InvalidJob, match=f"{name}: a model that makes vectors does not obey it"):
+        LLM(str(folder(EMBEDDERS["bert"])), **{name: value})
+
+
+def test_a_pooler_of_a_model_of_text_is_refused() -> None:
+    with pytest.raises(InvalidJob, match="pooler_config: a model of text does not obey it"):
+        LLM(str(BUNDLED_MODEL), pooler_config={"pooling_type": "CLS"})
+
+
+def test_another_pooling_is_another_model(tmp_path: Path) -> None:
+    path = sentence_folders.save(EMBEDDERS["bert"], tmp_path / "m")
+    settings = WorkerSettings(model=str(path), redis_url="redis://x")
+    before = fingerprint(settings)
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "cls"}))
+    assert fingerprint(settings) != before
 
 
 def test_padding_that_changes_numbers_is_noticed(folder: Callable[[Kind], Path]) -> None:
@@ -315,15 +351,13 @@ def test_steps_go_by_turns_and_tokens(folder: Callable[[Kind], Path]) -> None:
 
 def test_a_text_that_several_ask_for_is_read_once(folder: Callable[[Kind], Path]) -> None:
     engine = engine_of(folder(EMBEDDERS["bert"]))
-    seen = list[int]()
-    compute = engine.model
+    seen, group = list[int](), engine.model._group
 
-    def counting(texts: Sequence[TextIds]) -> torch.Tensor:
+    def counted(texts: Sequence[TextIds]) -> torch.Tensor:
         seen.append(len(texts))
-        return compute(texts)
+        return group(texts)
 
-    engine.model = counting  # type: ignore[assignment]
-    engine.model.folder = compute.folder  # type: ignore[attr-defined]
+    engine.model._group = counted  # type: ignore[method-assign]
     pooling = PoolingParams(task="score")
     none = Job(job_id="", model="", prompts=["x"]).params
     for number in range(5):
@@ -360,6 +394,9 @@ def test_the_class_llm_makes_vectors(folder: Callable[[Kind], Path]) -> None:
     wanted = CrossEncoder(str(paths[1]), device="cpu").predict(pairs)
     assert np.abs(np.array([each.outputs.score for each in ranks]) - wanted).max() < TOLERANCE
     assert len(reranker.classify(TEXTS[:2])[1].outputs.probs) == 1
+    empty = embedder.embed(["", "fox"], use_tqdm=False)[0].outputs.embedding
+    assert np.abs(np.array(empty) - judge.encode("")).max() < TOLERANCE
+    assert len(reranker.score("fox", ["", "dog"], use_tqdm=False)) == 2
     with pytest.raises(UnsupportedTask, match="generate is no task of this model"):
         embedder.generate("x")
     with pytest.raises(InputTooLong):

@@ -156,6 +156,9 @@ def test_what_cannot_be_is_refused_by_name(served: Served) -> None:
         ("/v1/completions", {"prompt": "x"}, "unsupported_task model: generate is no task"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["c"]}, "invalid_value queries: give one, or"),
         ("/score", {"text_1": "a"}, "invalid_value "),
+        ("/score", {"text_1": "a", "text_2": "b", "dimensions": 4}, "unsupported_parameter dim"),
+        ("/score", {"text_1": "a", "text_2": "b", "use_activation": False}, "invalid_value use_a"),
+        ("/classify", {"input": "x", "prompt_name": "query"}, "unsupported_parameter prompt_name"),
         ("/rerank", {"query": "a", "documents": []}, "invalid_value documents: "),
         ("/rerank", {"query": "a", "documents": ["b"], "top_n": 0}, "invalid_value top_n: "),
         ("/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 9}, "unsupported_par"),
@@ -164,6 +167,8 @@ def test_what_cannot_be_is_refused_by_name(served: Served) -> None:
         assert status == 400 and f"{code} {message}".startswith(said), (path, body, message)
     cut = served.post(embeddings, model="embedder", input=long, truncate_prompt_tokens=-1)
     assert cut["usage"]["prompt_tokens"] == 100
+    status, _, message = served.refused("/pooling", model="classifier", input="x", dimensions=2)
+    assert (status, message) == (400, "dimensions: only embeddings have them; leave it out")
     status, code, _ = served.refused("/score", model="classifier", text_1="a", text_2="b")
     assert (status, code) == (400, "unsupported_task")
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -17,6 +18,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
+from penstock.worker.engine.fake import FakeEngine
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Output
 from penstock.worker.engine_loader import AnyEngine, load_engine
@@ -31,6 +33,7 @@ from penstock.worker.process.ipc import (
     EngineCommand,
     EngineEvent,
     Prepared,
+    Pulse,
     Renewed,
     Step,
     WorkerCommand,
@@ -39,7 +42,7 @@ from penstock.worker.process.ipc import (
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import load_tokenizer
-from worker_process import until
+from worker_process import PATIENCE_S, until
 
 LIMITS = EngineLimits(
     100, 256, num_blocks=9000, block_size=16, max_num_seqs=148, eos_token_ids=frozenset()
@@ -124,6 +127,36 @@ def test_an_engine_that_raised_has_no_pulse_any_more() -> None:
         loop.run()
     told.settimeout(0.1)
     until(lambda: _is_silent(told), "the pulses to end")
+
+
+def test_a_step_in_which_something_is_computed_is_not_taken_for_a_wedged_one() -> None:
+    """A long text is one step, which may take longer than a step may: its layers are seen."""
+    settings = {"model": "fake", "load_format": "fake"}
+    engine = load_engine(WorkerSettings.model_validate(settings))
+    assert isinstance(engine, FakeEngine)
+    is_moving, is_over = threading.Event(), threading.Event()
+    is_moving.set()
+
+    def step(*_: object) -> None:
+        while not is_over.wait(0.01):
+            engine._stats.num_steps += is_moving.is_set()
+
+    engine.note_plan = step
+    (_io, theirs), (told, pulses) = socket.socketpair(), socket.socketpair()
+    loop = EngineLoop(engine, BlockingWire(theirs), BlockingWire(pulses), 0.01)
+    engine.add(AddSequence("0", [65], SamplingParams()))
+    threading.Thread(target=loop.run, daemon=True).start()
+    pulses_of: Iterator[Pulse] = BlockingWire[None, Pulse](told).received()
+    since = (each.unmoved_since_s for each in pulses_of)
+    told.settimeout(PATIENCE_S)
+    try:
+        first = next(each for each in since if each is not None)
+        assert any((each or first) > first for each in islice(since, 1000))
+        is_moving.clear()
+        late = list(islice(since, 100))[-50:]
+        assert late[0] is not None and set(late) == {late[0]}
+    finally:
+        is_over.set()
 
 
 def _is_silent(told: socket.socket) -> bool:
