@@ -58,7 +58,11 @@ class PlanSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The sizes of a worker. Its weights may take a few per cent more where they are packed."""
+    """The sizes of a worker. Its weights may take a few per cent more where they are packed.
+
+    state_bytes  of what layers without keys and values keep of a sequence
+    num_states   of sequences that run at once, and of prefixes
+    """
 
     model: str
     family: str
@@ -66,6 +70,8 @@ class MemoryPlan:
     dtype: str
     weight_bytes: int
     kv_bytes_per_token: int
+    state_bytes: int
+    num_states: int
     kv_cache_bytes: int
     num_blocks: int
     num_kv_tokens: int
@@ -81,6 +87,7 @@ def main(argv: Sequence[str]) -> int:
     if settings.device == "cuda" and settings.memory is None:
         print(f"{PROGRAM}: --memory: give the GPU's, as in --memory 80GiB", file=sys.stderr)
         return 2
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of kernels that a plan needs not
     from penstock.worker.models.errors import ModelError
 
     try:
@@ -106,9 +113,9 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     from penstock.worker.engine.build import (
         CPU_KV_CACHE_BYTES,
         block_bytes,
-        blocks_in,
         length_that_fits,
         refuse_longer,
+        sizes_in,
     )
     from penstock.worker.engine.config import EngineConfig
     from penstock.worker.layers.arithmetic import Arithmetic
@@ -149,19 +156,23 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         kv_cache_memory_bytes=budget,
+        max_num_seqs=settings.max_num_seqs,
     )
     if facts.kv_shapes:
-        num_blocks = blocks_in(budget, config, facts, dtype)
+        sizes = sizes_in(budget, config, facts, dtype)
+        num_blocks, most, num_kept = sizes.num_blocks, sizes.num_seqs, sizes.num_kept_states
         length = length_that_fits(config, facts, num_blocks)
     else:
-        num_blocks, length = 0, settings.max_model_len or facts.max_model_len
+        num_blocks, most, num_kept = 0, settings.max_num_seqs, 0
+        length = settings.max_model_len or facts.max_model_len
         refuse_longer(length, facts.max_model_len)
 
     def num_seqs(tokens: int) -> int:
         fit = num_blocks // -(-tokens // settings.block_size)
-        return min(settings.max_num_seqs, fit) if facts.kv_shapes else settings.max_num_seqs
+        return min(most, fit) if facts.kv_shapes else most
 
-    cache_bytes = num_blocks * block_bytes(config, facts, dtype)
+    num_states = most + num_kept if facts.state_bytes else 0
+    cache_bytes = num_blocks * block_bytes(config, facts, dtype) + num_states * facts.state_bytes
     return MemoryPlan(
         model=settings.model,
         family=facts.family,
@@ -169,6 +180,8 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         dtype=settings.quantization or str(dtype).removeprefix("torch."),
         weight_bytes=weight_bytes,
         kv_bytes_per_token=block_bytes(config, facts, dtype) // settings.block_size,
+        state_bytes=facts.state_bytes,
+        num_states=num_states,
         kv_cache_bytes=cache_bytes,
         num_blocks=num_blocks,
         num_kv_tokens=num_blocks * settings.block_size,
@@ -221,9 +234,11 @@ def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
 
 def _cache_rows(plan: MemoryPlan, usual: int) -> list[tuple[str, str]]:
     held = f"{plan.num_blocks:,} blocks, {plan.num_kv_tokens:,} tokens"
+    states = f"{plan.num_states:,} of {_size(plan.state_bytes)}: sequences and prefixes"
     longest, typical = f"{plan.num_longest_seqs:,}", f"{plan.num_typical_seqs:,}"
     return [
         ("KV of a token", f"{plan.kv_bytes_per_token:,} bytes"),
+        *([("states", states)] if plan.num_states else []),
         ("KV cache", f"{_size(plan.kv_cache_bytes)}: {held}"),
         ("at once, longest", f"{longest} sequences of {plan.max_model_len:,}"),
         ("at once, usual", f"{typical} sequences of {usual:,}"),

@@ -29,7 +29,6 @@ from penstock.worker.models.transformers_model import plan_transformers_model  #
 PAGE = ROOT / "docs" / "families.md"
 NAMES = ROOT / "worker" / "models" / "compared.py"
 BEGIN, END = "<!-- made -->", "<!-- end -->"
-TOLERANCE = 1e-4
 # Of a configuration that cannot be, or lacks a library.
 _FAILURES = (
     ArithmeticError, AttributeError, ImportError, LookupError, NotImplementedError, RuntimeError,
@@ -49,10 +48,12 @@ class Row:
     difference: float | None
     why: str = ""
     native: float | None = None
+    tolerance: float = families.TOLERANCE
 
     @property
     def is_served(self) -> bool:
-        return self.difference is not None and max(self.difference, self.native or 0) < TOLERANCE
+        found = self.difference
+        return found is not None and max(found, self.native or 0) < self.tolerance
 
     def line(self) -> str:
         if not self.is_served:
@@ -74,20 +75,21 @@ def compared(family: str) -> Row:
             pass
         try:
             families.save(family, folder)
-            difference = _difference(folder, "transformers")
-            native = _difference(folder, "native") if family in NATIVE else None
+            difference, tolerance = _difference(folder, "transformers")
+            native = _difference(folder, "native")[0] if family in NATIVE else None
             families.Played(folder, model_impl="transformers", dtype="bfloat16")  # it runs
         except ModelError as refusal:
             return Row(family, None, _said(refusal))
         except _FAILURES as error:  # each family has rules for its fields
             return Row(family, None, f"not compared: no tiny model of it ({_said(error)})")
-    return Row(family, difference, f"differs by {difference:.1e}", native)
+    return Row(family, difference, f"differs by {difference:.1e}", native, tolerance)
 
 
-def _difference(folder: Path, impl: str) -> float:
+def _difference(folder: Path, impl: str) -> tuple[float, float]:
+    """The difference, and the most that it may be."""
     played = families.Played(folder, model_impl=impl)
     assert played.stats.num_preemptions and played.stats.cached_tokens
-    return played.distance(folder)
+    return played.distance(folder), played.tolerance
 
 
 def _said(error: Exception) -> str:

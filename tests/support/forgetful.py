@@ -23,11 +23,13 @@ def _next_token(state: bytes) -> int:
     return int.from_bytes(state) % VOCAB
 
 
-def expected_completion(prompt: list[int], count: int) -> list[int]:
+def expected_completion(prompt: list[int], count: int, is_stateful: bool = False) -> list[int]:
     """The same recurrence, without any cache."""
-    token_ids, states = list(prompt), list[bytes]()
+    token_ids, states, state = list(prompt), list[bytes](), b""
     while len(token_ids) < len(prompt) + count:
-        states += [_mix(states, token_id) for token_id in token_ids[len(states) : len(states) + 1]]
+        token_id = token_ids[len(states)]
+        state = _mix([state], token_id) if is_stateful else b""
+        states.append(_mix([*states, state], token_id))
         if len(states) == len(token_ids):
             token_ids.append(_next_token(states[-1]))
     return token_ids[len(prompt) :]
@@ -82,9 +84,11 @@ class ForgetfulRunner:
 
     def _compute(self, piece: Slice, token_ids: list[int]) -> None:
         for position, token_id in enumerate(token_ids, piece.start):
-            self.slots[self._slot(piece.seq, position)] = _mix(
-                self._read(piece.seq, position), token_id
-            )
+            known = [*self._read(piece.seq, position), self._state(piece.seq, position, token_id)]
+            self.slots[self._slot(piece.seq, position)] = _mix(known, token_id)
+
+    def _state(self, seq: Sequence, position: int, token_id: int) -> bytes:
+        return b""
 
     def _read(self, seq: Sequence, count: int) -> list[bytes]:
         return [self.slots[self._slot(seq, position)] for position in range(count)]
@@ -94,6 +98,21 @@ class ForgetfulRunner:
             seq.block_table[position // self.block_size] * self.block_size
             + position % self.block_size
         )
+
+
+class StatefulRunner(ForgetfulRunner):
+    """Also keeps a state in each sequence's row, which is not to be had from the slots."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_rows: int) -> None:
+        super().__init__(num_blocks, block_size)
+        self.rows = [b"never written"] * num_rows
+
+    def copy(self, source: int, target: int) -> None:
+        self.rows[target] = self.rows[source]
+
+    def _state(self, seq: Sequence, position: int, token_id: int) -> bytes:
+        self.rows[seq.row] = _mix([self.rows[seq.row] if position else b""], token_id)
+        return self.rows[seq.row]
 
 
 def run_to_end(

@@ -6,7 +6,7 @@ import torch
 from penstock.worker.engine.columns import Columns, Numbers
 from penstock.worker.engine.sequence import Plan, Sequence
 from penstock.worker.engine.transfers import send
-from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.batch import Batch, HostSlices
 
 
 class PersistentBatch:
@@ -64,6 +64,7 @@ class PersistentBatch:
             tables,
             max_query_len=int(counts.max()),
             max_context_len=longest,
+            slices=HostSlices(*map(torch.from_numpy, (rows, starts, counts))),
         )
 
     def _catch_up(self, seqs: list[Sequence], rows: Numbers) -> None:

@@ -4,6 +4,7 @@ from collections import OrderedDict
 
 from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.sequence import Sequence
+from penstock.worker.engine.state_pool import StatePool
 
 
 class BlockPool:
@@ -13,12 +14,24 @@ class BlockPool:
     digest of every token up to its end. A sequence gets blank blocks first. Then it gets remembered
     blocks that nobody holds, the least recently used first. Such a block is forgotten at that
     moment, so a remembered block always has the content that its digest stands for.
+
+    states  of a model whose layers keep a state beside the blocks: a prefix is of use only with the
+            state at its end. It is kept at two borders of blocks: the last that a sequence has when
+            it begins, and the one where it parts from tokens that another computed, since more may
+            part there (as in Pan et al., "Marconi", 2024).
     """
 
-    def __init__(self, num_blocks: int, block_size: int, remembers: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        remembers: bool = True,
+        states: StatePool | None = None,
+    ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.remembers = remembers
+        self.states = states
         self.changes: BlockChanges | None = None  # None: nobody follows
         self._holders = [0] * num_blocks
         self._blank = list(range(num_blocks))  # held by nobody, with no content to find
@@ -52,9 +65,9 @@ class BlockPool:
     def attach(self, seq: Sequence) -> bool:
         """Give the sequence its remembered prefix, and promise others the rest of its full blocks.
 
-        Return False, with nothing held, when another sequence has promised the first missing block:
-        to wait for that one is better than to compute it twice. The last token is never taken from
-        the cache, since the next one is drawn from its logits.
+        Return False, with nothing held, when another sequence has promised the first missing block
+        or state: to wait for that one is better than to compute it twice. The last token is never
+        taken from the cache, since the next one is drawn from its logits.
         """
         if not self.remembers:
             return True
@@ -66,13 +79,35 @@ class BlockPool:
         seq.awaited = usable[found] if found < len(usable) else None
         if self.awaits(seq):
             return False
+        promised = usable[found:]
+        if self.states is not None:
+            parts, found = found, self._with_state(usable[:found])
+            borders = sorted({border for border in (parts, len(usable)) if border > found})
+            states = [_of_state(usable[border - 1]) for border in borders]
+            seq.awaited = states[0] if states else None
+            if self.awaits(seq):
+                return False
+            seq.borders = [border * self.block_size for border in borders]
+            promised += states
         for digest in usable[:found]:
             self._hold(self._remembered[digest])
             seq.block_table.append(self._remembered[digest])
         seq.num_found = found * self.block_size
-        for digest in usable[found:]:
+        for digest in promised:
             self._promised.setdefault(digest, seq)
         return True
+
+    def restore_state(self, seq: Sequence) -> None:
+        """Give the sequence's row the state at the end of what was found."""
+        if self.states is not None and seq.num_found:
+            self.states.restore(seq.digests[seq.num_found // self.block_size - 1], seq.row)
+
+    def keep_state(self, seq: Sequence) -> None:
+        """Keep the state that the sequence has, at its next border."""
+        assert self.states is not None
+        digest = seq.digests[seq.borders.pop(0) // self.block_size - 1]
+        self._promised.pop(_of_state(digest), None)
+        self.states.keep(digest, seq.row)
 
     def reserve(self, seq: Sequence, num_tokens: int) -> bool:
         """Make the sequence's table cover its first `num_tokens` tokens; all or nothing."""
@@ -109,7 +144,8 @@ class BlockPool:
                 self._blank.append(block)
             else:
                 self._cached[block] = None
-        for digest in seq.digests[seq.num_found // self.block_size :]:
+        digests = seq.digests[seq.num_found // self.block_size :]
+        for digest in digests if self.states is None else [*digests, *map(_of_state, digests)]:
             if self._promised.get(digest) is seq:
                 del self._promised[digest]
         seq.block_table.clear()
@@ -120,6 +156,14 @@ class BlockPool:
         for block in own:
             self._forget(block)
         return own
+
+    def _with_state(self, digests: list[bytes]) -> int:
+        """Return how many of the first blocks have the state at their end."""
+        assert self.states is not None
+        for count in range(len(digests), 0, -1):
+            if digests[count - 1] in self.states:
+                return count
+        return 0
 
     def _hold(self, block: int) -> None:
         self._cached.pop(block, None)
@@ -135,5 +179,12 @@ class BlockPool:
         if digest is not None:
             del self._remembered[digest]
             self._digest[block] = None
+            if self.states is not None:
+                self.states.forget(digest)
             if self.changes is not None:
                 self.changes.remove(digest)
+
+
+def _of_state(digest: bytes) -> bytes:
+    """Return the name of the state at the end of a block, as something that is promised."""
+    return digest + b"state"

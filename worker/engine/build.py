@@ -1,6 +1,8 @@
 """Build an engine from a checkpoint's folder, with sizes that fit the memory."""
 
+import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.state_pool import StatePool
 from penstock.worker.engine.step_tokens import max_step_tokens, try_step
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.models.impl import load_model
@@ -25,6 +28,7 @@ from penstock.worker.models.served import Model, ModelFacts, Network
 from penstock.worker.models.spec import ModelSpec
 
 CPU_KV_CACHE_BYTES = 2**30
+_log = logging.getLogger("penstock.worker.engine")
 
 
 class DoesNotFit(PenstockError):
@@ -36,13 +40,15 @@ def build_engine(config: EngineConfig) -> Engine:
     model = load_model(spec_of(config, device))
     facts = model.config
     step_tokens = max_step_tokens(config, model, device)
-    num_blocks = _num_blocks(config, step_tokens, model, device)
+    sizes = _sizes(config, step_tokens, model, device)
+    num_blocks = sizes.num_blocks
     limits = EngineLimits(
         max_model_len=length_that_fits(config, facts, num_blocks),
         vocab_size=facts.vocab_size,
         num_blocks=num_blocks,
         block_size=config.block_size,
-        max_num_seqs=min(config.max_num_seqs, step_tokens),  # each has at least one token of a step
+        # Each has at least one token of a step.
+        max_num_seqs=min(sizes.num_seqs, step_tokens),
         eos_token_ids=facts.eos_token_ids,
     )
     model.prepare(limits.max_model_len)
@@ -55,7 +61,13 @@ def build_engine(config: EngineConfig) -> Engine:
         )
         for kv in facts.kv_shapes
     ]
-    pool = BlockPool(num_blocks, config.block_size, remembers=config.enable_prefix_caching)
+    states = None
+    if model.states is not None:
+        rows = range(limits.max_num_seqs, limits.max_num_seqs + sizes.num_kept_states)
+        model.states.allocate(rows.stop)
+        states = StatePool(rows, model.states.copy) if rows else None
+    remembers = config.enable_prefix_caching and (model.states is None or states is not None)
+    pool = BlockPool(num_blocks, config.block_size, remembers, states)
     scheduler = Scheduler(
         pool,
         limits.max_num_seqs,
@@ -117,9 +129,25 @@ def block_bytes(config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> 
     return sum(kv.numbers for kv in facts.kv_shapes) * config.block_size * dtype.itemsize
 
 
-def _num_blocks(config: EngineConfig, step_tokens: int, model: Model, device: torch.device) -> int:
+@dataclass(frozen=True, slots=True)
+class CacheSizes:
+    """The sizes of a cache.
+
+    num_seqs         sequences that may run at once
+    num_kept_states  states of prefixes, beside one of each sequence
+    """
+
+    num_blocks: int
+    num_seqs: int
+    num_kept_states: int
+
+
+def _sizes(
+    config: EngineConfig, step_tokens: int, model: Model, device: torch.device
+) -> CacheSizes:
     if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
+        kept = config.max_num_seqs if config.enable_prefix_caching else 0
+        return CacheSizes(config.num_gpu_blocks_override, config.max_num_seqs, kept)
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = (
@@ -127,11 +155,42 @@ def _num_blocks(config: EngineConfig, step_tokens: int, model: Model, device: to
             if device.type == "cuda"
             else CPU_KV_CACHE_BYTES
         )
-    return blocks_in(budget, config, model.config, model.dtype)
+    sizes = sizes_in(budget, config, model.config, model.dtype)
+    if sizes.num_seqs < config.max_num_seqs:
+        _log.info(
+            "%d sequences run at once: each has a state of %d bytes beside its blocks",
+            sizes.num_seqs,
+            model.config.state_bytes,
+        )
+    return sizes
 
 
-def blocks_in(budget: int, config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
-    """Return how many blocks fit into so many bytes. Raises DoesNotFit where two do not."""
+def sizes_in(
+    budget: int, config: EngineConfig, facts: ModelFacts, dtype: torch.dtype
+) -> CacheSizes:
+    """Return the sizes of a cache of so many bytes. Raises DoesNotFit where they are too few.
+
+    States take at most half of them, and a quarter of the states is of prefixes.
+    """
+    num_seqs, num_kept = config.max_num_seqs, 0
+    if facts.state_bytes:
+        num_states = budget // 2 // facts.state_bytes
+        if num_states < 2:
+            raise DoesNotFit(
+                f"kv_cache_memory_bytes: {budget} bytes; each sequence has a state of "
+                f"{facts.state_bytes} beside its blocks; give at least {4 * facts.state_bytes}",
+                "kv_cache_memory_bytes",
+            )
+        if config.enable_prefix_caching:
+            num_kept = max(1, num_states // 4)
+        num_seqs = min(num_seqs, num_states - num_kept)
+        num_kept = min(num_kept, num_seqs)
+        budget -= (num_seqs + num_kept) * facts.state_bytes
+    num_blocks = _blocks_in(budget, config, facts, dtype)
+    return CacheSizes(num_blocks, num_seqs, num_kept)
+
+
+def _blocks_in(budget: int, config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
     num_blocks = budget // block_bytes(config, facts, dtype)
     if num_blocks < 2:
         needed = 2 * block_bytes(config, facts, dtype)

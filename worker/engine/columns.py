@@ -10,6 +10,7 @@ from penstock.worker.engine.sequence import Sequence
 
 _STOPS = 4  # stop ids kept here; a sequence with more is watched
 _NO_STOP = -2  # neither a token id nor NO_TOKEN
+_NO_BORDER = 1 << 62
 Numbers = NDArray[np.int64]
 
 
@@ -21,6 +22,7 @@ class Columns:
     is_watched  whether each drawn token needs more work: the sequence has a grammar, asks for log
                 probabilities, or has more stop ids than fit here
     stay        a new number for each time that a sequence gets a row
+    border      the number of computed tokens at which a step ends, so that the state is kept
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -31,7 +33,8 @@ class Columns:
             self.last_token,
             self.longest,
             self.stay,
-        ) = np.zeros((6, max_num_seqs), np.int64)
+            self.border,
+        ) = np.zeros((7, max_num_seqs), np.int64)
         self.stop_ids = np.full((max_num_seqs, _STOPS), _NO_STOP, np.int64)
         self.is_watched = np.zeros(max_num_seqs, np.bool_)
         self._num_stays = 0
@@ -44,10 +47,15 @@ class Columns:
         self.num_tokens[row], self.num_computed[row] = len(seq.token_ids), seq.num_found
         self.num_blocks[row], self.last_token[row] = len(seq.block_table), seq.token_ids[-1]
         self.longest[row] = seq.num_prompt + seq.max_tokens
+        self.note_border(seq)
         self.stop_ids[row] = [*stops[:_STOPS], *[_NO_STOP] * (_STOPS - len(stops))]
         self.is_watched[row] = (
             len(stops) > _STOPS or seq.constraint is not None or seq.params.logprobs is not None
         )
+
+    def note_border(self, seq: Sequence) -> None:
+        """Note the sequence's next border."""
+        self.border[seq.row] = seq.borders[0] if seq.borders else _NO_BORDER
 
     def draw(self, rows: Numbers, token_ids: Numbers) -> NDArray[np.bool_]:
         """Add a drawn token to each row; return which rows need a closer look.

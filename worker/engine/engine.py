@@ -263,6 +263,8 @@ class Engine:
             self.scheduler.pool.remember(
                 plan.seqs[place], int(plan.starts[place]), int(ends[place])
             )
+        if self.scheduler.pool.states is not None:
+            self.scheduler.keep_states(plan, sampled.spoilt)
         num_tokens = int(plan.counts.sum())
         self._stats.computed_tokens += num_tokens
         self._step_tokens.observe(num_tokens)

@@ -74,8 +74,9 @@ class Scheduler:
             starts, pending, counts = starts[:some], pending[:some], counts[:some]
         admitted = []
         while left and (seq := self._admit()):
+            most = min(left, int(self.columns.border[seq.row]) - seq.num_found)
             admitted.append(
-                (seq, seq.row, seq.num_found, seq.num_pending, min(left, seq.num_pending))
+                (seq, seq.row, seq.num_found, seq.num_pending, min(most, seq.num_pending))
             )
             left -= admitted[-1][-1]
         if admitted:
@@ -128,9 +129,11 @@ class Scheduler:
             seqs, rows = line = self._in_line()
             starts = self.columns.num_computed[rows]
             counts = pending = self.columns.num_tokens[rows] - starts
-            if pending.sum() > self.max_num_batched_tokens:
-                before = pending.cumsum() - pending
-                counts = pending.clip(max=(self.max_num_batched_tokens - before).clip(min=0))
+            if self.pool.states is not None:
+                counts = np.minimum(pending, self.columns.border[rows] - starts)
+            if counts.sum() > self.max_num_batched_tokens:
+                before = counts.cumsum() - counts
+                counts = counts.clip(max=(self.max_num_batched_tokens - before).clip(min=0))
             ends = starts + counts
             is_short = ends > self.columns.num_blocks[rows] * self.pool.block_size
             num_preemptions = self.num_preemptions
@@ -141,6 +144,14 @@ class Scheduler:
                 self._make_room(seq, int(ends[place]))
             if self.num_preemptions == num_preemptions:
                 return line, starts, pending, counts
+
+    def keep_states(self, plan: Plan, spoilt: list[int]) -> None:
+        """Keep the states of sequences that the plan took to a border, but for the spoilt ones."""
+        columns, ends = self.columns, plan.starts + plan.counts
+        for place in np.flatnonzero(ends == columns.border[plan.rows]).tolist():
+            if place not in spoilt:
+                self.pool.keep_state(plan.seqs[place])
+                columns.note_border(plan.seqs[place])
 
     def num_live_slots(self) -> int:
         """Return the number of KV slots in use, with a shared slot counted once.
@@ -231,5 +242,6 @@ class Scheduler:
             insort(self.running, seq, key=_place)
             self._line = None
             self.columns.enter(seq)
+            self.pool.restore_state(seq)
             return seq
         return None

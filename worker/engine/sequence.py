@@ -40,7 +40,8 @@ class Sequence:
     num_before  tokens that were computed before it waits, here or by another worker
     num_preemptions  how often it was preempted here
     digests     one for each full block, of its tokens and all before it; grows with the tokens
-    awaited     digest of the block that another sequence computes for this one to find
+    awaited     digest of the block, or name of the state, that another sequence computes for it
+    borders     the numbers of computed tokens at which its state is kept for others, in order
     row         its row in the persistent batch while running
     """
 
@@ -64,6 +65,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     awaited: bytes | None = None
+    borders: list[int] = field(default_factory=list)
     row: int = -1
 
     @property

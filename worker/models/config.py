@@ -77,6 +77,10 @@ class ModelConfig:
     decoder: DecoderConfig
 
     @property
+    def state_bytes(self) -> int:
+        return 0
+
+    @property
     def kv_shapes(self) -> tuple[KvShape, ...]:
         shapes = (layer.attention.shape for layer in self.decoder.layers)
         return tuple(KvShape(each.num_kv_heads, each.head_dim, each.parts) for each in shapes)

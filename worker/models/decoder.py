@@ -58,6 +58,10 @@ class Decoder:
             self.tables[place].cover(max_model_len)
 
     @property
+    def states(self) -> None:
+        return None
+
+    @property
     def is_capturable(self) -> bool:
         return self.layers.are_plain
 

@@ -36,6 +36,7 @@ class ModelFacts(Protocol):
     family         the `model_type` of its configuration
     max_model_len  the number of tokens that the positions are made for
     kv_shapes      of each layer that has a cache
+    state_bytes    of what the layers keep of a sequence beside it, whatever its length
     """
 
     @property
@@ -53,6 +54,9 @@ class ModelFacts(Protocol):
     @property
     def kv_shapes(self) -> tuple[KvShape, ...]: ...
 
+    @property
+    def state_bytes(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
@@ -66,6 +70,16 @@ class ModelPlan:
     dtype: torch.dtype
     shapes: Mapping[str, tuple[int, ...]]
     quantised: frozenset[str]
+
+
+class States(Protocol):
+    """The states of sequences, in rows; a batch's `slices` say whose state is in which."""
+
+    def allocate(self, num_rows: int) -> None:
+        """Take the memory of so many."""
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the state in one row to another."""
 
 
 class Network(Protocol):
@@ -86,10 +100,14 @@ class Model(Network, Protocol):
 
     is_capturable  whether a pass of one-token slices can be a CUDA graph: it never waits for the
                    device, and its operations depend on no number in the batch
+    states         None where the layers keep nothing of a sequence but keys and values
     """
 
     @property
     def is_capturable(self) -> bool: ...
+
+    @property
+    def states(self) -> States | None: ...
 
     @property
     def config(self) -> ModelFacts: ...

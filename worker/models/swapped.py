@@ -1,7 +1,7 @@
 """Products, norms and gates of transformers' modules computed as our own decoder computes them."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -82,17 +82,19 @@ class SwappedMLP(nn.Module):
         return self._mlp(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
-def swap_modules(model: Any, arithmetic: Arithmetic) -> None:
+def swap_modules(model: Any, arithmetic: Arithmetic, stay: Container[int] = ()) -> None:
     """Swap what our own layers compute, one by one, so that memory holds each weight once.
 
     Products are known by their class: one of a subclass may compute something else, and stays.
     Norms and gates are tried out.
+
+    stay  the ids of products whose weights are read by others
     """
     _swap_ends(model, arithmetic)
-    swap_inner(model, arithmetic)
+    swap_inner(model, arithmetic, stay)
 
 
-def swap_inner(model: nn.Module, arithmetic: Arithmetic) -> None:
+def swap_inner(model: nn.Module, arithmetic: Arithmetic, stay: Container[int] = ()) -> None:
     """Swap what is neither embedding nor head."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -100,15 +102,16 @@ def swap_inner(model: nn.Module, arithmetic: Arithmetic) -> None:
                 setattr(parent, name, SwappedNorm(norm, child))
             elif _is_gated(child):
                 setattr(parent, name, SwappedMLP(_gated(child, arithmetic)))
-    for parent, name, plain in list(_plain(model)):
+    for parent, name, plain in list(_plain(model, stay)):
         weight, bias = plain.weight.data, None if plain.bias is None else plain.bias.data
         setattr(parent, name, SwappedLinear(linear(weight, bias, arithmetic), plain))
         plain.weight.data = torch.empty(0)
 
 
-def products_of(model: Any) -> dict[str, nn.Linear]:
+def products_of(model: Any, stay: Container[int] = ()) -> dict[str, nn.Linear]:
     """Return the products that are swapped, by the names of their weights."""
-    return {f"{name}.weight": each for name, each in model.named_modules() if _is_plain(each)}
+    plain = ((name, each) for name, each in model.named_modules() if _is_plain(each))
+    return {f"{name}.weight": each for name, each in plain if id(each) not in stay}
 
 
 @torch.inference_mode()
@@ -195,10 +198,10 @@ def _swap_ends(model: Any, arithmetic: Arithmetic) -> None:
     model.set_output_embeddings(SwappedHead(swapped, head))
 
 
-def _plain(model: Any) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def _plain(model: Any, stay: Container[int]) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     for parent in model.modules():
         for name, child in parent.named_children():
-            if _is_plain(child):
+            if _is_plain(child) and id(child) not in stay:
                 yield parent, name, child
 
 

@@ -10,6 +10,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,20 @@ from penstock.worker.models.loading import computed_dtype
 from penstock.worker.models.look import LOOK, NAME, CannotAttend, Look, attending
 from penstock.worker.models.served import KvShape, ModelPlan
 from penstock.worker.models.spec import ModelSpec
+from penstock.worker.models.states import (
+    CACHE_ARGUMENTS,
+    TRIAL_TOKENS,
+    SequenceStates,
+    StatesLook,
+)
 from penstock.worker.models.swapped import products_of, swap_modules
 from penstock.worker.models.weights import DummyWeights, SafetensorsWeights
 
 _LOADER: Any = AutoModelForCausalLM
 _LOGGING: Any = transformers.logging
+_WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
+_LAYERS = {"full_attention", "sliding_attention", *_WITH_STATE}
+_WITHOUT_ATTENTION = {"moe", "mlp"}
 _log = logging.getLogger("penstock.worker.models")
 
 
@@ -64,20 +74,35 @@ class TransformersFacts:
     max_model_len: int
     eos_token_ids: frozenset[int]
     kv_shapes: tuple[KvShape, ...]
+    state_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The findings of the look at a model.
+
+    stay  the ids of products that modules compute from the weights by themselves
+    """
+
+    layers: list[PagedLayer]
+    states: SequenceStates | None = None
+    stay: frozenset[int] = frozenset()
 
 
 class TransformersModel:
     """A `penstock.worker.models.served.Model` of transformers' module."""
 
-    def __init__(self, causal: Any, facts: TransformersFacts, layers: list[PagedLayer]) -> None:
+    def __init__(self, causal: Any, facts: TransformersFacts, seen: _Seen) -> None:
         self.config = facts
+        self.states = seen.states
         self.dtype: torch.dtype = causal.dtype
         self._base = causal.base_model
         self._head = _Head(causal)
-        self._layers = layers
+        self._layers = seen.layers
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        with attending(PagedPass(batch, self._layers, kv_caches)):
+        keeping = nullcontext() if self.states is None else self.states.of(batch.slices)
+        with attending(PagedPass(batch, self._layers, kv_caches)), keeping:
             return _hidden(self._base, batch.token_ids, batch.positions)
 
     @property
@@ -117,10 +142,10 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
     stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
     causal = load_module(_LOADER, hf, type_to_compute(hf, spec, stored), spec, attention=NAME)
     _refuse_class(hf, type(causal))  # one that the folder brings is known only now
-    layers = _look(causal, hf, spec.device, causal.dtype)
-    refuse_widths(products_of(causal).values(), spec)
-    swap_modules(causal, spec.arithmetic)
-    return TransformersModel(causal, _facts(spec.path, hf, layers), layers)
+    seen = _look(causal, hf, spec.device, causal.dtype)
+    refuse_widths(products_of(causal, seen.stay).values(), spec)
+    swap_modules(causal, spec.arithmetic, seen.stay)
+    return TransformersModel(causal, _facts(spec.path, hf, seen), seen)
 
 
 def plan_transformers_model(spec: ModelSpec) -> ModelPlan:
@@ -129,11 +154,11 @@ def plan_transformers_model(spec: ModelSpec) -> ModelPlan:
     computed = type_to_compute(hf, spec, torch.float32)
     with torch.device("meta"):
         causal = _empty(_LOADER, hf, torch.bfloat16, spec, NAME)
-    layers = _look(causal, hf, spec.device, computed)
+    seen = _look(causal, hf, spec.device, computed)
     shapes = {name: tuple(each.shape) for name, each in causal.named_parameters()}
-    products = products_of(causal)
+    products = products_of(causal, seen.stay)
     refuse_widths(products.values(), spec)
-    return ModelPlan(_facts(spec.path, hf, layers), computed, shapes, frozenset(products))
+    return ModelPlan(_facts(spec.path, hf, seen), computed, shapes, frozenset(products))
 
 
 def served_config(spec: ModelSpec) -> Any:
@@ -186,7 +211,7 @@ def _refuse_config(hf: Any) -> None:
     if getattr(hf, "quantization_config", None) is not None:
         raise UnsupportedField("quantization_config", hf.quantization_config, "models without it")
     for layers in getattr(text, "layer_types", None) or ():
-        if layers not in ("full_attention", "sliding_attention"):
+        if layers not in _LAYERS and layers not in _WITHOUT_ATTENTION:
             raise UnsupportedFamily(hf.model_type, f"which has layers of the kind {layers}")
     if getattr(hf, "is_encoder_decoder", False):
         raise UnsupportedFamily(hf.model_type, "which has an encoder")
@@ -197,9 +222,7 @@ def _refuse_config(hf: Any) -> None:
 
 
 def _refuse_class(hf: Any, kind: Any) -> None:
-    if kind._is_stateful:
-        raise UnsupportedFamily(hf.model_type, "whose layers have a state beside keys and values")
-    if not kind._supports_attention_backend:
+    if not (kind._supports_attention_backend or kind._is_stateful):  # these are looked at closely
         raise UnsupportedFamily(hf.model_type, "whose module computes attention by itself")
 
 
@@ -236,14 +259,15 @@ def refuse_widths(products: Iterable[nn.Linear], spec: ModelSpec) -> None:
             raise CannotQuantise(why)
 
 
-def _facts(path: Path, hf: Any, layers: list[PagedLayer]) -> TransformersFacts:
+def _facts(path: Path, hf: Any, seen: _Seen) -> TransformersFacts:
     text = hf.get_text_config()
     return TransformersFacts(
         hf.model_type,
         text.vocab_size,
         max_model_len(text),
         frozenset(each for each in eos_token_ids(path, text) if 0 <= each < text.vocab_size),
-        tuple(KvShape(each.shape.num_kv_heads, each.shape.head_dim) for each in layers),
+        tuple(KvShape(each.shape.num_kv_heads, each.shape.head_dim) for each in seen.layers),
+        0 if seen.states is None else seen.states.num_bytes,
     )
 
 
@@ -320,10 +344,10 @@ def _arguments(dtype: torch.dtype, spec: ModelSpec, attention: str | None) -> di
 
 
 @torch.inference_mode()
-def _look(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> list[PagedLayer]:
-    """Run the module for one token, and return what its layers ask of attention.
+def _look(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> _Seen:
+    """Run the module for one token, and return what its layers ask of attention, and keep.
 
-    device, dtype  of the cache
+    device, dtype  of the cache; a module without weights may be of another type
     """
     if "position_ids" not in inspect.signature(causal.base_model.forward).parameters:
         raise UnsupportedFamily(hf.model_type, "whose positions cannot be given")
@@ -332,17 +356,61 @@ def _look(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> lis
     causal.set_attn_implementation(LOOK)
     # A mask that hides nothing keeps it from looking for several sequences in the row.
     shown = torch.ones_like(one)[None]
+    keeps = StatesLook(hf, look) if _has_states(hf, type(causal)) else None
     try:
         with attending(look):
-            causal.base_model(input_ids=one[None], attention_mask=shown, use_cache=False)
+            if keeps is None:
+                causal.base_model(input_ids=one[None], attention_mask=shown, use_cache=False)
+            else:
+                _look_at_states(causal.base_model, one, keeps)
     except CannotAttend as refusal:
         raise UnsupportedFamily(hf.model_type, str(refusal)) from refusal
+    except Exception as error:  # of many types: a module that takes no cache but its own
+        if keeps is None:
+            raise
+        why = f"whose module takes no usual cache: {reason(error)}"
+        raise UnsupportedFamily(hf.model_type, why) from error
     causal.set_attn_implementation(NAME)
-    num_layers = hf.get_text_config().num_hidden_layers
-    if num_layers not in (len(look.modules), len(look.layers)):
-        why = f"of whose {num_layers} layers {len(look.modules)} have attention"
+    text = hf.get_text_config()
+    if keeps is not None:
+        states = SequenceStates(keeps.modules({causal.dtype: dtype}), device)
+        known = {*keeps.attention_layers, *keeps.layers_with_states}
+        unknown = text.num_hidden_layers - len(known) - _num_plain(text)
+        if unknown or len(keeps.attention_layers) != len(look.layers):
+            raise UnsupportedFamily(hf.model_type, "whose layers keep what is not known here")
+        if causal.device.type != "meta":
+            states.install()
+            causal.set_attn_implementation(LOOK)
+            with attending(look), states.trying():
+                several = torch.arange(TRIAL_TOKENS, device=causal.device) % text.vocab_size
+                causal.base_model(input_ids=several[None], use_cache=False)
+            causal.set_attn_implementation(NAME)
+        return _Seen(look.layers, states, keeps.read_by_others())
+    if text.num_hidden_layers not in (len(look.modules), len(look.layers)):
+        why = f"of whose {text.num_hidden_layers} layers {len(look.modules)} have attention"
         raise UnsupportedFamily(hf.model_type, why)
-    return look.layers
+    return _Seen(look.layers)
+
+
+def _has_states(hf: Any, kind: Any) -> bool:
+    """Return whether layers may keep something of a sequence beside keys and values."""
+    kinds = getattr(hf.get_text_config(), "layer_types", None) or ()
+    return kind._is_stateful or any(each in _WITH_STATE for each in kinds)
+
+
+def _num_plain(text: Any) -> int:
+    """Return how many layers keep nothing."""
+    return sum(kind in _WITHOUT_ATTENTION for kind in getattr(text, "layer_types", None) or ())
+
+
+def _look_at_states(base: Any, one: Tensor, keeps: StatesLook) -> None:
+    names = inspect.signature(base.forward).parameters
+    name = next((each for each in CACHE_ARGUMENTS if each in names), None)
+    if name is None:
+        raise CannotAttend("whose cache is none that transformers' other models have")
+    shown = torch.ones_like(one)[None]
+    with keeps.watching():
+        base(input_ids=one[None], attention_mask=shown, use_cache=True, **{name: keeps})
 
 
 def _cached_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
@@ -361,6 +429,13 @@ class _GivenHidden(nn.Module):
     """Stands for a base model that has computed its hidden states, [1, rows, hidden_size]."""
 
     hidden: Tensor
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self._others = (base,)  # no part of this module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._others[0], name)
 
     @property
     def decoder(self) -> "_GivenHidden":
@@ -391,7 +466,7 @@ class _Head:
     """
 
     def __init__(self, causal: Any) -> None:
-        self._given = _GivenHidden()
+        self._given = _GivenHidden(causal.base_model)
         self._causal = copy.copy(causal)
         self._causal._modules = {**causal._modules, causal.base_model_prefix: self._given}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forgetful import VOCAB, ForgetfulRunner, expected_completion, run_to_end
+from forgetful import VOCAB, ForgetfulRunner, StatefulRunner, expected_completion, run_to_end
 from penstock.schemas import names
 from penstock.schemas.sampling import SamplingParams
 from penstock.schemas.tally import read_dump
@@ -17,6 +17,7 @@ from penstock.worker.engine.grammar.constraints import Grammars
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, StoredBlock
 from penstock.worker.engine.scheduler import Scheduler
+from penstock.worker.engine.state_pool import StatePool
 
 
 def make_engine(
@@ -27,12 +28,19 @@ def make_engine(
     remembers: bool = True,
     threshold: int | None = None,
     goes_ahead: bool = False,
+    num_states: int | None = None,
 ) -> tuple[Engine, ForgetfulRunner]:
+    """num_states  of prefixes, that a model keeps which has a state; None: one that has none"""
     limits = EngineLimits(
         num_blocks * block_size, VOCAB, num_blocks, block_size, max_num_seqs, frozenset()
     )
     runner = ForgetfulRunner(num_blocks, block_size)
-    pool = BlockPool(num_blocks, block_size, remembers)
+    states = None
+    if num_states is not None:
+        rows = range(max_num_seqs, max_num_seqs + num_states)
+        runner = StatefulRunner(num_blocks, block_size, rows.stop)
+        states = StatePool(rows, runner.copy) if rows else None
+    pool = BlockPool(num_blocks, block_size, remembers and num_states != 0, states)
     scheduler = Scheduler(pool, max_num_seqs, budget, threshold)
     grammars = Grammars(Path(), 1000, frozenset())
     return Engine(limits, scheduler, runner, grammars, runner if goes_ahead else None), runner
@@ -63,6 +71,8 @@ def assert_idle_and_whole(engine: Engine) -> None:
     assert sorted([*pool._blank, *pool._cached]) == list(range(pool.num_blocks))
     assert set(pool._cached) == set(pool._remembered.values())
     assert {pool._digest[block] for block in pool._remembered.values()} == set(pool._remembered)
+    if pool.states is not None:
+        assert pool.states._kept.keys() <= pool._remembered.keys()
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -90,8 +100,17 @@ def test_the_changes_of_each_step_rebuild_what_is_remembered(seed: int) -> None:
         assert block.digest == hashlib.blake2b(before + tokens, digest_size=16).digest()
 
 
-@pytest.mark.parametrize("seed", range(600))
-def test_every_completion_equals_the_one_computed_alone(seed: int) -> None:
+@pytest.mark.parametrize("num_states", [None, 0, 1, 2, 5])
+@pytest.mark.parametrize("seeds", range(6))
+def test_every_completion_equals_the_one_computed_alone(seeds: int, num_states: int | None) -> None:
+    num_cached = 0
+    for seed in range(100 * seeds, 100 * (seeds + 1)):
+        engine = run_alike(seed, num_states)
+        num_cached += engine.stats().cached_tokens
+    assert (num_cached > 0) == (num_states != 0)
+
+
+def run_alike(seed: int, num_states: int | None) -> Engine:
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 7])
     longest = rng.randrange(12, 40)
@@ -107,13 +126,53 @@ def test_every_completion_equals_the_one_computed_alone(seed: int) -> None:
         rng.random() < 0.8,
         rng.choice([None, 1, 2]),
         goes_ahead=seed % 2 == 0,
+        num_states=num_states,
     )
     completions = run_to_end(engine, trace)
     for given in trace:
-        assert completions[given.seq_id] == expected_completion(
-            given.prompt, given.params.max_tokens
+        wanted = expected_completion(
+            given.prompt, given.params.max_tokens, is_stateful=num_states is not None
         )
+        assert completions[given.seq_id] == wanted, (seed, given.seq_id)
     assert_idle_and_whole(engine)
+    return engine
+
+
+def cached_tokens(engine: Engine, prompt: list[int], max_tokens: int = 1) -> int:
+    """How many tokens of a prompt that is read now are found."""
+    before = engine.stats().cached_tokens
+    run_to_end(engine, [addition("one", prompt, max_tokens)])
+    return engine.stats().cached_tokens - before
+
+
+def test_of_a_prefix_with_states_its_end_is_found_and_where_others_part_from_it() -> None:
+    engine, _ = make_engine(num_states=8)
+    common, question = list(range(18)), [40, 41, 42, 43]
+    assert cached_tokens(engine, common) == 0
+    assert cached_tokens(engine, common) == 16
+    assert cached_tokens(engine, [*common, *question]) == 16
+    other = list(range(60, 85))
+    assert cached_tokens(engine, [*other, 1, 2, 3, 4, 5]) == 0
+    assert cached_tokens(engine, [*other, 6, 7, 8, 9]) == 0  # nothing is kept there yet
+    assert cached_tokens(engine, [*other, 9, 8, 7, 6]) == 24
+
+
+def test_sequences_that_begin_alike_wait_for_one_that_keeps_the_state() -> None:
+    engine, runner = make_engine(num_states=8, budget=64)
+    run_to_end(engine, [addition(str(at), [*range(18), *[50 + at] * 6], 2) for at in range(8)])
+    steps = [dict(plan) for plan in runner.plans]
+    assert sum(sum(step.values()) for step in steps) == 24 + 24 + 6 * 8 + 8
+    assert engine.stats().cached_tokens == 6 * 16
+
+
+def test_the_state_that_was_least_recently_of_use_is_forgotten_first() -> None:
+    engine, _ = make_engine(num_states=2)
+    first, second, third = (list(range(at, at + 9)) for at in (0, 20, 40))
+    assert cached_tokens(engine, first) == cached_tokens(engine, second) == 0
+    assert cached_tokens(engine, first) == 8
+    assert cached_tokens(engine, third) == 0
+    assert cached_tokens(engine, first) == 8
+    assert cached_tokens(engine, second) == 0
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -1,0 +1,40 @@
+"""The states of prefixes, of models whose layers keep one, for sequences that begin alike."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+
+class StatePool:
+    """States by the digest of every token up to them; the least recently used one is forgotten.
+
+    rows  that may be used
+    copy  copies a state from one row to another
+    """
+
+    def __init__(self, rows: range, copy: Callable[[int, int], None]) -> None:
+        self._copy = copy
+        self._unused = list(rows)
+        self._kept: OrderedDict[bytes, int] = OrderedDict()
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._kept
+
+    def keep(self, digest: bytes, row: int) -> None:
+        """Keep the state that a sequence has in its row now."""
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+            return
+        if not self._unused:
+            self._unused.append(self._kept.popitem(last=False)[1])
+        self._kept[digest] = self._unused.pop()
+        self._copy(row, self._kept[digest])
+
+    def restore(self, digest: bytes, row: int) -> None:
+        """Give a kept state to a sequence's row."""
+        self._kept.move_to_end(digest)
+        self._copy(self._kept[digest], row)
+
+    def forget(self, digest: bytes) -> None:
+        """Forget a state, if it is kept."""
+        if (row := self._kept.pop(digest, None)) is not None:
+            self._unused.append(row)
