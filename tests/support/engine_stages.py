@@ -43,6 +43,7 @@ class EngineStage:
     endless  parameters of an answer that is as long as the engine can make it
     revive   starts again what the engine stands on, where it is gone
     running  the sequences that the server of others has; None where there is none
+    is_ours  our own engine computes, with a prefix cache and structured output
     """
 
     server: Server
@@ -56,6 +57,7 @@ class EngineStage:
     kill_server: Callable[[], None] | None = None
     running: Callable[[], int] | None = None
     resumes_text: bool = False
+    is_ours: bool = False
     python: str = sys.executable
     _more: tuple[str, ...] = ()
     _workers: list[WorkerProcess] = field(default_factory=list)
@@ -160,14 +162,17 @@ def _url(*urls: str) -> tuple[str, ...]:
 
 @contextmanager
 def native() -> Iterator[EngineStage]:
-    with Server() as server, EngineStage(server, BUNDLED_MODEL, ("--deterministic",)) as stage:
+    with (
+        Server() as server,
+        EngineStage(server, BUNDLED_MODEL, ("--deterministic",), is_ours=True) as stage,
+    ):
         stage.long = MUCH  # it is fast
         yield stage
 
 
 @contextmanager
 def family(name: str) -> Iterator[EngineStage]:
-    """A tiny model of a family, by transformers' module, in the words of the bundled one.
+    """A tiny model of a family, in the words of the bundled one.
 
     In 32 bits, since rounding in less depends on the batch.
     """
@@ -179,8 +184,8 @@ def family(name: str) -> Iterator[EngineStage]:
         families.save(name, folder, vocab_size=vocab, max_position_embeddings=2048)
         for words in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(BUNDLED_MODEL / words, folder)
-        flags = "--dtype", "float32", "--model-impl", "transformers", *_BESIDE_OTHERS
-        with EngineStage(server, folder, flags) as stage:
+        flags = "--dtype", "float32", *_BESIDE_OTHERS
+        with EngineStage(server, folder, flags, is_ours=True) as stage:
             stage.long = MUCH
             yield stage
 

@@ -1,17 +1,20 @@
 """The queue's promises under each engine. Its readers forgive nothing: see `Reader`."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from engine_stages import PROMPTS, STAGES, THEIRS, EngineStage, Reader, answers
 from penstock.gateway.client import Client
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.event import Failed
 from penstock.schemas.job import PriorityClass
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from worker_process import ask, until
 
 TRIED = THEIRS or STAGES
@@ -178,6 +181,45 @@ def a_tenants_flood_and_batches_give_way_to_others(stage: EngineStage, _: list[s
     assert ended[ended.index("other") :].count("flood") >= 3 and ended[-1] == "batch"
 
 
+def an_answer_keeps_to_its_schema_through_a_kill(stage: EngineStage, _: list[str]) -> None:
+    if not stage.is_ours:
+        return  # tests/engines tries what those can do
+    word = {"enum": ["red", "green", "blue"]}
+    wanted = {
+        "type": "array",
+        "items": {"type": "object", "properties": {"word": word}, "required": ["word"]},
+        "minItems": 30,
+        "maxItems": 30,
+    }
+    wanted["items"]["additionalProperties"] = False
+    params = SamplingParams(
+        temperature=1, seed=3, max_tokens=900, structured_outputs=StructuredOutputs(json=wanted)
+    )
+    first, _ = stage.workers(2)
+    made = answers(stage, first.kill, params=params)
+    for text in made:
+        Draft202012Validator(wanted).validate(json.loads(text))
+    stage.workers(1)
+    assert answers(stage, lambda: None, params=params) == made
+
+
+def a_prompt_that_was_read_is_found_again(stage: EngineStage, _: list[str]) -> None:
+    if not stage.is_ours:
+        return
+    prompt, few = " ".join(PROMPTS * 4), SamplingParams(temperature=0, max_tokens=8)
+
+    async def asks(client: Client) -> None:
+        found, texts = [], []
+        for _ in range(2):
+            result = await client.result(await client.enqueue(prompt, params=few))
+            assert result is not None and result.usage is not None
+            found.append(result.usage.cached_tokens)
+            texts.append(result.choices[0].text)
+        assert found[0] == 0 < found[1] and texts[0] == texts[1]
+
+    one(stage, asks)
+
+
 PROMISES = [
     a_killed_worker_costs_a_pause,
     a_frozen_worker_writes_nothing_when_it_comes_back,
@@ -188,6 +230,8 @@ PROMISES = [
     a_budget_ends_a_job_at_its_last_token,
     a_job_that_ends_the_engine_is_the_only_one_that_dies,
     a_tenants_flood_and_batches_give_way_to_others,
+    an_answer_keeps_to_its_schema_through_a_kill,
+    a_prompt_that_was_read_is_found_again,
 ]
 
 
