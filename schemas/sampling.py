@@ -92,6 +92,13 @@ class SamplingParams(Wire):
     min_tokens: int = Field(0, ge=0)
     stop: list[StopString] = Field(default_factory=list, max_length=8, fail_fast=True)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64, fail_fast=True)
+    allowed_token_ids: list[TokenId] | None = Field(
+        None,
+        min_length=1,
+        max_length=65_536,
+        fail_fast=True,
+        description="the only tokens that may be drawn; none: all",
+    )
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True

@@ -337,6 +337,9 @@ def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | No
 def _why_no_token(seq: Sequence) -> PenstockError:
     if seq.constraint is not None and seq.constraint.error is not None:
         return InvalidJob(f"structured_outputs: {seq.constraint.error}", "structured_outputs")
+    if seq.params.allowed_token_ids is not None:
+        why = "none of them may come next; allow more tokens, or leave out what forbids them"
+        return InvalidJob(f"allowed_token_ids: {why}", "allowed_token_ids")
     return WorkerFailed(
         "the model's logits for the next token were no numbers (NaN), or all ruled out"
     )

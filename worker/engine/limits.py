@@ -161,6 +161,7 @@ class EngineLimits:
             ("prompt" if addition.pooling is None else "input", addition.prompt),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
+            ("allowed_token_ids", params.allowed_token_ids),
         ):
             if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
                 worst = max(ids) if max(ids) >= self.vocab_size else min(ids)

@@ -1,9 +1,9 @@
 """The sampler: it turns logits into tokens, for rows that may each have other parameters.
 
-It applies in order: logit_bias; eos and stop ids forbidden before min_tokens; repetition, frequency
-and presence penalties; the grammar's mask; then at temperature 0 the likeliest token, else
-temperature, min_p, top_k, top_p and a draw. Log probabilities are of the logits as the model gave
-them.
+It applies in order: logit_bias; allowed_token_ids; eos and stop ids forbidden before min_tokens;
+repetition, frequency and presence penalties; the grammar's mask; then at temperature 0 the
+likeliest token, else temperature, min_p, top_k, top_p and a draw. Log probabilities are of the
+logits as the model gave them.
 
 A row's token depends on nothing but the row: its logits, its params, its token ids, its seed.
 """
@@ -54,8 +54,8 @@ class SamplerRow:
         if weighs or params.repetition_penalty != 1:
             self.seen = SeenTokens(params, self.token_ids, self.num_prompt)
         self.way = _way(params, self.seed, self.choice)
-        alters = params.logit_bias or params.min_tokens or self.seen is not None
-        self.is_plain = not alters and params.logprobs is None
+        alters = params.logit_bias or params.min_tokens or params.allowed_token_ids
+        self.is_plain = not (alters or self.seen) and params.logprobs is None
 
     @property
     def position(self) -> int:
@@ -143,10 +143,13 @@ class Sampler:
         return DrawnTokens(tokens, lambda: Sampled(arriving.wait().tolist(), [None] * count))
 
     def _alter(self, logits: Tensor, columns: "_Columns", masks: Tensor | None) -> None:
-        """Apply bias, min_tokens and penalties to the logits, in place."""
+        """Apply bias, allowed tokens, min_tokens and penalties to the logits, in place."""
         if columns.biases is not None:
             rows, ids, values = columns.biases
             logits[rows, ids] += values
+        if columns.forbidden is not None:
+            index, ids = columns.forbidden
+            logits[index] = logits[index].masked_fill(ids, -torch.inf)
         for ban in columns.bans:
             if not ban.holds:
                 continue
@@ -164,6 +167,7 @@ class Sampler:
             rows=rows,
             num_prompt=np.array([row.num_prompt for row in rows], np.int64),
             biases=self._biases(special),
+            forbidden=self._forbidden(special),
             bans=self._bans(special),
             penalised=[(i, row.seen) for i, row in special if row.seen is not None],
             scored=[i for i, row in special if row.params.logprobs is not None],
@@ -183,6 +187,17 @@ class Sampler:
             torch.tensor(ids, device=self.device),
             torch.tensor(values, dtype=torch.float32, device=self.device),
         )
+
+    def _forbidden(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor] | None:
+        """Return some rows, and of each [rows, vocab] whether a token is not allowed."""
+        allowed = [(i, each) for i, row in rows if (each := row.params.allowed_token_ids)]
+        if not allowed:
+            return None
+        forbidden = torch.ones(len(allowed), self.vocab_size, dtype=torch.bool)
+        for place, (_, ids) in enumerate(allowed):
+            forbidden[place, ids] = False
+        index = torch.tensor([i for i, _ in allowed])
+        return index.to(self.device), forbidden.to(self.device)
 
     def _bans(self, rows: list[tuple[int, SamplerRow]]) -> list["_Ban"]:
         bans = []
@@ -228,6 +243,7 @@ class _Columns:
     rows: list[SamplerRow]
     num_prompt: NDArray[np.int64]
     biases: tuple[Tensor, Tensor, Tensor] | None
+    forbidden: tuple[Tensor, Tensor] | None
     bans: list[_Ban]
     penalised: list[tuple[int, SeenTokens]]
     scored: list[int]

@@ -19,9 +19,11 @@ from penstock.worker.external.continuation import Continuation
 Tells = Literal["token_ids", "logprobs", "text"]
 _OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 _COMMON = (*_OPENAI, "top_k", "min_p")
-_VLLM = (
+_SGLANG = (
     *_COMMON, "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids",
 )  # fmt: skip
+_VLLM = (*_SGLANG, "allowed_token_ids")
+_LEFT_OUT = ("stop_token_ids", "logit_bias", "allowed_token_ids")  # where they ask for nothing
 _STRUCTURES = ("json", "regex", "choice", "grammar")
 # What is not sent, since it concerns the text or is asked in another way.
 _ABOVE = frozenset(
@@ -64,7 +66,7 @@ class Dialect:
         given: dict[str, JsonValue] = {
             theirs: getattr(params, ours)
             for ours, theirs in self.params.items()
-            if ours not in ("stop_token_ids", "logit_bias") or getattr(params, ours)
+            if ours not in _LEFT_OUT or getattr(params, ours)
         }
         if "min_tokens" in self.params:
             given[self.params["min_tokens"]] = seq.min_left
@@ -103,7 +105,7 @@ DIALECTS: Mapping[str, Dialect] = {
         salt="cache_salt",
         has_logprobs=True,
     ),
-    "sglang": Dialect(_same(*_VLLM), (), {"return_token_ids": True}),
+    "sglang": Dialect(_same(*_SGLANG), (), {"return_token_ids": True}),
     # Its penalties count the prompt too, or its last tokens only: none means what it should.
     "llamacpp": Dialect(
         _same("temperature", "top_p", "logit_bias", "top_k", "min_p", "ignore_eos"),

@@ -300,6 +300,7 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
             **{name: getattr(params, name) for name in _SAME},
             top_k=max(0, params.top_k),
             logit_bias=params.logit_bias or None,
+            allowed_token_ids=params.allowed_token_ids,
             seed=seq.seed,
             max_tokens=seq.num_left,
             min_tokens=seq.min_left,

@@ -180,6 +180,7 @@ BAD = [
     ("\ud800", GREEDY, "surrogate", "prompt"),
     ("x", SamplingParams(max_tokens=600), "max_tokens", "max_tokens"),
     ("x", SamplingParams(logit_bias={400: 1}), "400", "logit_bias"),
+    ("x", SamplingParams(allowed_token_ids=[1, 400]), "400", "allowed_token_ids"),
     (
         "x",
         SamplingParams(structured_outputs=StructuredOutputs(regex="(")),

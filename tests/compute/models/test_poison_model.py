@@ -143,6 +143,10 @@ ODD = {
     "the last token": SamplingParams(logit_bias={EVERY_ID[-1]: 100}, max_tokens=6, logprobs=20),
     "no temperature": SamplingParams(temperature=5e-324, max_tokens=6),
     "every cut": SamplingParams(top_k=10**30, top_p=5e-324, min_p=1, temperature=2, max_tokens=6),
+    "nothing allowed to it": SamplingParams(
+        allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=6, max_tokens=6
+    ),
+    "one thing allowed to it": SamplingParams(allowed_token_ids=[7], max_tokens=6, logprobs=20),
     "every stop": SamplingParams(stop_token_ids=[*range(64)], min_tokens=6, max_tokens=6),
     "a full context": SamplingParams(max_tokens=None),
     **{
@@ -165,7 +169,7 @@ def test_odd_jobs_end_and_disturb_nobody(infinite: Path, dtype: str) -> None:
         assert (error.code if error else None) == ("invalid_value" if name in WRONG else None), name
 
 
-WRONG = {"no text", "no end", "no schema"}
+WRONG = {"no text", "no end", "no schema", "nothing allowed to it"}
 
 
 def test_sixteen_choices_with_room_for_one_take_turns(infinite: Path) -> None:

@@ -186,7 +186,29 @@ def test_twenty_thousand_draws_follow_the_distribution(params: SamplingParams) -
     assert torch.special.gammaincc(degrees, statistic / 2) > 0.001
 
 
-def random_params(rng: random.Random) -> SamplingParams:
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_only_allowed_tokens_are_drawn_and_log_probabilities_are_the_models(
+    temperature: float,
+) -> None:
+    vocab, allowed = 50, [7, 11, 13]
+    params = SamplingParams(temperature=temperature, allowed_token_ids=allowed, logprobs=0)
+    rows = [row(params, seed=seed) for seed in range(60)] + [row(SamplingParams(), seed=1)]
+    logits = random_logits(61, vocab, seed=5)
+    wanted = logits.log_softmax(-1)
+    made = sampler(vocab).sample(logits.clone(), rows)
+    drawn = set(made.token_ids[:-1])
+    assert drawn == set(allowed)
+    if temperature == 0:
+        best = logits[:60, allowed].argmax(-1)
+        assert made.token_ids[:-1] == [allowed[place] for place in best]
+    for at, told in enumerate(made.logprobs[:-1]):
+        assert told is not None
+        assert told.logprob == pytest.approx(float(wanted[at, told.token_id]), abs=1e-5)
+    alone = sampler(vocab).sample(logits[60:].clone(), rows[60:])
+    assert alone.token_ids == made.token_ids[60:]
+
+
+def random_params(rng: random.Random, allows_all: bool = True) -> SamplingParams:
     return SamplingParams(
         temperature=rng.choice([0, 0, 0.3, 1.0, 2.0]),
         top_k=rng.choice([0, 0, 1, 5, 70, 4000]),
@@ -199,16 +221,20 @@ def random_params(rng: random.Random) -> SamplingParams:
         min_tokens=rng.choice([0, 0, 4]),
         max_tokens=100,
         stop_token_ids=rng.choice([[], [4, 9]]),
+        allowed_token_ids=None if allows_all else rng.choice([None, [3, 4, 7, 8, 9, 30]]),
         logprobs=rng.choice([None, None, 0, 3, 20]),
     )
 
 
-def random_rows(rng: random.Random, count: int, vocab: int) -> list[SamplerRow]:
+def random_rows(
+    rng: random.Random, count: int, vocab: int, allows_all: bool = True
+) -> list[SamplerRow]:
     rows = []
     for _ in range(count):
         ids = [rng.randrange(vocab) for _ in range(rng.randrange(2, 40))]
         num_prompt = rng.randrange(1, len(ids))
-        params, seed, choice = random_params(rng), rng.randrange(2**63), rng.randrange(4)
+        params = random_params(rng, allows_all)
+        seed, choice = rng.randrange(2**63), rng.randrange(4)
         rows.append(SamplerRow(params, seed, choice, ids, num_prompt))
     return rows
 
@@ -216,7 +242,7 @@ def random_rows(rng: random.Random, count: int, vocab: int) -> list[SamplerRow]:
 @pytest.mark.parametrize("seed, vocab", [(0, 1000), (1, 1000), (2, 37), (3, 6144)])
 def test_a_row_gets_the_same_alone_and_in_any_batch(seed: int, vocab: int) -> None:
     rng = random.Random(seed)
-    rows = random_rows(rng, 48, vocab)
+    rows = random_rows(rng, 48, vocab, allows_all=False)
     logits = random_logits(48, vocab, seed=seed)
     logits[::3] = (logits[::3] * 2).round() / 2  # ties, as low precision gives them
     drawer = sampler(vocab)
