@@ -92,6 +92,12 @@ class SamplingParams(Wire):
     min_tokens: int = Field(0, ge=0)
     stop: list[StopString] = Field(default_factory=list, max_length=8, fail_fast=True)
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64, fail_fast=True)
+    bad_words: list[StopString] = Field(
+        default_factory=list,
+        max_length=256,
+        fail_fast=True,
+        description="texts whose tokens, in their order, the completion may not contain",
+    )
     allowed_token_ids: list[TokenId] | None = Field(
         None,
         min_length=1,

@@ -304,7 +304,16 @@ class LLM:
         for choice in range(request.params.n):
             seq_id = str(next(self._numbers))
             running[seq_id] = request, choice
-            self._engine.add(AddSequence(seq_id, request.prompt_ids, request.params, seed, choice))
+            self._engine.add(
+                AddSequence(
+                    seq_id,
+                    request.prompt_ids,
+                    request.params,
+                    seed,
+                    choice,
+                    bad_words=self._text.bad_words(request.params.bad_words),
+                )
+            )
 
     def _take(
         self, output: Output, running: dict[str, tuple[_Request, int]], progress: Progress

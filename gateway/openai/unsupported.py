@@ -16,7 +16,6 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
     "prompt_embeds": ([],),
     "truncate_prompt_tokens": (),
-    "bad_words": ([],),
     "logits_processors": ([],),
     "custom_logit_processor": ("",),
     "use_beam_search": (False,),

@@ -21,6 +21,7 @@ from penstock.gateway.http.metrics import Metrics  # noqa: E402
 from penstock.schemas.process.start import Settings  # noqa: E402
 from penstock.schemas.sampling import SamplingParams  # noqa: E402
 from penstock.worker.external.dialect import DIALECTS, UNKNOWN  # noqa: E402
+from penstock.worker.external.vllm_engine import UNSUPPORTED as VLLM_LACKS  # noqa: E402
 from penstock.worker.process.settings import WorkerSettings  # noqa: E402
 
 COMMANDS: dict[str, type[Settings]] = {
@@ -158,7 +159,8 @@ def _engines_table() -> str:
         "|---" * (len(ENGINES) + 2) + "|",
     ]
     for name in names:
-        obeyed = [each is None or name not in each.unsupported for each in ENGINES.values()]
+        refused = [VLLM_LACKS if each is None else each.unsupported for each in ENGINES.values()]
+        obeyed = [name not in each for each in refused]
         cells = ["yes" if each else "refused" for each in (True, *obeyed)]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     told = [

@@ -225,7 +225,9 @@ class Engine:
             turn=addition.turn,
             # The last token was drawn, and nothing computed of it.
             num_before=len(token_ids) - 1 if addition.completion else 0,
-            sampling=SamplerRow(params, addition.seed, addition.choice, token_ids, num_prompt),
+            sampling=SamplerRow(
+                params, addition.seed, addition.choice, token_ids, num_prompt, addition.bad_words
+            ),
         )
 
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
@@ -337,9 +339,10 @@ def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | No
 def _why_no_token(seq: Sequence) -> PenstockError:
     if seq.constraint is not None and seq.constraint.error is not None:
         return InvalidJob(f"structured_outputs: {seq.constraint.error}", "structured_outputs")
-    if seq.params.allowed_token_ids is not None:
-        why = "none of them may come next; allow more tokens, or leave out what forbids them"
-        return InvalidJob(f"allowed_token_ids: {why}", "allowed_token_ids")
+    for name in ("allowed_token_ids", "bad_words"):
+        if getattr(seq.params, name):
+            why = "no token is left that may come next; forbid fewer"
+            return InvalidJob(f"{name}: {why}", name)
     return WorkerFailed(
         "the model's logits for the next token were no numbers (NaN), or all ruled out"
     )

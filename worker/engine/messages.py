@@ -15,6 +15,7 @@ class AddSequence:
     """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before.
 
     pooling  asks for a vector of the prompt in place of a completion, without its queries
+    bad_words  the ids of `params.bad_words`: no completion has one of these sequences
     split    where the second of a pair of texts begins in such a prompt; 0: it is one text
     """
 
@@ -29,6 +30,7 @@ class AddSequence:
     turn: int = 0  # microseconds, comparable over lanes; in a class the earlier goes first
     pooling: PoolingParams | None = None
     split: int = 0
+    bad_words: list[list[int]] = field(default_factory=list)
 
 
 # One slice of a step: sequence id, tokens to compute, tokens computed before.

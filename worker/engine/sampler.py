@@ -1,8 +1,8 @@
 """The sampler: it turns logits into tokens, for rows that may each have other parameters.
 
-It applies in order: logit_bias; allowed_token_ids; eos and stop ids forbidden before min_tokens;
-repetition, frequency and presence penalties; the grammar's mask; then at temperature 0 the
-likeliest token, else temperature, min_p, top_k, top_p and a draw. Log probabilities are of the
+It applies in order: logit_bias; allowed_token_ids; bad_words; eos and stop ids forbidden before
+min_tokens; repetition, frequency and presence penalties; the grammar's mask; then at temperature 0
+the likeliest token, else temperature, min_p, top_k, top_p and a draw. Log probabilities are of the
 logits as the model gave them.
 
 A row's token depends on nothing but the row: its logits, its params, its token ids, its seed.
@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.kernels.sample import NO_TOKEN as NO_TOKEN
 from penstock.kernels.sample import WAY, Sample, log_total, plan_sample
 from penstock.kernels.token_mask import allow_all_but
-from penstock.schemas.sampling import MAX_LOGPROBS, SamplingParams
+from penstock.schemas.sampling import MAX_LOGPROBS, MAX_STOP_BYTES, SamplingParams
 from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.engine.penalties import SeenTokens, penalise
@@ -29,6 +29,7 @@ from penstock.worker.engine.transfers import Arriving
 GREEDY_BELOW = 1e-5  # below it one token has all the probability; vLLM has the same limit
 LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 MOST_KEPT = 2**31 - 1
+_LONGEST_WORD = MAX_STOP_BYTES + 1  # in tokens, of which a byte is the least
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,7 @@ class SamplerRow:
     choice: int
     token_ids: list[int]
     num_prompt: int
+    bad_words: list[list[int]] = field(default_factory=list)
     seen: SeenTokens | None = field(init=False, default=None)
     way: bytes = field(init=False)  # one record of type WAY
     is_plain: bool = field(init=False)  # needs only a draw, perhaps under a grammar
@@ -55,7 +57,16 @@ class SamplerRow:
             self.seen = SeenTokens(params, self.token_ids, self.num_prompt)
         self.way = _way(params, self.seed, self.choice)
         alters = params.logit_bias or params.min_tokens or params.allowed_token_ids
-        self.is_plain = not (alters or self.seen) and params.logprobs is None
+        self.is_plain = not (alters or self.seen or self.bad_words) and params.logprobs is None
+
+    def forbidden(self) -> list[int]:
+        """Return the tokens that would end a bad word, of those that the completion began."""
+        made = self.token_ids[max(self.num_prompt, len(self.token_ids) - _LONGEST_WORD) :]
+        return [
+            ids[-1]
+            for ids in self.bad_words
+            if len(ids) <= len(made) + 1 and made[len(made) + 1 - len(ids) :] == ids[:-1]
+        ]
 
     @property
     def position(self) -> int:
@@ -150,6 +161,9 @@ class Sampler:
         if columns.forbidden is not None:
             index, ids = columns.forbidden
             logits[index] = logits[index].masked_fill(ids, -torch.inf)
+        for place, row in columns.worded:
+            if bad := row.forbidden():
+                logits[place, bad] = -torch.inf
         for ban in columns.bans:
             if not ban.holds:
                 continue
@@ -168,6 +182,7 @@ class Sampler:
             num_prompt=np.array([row.num_prompt for row in rows], np.int64),
             biases=self._biases(special),
             forbidden=self._forbidden(special),
+            worded=[(i, row) for i, row in special if row.bad_words],
             bans=self._bans(special),
             penalised=[(i, row.seen) for i, row in special if row.seen is not None],
             scored=[i for i, row in special if row.params.logprobs is not None],
@@ -244,6 +259,7 @@ class _Columns:
     num_prompt: NDArray[np.int64]
     biases: tuple[Tensor, Tensor, Tensor] | None
     forbidden: tuple[Tensor, Tensor] | None
+    worded: list[tuple[int, SamplerRow]]
     bans: list[_Ban]
     penalised: list[tuple[int, SeenTokens]]
     scored: list[int]

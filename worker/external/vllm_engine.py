@@ -29,6 +29,8 @@ _SAME = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "ignore_eos", "logprobs",
 )  # fmt: skip
+# Of a word that another worker's completion began vLLM would not see the beginning.
+UNSUPPORTED = frozenset({"bad_words"})
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 # Settings that are vLLM's arguments too, given where they are not as usual.
 _PASSED_ON = (*sorted(OF_VLLM), "max_model_len")
@@ -285,6 +287,7 @@ def load_vllm_engine(settings: WorkerSettings) -> VllmEngine:
         block_size=config.cache_config.block_size,
         max_num_seqs=config.scheduler_config.max_num_seqs,
         eos_token_ids=shape.eos_token_ids,
+        unsupported=UNSUPPORTED,
     )
     stats = Stats(
         num_blocks=limits.num_blocks,

@@ -52,6 +52,7 @@ class ActiveJob:
     num_behind: int = 0  # tokens that are not known to be logged
     times: Times = field(default_factory=Times)
     splits: list[int] = field(default_factory=list)  # of pooled prompts that are pairs
+    bad_words: list[list[int]] = field(default_factory=list)
     _num_open: int = 0  # choices that are not finished
     _pending: dict[int, TextPiece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
@@ -120,6 +121,7 @@ class ActiveJob:
                 turn=self.started.turn,
                 pooling=pooling,
                 split=self.splits[index] if self.splits else 0,
+                bad_words=self.bad_words,
             )
             for index in self.open_choices()
         ]

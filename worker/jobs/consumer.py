@@ -70,7 +70,8 @@ class Intake:
             for prompt in prompts
             for _ in range(job.params.n)
         ]
-        return ActiveJob(started, prompts, completions, times=times)
+        bad_words = self.text.bad_words(job.params.bad_words)
+        return ActiveJob(started, prompts, completions, times=times, bad_words=bad_words)
 
     async def _prepare_pooled(self, started: Started, times: Times, is_short: bool) -> ActiveJob:
         job = started.job

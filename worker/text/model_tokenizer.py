@@ -63,6 +63,19 @@ class ModelTokenizer:
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         return self.encode(prompt) if isinstance(prompt, str) else prompt
 
+    def bad_words(self, words: Sequence[str]) -> list[list[int]]:
+        """Return the ids of words, each as it begins a text and as it follows a space.
+
+        A word that is the same in both is there once, as in vLLM.
+        """
+        found: list[list[int]] = []
+        for word in words:
+            for text in (word, f" {word.lstrip()}"):
+                ids = self._encode(text, "bad_words", add_special_tokens=False)
+                if ids and ids not in found:
+                    found.append(ids)
+        return found
+
     def encode_texts(self, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
         """Return each text's ids, cut to `most` with the special tokens that end a text."""
         found = [list(each.ids) for each in self._encode_all(texts, "input")]

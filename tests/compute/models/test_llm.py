@@ -1,6 +1,7 @@
 """`LLM`: a model in this process, with vLLM's way of asking and answering."""
 
 import gc
+import re
 import shutil
 import subprocess
 import sys
@@ -169,6 +170,19 @@ def test_a_form_that_was_asked_for_is_kept(llm):
     params = SamplingParams(temperature=1, max_tokens=20, n=4, structured_outputs=forms, seed=1)
     [output] = llm.generate("x", params)
     assert {each.text for each in output.outputs} <= {"alpha", "beta"}
+
+
+def test_bad_words_are_tokens_as_they_begin_a_text_and_follow_a_space(llm, folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    [free] = llm.generate("x", GREEDY)
+    word = re.findall("[A-Za-z]+", free.outputs[0].text)[0]
+    params = SamplingParams(temperature=0, max_tokens=GREEDY.max_tokens, bad_words=[word])
+    [output] = llm.generate("x", params)
+    ids = output.outputs[0].token_ids
+    assert ids != free.outputs[0].token_ids
+    for bad in (word, " " + word.lstrip()):
+        bad_ids = tokenizer.encode(bad, add_special_tokens=False)
+        assert all(ids[at : at + len(bad_ids)] != bad_ids for at in range(len(ids)))
 
 
 BAD = [

@@ -146,6 +146,7 @@ ODD = {
     "nothing allowed to it": SamplingParams(
         allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=6, max_tokens=6
     ),
+    "bad words": SamplingParams(bad_words=["a", "the end"], max_tokens=6),
     "one thing allowed to it": SamplingParams(allowed_token_ids=[7], max_tokens=6, logprobs=20),
     "every stop": SamplingParams(stop_token_ids=[*range(64)], min_tokens=6, max_tokens=6),
     "a full context": SamplingParams(max_tokens=None),

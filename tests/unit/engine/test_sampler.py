@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -206,6 +207,32 @@ def test_only_allowed_tokens_are_drawn_and_log_probabilities_are_the_models(
         assert told.logprob == pytest.approx(float(wanted[at, told.token_id]), abs=1e-5)
     alone = sampler(vocab).sample(logits[60:].clone(), rows[60:])
     assert alone.token_ids == made.token_ids[60:]
+
+
+def test_no_completion_has_a_bad_word_and_all_else_is_as_it_was() -> None:
+    """Against transformers' processor of the same name, on a model that loves the words."""
+    vocab, words = 12, [[3], [5, 6], [7, 8, 7], [1, 1]]
+    banned = NoBadWordsLogitsProcessor(words)
+    rows = [row(SamplingParams(temperature=t, max_tokens=99), seed=t) for t in range(2)]
+    for each in rows:
+        each.bad_words = words
+        each.is_plain = False
+    drawer, rng = sampler(vocab), random.Random(4)
+    for step in range(300):
+        logits = random_logits(2, vocab, 2.0, seed=rng.randrange(10**6))
+        made = drawer.sample(logits.clone(), rows).token_ids
+        completion = torch.tensor([rows[0].token_ids[rows[0].num_prompt :]], dtype=torch.int64)
+        wanted = banned(completion, logits[:1].clone()) if step else logits[:1].clone()
+        if not step:
+            wanted[0, 3] = -torch.inf
+        assert made[0] == int(wanted.argmax())
+        for each, token in zip(rows, made, strict=True):
+            each.token_ids.append(token)
+    for each in rows:
+        text = each.token_ids[each.num_prompt :]
+        for word in words:
+            assert all(text[at : at + len(word)] != word for at in range(len(text)))
+        assert {5, 6, 7, 8, 1} <= set(text)
 
 
 def random_params(rng: random.Random, allows_all: bool = True) -> SamplingParams:
