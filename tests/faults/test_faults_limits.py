@@ -111,6 +111,7 @@ def kill_some(system: System, store: Store) -> tuple[int, list[str]]:
 
     def is_stopped_at_work() -> bool:
         worker.send(signal.SIGSTOP)
+        held.clear()
         jobs = jobs_of(system, store)
         for name in store.zrange(f"{system.lane.prefix}workers", 0, -1):
             if f"-{worker.process.pid}-" in name:
@@ -121,7 +122,8 @@ def kill_some(system: System, store: Store) -> tuple[int, list[str]]:
         return False
 
     until(is_stopped_at_work, "it to have jobs")
-    [(name, job_ids)] = held.items()
+    # Its process on a busy machine may have begun anew, and the name before it holds nothing.
+    [(name, job_ids)] = [each for each in held.items() if each[1]]
     lapse_ms = int(store.zscore(f"{system.lane.prefix}workers", name))
     worker.kill()
     system.gateways[0].kill()
