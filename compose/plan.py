@@ -112,6 +112,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
 
     from penstock.worker.engine.build import (
         CPU_KV_CACHE_BYTES,
+        CacheSizes,
         block_bytes,
         length_that_fits,
         refuse_longer,
@@ -160,18 +161,18 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     )
     if facts.kv_shapes:
         sizes = sizes_in(budget, config, facts, dtype)
-        num_blocks, most, num_kept = sizes.num_blocks, sizes.num_seqs, sizes.num_kept_states
-        length = length_that_fits(config, facts, num_blocks)
+        length = length_that_fits(config, facts, sizes.num_blocks)
     else:
-        num_blocks, most, num_kept = 0, settings.max_num_seqs, 0
+        sizes = CacheSizes(0, settings.max_num_seqs, 0)
         length = settings.max_model_len or facts.max_model_len
         refuse_longer(length, facts.max_model_len)
 
     def num_seqs(tokens: int) -> int:
-        fit = num_blocks // -(-tokens // settings.block_size)
-        return min(most, fit) if facts.kv_shapes else most
+        fit = sizes.num_blocks // -(-tokens // settings.block_size)
+        return min(sizes.num_seqs, fit) if facts.kv_shapes else sizes.num_seqs
 
-    num_states = most + num_kept if facts.state_bytes else 0
+    num_blocks = sizes.num_blocks
+    num_states = sizes.num_seqs + sizes.num_kept_states if facts.state_bytes else 0
     cache_bytes = num_blocks * block_bytes(config, facts, dtype) + num_states * facts.state_bytes
     return MemoryPlan(
         model=settings.model,

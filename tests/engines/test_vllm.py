@@ -58,6 +58,7 @@ SAME = {
     "penalties": GREEDY | {"presence_penalty": 0.5, "frequency_penalty": 0.3},
     "a repetition penalty": GREEDY | {"repetition_penalty": 1.3},
     "a bias": GREEDY | {"logit_bias": {400: 8.0, 500: -100.0}},
+    "allowed tokens": GREEDY | {"allowed_token_ids": [400, 500, 15, 228]},
     "no end": GREEDY | {"ignore_eos": True, "max_tokens": 120},
     "a least length": GREEDY | {"min_tokens": 39},
     "a stop id": GREEDY | {"stop_token_ids": [15, 228, 19]},

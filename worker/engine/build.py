@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.huge_pages import take
+from penstock.kernels.huge_pages import keep_freed, take
 from penstock.schemas.errors import PenstockError
 from penstock.worker.engine.batch import PersistentBatch
 from penstock.worker.engine.block_pool import BlockPool
@@ -65,6 +65,8 @@ def build_engine(config: EngineConfig) -> Engine:
     if model.states is not None:
         rows = range(limits.max_num_seqs, limits.max_num_seqs + sizes.num_kept_states)
         model.states.allocate(rows.stop)
+        if device.type == "cpu":
+            keep_freed()  # torch makes tensors as large as all states of a layer, in every step
         states = StatePool(rows, model.states.copy) if rows else None
     remembers = config.enable_prefix_caching and (model.states is None or states is not None)
     pool = BlockPool(num_blocks, config.block_size, remembers, states)

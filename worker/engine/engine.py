@@ -213,6 +213,8 @@ class Engine:
         params, num_prompt = addition.params, len(addition.prompt)
         token_ids = addition.prompt + addition.completion
         ends = frozenset() if params.ignore_eos else self.limits.eos_token_ids
+        # A tokenizer may have ids that the head has no row for: nobody can draw them.
+        bad_words = [ids for ids in addition.bad_words if max(ids) < self.limits.vocab_size]
         return Sequence(
             seq_id=addition.seq_id,
             params=params,
@@ -226,7 +228,7 @@ class Engine:
             # The last token was drawn, and nothing computed of it.
             num_before=len(token_ids) - 1 if addition.completion else 0,
             sampling=SamplerRow(
-                params, addition.seed, addition.choice, token_ids, num_prompt, addition.bad_words
+                params, addition.seed, addition.choice, token_ids, num_prompt, bad_words
             ),
         )
 

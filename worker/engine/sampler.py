@@ -47,6 +47,7 @@ class SamplerRow:
     num_prompt: int
     bad_words: list[list[int]] = field(default_factory=list)
     seen: SeenTokens | None = field(init=False, default=None)
+    allowed: Tensor | None = field(init=False, default=None)  # ids
     way: bytes = field(init=False)  # one record of type WAY
     is_plain: bool = field(init=False)  # needs only a draw, perhaps under a grammar
 
@@ -56,7 +57,9 @@ class SamplerRow:
         if weighs or params.repetition_penalty != 1:
             self.seen = SeenTokens(params, self.token_ids, self.num_prompt)
         self.way = _way(params, self.seed, self.choice)
-        alters = params.logit_bias or params.min_tokens or params.allowed_token_ids
+        if params.allowed_token_ids is not None:
+            self.allowed = torch.tensor(params.allowed_token_ids)
+        alters = params.logit_bias or params.min_tokens or self.allowed is not None
         self.is_plain = not (alters or self.seen or self.bad_words) and params.logprobs is None
 
     def forbidden(self) -> list[int]:
@@ -205,7 +208,7 @@ class Sampler:
 
     def _forbidden(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor] | None:
         """Return some rows, and of each [rows, vocab] whether a token is not allowed."""
-        allowed = [(i, each) for i, row in rows if (each := row.params.allowed_token_ids)]
+        allowed = [(i, row.allowed) for i, row in rows if row.allowed is not None]
         if not allowed:
             return None
         forbidden = torch.ones(len(allowed), self.vocab_size, dtype=torch.bool)

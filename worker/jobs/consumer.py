@@ -70,7 +70,8 @@ class Intake:
             for prompt in prompts
             for _ in range(job.params.n)
         ]
-        bad_words = self.text.bad_words(job.params.bad_words)
+        words = job.params.bad_words
+        bad_words = await asyncio.to_thread(self.text.bad_words, words) if words else []
         return ActiveJob(started, prompts, completions, times=times, bad_words=bad_words)
 
     async def _prepare_pooled(self, started: Started, times: Times, is_short: bool) -> ActiveJob:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import unsupported
-from penstock.worker.layers.paged_pass import PagedLayer, PagedPass
+from penstock.worker.layers.paged_pass import PagedPass
 from penstock.worker.models.config import (
     FOREIGN_FIELDS,
     OLD_ROPE,
@@ -45,23 +45,15 @@ from penstock.worker.models.errors import (
 )
 from penstock.worker.models.files import read_object
 from penstock.worker.models.loading import computed_dtype
-from penstock.worker.models.look import LOOK, NAME, CannotAttend, Look, attending
+from penstock.worker.models.look import NAME, attending
+from penstock.worker.models.seen import LAYERS, Findings, look_at
 from penstock.worker.models.served import KvShape, ModelPlan
 from penstock.worker.models.spec import ModelSpec
-from penstock.worker.models.states import (
-    CACHE_ARGUMENTS,
-    TRIAL_TOKENS,
-    SequenceStates,
-    StatesLook,
-)
 from penstock.worker.models.swapped import products_of, swap_modules
 from penstock.worker.models.weights import DummyWeights, SafetensorsWeights
 
 _LOADER: Any = AutoModelForCausalLM
 _LOGGING: Any = transformers.logging
-_WITH_STATE = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-_LAYERS = {"full_attention", "sliding_attention", *_WITH_STATE}
-_WITHOUT_ATTENTION = {"moe", "mlp"}
 _log = logging.getLogger("penstock.worker.models")
 
 
@@ -77,22 +69,10 @@ class TransformersFacts:
     state_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """The findings of the look at a model.
-
-    stay  the ids of products that modules compute from the weights by themselves
-    """
-
-    layers: list[PagedLayer]
-    states: SequenceStates | None = None
-    stay: frozenset[int] = frozenset()
-
-
 class TransformersModel:
     """A `penstock.worker.models.served.Model` of transformers' module."""
 
-    def __init__(self, causal: Any, facts: TransformersFacts, seen: _Seen) -> None:
+    def __init__(self, causal: Any, facts: TransformersFacts, seen: Findings) -> None:
         self.config = facts
         self.states = seen.states
         self.dtype: torch.dtype = causal.dtype
@@ -142,7 +122,7 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
     stored = torch.float32 if is_dummy else SafetensorsWeights(spec.path).dtype()
     causal = load_module(_LOADER, hf, type_to_compute(hf, spec, stored), spec, attention=NAME)
     _refuse_class(hf, type(causal))  # one that the folder brings is known only now
-    seen = _look(causal, hf, spec.device, causal.dtype)
+    seen = look_at(causal, hf, spec.device, causal.dtype)
     refuse_widths(products_of(causal, seen.stay).values(), spec)
     swap_modules(causal, spec.arithmetic, seen.stay)
     return TransformersModel(causal, _facts(spec.path, hf, seen), seen)
@@ -154,7 +134,7 @@ def plan_transformers_model(spec: ModelSpec) -> ModelPlan:
     computed = type_to_compute(hf, spec, torch.float32)
     with torch.device("meta"):
         causal = _empty(_LOADER, hf, torch.bfloat16, spec, NAME)
-    seen = _look(causal, hf, spec.device, computed)
+    seen = look_at(causal, hf, spec.device, computed)
     shapes = {name: tuple(each.shape) for name, each in causal.named_parameters()}
     products = products_of(causal, seen.stay)
     refuse_widths(products.values(), spec)
@@ -211,7 +191,7 @@ def _refuse_config(hf: Any) -> None:
     if getattr(hf, "quantization_config", None) is not None:
         raise UnsupportedField("quantization_config", hf.quantization_config, "models without it")
     for layers in getattr(text, "layer_types", None) or ():
-        if layers not in _LAYERS and layers not in _WITHOUT_ATTENTION:
+        if layers not in LAYERS:
             raise UnsupportedFamily(hf.model_type, f"which has layers of the kind {layers}")
     if getattr(hf, "is_encoder_decoder", False):
         raise UnsupportedFamily(hf.model_type, "which has an encoder")
@@ -259,7 +239,7 @@ def refuse_widths(products: Iterable[nn.Linear], spec: ModelSpec) -> None:
             raise CannotQuantise(why)
 
 
-def _facts(path: Path, hf: Any, seen: _Seen) -> TransformersFacts:
+def _facts(path: Path, hf: Any, seen: Findings) -> TransformersFacts:
     text = hf.get_text_config()
     return TransformersFacts(
         hf.model_type,
@@ -341,82 +321,6 @@ def _empty(loader: Any, hf: Any, dtype: torch.dtype, spec: ModelSpec, attention:
 def _arguments(dtype: torch.dtype, spec: ModelSpec, attention: str | None) -> dict[str, object]:
     trusts = spec.trust_remote_code
     return {"attn_implementation": attention, "trust_remote_code": trusts, "dtype": dtype}
-
-
-@torch.inference_mode()
-def _look(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> _Seen:
-    """Run the module for one token, and return what its layers ask of attention, and keep.
-
-    device, dtype  of the cache; a module without weights may be of another type
-    """
-    if "position_ids" not in inspect.signature(causal.base_model.forward).parameters:
-        raise UnsupportedFamily(hf.model_type, "whose positions cannot be given")
-    look = Look(lambda width: _cached_width(width, device, dtype))
-    one = torch.zeros(1, dtype=torch.int64, device=causal.device)
-    causal.set_attn_implementation(LOOK)
-    # A mask that hides nothing keeps it from looking for several sequences in the row.
-    shown = torch.ones_like(one)[None]
-    keeps = StatesLook(hf, look) if _has_states(hf, type(causal)) else None
-    try:
-        with attending(look):
-            if keeps is None:
-                causal.base_model(input_ids=one[None], attention_mask=shown, use_cache=False)
-            else:
-                _look_at_states(causal.base_model, one, keeps)
-    except CannotAttend as refusal:
-        raise UnsupportedFamily(hf.model_type, str(refusal)) from refusal
-    except Exception as error:  # of many types: a module that takes no cache but its own
-        if keeps is None:
-            raise
-        why = f"whose module takes no usual cache: {reason(error)}"
-        raise UnsupportedFamily(hf.model_type, why) from error
-    causal.set_attn_implementation(NAME)
-    text = hf.get_text_config()
-    if keeps is not None:
-        states = SequenceStates(keeps.modules({causal.dtype: dtype}), device)
-        known = {*keeps.attention_layers, *keeps.layers_with_states}
-        unknown = text.num_hidden_layers - len(known) - _num_plain(text)
-        if unknown or len(keeps.attention_layers) != len(look.layers):
-            raise UnsupportedFamily(hf.model_type, "whose layers keep what is not known here")
-        if causal.device.type != "meta":
-            states.install()
-            causal.set_attn_implementation(LOOK)
-            with attending(look), states.trying():
-                several = torch.arange(TRIAL_TOKENS, device=causal.device) % text.vocab_size
-                causal.base_model(input_ids=several[None], use_cache=False)
-            causal.set_attn_implementation(NAME)
-        return _Seen(look.layers, states, keeps.read_by_others())
-    if text.num_hidden_layers not in (len(look.modules), len(look.layers)):
-        why = f"of whose {text.num_hidden_layers} layers {len(look.modules)} have attention"
-        raise UnsupportedFamily(hf.model_type, why)
-    return _Seen(look.layers)
-
-
-def _has_states(hf: Any, kind: Any) -> bool:
-    """Return whether layers may keep something of a sequence beside keys and values."""
-    kinds = getattr(hf.get_text_config(), "layer_types", None) or ()
-    return kind._is_stateful or any(each in _WITH_STATE for each in kinds)
-
-
-def _num_plain(text: Any) -> int:
-    """Return how many layers keep nothing."""
-    return sum(kind in _WITHOUT_ATTENTION for kind in getattr(text, "layer_types", None) or ())
-
-
-def _look_at_states(base: Any, one: Tensor, keeps: StatesLook) -> None:
-    names = inspect.signature(base.forward).parameters
-    name = next((each for each in CACHE_ARGUMENTS if each in names), None)
-    if name is None:
-        raise CannotAttend("whose cache is none that transformers' other models have")
-    shown = torch.ones_like(one)[None]
-    with keeps.watching():
-        base(input_ids=one[None], attention_mask=shown, use_cache=True, **{name: keeps})
-
-
-def _cached_width(width: int, device: torch.device, dtype: torch.dtype) -> int:
-    """Return how many numbers a head has in the cache: as compiled kernels take it, or its own."""
-    takes_panels = device.type == "cpu" and dtype == torch.bfloat16 and width <= 256
-    return -(-width // 32) * 32 if takes_panels else width
 
 
 def _hidden(base: Any, token_ids: Tensor, positions: Tensor) -> Tensor:

@@ -64,10 +64,7 @@ class ModelTokenizer:
         return self.encode(prompt) if isinstance(prompt, str) else prompt
 
     def bad_words(self, words: Sequence[str]) -> list[list[int]]:
-        """Return the ids of words, each as it begins a text and as it follows a space.
-
-        A word that is the same in both is there once, as in vLLM.
-        """
+        """Return the ids of words, each as it begins a text and as it follows a space."""
         found: list[list[int]] = []
         for word in words:
             for text in (word, f" {word.lstrip()}"):

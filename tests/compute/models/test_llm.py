@@ -185,6 +185,13 @@ def test_bad_words_are_tokens_as_they_begin_a_text_and_follow_a_space(llm, folde
         assert all(ids[at : at + len(bad_ids)] != bad_ids for at in range(len(ids)))
 
 
+def test_a_bad_word_whose_id_the_head_has_no_row_for_is_drawn_by_nobody(llm, greedy):
+    params = GREEDY.model_copy(update={"bad_words": ["<added>"]})
+    ids = llm._text._backend.add_tokens(["<added>"])
+    assert ids == 1 and max(map(max, llm._text.bad_words(["<added>"]))) >= 320
+    assert answers(llm.generate("x", params)) == [greedy("x")]
+
+
 BAD = [
     ([1, 2, 320], GREEDY, "320", "prompt"),
     ([1] * 400, GREEDY, "400", "prompt"),

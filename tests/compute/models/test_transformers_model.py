@@ -71,6 +71,9 @@ def test_log_probabilities_equal_transformers(family: str, folders: Callable[[st
     played = Played(folders(family), model_impl="transformers")
     assert played.stats.num_preemptions and played.stats.cached_tokens
     assert (played.tolerance > families.TOLERANCE) == (family in STATEFUL)
+    facts = plan_model(ModelSpec(folders(family), "transformers", dtype="float32")).facts
+    loaded = played.engine.runner.model.config  # type: ignore[attr-defined]
+    assert (facts.kv_shapes, facts.state_bytes) == (loaded.kv_shapes, loaded.state_bytes)
     assert played.distance(folders(family)) < played.tolerance
 
 

@@ -184,14 +184,13 @@ def a_tenants_flood_and_batches_give_way_to_others(stage: EngineStage, _: list[s
 def an_answer_keeps_to_its_schema_through_a_kill(stage: EngineStage, _: list[str]) -> None:
     if not stage.is_ours:
         return  # tests/engines tries what those can do
-    word = {"enum": ["red", "green", "blue"]}
-    wanted = {
-        "type": "array",
-        "items": {"type": "object", "properties": {"word": word}, "required": ["word"]},
-        "minItems": 30,
-        "maxItems": 30,
+    word = {
+        "type": "object",
+        "properties": {"word": {"enum": ["red", "green", "blue"]}},
+        "required": ["word"],
+        "additionalProperties": False,
     }
-    wanted["items"]["additionalProperties"] = False
+    wanted = {"type": "array", "items": word, "minItems": 30, "maxItems": 30}
     params = SamplingParams(
         temperature=1, seed=3, max_tokens=900, structured_outputs=StructuredOutputs(json=wanted)
     )
