@@ -225,6 +225,7 @@ class Client:
         """
         queue = await self._lanes.queue(job.job_id)
         job.refuse_large_answer(self._lanes.max_model_len(job.model))
+        job.refuse_large_scores(each for each in job.prompts if not isinstance(each, str))
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)

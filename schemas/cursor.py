@@ -162,4 +162,5 @@ class Cursor:
             token_ids=lacking,
             text=rest.text[len(rest.text) - num_chars :],
             logprobs=rest.logprobs and rest.logprobs[-len(lacking) :],
+            prompt_logprobs=None if len(lacking) < len(rest.token_ids) else rest.prompt_logprobs,
         )

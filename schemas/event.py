@@ -34,6 +34,10 @@ class TokenLogprob(TopLogprob, frozen=True, gc=False, omit_defaults=True):
 
     top: tuple[TopLogprob, ...] = ()
 
+    def with_fewer(self, num_top: int) -> "TokenLogprob":
+        """Return it with so many alternatives at most."""
+        return msgspec.structs.replace(self, top=self.top[:num_top])
+
 
 def fields_of_struct(value: object) -> dict[str, object]:
     """Return the fields of a struct by name, for writers of JSON that know no structs."""
@@ -93,6 +97,8 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     checksum       of all tokens up to its end, `penstock.schemas.checksum`; None from older workers
     finish_reason  set on the choice's last delta
     stop_reason    the stop id or string that matched
+    prompt_logprobs  of the prompt's tokens, where they are asked for, on the choice's first delta;
+                   the first token has nothing before it, and its log probability is 0
     vector         of a pooled prompt, `penstock.schemas.pooling`; its one token is 0, and its text
                    the label of the likeliest class
     """
@@ -106,6 +112,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     stop_reason: int | str | None = None
     checksum: int | None = None
     vector: str | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     @property
     def type(self) -> Literal["delta"]:
@@ -205,6 +212,7 @@ class Choice(Report):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     vector: str | None = Field(None, description="of a pooled prompt: float32 in base64")
+    prompt_logprobs: Logprobs = Field(None, description="of the prompt; the first token's is 0")
 
     @property
     def numbers(self) -> list[float]:

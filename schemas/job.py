@@ -1,11 +1,13 @@
 """A job, as a caller enqueued it. It is stored once, as JSON, and never changed."""
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from penstock.schemas.errors import AnswerTooLarge
+from penstock.schemas.event import Usage
 from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
 from penstock.schemas.sampling import SamplingParams, TokenId
 from penstock.schemas.wire import Wire, at_most_bytes
@@ -21,6 +23,7 @@ MANY_BYTES = 2**20
 MAX_ANSWER_BYTES = 2**28  # in memory, where an answer is made or read; stored, it takes less
 TOKEN_BYTES = 256  # of these, taken by a token
 LOGPROB_BYTES = 256  # and by each log probability: the token's own, and its alternatives'
+MAX_SCORES_BYTES = 2**24  # of one prompt's log probabilities, which come in one event
 VECTOR_BYTES = 2**15  # and by the vector of a pooled prompt
 CONTEXT_TOKENS = 2**15  # of a model that does not say how many it takes
 DEFAULT_TENANT = "default"
@@ -107,12 +110,42 @@ class Job(Wire):
     def num_choices(self) -> int:
         return max(1, len(self.prompts)) * self.params.n
 
+    def answer_bytes(self, usage: Usage) -> int:
+        """Return about how many bytes the answer takes in memory."""
+        scores = usage.prompt_tokens * self.params.n * self._score_bytes()
+        return self.answer_bytes_a_token() * usage.completion_tokens + scores
+
     def answer_bytes_a_token(self) -> int:
         """Return about how many bytes each token of the answer takes in memory."""
         if self.pooling is not None:
             return TOKEN_BYTES + VECTOR_BYTES
-        num_logprobs = 0 if self.params.logprobs is None else 1 + self.params.logprobs
-        return TOKEN_BYTES + LOGPROB_BYTES * num_logprobs
+        return TOKEN_BYTES + _logprob_bytes(self.params.logprobs)
+
+    def _score_bytes(self) -> int:
+        """Return about how many bytes a prompt's token takes in the answer."""
+        return _logprob_bytes(self.params.prompt_logprobs)
+
+    def refuse_large_scores(self, prompts: Iterable[Sequence[int]]) -> None:
+        """Raise AnswerTooLarge where log probabilities of prompts may take more than they can."""
+        size = self._score_bytes()
+        if not size:
+            return
+        lengths = [len(prompt) for prompt in prompts]
+        longest, most = max(lengths, default=0), MAX_SCORES_BYTES // size
+        if longest > most:
+            raise AnswerTooLarge(
+                f"prompt_logprobs: a prompt of {longest} tokens; with"
+                f" {self.params.prompt_logprobs} alternatives each it may have {most}. Ask for"
+                " fewer alternatives, or score it in parts",
+                "prompt_logprobs",
+            )
+        num_tokens, most = sum(lengths) * self.params.n, MAX_ANSWER_BYTES // size
+        if num_tokens > most:
+            raise AnswerTooLarge(
+                f"prompt_logprobs: {num_tokens} tokens of prompts, each for n={self.params.n}"
+                f" choices, are more than {most}; ask for fewer prompts or choices",
+                "prompt_logprobs",
+            )
 
     def refuse_large_answer(self, max_model_len: int | None) -> None:
         """Raise AnswerTooLarge where all choices together may take more than an answer can."""
@@ -163,3 +196,8 @@ class Job(Wire):
         if self.pooling is not None:
             return self.num_choices
         return (self.params.max_tokens or COMPLETION_TOKENS) * self.num_choices
+
+
+def _logprob_bytes(num_top: int | None) -> int:
+    """Return how many bytes the log probabilities at one place may take; None: there are none."""
+    return 0 if num_top is None else LOGPROB_BYTES * (1 + num_top)

@@ -64,6 +64,7 @@ class KeptResult(Result):
                 stop_reason=choice.stop_reason if is_last else None,
                 checksum=checksum,
                 vector=choice.vector if is_last else None,
+                prompt_logprobs=None if begin else choice.prompt_logprobs,
             )
             position += num_tokens
         yield self._end(*(self.ended_at or (position, checksum)))
@@ -94,15 +95,20 @@ def read_result(text: bytes) -> KeptResult:
     """
     fields = _FIELDS.decode(text)
     choices = _CHOICES.decode(fields["choices"])
-    logprobs = [_LOGPROBS.decode(choice.pop("logprobs", _NULL)) for choice in choices]
+    logprobs = {
+        name: [_LOGPROBS.decode(choice.pop(name, _NULL)) for choice in choices]
+        for name in ("logprobs", "prompt_logprobs")
+    }
     slim = msgspec.json.encode(fields | {"choices": choices})
     result = KeptResult.model_validate_json(slim)
-    read = [
-        choice.model_copy(update={"logprobs": [_TOKEN.decode(raw) for raw in raws]})
-        if raws is not None
-        else choice
-        for choice, raws in zip(result.choices, logprobs, strict=True)
-    ]
+    read = result.choices
+    for name, of_choices in logprobs.items():
+        read = [
+            choice
+            if raws is None
+            else choice.model_copy(update={name: [_TOKEN.decode(raw) for raw in raws]})
+            for choice, raws in zip(read, of_choices, strict=True)
+        ]
     return result.model_copy(update={"choices": read})
 
 
@@ -138,6 +144,7 @@ def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) ->
         finish_reason=(last.finish_reason if last else None) or reason,
         stop_reason=last.stop_reason if last else None,
         vector=last.vector if last else None,
+        prompt_logprobs=deltas[0].prompt_logprobs if deltas else None,
     )
 
 

@@ -114,6 +114,12 @@ class SamplingParams(Wire):
         le=MAX_LOGPROBS,
         description="alternatives a token; 0 gives the drawn one's alone",
     )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="the same for the tokens of the prompt; they come with the first one drawn",
+    )
     structured_outputs: StructuredOutputs | None = None
 
     def given(self) -> frozenset[str]:

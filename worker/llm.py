@@ -51,12 +51,17 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """The answers to one prompt. `prompt` is None for ids and for a conversation."""
+    """The answers to one prompt. `prompt` is None for ids and for a conversation.
+
+    prompt_logprobs  of the prompt's tokens, where they are asked for; None for the first, which has
+                     nothing before it
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,9 @@ class _Request:
 
     def output(self) -> RequestOutput:
         outputs = [_completion_output(index, each) for index, each in enumerate(self.completions)]
-        return RequestOutput(self.prompt, self.prompt_ids, outputs, self.num_cached)
+        scores = self.completions[0].prompt_logprobs
+        scored = None if scores is None else [None, *scores[1:]]
+        return RequestOutput(self.prompt, self.prompt_ids, outputs, self.num_cached, scored)
 
 
 class LLM:

@@ -277,7 +277,7 @@ class _Turn:
             return Written(item, refused(line.job_id, asked, error.body()))
         assert result is not None  # the note says that it ended
         if result.state == "succeeded":
-            num_bytes = form.job.answer_bytes_a_token() * result.usage.completion_tokens // 8
+            num_bytes = form.job.answer_bytes(result.usage) // 8
             text = await self.home.client.off_loop.run(
                 num_bytes, answered, line.job_id, asked, form, result
             )

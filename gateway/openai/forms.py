@@ -3,7 +3,7 @@
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.pooling import vectors_form
 from penstock.gateway.openai.responses import AnswerContext
-from penstock.gateway.openai.to_job import chat_job, prompts_of, text_job
+from penstock.gateway.openai.to_job import chat_job, hides_completion, prompts_of, text_job
 from penstock.gateway.openai.tool_calls import PlainText, reader_for
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.job import Job
@@ -22,6 +22,7 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         reader_for(asked),
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
+        num_scores=asked.prompt_logprobs,
     )
 
 
@@ -31,7 +32,7 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     job = text_job(job_id, caller, asked, body)
     prompts = prompts_of(asked.prompt) if asked.echo or asked.return_token_ids else []
     prompt_ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    echo = [str(prompt) for prompt in prompts] if asked.echo else []
+    echo = [prompt for prompt in prompts if isinstance(prompt, str)] if asked.echo else None
     return AnswerContext(
         job,
         asked.stream_options,
@@ -41,6 +42,9 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         names_ids=asked.return_tokens_as_token_ids,
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
+        num_scores=asked.prompt_logprobs,
+        num_echoed=asked.logprobs,
+        hides_completion=hides_completion(body),
     )
 
 

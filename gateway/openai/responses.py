@@ -32,15 +32,29 @@ class AnswerContext:
     job: Job
     options: StreamOptions
     reader: Callable[[], CallReader]  # a new one for each choice
-    echo: Sequence[str] = ()  # prompts that are shown before their answers
+    echo: Sequence[str] | None = None  # prompts to show before the answers; none of ids is here
     prompt_ids: Sequence[list[int]] | None = None  # None: no token ids are shown
     names_ids: bool = False  # log probabilities name tokens by their ids
     is_streamed: bool = False
     shows_metrics: bool = False
+    num_scores: int | None = None  # alternatives a token in `prompt_logprobs`; None: not shown
+    num_echoed: int | None = None  # the same in the echo's log probabilities
+    hides_completion: bool = False  # only the prompt is shown
     created_s: int = field(default_factory=lambda: int(time.time()))
 
-    def echo_of(self, index: int) -> str:
-        return self.echo[index // self.job.params.n] if self.echo else ""
+    def echo_of(self, index: int, scores: Sequence[TokenLogprob] | None) -> str:
+        """Return the text before a choice. That of a prompt of ids is in its log probabilities."""
+        if self.echo is None:
+            return ""
+        if self.echo:
+            return self.echo[index // self.job.params.n]
+        return b"".join(bytes(token.bytes) for token in scores or ()).decode(errors="replace")
+
+    def shown_end(
+        self, finish_reason: FinishReason | None, stop_reason: int | str | None
+    ) -> tuple[FinishReason | None, int | str | None]:
+        """Return how a choice ends: by its length where none of its tokens is shown."""
+        return ("length", None) if self.hides_completion else (finish_reason, stop_reason)
 
     def prompt_ids_of(self, index: int) -> list[int]:
         return self.prompt_ids[index // self.job.params.n] if self.prompt_ids else []
@@ -64,6 +78,7 @@ def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
         "model": form.job.model,
         "choices": [_chat_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
+        **_prompt_logprobs(form, result.choices[0]),
         **metrics(form, result.timing, result.usage),
     }
 
@@ -74,20 +89,57 @@ def text_answer(form: AnswerContext, result: Result) -> JsonObject:
         "object": "text_completion",
         "created": form.created_s,
         "model": form.job.model,
-        "choices": [
-            {
-                "index": choice.index,
-                "text": form.echo_of(choice.index) + choice.text,
-                "logprobs": TextLogprobs(form, choice.index).next(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-                "stop_reason": choice.stop_reason,
-                **_token_ids(form, choice),
-            }
-            for choice in result.choices
-        ],
+        "choices": [_text_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
         **metrics(form, result.timing, result.usage),
     }
+
+
+def _text_choice(form: AnswerContext, choice: Choice) -> JsonObject:
+    if form.hides_completion:
+        nothing: JsonObject = {"text": "", "token_ids": [], "logprobs": None}
+        choice = choice.model_copy(update=nothing)
+    logprobs = TextLogprobs(form)
+    echoed = logprobs.echo(choice.index, choice.prompt_logprobs)
+    reason, stop_reason = form.shown_end(choice.finish_reason, choice.stop_reason)
+    return {
+        "index": choice.index,
+        "text": form.echo_of(choice.index, choice.prompt_logprobs) + choice.text,
+        "logprobs": _one_after_other(echoed, logprobs.next(choice.logprobs)),
+        "finish_reason": reason,
+        "stop_reason": stop_reason,
+        **_token_ids(form, choice),
+        **_prompt_logprobs(form, choice),
+    }
+
+
+def _prompt_logprobs(form: AnswerContext, choice: Choice) -> JsonObject:
+    """Return the log probabilities of the choice's prompt, by token ids, under vLLM's name."""
+    if form.num_scores is None:
+        return {}
+    shown: list[JsonValue] = [
+        _by_id(token, form.num_scores) if place else None
+        for place, token in enumerate(choice.prompt_logprobs or ())
+    ]
+    return {"prompt_logprobs": shown}
+
+
+def _by_id(token: TokenLogprob, num_top: int) -> JsonObject:
+    """Return a token and its alternatives by their ids; a rank that is not known is null."""
+    ranked = [*enumerate(token.top[:num_top], 1), (None, token)]
+    shown: JsonObject = {}
+    for rank, each in ranked:
+        told: JsonObject = {"logprob": each.logprob, "rank": rank, "decoded_token": each.token}
+        shown.setdefault(str(each.token_id), told)
+    return shown
+
+
+def _one_after_other(
+    first: Mapping[str, list[JsonValue]] | None, then: Mapping[str, list[JsonValue]] | None
+) -> JsonObject | None:
+    if first is None or then is None:
+        return {**(first or then or {})} or None
+    return {name: first[name] + then[name] for name in first}
 
 
 def _token_ids(form: AnswerContext, choice: Choice) -> JsonObject:
@@ -185,11 +237,27 @@ class TextLogprobs:
     Text offsets run on from piece to piece.
     """
 
-    def __init__(self, form: AnswerContext, index: int) -> None:
-        self._offset = len(form.echo_of(index))
+    def __init__(self, form: AnswerContext) -> None:
+        self._form = form
+        self._offset = 0
         self._name = _id_of if form.names_ids else _text_of
 
-    def next(self, tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:
+    def echo(
+        self, index: int, scores: Sequence[TokenLogprob] | None
+    ) -> dict[str, list[JsonValue]] | None:
+        """Return those of a choice's prompt, where it is shown with them.
+
+        The first token has nothing before it: its log probability is null.
+        """
+        count, shown = self._form.num_echoed, None
+        if self._form.echo is not None and count is not None and scores:
+            shown = self.next([each.with_fewer(count) for each in scores])
+            assert shown is not None
+            shown["token_logprobs"][0] = shown["top_logprobs"][0] = None
+        self._offset = len(self._form.echo_of(index, scores))
+        return shown
+
+    def next(self, tokens: Sequence[TokenLogprob] | None) -> dict[str, list[JsonValue]] | None:
         if not tokens:
             return None
         return {

@@ -140,7 +140,7 @@ class StreamRenderer:
         choices = []
         if event.index not in self._opened:
             self._opened.add(event.index)
-            choices += self.opening(event.index)
+            choices += self.opening(event)
         choices += self.pieces(event)
         if event.finish_reason:
             self._closed.add(event.index)
@@ -150,7 +150,8 @@ class StreamRenderer:
             tail = _usage_tail(Usage(completion_tokens=event.end))
         return [self._head + choice.encode() + tail for choice in choices]
 
-    def opening(self, index: int) -> list[str]:
+    def opening(self, event: Delta) -> list[str]:
+        """Return what goes before the event, the first one of its choice."""
         raise NotImplementedError
 
     def pieces(self, event: Delta) -> list[str]:
@@ -169,8 +170,8 @@ class ChatChunks(StreamRenderer):
         self._readers = [form.reader() for _ in range(form.job.num_choices)]
         self._num_calls = [0] * form.job.num_choices
 
-    def opening(self, index: int) -> list[str]:
-        return [_chat_choice(index, '{"role":"assistant","content":""}')]
+    def opening(self, event: Delta) -> list[str]:
+        return [_chat_choice(event.index, '{"role":"assistant","content":""}')]
 
     def pieces(self, event: Delta) -> list[str]:
         reader = self._readers[event.index]
@@ -203,15 +204,19 @@ class TextChunks(StreamRenderer):
 
     def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         super().__init__(form, seen)
-        self._logprobs = [TextLogprobs(form, index) for index in range(form.job.num_choices)]
+        self._logprobs = [TextLogprobs(form) for _ in range(form.job.num_choices)]
 
-    def opening(self, index: int) -> list[str]:
-        echo, more = self.form.echo_of(index), ""
+    def opening(self, event: Delta) -> list[str]:
+        index, scores = event.index, event.prompt_logprobs
+        echo, more = self.form.echo_of(index, scores), ""
+        shown = to_json(self._logprobs[index].echo(index, scores)).decode()
         if self.form.prompt_ids is not None:
             more = f',"prompt_token_ids":{_ids(self.form.prompt_ids_of(index))}'
-        return [_text_choice(index, echo, more=more)] if echo or more else []
+        return [_text_choice(index, echo, shown, more=more)] if echo or more else []
 
     def pieces(self, event: Delta) -> list[str]:
+        if self.form.hides_completion:
+            return []
         more = ""
         if self.form.prompt_ids is not None and event.token_ids:
             more = f',"token_ids":{_ids(event.token_ids)}'
@@ -223,9 +228,8 @@ class TextChunks(StreamRenderer):
         return [_text_choice(event.index, event.text, shown, more=more)]
 
     def closing(self, event: Delta) -> str:
-        return _text_choice(
-            event.index, "", "null", _finish(event.finish_reason, event.stop_reason)
-        )
+        end = self.form.shown_end(event.finish_reason, event.stop_reason)
+        return _text_choice(event.index, "", "null", _finish(*end))
 
 
 NO_FINISH = '"finish_reason":null'

@@ -47,6 +47,7 @@ TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
 
 def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) -> Job:
     refuse_unsupported(body)
+    _refuse_streamed_scores(asked)
     if asked.top_logprobs and not asked.logprobs:
         raise InvalidJob("top_logprobs: give logprobs as well", "top_logprobs")
     newer = asked.max_completion_tokens
@@ -68,15 +69,28 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
 
 def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonObject) -> Job:
     refuse_unsupported(body)
+    _refuse_streamed_scores(asked)
     prompts = prompts_of(asked.prompt)
-    if asked.echo and not all(isinstance(prompt, str) for prompt in prompts):
-        raise InvalidJob("echo: token ids cannot be shown as text here; give text", "echo")
-    if asked.echo and asked.logprobs is not None:
-        raise InvalidJob("echo: a prompt's log probabilities are not served", "echo")
     sampling = _sampling(asked, body, None)
     if asked.logprobs is not None:
         sampling["logprobs"] = asked.logprobs
+    is_text = all(isinstance(prompt, str) for prompt in prompts)
+    if asked.echo and (asked.logprobs is not None or not is_text):  # a worker spells the ids
+        sampling["prompt_logprobs"] = max(asked.logprobs or 0, asked.prompt_logprobs or 0)
+    if hides_completion(body):
+        if sampling.get("prompt_logprobs") is None and not asked.echo:
+            sentence = "0 goes with echo or prompt_logprobs; else ask for at least 1"
+            raise InvalidJob(f"max_tokens: {sentence}", "max_tokens")
+        sampling["max_tokens"] = 1
     return made_job(job_id, caller, asked, body, {"prompts": prompts, "params": sampling})
+
+
+def hides_completion(body: JsonObject) -> bool:
+    """Return whether nothing but the prompt is to be shown.
+
+    One token is drawn all the same, and counted.
+    """
+    return body.get("max_tokens") == 0 and body["max_tokens"] is not False
 
 
 def flattened(body: JsonObject) -> JsonObject:
@@ -131,6 +145,12 @@ def made_job(
     if "not_before" in body:
         fields["not_before_ms"] = _unix_ms(body["not_before"])
     return validate(Job, fields | question, called)
+
+
+def _refuse_streamed_scores(asked: ChatRequest | CompletionRequest) -> None:
+    if asked.stream and asked.prompt_logprobs is not None:
+        sentence = "they do not come with stream; leave stream out, or ask for echo and logprobs"
+        raise InvalidJob(f"prompt_logprobs: {sentence}", "prompt_logprobs")
 
 
 def _unix_ms(given: JsonValue) -> int:

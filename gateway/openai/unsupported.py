@@ -13,7 +13,6 @@ from penstock.schemas.openai import JsonObject
 # Parameters, each with the values that ask for nothing and are let pass, as null always is.
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "suffix": ("",),
-    "prompt_logprobs": (),  # 0 asks for those of the prompt's own tokens
     "prompt_embeds": ([],),
     "truncate_prompt_tokens": (),
     "logits_processors": ([],),

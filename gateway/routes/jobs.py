@@ -166,6 +166,7 @@ def _num_bytes(result: Result) -> int:
     """Return about how many bytes its JSON has; a token with log probabilities has many."""
     return sum(
         len(choice.token_ids) * BYTES_A_TOKEN * (20 if choice.logprobs else 1)
+        + len(choice.prompt_logprobs or ()) * BYTES_A_TOKEN * 20
         + len(choice.vector or "")
         for choice in result.choices
     )

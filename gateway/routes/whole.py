@@ -59,7 +59,7 @@ async def whole(
         return error_response(end.error, more={"job_id": job.job_id, **so_far})
 
     async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
-        num_bytes = job.answer_bytes_a_token() * end.position // 8
+        num_bytes = job.answer_bytes(end.usage) // 8
         return await gateway.client.off_loop.run(num_bytes, made, deltas, end)
 
     leave = gateway.leaving(request, job)

@@ -66,13 +66,12 @@ class BlockPool:
         """Give the sequence its remembered prefix, and promise others the rest of its full blocks.
 
         Return False, with nothing held, when another sequence has promised the first missing block
-        or state: to wait for that one is better than to compute it twice. The last token is never
-        taken from the cache, since the next one is drawn from its logits.
+        or state: to wait for that one is better than to compute it twice.
         """
         if not self.remembers:
             return True
         seq.grow_digests(self.block_size)
-        usable = seq.digests[: (len(seq.token_ids) - 1) // self.block_size]
+        usable = seq.digests[: seq.most_found // self.block_size]
         found = 0
         while found < len(usable) and usable[found] in self._remembered:
             found += 1

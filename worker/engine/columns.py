@@ -50,7 +50,10 @@ class Columns:
         self.note_border(seq)
         self.stop_ids[row] = [*stops[:_STOPS], *[_NO_STOP] * (_STOPS - len(stops))]
         self.is_watched[row] = (
-            len(stops) > _STOPS or seq.constraint is not None or seq.params.logprobs is not None
+            len(stops) > _STOPS
+            or seq.constraint is not None
+            or seq.params.logprobs is not None
+            or seq.prompt_logprobs is not None
         )
 
     def note_border(self, seq: Sequence) -> None:

@@ -230,6 +230,7 @@ class Engine:
             sampling=SamplerRow(
                 params, addition.seed, addition.choice, token_ids, num_prompt, bad_words
             ),
+            prompt_logprobs=_unscored(addition),
         )
 
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
@@ -267,6 +268,8 @@ class Engine:
             self.scheduler.pool.remember(
                 plan.seqs[place], int(plan.starts[place]), int(ends[place])
             )
+        for place, logprobs in sampled.prompt_logprobs.items():
+            plan.seqs[place].score(int(plan.starts[place]), logprobs)
         if self.scheduler.pool.states is not None:
             self.scheduler.keep_states(plan, sampled.spoilt)
         num_tokens = int(plan.counts.sum())
@@ -311,6 +314,9 @@ class Engine:
     def _append(self, seq: Sequence, token_id: int, logprob: Logprob | None) -> Output:
         if token_id == NO_TOKEN:
             return self._spoil(seq)
+        scores, seq.prompt_logprobs = seq.prompt_logprobs, None
+        if scores is not None and len(scores) != seq.num_prompt - 1:
+            return self._spoil(seq)  # the logits of a prompt's token were no numbers
         seq.token_ids.append(token_id)
         if seq.constraint is not None:
             seq.constraint.advance(token_id)
@@ -320,8 +326,21 @@ class Engine:
         if finish_reason is not None:
             self._end(seq)
         logprobs = None if logprob is None else [logprob]
-        num_cached = seq.num_cached or 0
-        return Output(seq.seq_id, [token_id], logprobs, finish_reason, stop_reason, num_cached)
+        return Output(
+            seq.seq_id,
+            [token_id],
+            logprobs,
+            finish_reason,
+            stop_reason,
+            seq.num_cached or 0,
+            prompt_logprobs=scores,
+        )
+
+
+def _unscored(addition: AddSequence) -> list[Logprob] | None:
+    """Return where its prompt's log probabilities go; None for no list: with the first token."""
+    is_asked = addition.params.prompt_logprobs is not None and not addition.completion
+    return [] if is_asked else None
 
 
 def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:

@@ -200,9 +200,19 @@ class FakeEngine:
         finish_reason, stop_reason = self._finish(seq, token_id)
         if finish_reason is not None:
             self._end(seq.addition.seq_id)
-        asked = seq.addition.params.logprobs
-        logprobs = None if asked is None else [_logprob(token_id, asked)]
-        return Output(seq.addition.seq_id, [token_id], logprobs, finish_reason, stop_reason)
+        params = seq.addition.params
+        logprobs = None if params.logprobs is None else [_logprob(token_id, params.logprobs)]
+        scores, asked = None, params.prompt_logprobs
+        if asked is not None and seq.num_made == 1:
+            scores = [_logprob(each, asked) for each in seq.addition.prompt[1:]]
+        return Output(
+            seq.addition.seq_id,
+            [token_id],
+            logprobs,
+            finish_reason,
+            stop_reason,
+            prompt_logprobs=scores,
+        )
 
     def _draw(self, seq: _Sequence) -> int:
         word, place = divmod(seq.num_made, _WORD_BYTES)

@@ -50,6 +50,8 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The result of one step for one sequence. An error ends the sequence with no token.
 
     vector  of a pooled prompt: float32, the lower bytes first; it comes with the token 0
+    prompt_logprobs  where they are asked for, with the first token: of the prompt's second token
+            and on; the first has nothing before it
 
     It is no dataclass, because one is made for each token and sent to another process.
     """
@@ -62,6 +64,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     num_cached: int = 0
     error: ErrorBody | None = None
     vector: bytes | None = None
+    prompt_logprobs: list[Logprob] | None = None
 
 
 class StoredBlock(NamedTuple):

@@ -12,6 +12,7 @@ from torch import Tensor
 from penstock.worker.engine.batch import PersistentBatch
 from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.grammar.constraints import Constraint
+from penstock.worker.engine.prompt_scores import PromptScores
 from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled, Sampler, SamplerRow
 from penstock.worker.engine.sequence import Plan, Sequence
 from penstock.worker.engine.transfers import Arriving, send
@@ -25,12 +26,14 @@ class Launched:
     hidden  [drawing, hidden_size]  the state of each slice that draws
     sums    [tokens]                of each token's state: no number if any part of it is none
     kept    the tokens of the pass that are still in the plan; None means all
+    scores  of prompts whose log probabilities are asked for
     """
 
     plan: Plan
     hidden: Tensor
     sums: Arriving
     kept: Numbers | None = None
+    scores: PromptScores | None = None
 
     def only(self, places: Numbers) -> "Launched":
         """Return it without some sequences, of a plan in which each draws from its only token."""
@@ -80,10 +83,13 @@ class ModelRunner:
             batch = replace(batch, token_ids=tokens)
         hidden = self.model(batch, self.kv_caches)
         sums = Arriving(hidden.sum(-1, dtype=torch.float32))
-        if not plan.is_decode:
-            ends = plan.counts.cumsum()[plan.draws] - 1
-            hidden = hidden[send([ends], hidden.device)[0]]
-        return Launched(plan, hidden, sums)
+        if plan.is_decode:
+            return Launched(plan, hidden, sums)
+        scores = None
+        if any(seq.prompt_logprobs is not None for seq in plan.seqs):
+            scores = PromptScores(plan, hidden, self.model.logits, self.sampler.vocab_size)
+        ends = plan.counts.cumsum()[plan.draws] - 1
+        return Launched(plan, hidden[send([ends], hidden.device)[0]], sums, scores=scores)
 
     @torch.inference_mode()
     def draw(self, launched: Launched) -> DrawnTokens:
@@ -96,6 +102,8 @@ class ModelRunner:
 
         def read() -> Sampled:
             sampled, spoilt = drawn.read(), launched.spoilt()
+            if launched.scores is not None:
+                sampled = replace(sampled, prompt_logprobs=launched.scores.read())
             return _without(sampled, plan, spoilt) if spoilt else sampled
 
         return DrawnTokens(drawn.tokens, read)

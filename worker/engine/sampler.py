@@ -8,7 +8,6 @@ logits as the model gave them.
 A row's token depends on nothing but the row: its logits, its params, its token ids, its seed.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -18,16 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.sample import NO_TOKEN as NO_TOKEN
-from penstock.kernels.sample import WAY, Sample, log_total, plan_sample
+from penstock.kernels.sample import WAY, Sample, plan_sample
 from penstock.kernels.token_mask import allow_all_but
-from penstock.schemas.sampling import MAX_LOGPROBS, MAX_STOP_BYTES, SamplingParams
+from penstock.schemas.sampling import MAX_STOP_BYTES, SamplingParams
 from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
+from penstock.worker.engine.logprobs import PackedLogprobs, read_logprob
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.engine.penalties import SeenTokens, penalise
 from penstock.worker.engine.transfers import Arriving
 
 GREEDY_BELOW = 1e-5  # below it one token has all the probability; vLLM has the same limit
-LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
 MOST_KEPT = 2**31 - 1
 _LONGEST_WORD = MAX_STOP_BYTES + 1  # in tokens, of which a byte is the least
 
@@ -82,11 +81,13 @@ class Sampled:
     """The tokens drawn, one for each row; NO_TOKEN where the logits were NaN or allowed nothing.
 
     spoilt  places in the plan of slices with hidden states that are not finite
+    prompt_logprobs  of the slices of prompts that are scored, by their places in the plan
     """
 
     token_ids: list[int]
     logprobs: list[Logprob | None]
     spoilt: list[int] = field(default_factory=list)
+    prompt_logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,17 +293,12 @@ def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> DrawnToken
     raw [scored rows, vocab]: the logits of those rows as the model gave them.
     """
     wanted = [columns.rows[i].params.logprobs or 0 for i in columns.scored]
-    # Always the same number, so that the other rows do not decide which of equal logits are listed.
-    num_top = min(MAX_LOGPROBS, raw.shape[1]) if any(wanted) else 0
-    top, top_ids = _ordered(*raw.topk(num_top))
-    drawn = tokens[columns.scored, None].clamp(min=0)
-    values = torch.cat([raw.gather(1, drawn), top], -1).double() - log_total(raw)[:, None]
-    packed = torch.cat([top_ids.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
-    # One transfer for all; float64 holds every id exactly.
-    arriving, num = Arriving(torch.cat([tokens.double(), packed.flatten()])), len(tokens)
-    asked = list(zip(columns.scored, wanted, strict=True))
+    packed = PackedLogprobs.of(raw, tokens[columns.scored].clamp(min=0), any(wanted))
+    # one transfer for all
+    arriving = Arriving(torch.cat([tokens.double(), packed.rows.flatten()]))
+    asked, num_top = list(zip(columns.scored, wanted, strict=True)), packed.num_top
     return DrawnTokens(
-        tokens, lambda: _read_logprobs(arriving.wait().tolist(), num, num_top, asked)
+        tokens, lambda: _read_logprobs(arriving.wait().tolist(), len(tokens), num_top, asked)
     )
 
 
@@ -314,19 +310,10 @@ def _read_logprobs(
     logprobs: list[Logprob | None] = [None] * num_rows
     width = 2 * num_top + 1
     for place, (row, wanted) in enumerate(asked):
-        count = min(wanted, num_top)
-        start = num_rows + place * width
-        ids, (logprob, *others) = flat[start : start + count], flat[start + num_top : start + width]
-        if math.isnan(logprob):
+        packed = flat[num_rows + place * width :][:width]
+        logprob = read_logprob(packed, token_ids[row], num_top, wanted)
+        if logprob is None:
             token_ids[row] = NO_TOKEN
         elif token_ids[row] != NO_TOKEN:
-            ids_of_top = [int(token) for token in ids]
-            logprobs[row] = Logprob(token_ids[row], logprob, ids_of_top, others[:count])
+            logprobs[row] = logprob
     return Sampled(token_ids, logprobs)
-
-
-def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Order by value, the largest first, and equal values by id, the smallest first."""
-    ids, by_id = ids.sort(-1)
-    values, by_value = values.gather(1, by_id).sort(stable=True, descending=True)
-    return values, ids.gather(1, by_value)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.grammar.constraints import Constraint
+from penstock.worker.engine.messages import Logprob
 from penstock.worker.engine.sampler import SamplerRow
 
 
@@ -43,6 +44,8 @@ class Sequence:
     awaited     digest of the block, or name of the state, that another sequence computes for it
     borders     the numbers of computed tokens at which its state is kept for others, in order
     row         its row in the persistent batch while running
+    prompt_logprobs  of its prompt's second token and on, as far as they are known; None where
+                nobody asks for them, or they were given
     """
 
     seq_id: str
@@ -67,14 +70,33 @@ class Sequence:
     awaited: bytes | None = None
     borders: list[int] = field(default_factory=list)
     row: int = -1
+    prompt_logprobs: list[Logprob] | None = None
 
     @property
     def num_pending(self) -> int:
         return len(self.token_ids) - self.num_found
 
     @property
+    def most_found(self) -> int:
+        """Return how many of its tokens may come from the prefix cache.
+
+        The last one may not, since the next is drawn from its logits, nor those whose logits a
+        prompt's log probabilities are still to be made of.
+        """
+        last = len(self.token_ids) - 1
+        return last if self.prompt_logprobs is None else min(last, len(self.prompt_logprobs))
+
+    @property
     def num_completion(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    def score(self, start: int, logprobs: list[Logprob]) -> None:
+        """Note the log probabilities of the prompt's tokens that follow those from `start` on.
+
+        They may be known already, of a sequence that was preempted.
+        """
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs[start:] = logprobs
 
     def grow_digests(self, block_size: int) -> None:
         """Digest the blocks filled since the last call; the first one is seeded by the salt."""

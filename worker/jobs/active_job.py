@@ -180,8 +180,7 @@ class ActiveJob:
             last, count = beyond[0], position - beyond[0].position
             completion = self.completions[last.index]
             assert isinstance(completion, Completion), "a vector is one token"
-            piece = completion.cut(last.token_ids[:count], last.logprobs)
-            self._pending[last.index] = piece
+            self._pending[last.index] = completion.cut(last, count)
             self._seal()
         self._num_open = len(self.open_choices())
         committed = self.deltas[self.num_committed - 1].end if self.num_committed else 0

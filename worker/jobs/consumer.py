@@ -63,6 +63,7 @@ class Intake:
         if job.pooling is not None:
             return await self._prepare_pooled(started, times, is_short)
         prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
+        job.refuse_large_scores(prompts)
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
         completions = [

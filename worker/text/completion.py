@@ -23,6 +23,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     vector: str | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     def joined(self, later: "TextPiece") -> "TextPiece":
         both = self.logprobs is not None and later.logprobs is not None
@@ -32,6 +33,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             logprobs=[*(self.logprobs or []), *(later.logprobs or [])] if both else None,
             finish_reason=later.finish_reason,
             stop_reason=later.stop_reason,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def delta(self, position: int, index: int, checksum: int) -> Delta:
@@ -45,6 +47,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             stop_reason=self.stop_reason,
             checksum=checksum,
             vector=self.vector,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
 
@@ -74,6 +77,7 @@ class Completion:
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprob] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -92,6 +96,7 @@ class Completion:
             self._spelled(output.logprobs, num_kept),
             "stop" if match else output.finish_reason,
             match.stop if match else output.stop_reason,
+            prompt_logprobs=self._scored(output.prompt_logprobs),
         )
         self._append(piece)
         return piece
@@ -100,14 +105,15 @@ class Completion:
         """Return a completion with the same prompt and parameters, before its first token."""
         return Completion(self._text, self._params, self._enders, self._prompt)
 
-    def cut(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> TextPiece:
-        """Append the last ids, with all text that was held back.
+    def cut(self, delta: Delta, count: int) -> TextPiece:
+        """Append the first ids of a delta as the last ones, with all text that was held back.
 
         No finish reason is set: the job says what ended it.
         """
+        token_ids = delta.token_ids[:count]
         text, _, _ = self._detokenize(token_ids, "budget")
-        shown = list(logprobs[: len(token_ids)]) if logprobs is not None else None
-        piece = TextPiece(list(token_ids), text, shown, None, None)
+        shown = delta.logprobs and delta.logprobs[:count]
+        piece = TextPiece(token_ids, text, shown, None, None, None, delta.prompt_logprobs)
         self._append(piece)
         return piece
 
@@ -116,7 +122,12 @@ class Completion:
         self._detokenize(delta.token_ids, None)
         self._append(
             TextPiece(
-                delta.token_ids, delta.text, delta.logprobs, delta.finish_reason, delta.stop_reason
+                delta.token_ids,
+                delta.text,
+                delta.logprobs,
+                delta.finish_reason,
+                delta.stop_reason,
+                prompt_logprobs=delta.prompt_logprobs,
             )
         )
 
@@ -128,6 +139,7 @@ class Completion:
             logprobs=self._logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            prompt_logprobs=self.prompt_logprobs,
         )
 
     def _append(self, piece: TextPiece) -> None:
@@ -135,6 +147,8 @@ class Completion:
         self._texts.append(piece.text)
         if self._logprobs is not None and piece.logprobs is not None:
             self._logprobs += piece.logprobs
+        if piece.prompt_logprobs is not None:
+            self.prompt_logprobs = piece.prompt_logprobs
         self.finish_reason = piece.finish_reason
         self.stop_reason = piece.stop_reason
 
@@ -144,6 +158,12 @@ class Completion:
         if self._logprobs is None or logprobs is None:
             return None
         return [self._text.token_logprob(drawn) for drawn in logprobs[:num_kept]]
+
+    def _scored(self, logprobs: Sequence[Logprob] | None) -> list[TokenLogprob] | None:
+        if logprobs is None:
+            return None
+        first = Logprob(self._prompt[0], 0.0, [], [])
+        return [self._text.token_logprob(each) for each in (first, *logprobs)]
 
     def _detokenize(
         self, token_ids: Sequence[int], finish_reason: FinishReason | None

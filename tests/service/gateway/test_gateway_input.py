@@ -166,6 +166,8 @@ WRONG_IN_TEXT: list[tuple[str, object, str]] = [
     ("prompt", ["a"] * 65, "prompt"),
     ("logprobs", 21, "logprobs"),
     ("logprobs", True, "logprobs"),
+    ("prompt_logprobs", -1, "prompt_logprobs"),
+    ("prompt_logprobs", 21, "prompt_logprobs"),
     ("echo", "yes", "echo"),
 ]
 
@@ -195,8 +197,11 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"temperature": 0, "n": 2}, "n"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"echo": True, "prompt": [1, 2]}, "echo"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        ({"prompt": [7] * 40_000, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt": [[7] * 900] * 64, "n": 16, "prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 def test_fields_that_disagree_are_named(
@@ -346,7 +351,6 @@ IGNORED = {
 UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("best_of", 3, [1, 0]),
     ("suffix", "x", [""]),
-    ("prompt_logprobs", 0, []),
     ("prompt_embeds", "x", [[]]),
     ("truncate_prompt_tokens", 8, []),
     ("logits_processors", ["x"], [[]]),

@@ -1,6 +1,8 @@
 """The whole way on the bundled model, asked by the official client."""
 
+import functools
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -181,6 +183,67 @@ def test_log_probabilities_have_the_drawn_token_and_the_likeliest(client: OpenAI
         assert token.bytes is not None and bytes(token.bytes).decode() == token.token
     text = answer.message.content
     assert text and "".join(token.token for token in answer.logprobs.content).startswith(text)
+
+
+def test_a_prompt_is_scored_in_every_form(client: OpenAI) -> None:
+    """As text and as ids, whole and streamed, with and without an answer: the same numbers."""
+    text = "Once upon a time, there was a café."
+    asked = {"model": MODEL, "echo": True, "logprobs": 2, "temperature": 0}
+    one = client.completions.create(prompt=text, max_tokens=1, **asked).choices[0]  # type: ignore[call-overload]
+    assert one.text.startswith(text) and one.logprobs is not None
+    scores = one.logprobs.token_logprobs
+    assert scores[0] is one.logprobs.top_logprobs[0] is None
+    assert all(value <= 0 for value in scores[1:])
+    for value, top in zip(scores[1:], one.logprobs.top_logprobs[1:], strict=True):
+        assert 2 <= len(top) <= 3 and value in top.values()
+    assert one.logprobs.text_offset[-1] == len(text)
+
+    none = client.completions.create(prompt=text, max_tokens=0, **asked)  # type: ignore[call-overload]
+    assert none.choices[0].text == text and none.choices[0].finish_reason == "length"
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert getattr(none.choices[0].logprobs, name) == getattr(one.logprobs, name)[:-1]
+
+    for max_tokens, whole in ((1, one), (0, none.choices[0])):
+        pieces = [
+            chunk.choices[0]
+            for chunk in client.completions.create(
+                prompt=text, max_tokens=max_tokens, stream=True, **asked
+            )  # type: ignore[call-overload]
+        ]
+        assert "".join(piece.text for piece in pieces) == whole.text
+        assert pieces[-1].finish_reason == whole.finish_reason
+        told = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert functools.reduce(
+                operator.iadd, [getattr(each, name) for each in told], []
+            ) == getattr(whole.logprobs, name)
+
+    known = client.completions.create(
+        model=MODEL, prompt=text, max_tokens=0, extra_body={"prompt_logprobs": 0}
+    ).choices[0]
+    (nothing, *others) = (known.model_extra or {})["prompt_logprobs"]
+    ids = [int(token_id) for each in others for token_id in each]
+    scores = none.choices[0].logprobs.token_logprobs
+    assert nothing is None and len(ids) == len(scores) - 1 and known.text == ""
+    told = [value["logprob"] for each in others for value in each.values()]
+    assert told == pytest.approx(scores[1:], abs=1e-3)
+
+    # the first token's id is not among them, but any two tokens have the same offset between
+    both = client.completions.create(prompt=[ids, ids[:3]], max_tokens=0, **asked)  # type: ignore[call-overload]
+    texts = [choice.text for choice in both.choices]
+    assert text.endswith(texts[0]) and texts[0].startswith(texts[1])
+    assert [len(choice.logprobs.token_logprobs) for choice in both.choices] == [len(ids), 3]
+
+
+def test_a_chat_tells_the_log_probabilities_of_its_prompt(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=2, n=2, extra_body={"prompt_logprobs": 1}
+    )
+    scores = (answer.model_extra or {})["prompt_logprobs"]
+    assert answer.usage is not None and len(scores) == answer.usage.prompt_tokens
+    assert scores[0] is None
+    assert all(1 <= len(each) <= 2 for each in scores[1:])
+    assert all({"logprob", "rank", "decoded_token"} == set(v) for v in scores[1].values())
 
 
 def test_prompts_of_every_form_are_answered_as_asked(client: OpenAI) -> None:

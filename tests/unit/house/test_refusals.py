@@ -77,6 +77,8 @@ def test_the_page_says_what_the_code_does() -> None:
         "n": sampling.MAX_CHOICES,
         "answer, bytes, as prompts x n x tokens x logprobs may take": job.MAX_ANSWER_BYTES,
         "logprobs": sampling.MAX_LOGPROBS,
+        "prompt_logprobs": sampling.MAX_LOGPROBS,
+        "log probabilities of one prompt, bytes": job.MAX_SCORES_BYTES,
         "stop strings": most(SamplingParams, "stop"),
         "stop string, bytes": sampling.MAX_STOP_BYTES,
         "metadata, entries": most(Job, "metadata"),

@@ -1,0 +1,55 @@
+"""Log probabilities of tokens, of rows of logits."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.sample import log_total
+from penstock.schemas.sampling import MAX_LOGPROBS
+from penstock.worker.engine.messages import Logprob
+
+LEAST_LOGPROB = -9999.0  # stands for minus infinity, which JSON does not have
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLogprobs:
+    """The log probabilities of some tokens and of the likeliest ones, one row for each token.
+
+    A row is [2 * num_top + 1] float64, which holds every id exactly: the likeliest ids, the token's
+    log probability, and those of the likeliest.
+    """
+
+    rows: Tensor
+    num_top: int
+
+    @classmethod
+    def of(cls, logits: Tensor, token_ids: Tensor, wants_top: bool) -> "PackedLogprobs":
+        """Pack what the logits [rows, vocab] float32 say of the tokens [rows] int64."""
+        # Always the same number, so that other rows do not decide which of equal logits are listed.
+        num_top = min(MAX_LOGPROBS, logits.shape[1]) if wants_top else 0
+        top, top_ids = _ordered(*logits.topk(num_top))
+        own = logits.gather(1, token_ids[:, None])
+        values = torch.cat([own, top], -1).double() - log_total(logits)[:, None]
+        packed = torch.cat([top_ids.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
+        return cls(packed, num_top)
+
+
+def read_logprob(row: list[float], token_id: int, num_top: int, wanted: int) -> Logprob | None:
+    """Read a row of `PackedLogprobs`, with as many of the likeliest tokens as are wanted.
+
+    Return None where the logits were no numbers.
+    """
+    count = min(wanted, num_top)
+    logprob, others = row[num_top], row[num_top + 1 : num_top + 1 + count]
+    if math.isnan(logprob):
+        return None
+    return Logprob(token_id, logprob, [int(each) for each in row[:count]], others)
+
+
+def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Order by value, the largest first, and equal values by id, the smallest first."""
+    ids, by_id = ids.sort(-1)
+    values, by_value = values.gather(1, by_id).sort(stable=True, descending=True)
+    return values, ids.gather(1, by_value)
