@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing families kernels clients
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -58,6 +58,12 @@ clients: .venv/installed
 	.venv/clients/bin/pip install --quiet langchain-openai langchain-tests 'openai[aiohttp]' pytest-xdist respx rich \
 	  time-machine inline-snapshot
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.run $(CURDIR)/.venv/clients/bin/python
+
+# lm-eval's numbers over HTTP beside those of its own backend, in an environment of its own.
+scores: .venv/installed
+	$(PYTHON) -m venv .venv/scores
+	.venv/scores/bin/pip install --quiet torch==2.13.0 'lm-eval[hf,api]'
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.scores $(CURDIR)/.venv/scores/bin/python
 
 # The compiled operations under the address and undefined-behaviour sanitizers.
 sanitize: .venv/installed

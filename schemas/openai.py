@@ -150,7 +150,9 @@ class ChatRequest(Asked):
     max_tokens: int | None = None
     max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens")
     logprobs: bool = False
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="vLLM's: of the prompt's tokens, not with stream"
+    )
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] = Field(default_factory=list, max_length=128, fail_fast=True)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
@@ -168,7 +170,9 @@ class CompletionRequest(Asked):
     )
     echo: bool = Field(False, description="the prompt's text before the completion's")
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="vLLM's: of the prompt's tokens, not with stream"
+    )
     return_token_ids: bool = Field(False, description="the ids of prompt and completion too")
     return_tokens_as_token_ids: bool = Field(
         False, description="log probabilities name tokens by their ids, as token_id:5"

@@ -165,6 +165,14 @@ def test_log_probabilities_come_with_the_tokens(llm):
     assert spelled.decode(errors="replace") == completion.text
 
 
+def test_log_probabilities_of_the_prompt_come_too(llm):
+    [output] = llm.generate("a text", SamplingParams(max_tokens=1, prompt_logprobs=2))
+    assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+    scored = [each for each in output.prompt_logprobs if each is not None]
+    assert [each.token_id for each in scored] == output.prompt_token_ids[1:]
+    assert all(len(each.top) == 2 and each.logprob <= each.top[0].logprob for each in scored)
+
+
 def test_a_form_that_was_asked_for_is_kept(llm):
     forms = StructuredOutputs(choice=["alpha", "beta"])
     params = SamplingParams(temperature=1, max_tokens=20, n=4, structured_outputs=forms, seed=1)

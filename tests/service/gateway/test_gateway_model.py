@@ -262,6 +262,7 @@ def test_prompts_of_every_form_are_answered_as_asked(client: OpenAI) -> None:
         ({"prompt": "word " * 50_000}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),
         ({"prompt": "a", "max_tokens": 10**6}, "max_tokens"),
+        ({"prompt": "word " * 3500, "echo": True, "logprobs": 20}, "prompt_logprobs"),
         ({"prompt": "a", "logit_bias": {"1000000": 1}}, "logit_bias"),
         ({"prompt": "a", "structured_outputs": {"regex": "(("}}, "structured_outputs"),
         ({"prompt": "a", "structured_outputs": {"json": {"type": "odd"}}}, "structured_outputs"),
