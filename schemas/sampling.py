@@ -1,4 +1,4 @@
-"""Sampling parameters: how a completion is drawn, and when it ends."""
+"""Sampling parameters: how a prompt is read, a completion drawn, and when it ends."""
 
 import json
 from typing import Annotated, Literal, Self
@@ -120,6 +120,15 @@ class SamplingParams(Wire):
         le=MAX_LOGPROBS,
         description="the same for the tokens of the prompt; they come with the first one drawn",
     )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        description="how many tokens of a prompt are kept; -1: what leaves room for max_tokens",
+    )
+    truncation_side: Literal["left", "right"] = Field("left", description="where they are cut off")
+    add_special_tokens: bool | None = Field(
+        None, description="which begin or end a text; none: a prompt gets them, a chat does not"
+    )
     structured_outputs: StructuredOutputs | None = None
 
     def given(self) -> frozenset[str]:
@@ -148,6 +157,8 @@ class SamplingParams(Wire):
     def agrees_with_itself(self) -> Self:
         if self.temperature == 0 and self.n > 1:
             raise ValueError("n: temperature 0 gives the same answer n times; ask for n=1")
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens: give at least 1, or -1 for what has room")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens: {self.min_tokens} is above max_tokens, {self.max_tokens}"

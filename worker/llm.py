@@ -161,7 +161,8 @@ class LLM:
         for place, (prompt, params) in enumerate(self._with_params(several, sampling_params)):
             with _noted(place):
                 text, given = _read(prompt)
-                ids = self._text.encode(text) if text is not None else given
+                room = self._engine.limits.prompt_room(params)
+                ids = self._text.prompt_ids(given if text is None else text, params, room)
                 requests.append(self._request(text, ids, params))
         return self._answer(requests, use_tqdm)
 
@@ -190,7 +191,8 @@ class LLM:
                     )
                 except ValidationError as error:
                     raise _refusal(error) from error
-                requests.append(self._request(None, self._text.render(chat), params))
+                ids = self._text.render(chat, params, self._engine.limits.prompt_room(params))
+                requests.append(self._request(None, ids, params))
         return self._answer(requests, use_tqdm)
 
     def embed(

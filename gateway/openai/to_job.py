@@ -74,6 +74,9 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
     sampling = _sampling(asked, body, None)
     if asked.logprobs is not None:
         sampling["logprobs"] = asked.logprobs
+    if asked.echo and body.get("truncate_prompt_tokens") is not None:
+        sentence = "what is left of a prompt that is cut cannot be shown; leave one of them out"
+        raise InvalidJob(f"echo: {sentence}", "echo")
     is_text = all(isinstance(prompt, str) for prompt in prompts)
     if asked.echo and (asked.logprobs is not None or not is_text):  # a worker spells the ids
         sampling["prompt_logprobs"] = max(asked.logprobs or 0, asked.prompt_logprobs or 0)

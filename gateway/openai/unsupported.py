@@ -14,7 +14,6 @@ from penstock.schemas.openai import JsonObject
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "suffix": ("",),
     "prompt_embeds": ([],),
-    "truncate_prompt_tokens": (),
     "logits_processors": ([],),
     "custom_logit_processor": ("",),
     "use_beam_search": (False,),
@@ -59,10 +58,10 @@ NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
 ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
     "best_of": lambda body: not _is_at_most_n(body["best_of"], body.get("n", 1)),
     "echo": lambda body: body["echo"] is True and "messages" in body,
-    "add_special_tokens": lambda body: body["add_special_tokens"] is ("messages" in body),
-    # Only a worker knows the ids of a prompt that is text, and calls are found in text.
+    # Only a worker knows the ids of a prompt that is text or cut, and calls are found in text.
     "return_token_ids": lambda body: (
-        body["return_token_ids"] is not False and not _is_ids(body.get("prompt"))
+        body["return_token_ids"] is not False
+        and not (_is_ids(body.get("prompt")) and body.get("truncate_prompt_tokens") is None)
     ),
     "return_tokens_as_token_ids": lambda body: (
         body["return_tokens_as_token_ids"] is not False and "messages" in body

@@ -100,6 +100,10 @@ class EngineLimits:
     def max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         return params.max_tokens or self.max_model_len - num_prompt
 
+    def prompt_room(self, params: SamplingParams) -> int:
+        """Return how many tokens a prompt may have, so that `max_tokens` may follow it."""
+        return max(1, self.max_model_len - (params.max_tokens or 1))
+
     def check(self, addition: AddSequence) -> PenstockError | None:
         """Return None when the sequence can run to its end, alone if need be; else the error.
 

@@ -27,8 +27,11 @@ _LEFT_OUT = ("stop_token_ids", "logit_bias", "allowed_token_ids")  # where they 
 _STRUCTURES = ("json", "regex", "choice", "grammar")
 # What is not sent, since it concerns the text or is asked in another way.
 _ABOVE = frozenset(
-    ("n", "seed", "max_tokens", "stop", "include_stop_str_in_output", "skip_special_tokens")
-)
+    (
+        "n", "seed", "max_tokens", "stop", "include_stop_str_in_output", "skip_special_tokens",
+        "truncate_prompt_tokens", "truncation_side", "add_special_tokens",
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,10 +100,12 @@ class Intake:
             raise BudgetExceeded(sentence, "prompt", reset_at=started.budget_reset_at)
 
     def _read(self, job: Job) -> list[list[int]]:
+        asked = job.params, self.limits.prompt_room(job.params)
         if job.chat is not None:
-            param, prompts = "messages", [self.text.render(job.chat)]
+            param, prompts = "messages", [self.text.render(job.chat, *asked)]
         else:
-            param, prompts = "prompt", [self.text.prompt_ids(prompt) for prompt in job.prompts]
+            param = "prompt"
+            prompts = [self.text.prompt_ids(prompt, *asked) for prompt in job.prompts]
         for prompt in prompts:
             self._check(job, prompt, param)
         return prompts

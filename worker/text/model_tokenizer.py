@@ -6,13 +6,14 @@ that tokenises stays small and starts at once.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tokenizers import Encoding, Tokenizer
 
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import TokenLogprob, TopLogprob
 from penstock.schemas.job import Chat, Prompt
+from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.models.errors import is_failure, reason
 from penstock.worker.process.loading import loading
@@ -21,6 +22,7 @@ from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.detokenizer import Detokenizer, PieceDecoder
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
+_AS_USUAL = SamplingParams()
 
 
 class Template(Protocol):
@@ -60,8 +62,19 @@ class ModelTokenizer:
         """Return a text's ids, with the special tokens that by default begin or end a text."""
         return self._encode(text, "prompt", add_special_tokens=True)
 
-    def prompt_ids(self, prompt: Prompt) -> list[int]:
-        return self.encode(prompt) if isinstance(prompt, str) else prompt
+    def prompt_ids(
+        self, prompt: Prompt, params: SamplingParams = _AS_USUAL, room: int = 0
+    ) -> list[int]:
+        """Return a prompt's ids, as many as `truncate_prompt_tokens` says.
+
+        room  the number that its -1 stands for
+        """
+        most = _most(params, room)
+        if not isinstance(prompt, str):
+            return _kept(prompt, most, params)
+        return self._encode_cut(
+            prompt, "prompt", params.add_special_tokens is not False, params, most
+        )
 
     def bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids of words, each as it begins a text and as it follows a space."""
@@ -102,9 +115,26 @@ class ModelTokenizer:
             (list(each.ids), each.type_ids.index(1) if 1 in each.type_ids else 0) for each in found
         ]
 
-    def _cut(self, text: str, room: int) -> list[int]:
+    def _encode_cut(
+        self,
+        text: str,
+        param: str,
+        add_special_tokens: bool,
+        params: SamplingParams,
+        most: int | None,
+    ) -> list[int]:
+        """Return a text's ids. A special token that begins or ends it is never cut off."""
+        ids = self._encode(text, param, add_special_tokens)
+        if most is None or len(ids) <= most:
+            return ids
+        if not add_special_tokens:
+            return _kept(ids, most, params)
+        room = max(0, most - self._backend.num_special_tokens_to_add(False))
+        return self._cut(text, room, params.truncation_side)
+
+    def _cut(self, text: str, room: int, side: Literal["left", "right"] = "right") -> list[int]:
         encoded = self._backend.encode(text, add_special_tokens=False)
-        encoded.truncate(room)
+        encoded.truncate(room, direction=side)
         return list(self._backend.post_process(encoded).ids)
 
     def _cut_pair(self, first: str, second: str, room: int) -> Encoding:
@@ -118,9 +148,13 @@ class ModelTokenizer:
         other.truncate(more if is_first_less else less)
         return self._backend.post_process(one, other)
 
-    def render(self, chat: Chat) -> list[int]:
-        """Return the ids of a conversation, as the model's own template writes it."""
-        return self._encode(self._template.write(chat), "messages", add_special_tokens=False)
+    def render(self, chat: Chat, params: SamplingParams = _AS_USUAL, room: int = 0) -> list[int]:
+        """Return the ids of a conversation, as the model's own template writes it.
+
+        It is cut as `prompt_ids` cuts a prompt.
+        """
+        text, adds = self._template.write(chat), params.add_special_tokens is True
+        return self._encode_cut(text, "messages", adds, params, _most(params, room))
 
     def plain_tokens(self, vocab_size: int) -> dict[bytes, int]:
         """Return the tokens that are no special ones, by the bytes that they stand for."""
@@ -193,6 +227,17 @@ def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
     """Return the tokenizer that belongs to the engine of these settings. Raises InvalidJob."""
     with loading(f"the tokenizer of {settings.model}"):
         return ModelTokenizer(ByteTokenizer() if settings.is_fake else settings.checkpoint())
+
+
+def _most(params: SamplingParams, room: int) -> int | None:
+    """Return how many ids of a prompt are kept; None for all."""
+    return room if params.truncate_prompt_tokens == -1 else params.truncate_prompt_tokens
+
+
+def _kept(ids: list[int], most: int | None, params: SamplingParams) -> list[int]:
+    if most is None or len(ids) <= most:
+        return ids
+    return ids[-most:] if params.truncation_side == "left" else ids[:most]
 
 
 def _finite(logprob: float) -> float:

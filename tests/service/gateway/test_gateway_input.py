@@ -199,6 +199,12 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 4, "echo": True}, "echo"),
+        (
+            {"truncate_prompt_tokens": 4, "prompt": [1], "return_token_ids": True},
+            "return_token_ids",
+        ),
         ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
         ({"prompt": [7] * 40_000, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": [[7] * 900] * 64, "n": 16, "prompt_logprobs": 1}, "prompt_logprobs"),
@@ -352,7 +358,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("best_of", 3, [1, 0]),
     ("suffix", "x", [""]),
     ("prompt_embeds", "x", [[]]),
-    ("truncate_prompt_tokens", 8, []),
     ("logits_processors", ["x"], [[]]),
     ("custom_logit_processor", "x", [""]),
     ("use_beam_search", True, [False]),
@@ -393,7 +398,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
 IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
     ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
     ({"echo": True}, "echo"),
-    ({"add_special_tokens": True}, "add_special_tokens"),
     ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
     (
         {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},

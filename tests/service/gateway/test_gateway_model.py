@@ -235,6 +235,30 @@ def test_a_prompt_is_scored_in_every_form(client: OpenAI) -> None:
     assert [len(choice.logprobs.token_logprobs) for choice in both.choices] == [len(ids), 3]
 
 
+def test_a_prompt_is_cut_and_begun_as_asked(client: OpenAI) -> None:
+    def num_tokens(**fields: object) -> int:
+        asked = {"model": MODEL, "max_tokens": 1, "extra_body": fields}
+        answer = client.completions.create(prompt="Once upon a time " * 40, **asked)  # type: ignore[call-overload]
+        assert answer.usage is not None
+        return int(answer.usage.prompt_tokens)
+
+    whole = num_tokens()
+    assert num_tokens(truncate_prompt_tokens=7) == 7
+    assert num_tokens(truncate_prompt_tokens=-1) == whole
+    assert num_tokens(add_special_tokens=False) == whole - 1
+    longer = client.completions.create(
+        model=MODEL,
+        prompt="Once " * 9000,
+        max_tokens=96,
+        extra_body={"truncate_prompt_tokens": -1, "ignore_eos": True},
+    )
+    assert longer.usage is not None and longer.usage.total_tokens == 4096
+    chat = client.chat.completions.create(
+        model=MODEL, messages=HI, max_tokens=1, extra_body={"truncate_prompt_tokens": 5}
+    )
+    assert chat.usage is not None and chat.usage.prompt_tokens == 5
+
+
 def test_a_chat_tells_the_log_probabilities_of_its_prompt(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=HI, max_tokens=2, n=2, extra_body={"prompt_logprobs": 1}

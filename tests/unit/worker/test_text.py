@@ -257,6 +257,46 @@ def test_a_chat_is_written_as_transformers_writes_it(name, messages, options):
     assert text(name).render(Chat(messages=messages, **options)) == expected
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("adds", [None, True, False])
+def test_a_prompt_is_cut_as_transformers_cuts_it(name, side, adds):
+    asked = {"truncation_side": side, "add_special_tokens": adds}
+    judge, written = oracle(name), "the quick brown fox jumps, über den 🦥, " * 3
+    judge.truncation_side = side
+    for most in (1, 2, 7, 20, 1000):
+        expected = judge(
+            written, add_special_tokens=adds is not False, truncation=True, max_length=most
+        )["input_ids"]
+        params = SamplingParams(truncate_prompt_tokens=most, **asked)
+        assert text(name).prompt_ids(written, params) == expected
+        by_room = SamplingParams(truncate_prompt_tokens=-1, **asked)
+        assert text(name).prompt_ids(written, by_room, most) == expected
+
+
+def test_ids_and_chats_are_cut_where_they_are_asked_to_be():
+    ids, right = list(range(9)), {"truncation_side": "right"}
+    for fields, kept in (
+        ({}, [6, 7, 8]),
+        (right, [0, 1, 2]),
+        ({"add_special_tokens": True}, [6, 7, 8]),
+    ):
+        params = SamplingParams(truncate_prompt_tokens=3, **fields)
+        assert text("byte_level").prompt_ids(ids, params) == kept
+    chat = Chat(messages=[{"role": "user", "content": "Hello there"}])
+    whole = text("byte_level").render(chat)
+    assert text("byte_level").render(chat, SamplingParams(truncate_prompt_tokens=4)) == whole[-4:]
+    assert (
+        text("byte_level").render(chat, SamplingParams(truncate_prompt_tokens=-1), 5) == whole[-5:]
+    )
+    added = text("byte_level").render(chat, SamplingParams(add_special_tokens=True))
+    judge = oracle("byte_level")
+    written = judge.apply_chat_template(
+        [{"role": "user", "content": "Hello there"}], tokenize=False, add_generation_prompt=True
+    )
+    assert added == judge(written)["input_ids"] != whole
+
+
 def test_template_variables_reach_the_template():
     chat = Chat(messages=[{"role": "user", "content": "Hi"}], template_kwargs={"shout": "loud"})
     rendered = text("byte_level").render(chat)
