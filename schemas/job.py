@@ -13,6 +13,7 @@ from penstock.schemas.sampling import SamplingParams, TokenId
 from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_PROMPTS = 64
+MAX_ANSWERS = 1024  # of a job: prompts times n
 MAX_MESSAGES = 2048
 MAX_METADATA_BYTES = 512  # of a name or a value
 YEAR_MS = 365 * 86_400_000
@@ -87,6 +88,11 @@ class Job(Wire):
         # Of an empty text an encoder has its special tokens.
         if any(prompt == [] or (not prompt and not self.pooling) for prompt in self.prompts):
             raise ValueError("prompts: a prompt is empty; give at least one token")
+        if self.pooling is None and self.num_choices > MAX_ANSWERS:
+            raise ValueError(
+                f"n: {len(self.prompts)} prompts x n={self.params.n} are more than {MAX_ANSWERS}"
+                " answers; ask for fewer"
+            )
         if self.not_before_ms is not None and self.delay_ms is not None:
             raise ValueError("not_before_ms: give either it or delay_ms")
         return self

@@ -1,5 +1,6 @@
 """The stored result, which outlives the log and lets a late reader resume inside it."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -117,15 +118,15 @@ def fold(
 ) -> KeptResult:
     """Make the result of a whole log. A choice that never had a token is there, and empty."""
     state: EndState = end.state
+    of_choices = defaultdict[int, list[Delta]](list)
+    for delta in deltas:
+        of_choices[delta.index].append(delta)
     reason = end.finish_reason if isinstance(end, Done) else None
     return KeptResult(
         job_id=job_id,
         model=model,
         state=state,
-        choices=[
-            _choice(index, [delta for delta in deltas if delta.index == index], reason)
-            for index in range(num_choices)
-        ],
+        choices=[_choice(index, of_choices[index], reason) for index in range(num_choices)],
         usage=end.usage,
         error=end.error if isinstance(end, Failed) else None,
         timing=end.timing if isinstance(end, Done) else None,

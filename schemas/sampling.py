@@ -17,7 +17,7 @@ from pydantic import (
 from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_LOGPROBS = 20
-MAX_CHOICES = 16
+MAX_CHOICES = 128
 MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_STOP_BYTES = 256
 MODEL_DEFAULTS = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
@@ -155,8 +155,6 @@ class SamplingParams(Wire):
 
     @model_validator(mode="after")
     def agrees_with_itself(self) -> Self:
-        if self.temperature == 0 and self.n > 1:
-            raise ValueError("n: temperature 0 gives the same answer n times; ask for n=1")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: give at least 1, or -1 for what has room")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

@@ -39,6 +39,16 @@ OPTIONS = (
     "metadata",
 )
 
+# Fields that ask for one kind of structure: vLLM's older ones, SGLang's and llama.cpp's.
+OF_STRUCTURE = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "json_schema": "json",
+}
+NEUTRAL_OF_STRUCTURE: dict[str, tuple[JsonValue, ...]] = {"regex": ("",), "json_schema": ("", {})}
 LAST_S = LAST_MS // 1000
 # The job's fields by the names that callers give them, for `validate`.
 CALLED = {"prompts": "prompt", "params": "", "chat": ""}
@@ -106,7 +116,7 @@ def flattened(body: JsonObject) -> JsonObject:
         raise InvalidJob("params: must be an object", "params")
     if "messages" in body and "prompt" in body:
         raise InvalidJob("prompt: give either messages or a prompt", "prompt")
-    known = SAMPLING | {"logprobs", "structured_outputs"} | UNSUPPORTED
+    known = SAMPLING | {"logprobs", "structured_outputs"} | OF_STRUCTURE.keys() | UNSUPPORTED
     given = {name: params[name] for name in known if params.get(name) is not None}
     if "messages" in body and "logprobs" in given:
         given |= {"logprobs": True, "top_logprobs": given["logprobs"]}
@@ -185,7 +195,8 @@ def _sampling(asked: Asked, body: JsonObject, forced: JsonObject | None) -> Json
     if forced is not None:
         structures.append({"json": forced})
     if len(structures) > 1:
-        sentence = "give one of response_format, structured_outputs, a guided_ field, a forced tool"
+        sentence = "give one of response_format, structured_outputs, regex, json_schema, a guided_"
+        sentence += " field, a forced tool"
         raise InvalidJob(f"response_format: {sentence}", "response_format")
     if structures:
         sampling["structured_outputs"] = structures[0]
@@ -205,8 +216,10 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
         own = {name: own[name] for name in STRUCTURES if own.get(name) is not None}
     if own is not None:
         structures.append(own)
-    guided = {name: body.get(f"guided_{name}") for name in ("json", "regex", "choice", "grammar")}
-    structures += [{name: value} for name, value in guided.items() if value is not None]
+    for name, kind in OF_STRUCTURE.items():
+        is_neutral = body.get(name) in NEUTRAL_OF_STRUCTURE.get(name, ())
+        if body.get(name) is not None and not is_neutral:
+            structures.append({kind: body[name]})
     return structures
 
 

@@ -27,10 +27,8 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "guided_whitespace_pattern": ("",),
     "chat_template": ("",),
     "documents": ([],),
-    "regex": ("",),
     "ebnf": ("",),
     "grammar": ("",),
-    "json_schema": ("", {}),
     "stop_regex": ("", []),
     "no_stop_trim": (False,),
     "min_new_tokens": (0,),
@@ -77,10 +75,8 @@ ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
 }
 UNSUPPORTED = NEUTRAL.keys() | ASKED.keys()
 INSTEAD = {
-    "regex": "structured_outputs.regex",
     "ebnf": "structured_outputs.grammar",
     "grammar": "structured_outputs.grammar",
-    "json_schema": "response_format or structured_outputs.json",
     "functions": "tools",
     "return_token_ids": "/v1/completions with a prompt of token ids",
     "return_tokens_as_token_ids": "/v1/completions",

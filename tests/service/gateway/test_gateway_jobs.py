@@ -71,6 +71,16 @@ def test_a_job_is_accepted_looked_at_and_answered(http: httpx.Client, actor: Act
     assert (job.params.temperature, job.params.seed, job.params.logprobs) == (0.5, 7, 2)
 
 
+@pytest.mark.parametrize("name", ["guided_regex", "regex"])
+def test_a_structure_may_stand_among_the_params(
+    http: httpx.Client, actor: Actor, name: str
+) -> None:
+    actor.script = lambda job: spoken("a")
+    ended(http, submitted(http, params={name: "a+"}))
+    structure = actor.jobs[-1].params.structured_outputs
+    assert structure is not None and structure.constraint == ("regex", "a+")
+
+
 def test_a_job_may_be_a_chat(http: httpx.Client, actor: Actor) -> None:
     actor.script = lambda job: spoken("yes")
     messages = [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}]

@@ -235,6 +235,14 @@ def test_a_prompt_is_scored_in_every_form(client: OpenAI) -> None:
     assert [len(choice.logprobs.token_logprobs) for choice in both.choices] == [len(ids), 3]
 
 
+def test_many_answers_are_drawn_and_at_temperature_0_all_the_same(client: OpenAI) -> None:
+    asked = {"model": MODEL, "prompt": "Once", "n": 128, "max_tokens": 4}
+    same = client.completions.create(temperature=0, **asked)  # type: ignore[call-overload]
+    assert len(same.choices) == 128 and len({choice.text for choice in same.choices}) == 1
+    others = client.completions.create(seed=1, temperature=2, **asked)  # type: ignore[call-overload]
+    assert len(others.choices) == 128 and len({choice.text for choice in others.choices}) > 8
+
+
 def test_a_prompt_is_cut_and_begun_as_asked(client: OpenAI) -> None:
     def num_tokens(**fields: object) -> int:
         asked = {"model": MODEL, "max_tokens": 1, "extra_body": fields}

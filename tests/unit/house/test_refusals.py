@@ -75,6 +75,7 @@ def test_the_page_says_what_the_code_does() -> None:
         "prompts": job.MAX_PROMPTS,
         "inputs, documents and queries of vectors": most(Job, "prompts"),
         "n": sampling.MAX_CHOICES,
+        "prompts x n": job.MAX_ANSWERS,
         "answer, bytes, as prompts x n x tokens x logprobs may take": job.MAX_ANSWER_BYTES,
         "logprobs": sampling.MAX_LOGPROBS,
         "prompt_logprobs": sampling.MAX_LOGPROBS,
