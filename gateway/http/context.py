@@ -1,7 +1,8 @@
 """The parts that all routes share, and the steps that lead from a request to its job."""
 
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.files import Files
 from penstock.gateway.client import REMEMBER_S, Client
 from penstock.gateway.http.metrics import Metrics
-from penstock.gateway.http.middleware import MORE_HEADERS, caller_of, span_of
+from penstock.gateway.http.middleware import add_headers, caller_of, span_of
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 IDEMPOTENCY_KEY = "idempotency-key"
 LAST_EVENT_ID = "last-event-id"
+SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_SHOWN = 16  # names in a header
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,17 @@ class Gateway:
                 self.tracing.record("enqueue", span, began_ns, time.time_ns())
             if account is not None and account.limits.has_rates:
                 rates = await self.client.rates(job.job_id, account)
-                request.scope[MORE_HEADERS] = rate_headers(account.limits, rates)
+                add_headers(request.scope, rate_headers(account.limits, rates))
         return job
+
+    def tell_ignored(self, request: Request, names: Sequence[str]) -> None:
+        """Count fields that are ignored, and list them in the response's headers."""
+        if not names:
+            return
+        self.metrics.ignored.inc(len(names))
+        shown = [name for name in names if SHOWN_NAME.fullmatch(name)][:MAX_SHOWN]
+        if shown:
+            add_headers(request.scope, {"x-penstock-ignored": ", ".join(shown)})
 
     def leaving(self, request: Request, job: Job) -> Callable[[], Awaitable[None]]:
         """Return what to call when the caller hangs up; it cancels a job that nobody else awaits.

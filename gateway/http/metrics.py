@@ -95,6 +95,11 @@ class Metrics:
             "Streams that a reader took up again from where it had come to",
             registry=registry,
         )
+        self.ignored = Counter(
+            names.IGNORED_PARAMETERS,
+            "Fields of requests that mean nothing here; x-penstock-ignored names them",
+            registry=registry,
+        )
 
     def reject(self, model: str, error: PenstockError) -> None:
         """Count a refused submission. `model` must be a served one, or empty."""

@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,14 @@ if TYPE_CHECKING:
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 CALLER = "penstock.caller"
-MORE_HEADERS = "penstock.headers"  # put on the response, even if it is an error
+MORE_HEADERS = "penstock.headers"
 SPAN = "penstock.span"
 UNTRACED = ("/health", "/metrics", "/v1/status", "/page")  # asked again and again
+
+
+def add_headers(scope: Scope, headers: Mapping[str, str]) -> None:
+    """Put headers on the response, even if it is an error."""
+    scope.setdefault(MORE_HEADERS, {}).update(headers)
 
 
 class Middleware:

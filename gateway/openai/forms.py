@@ -1,6 +1,9 @@
 """Reading of requests in OpenAI's forms: each gives a job, and how its answer shall look."""
 
+from collections.abc import Sequence
+
 from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.ignored import ignored
 from penstock.gateway.openai.pooling import vectors_form
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.to_job import chat_job, hides_completion, prompts_of, text_job
@@ -23,6 +26,7 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
         num_scores=asked.prompt_logprobs,
+        ignored=ignored(ChatRequest, body),
     )
 
 
@@ -45,16 +49,16 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         num_scores=asked.prompt_logprobs,
         num_echoed=asked.logprobs,
         hides_completion=hides_completion(body),
+        ignored=ignored(CompletionRequest, body),
     )
 
 
-def any_job(job_id: str, caller: Caller, body: JsonObject) -> Job:
+def any_job(job_id: str, caller: Caller, body: JsonObject) -> tuple[Job, Sequence[str]]:
     """Return the job of a chat, of vectors or else of a completion, as the body's fields tell.
 
-    Raises InvalidJob.
+    The other value is the names of fields that are ignored. Raises InvalidJob.
     """
-    if "messages" in body:
-        return chat_form(caller, body, job_id).job
-    if "prompt" not in body and not body.keys().isdisjoint(_OF_VECTORS):
-        return vectors_form(caller, body, job_id).job
-    return text_form(caller, body, job_id).job
+    if "prompt" not in body and "messages" not in body and not body.keys().isdisjoint(_OF_VECTORS):
+        return vectors_form(caller, body, job_id).job, ()
+    form = (chat_form if "messages" in body else text_form)(caller, body, job_id)
+    return form.job, form.ignored

@@ -40,6 +40,7 @@ class AnswerContext:
     num_scores: int | None = None  # alternatives a token in `prompt_logprobs`; None: not shown
     num_echoed: int | None = None  # the same in the echo's log probabilities
     hides_completion: bool = False  # only the prompt is shown
+    ignored: Sequence[str] = ()  # fields of the body that mean nothing here
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     def echo_of(self, index: int, scores: Sequence[TokenLogprob] | None) -> str:

@@ -48,6 +48,7 @@ OF_STRUCTURE = {
     "regex": "regex",
     "json_schema": "json",
 }
+IN_PARAMS = SAMPLING | OF_STRUCTURE.keys() | UNSUPPORTED | {"logprobs", "structured_outputs"}
 NEUTRAL_OF_STRUCTURE: dict[str, tuple[JsonValue, ...]] = {"regex": ("",), "json_schema": ("", {})}
 LAST_S = LAST_MS // 1000
 # The job's fields by the names that callers give them, for `validate`.
@@ -116,8 +117,7 @@ def flattened(body: JsonObject) -> JsonObject:
         raise InvalidJob("params: must be an object", "params")
     if "messages" in body and "prompt" in body:
         raise InvalidJob("prompt: give either messages or a prompt", "prompt")
-    known = SAMPLING | {"logprobs", "structured_outputs"} | OF_STRUCTURE.keys() | UNSUPPORTED
-    given = {name: params[name] for name in known if params.get(name) is not None}
+    given = {name: params[name] for name in IN_PARAMS if params.get(name) is not None}
     if "messages" in body and "logprobs" in given:
         given |= {"logprobs": True, "top_logprobs": given["logprobs"]}
     return {"background": True} | body | given

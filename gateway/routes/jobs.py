@@ -16,6 +16,7 @@ from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.openai.forms import any_job
+from penstock.gateway.openai.ignored import ignored_params
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.to_job import flattened
 from penstock.gateway.openai.validation import validate
@@ -61,13 +62,17 @@ class Told(Report):
     webhook: str | None = None
 
 
+OF_JOBS = {"params", *Told.model_fields}
+
+
 @router.post("")
 async def submit(request: Request, gateway: Open) -> Response:
     """Submit a job.
 
     The body is a chat's or a completion's; `params` may hold SamplingParams as they are.
     """
-    job, webhook = await read(request, gateway, partial(_asked, caller_of(request)))
+    job, webhook, ignored = await read(request, gateway, partial(_asked, caller_of(request)))
+    gateway.tell_ignored(request, ignored)
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
@@ -149,10 +154,15 @@ async def delete(job_id: str, request: Request, gateway: Open) -> Response:
     return _json({"id": job_id, "object": "job", "deleted": True})
 
 
-def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None]:
-    """Return the job without its id, and the webhook that is told of its end. Raises InvalidJob."""
-    body = flattened(body)
-    return any_job("", caller, body), validate(Told, body).webhook
+def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None, list[str]]:
+    """Return the job without its id, the webhook that is told of its end, and what is ignored.
+
+    Raises InvalidJob.
+    """
+    flat = flattened(body)
+    job, others = any_job("", caller, flat)
+    ignored = [name for name in others if name not in OF_JOBS]
+    return job, validate(Told, flat).webhook, ignored + ignored_params(body)
 
 
 async def _nothing() -> None:

@@ -31,6 +31,7 @@ router = APIRouter(tags=["openai"])
 async def chat_completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await read(request, gateway, partial(chat_form, caller_of(request)))
+    gateway.tell_ignored(request, form.ignored)
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, ChatChunks)
     return await whole(request, gateway, watch, form, chat_answer)
@@ -40,6 +41,7 @@ async def chat_completions(request: Request, gateway: Open) -> Response:
 async def completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await read(request, gateway, partial(text_form, caller_of(request)))
+    gateway.tell_ignored(request, form.ignored)
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, TextChunks)
     return await whole(request, gateway, watch, form, text_answer)

@@ -487,6 +487,45 @@ def test_what_is_unknown_or_null_is_ignored(http: httpx.Client, actor: Actor) ->
         assert actor.jobs[-1].metadata == {"a": "b"}
 
 
+ODD = {"a name": 1, "line\r\nbreak": 1, "é": 1, "x" * 65: 1}
+
+
+@pytest.mark.parametrize(
+    "path, body, fields, told",
+    [
+        ("/v1/chat/completions", CHAT, {"foo": 1, "user": "u", "dimensions": None}, ["foo"]),
+        ("/v1/chat/completions", CHAT, {"echo": False, "input": "x"}, ["input"]),
+        ("/v1/completions", TEXT, {"tools": [], "top_k": 3, "webhook": "x"}, ["tools", "webhook"]),
+        ("/v1/completions", TEXT, {"foo": 1, "stream": True}, ["foo"]),
+        ("/v1/completions", TEXT, ODD | {"z.1": 1}, ["z.1"]),
+        ("/v1/completions", TEXT, {f"f{i}": 1 for i in range(20)}, [f"f{i}" for i in range(16)]),
+        ("/v1/jobs", TEXT, {"foo": 1, "params": {"top_k": 1, "bar": 2}}, ["foo", "params.bar"]),
+        ("/v1/completions", TEXT, ODD, None),
+        ("/v1/completions", TEXT, {"temperature": 0.5, "metadata": {}}, None),
+    ],
+)
+def test_fields_that_mean_nothing_are_told(
+    http: httpx.Client,
+    actor: Actor,
+    path: str,
+    body: dict[str, object],
+    fields: dict[str, object],
+    told: list[str] | None,
+) -> None:
+    name, before = "penstock:ignored_parameters_total", http.get("/metrics").text
+    response = http.post(path, json=body | fields)
+    assert response.is_success, response.text
+    assert response.headers.get("x-penstock-ignored") == (", ".join(told) if told else None)
+    counts = [
+        float(line.split()[1])
+        for text in (before, http.get("/metrics").text)
+        for line in text.splitlines()
+        if line.startswith(name)
+    ]
+    odd = len(fields.keys() & ODD.keys()) + (4 if "f19" in fields else 0)
+    assert counts[1] - counts[0] == len(told or ()) + odd
+
+
 def test_texts_of_as_many_bytes_as_are_let_in_reach_the_worker(
     http: httpx.Client, actor: Actor
 ) -> None:
