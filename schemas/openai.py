@@ -145,6 +145,9 @@ class NamedTool(Report):
     function: FunctionName
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class ChatRequest(Asked):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_tokens: int | None = None
@@ -157,6 +160,13 @@ class ChatRequest(Asked):
     tools: list[Tool] = Field(default_factory=list, max_length=128, fail_fast=True)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     chat_template_kwargs: JsonObject = Field(default_factory=dict)
+    reasoning_effort: Effort | None = Field(None, description="for the chat template")
+    documents: list[JsonObject] = Field(
+        default_factory=list,
+        max_length=1024,
+        fail_fast=True,
+        description="vLLM's, for a chat template that reads them",
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

@@ -70,12 +70,21 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
     chat: JsonObject = {
         "messages": [_message(message) for message in asked.messages],
         "tools": [tool.model_dump(exclude_none=True) for tool in tools],
-        "template_kwargs": asked.chat_template_kwargs,
+        "template_kwargs": _for_template(asked) | asked.chat_template_kwargs,
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
     }
     refuse_extremes(chat)  # tools' arguments came as texts, which are parsed now
     return made_job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
+
+
+def _for_template(asked: ChatRequest) -> JsonObject:
+    """Return the fields of a chat that only the model's template knows what to do with."""
+    given: JsonObject = {
+        "reasoning_effort": asked.reasoning_effort,
+        "documents": [*asked.documents],
+    }
+    return {name: value for name, value in given.items() if value}
 
 
 def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonObject) -> Job:

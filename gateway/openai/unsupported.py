@@ -26,7 +26,6 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "structural_tag": ("", {}),
     "guided_whitespace_pattern": ("",),
     "chat_template": ("",),
-    "documents": ([],),
     "ebnf": ("",),
     "grammar": ("",),
     "stop_regex": ("", []),
@@ -64,6 +63,7 @@ ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
     "return_tokens_as_token_ids": lambda body: (
         body["return_tokens_as_token_ids"] is not False and "messages" in body
     ),
+    "documents": lambda body: body["documents"] != [] and "messages" not in body,
     "modalities": lambda body: body["modalities"] not in ([], ["text"]),
     "functions": lambda body: body["functions"] != [] and body.get("function_call") != "none",
     "function_call": lambda body: body["function_call"] not in ("none", "auto"),

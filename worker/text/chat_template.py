@@ -58,6 +58,10 @@ class ChatTemplate:
                 f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be given by a job",
                 "chat_template_kwargs",
             )
+        if "documents" in chat.template_kwargs and "documents" not in str(
+            self._tokenizer.chat_template
+        ):
+            raise InvalidJob("documents: this model's chat template reads none", "documents")
         # By name, because transformers' annotation knows messages of plain strings only.
         render = methodcaller(
             "apply_chat_template",

@@ -152,6 +152,8 @@ WRONG_IN_CHAT: list[tuple[str, object, str]] = [
     ("tool_choice", "required", "tool_choice"),  # without tools
     ("tool_choice", {"type": "function", "function": {"name": "f"}}, "tool_choice"),
     ("chat_template_kwargs", [1], "chat_template_kwargs"),
+    ("reasoning_effort", "much", "reasoning_effort"),
+    ("documents", "x", "documents"),
 ]
 WRONG_IN_TEXT: list[tuple[str, object, str]] = [
     ("prompt", None, "prompt"),
@@ -337,6 +339,7 @@ IGNORED = {
     "modalities": ["text"],
     "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "low",
+    "documents": [],
     "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
     "safety_identifier": "s",
@@ -372,7 +375,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("structural_tag", {"type": "structural_tag"}, ["", {}]),
     ("guided_whitespace_pattern", " ", [""]),
     ("chat_template", "{{ messages }}", [""]),
-    ("documents", [{"text": "x"}], [[]]),
     ("ebnf", 'root ::= "a"', [""]),
     ("grammar", 'root ::= "a"', [""]),
     ("stop_regex", "a+", ["", []]),
@@ -403,6 +405,9 @@ IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
         "structured_outputs.whitespace_pattern",
     ),
 ]
+IN_TEXT_ALONE: list[tuple[dict[str, object], str]] = [
+    ({"documents": [{"text": "x"}]}, "documents"),
+]
 FORCED = {"tools": [TOOL], "parallel_tool_calls": False, "tool_choice": "required"}
 
 
@@ -424,17 +429,24 @@ def test_a_known_parameter_without_its_effect_is_named(
         assert http.post("/v1/completions", json=TEXT | {field: each}).status_code == 200
 
 
-@pytest.mark.parametrize("fields, param", IN_CHAT_ALONE, ids=lambda value: str(value)[:20])
-def test_what_has_no_effect_in_a_chat_is_named(
-    http: httpx.Client, fields: dict[str, object], param: str
+@pytest.mark.parametrize(
+    "path, body, fields, param",
+    [
+        *(("/v1/chat/completions", CHAT, *each) for each in IN_CHAT_ALONE),
+        *(("/v1/completions", TEXT, *each) for each in IN_TEXT_ALONE),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_has_no_effect_in_one_of_the_two_is_named(
+    http: httpx.Client, path: str, body: dict[str, object], fields: dict[str, object], param: str
 ) -> None:
-    response = http.post("/v1/chat/completions", json=CHAT | fields)
+    response = http.post(path, json=body | fields)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
 
 
 def test_of_all_that_is_refused_each_is_tried() -> None:
     assert {field for field, _, _ in UNSUPPORTED} | {
-        field for fields, _ in IN_CHAT_ALONE for field in fields
+        field for fields, _ in IN_CHAT_ALONE + IN_TEXT_ALONE for field in fields
     } >= unsupported.UNSUPPORTED
 
 
@@ -497,6 +509,7 @@ ODD = {"a name": 1, "line\r\nbreak": 1, "é": 1, "x" * 65: 1}
         ("/v1/chat/completions", CHAT, {"echo": False, "input": "x"}, ["input"]),
         ("/v1/completions", TEXT, {"tools": [], "top_k": 3, "webhook": "x"}, ["tools", "webhook"]),
         ("/v1/completions", TEXT, {"foo": 1, "stream": True}, ["foo"]),
+        ("/v1/completions", TEXT, {"reasoning_effort": "low"}, ["reasoning_effort"]),
         ("/v1/completions", TEXT, ODD | {"z.1": 1}, ["z.1"]),
         ("/v1/completions", TEXT, {f"f{i}": 1 for i in range(20)}, [f"f{i}" for i in range(16)]),
         ("/v1/jobs", TEXT, {"foo": 1, "params": {"top_k": 1, "bar": 2}}, ["foo", "params.bar"]),

@@ -265,6 +265,23 @@ def test_no_tool_is_offered_where_none_shall_be_called(client: OpenAI, actor: Ac
     assert chat is not None and chat.tools == []
 
 
+def test_effort_and_documents_are_for_the_template(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a")
+    given = {"documents": [{"text": "x"}], "chat_template_kwargs": {"enable_thinking": True}}
+    client.chat.completions.create(
+        model=MODEL, messages=HI, reasoning_effort="low", extra_body=given
+    )
+    chat = actor.jobs[-1].chat
+    assert chat is not None and chat.template_kwargs == {
+        "reasoning_effort": "low",
+        "documents": [{"text": "x"}],
+        "enable_thinking": True,
+    }
+    client.chat.completions.create(model=MODEL, messages=HI)
+    chat = actor.jobs[-1].chat
+    assert chat is not None and chat.template_kwargs == {}
+
+
 def test_the_answer_of_a_tool_goes_back_as_objects(client: OpenAI, actor: Actor) -> None:
     actor.script = lambda job: spoken("Rain.")
 

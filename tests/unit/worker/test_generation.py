@@ -63,7 +63,8 @@ def drawn_by(worker: WorkerSettings, job: Job) -> SamplingParams:
 
 
 def asked(**body: JsonValue) -> Job:
-    return any_job("job_0_x", Caller(), {"model": "m", "prompt": "x"} | body)
+    job, _ = any_job("job_0_x", Caller(), {"model": "m", "prompt": "x"} | body)
+    return job
 
 
 some = st.fixed_dictionaries(

@@ -303,6 +303,20 @@ def test_template_variables_reach_the_template():
     assert text("byte_level").decode(rendered).endswith("LOUD")
 
 
+def test_documents_reach_a_template_that_reads_them(tmp_path):
+    hi, given = [{"role": "user", "content": "Hi"}], [{"title": "t", "text": "of a fox"}]
+    chat = Chat(messages=hi, template_kwargs={"documents": given})
+    with pytest.raises(InvalidJob, match="documents: this model's chat template reads none"):
+        text("byte_level").render(chat)
+    made = tokenizers_made.save(tokenizers_made.byte_level(), tmp_path)
+    (made / "chat_template.jinja").write_text(
+        "{% for each in documents or [] %}{{ each.text }}{% endfor %}{{ messages[0].content }}"
+    )
+    reads = ModelTokenizer(made)
+    assert reads.decode(reads.render(chat)) == "of a foxHi"
+    assert reads.decode(reads.render(Chat(messages=hi))) == "Hi"
+
+
 def test_text_parts_are_joined_and_arguments_are_objects():
     given_parts: list[Message] = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
