@@ -36,10 +36,13 @@ SHARED: dict[str, object] = {
     "service_tier": "flex",
     "timeout_ms": 60_000,
     "not_before": "2020-01-31T12:00:00Z",
-    "delay_ms": 0,
     "over_limit": "wait",
     "user": "u",
     "best_of": 2,
+    "truncation_side": "right",
+    "add_special_tokens": True,
+    "allowed_token_ids": [5, 6],
+    "bad_words": ["x"],
     "suffix": "",
 }
 CHAT = SHARED | {
@@ -54,6 +57,9 @@ CHAT = SHARED | {
     "logprobs": True,
     "top_logprobs": 2,
     "chat_template_kwargs": {"a": 1},
+    "truncate_prompt_tokens": 5,
+    "reasoning_effort": "low",
+    "documents": [{"text": "x"}],
 }
 TEXT = SHARED | {
     "prompt": ["a", "b"],
@@ -63,8 +69,9 @@ TEXT = SHARED | {
 JOB = {
     "model": MODEL,
     "prompt": "a",
+    "delay_ms": 0,
     "webhook": "https://example.com/x",
-    "params": {"n": 2, "logprobs": 2, "stop": "x", "structured_outputs": {"regex": "a+"}},
+    "params": {"n": 2, "logprobs": 2, "stop": "x", "prompt_logprobs": 1, "regex": "a+"},
 }
 BATCH = {
     "input_file_id": "file-" + "a" * 26,
