@@ -225,7 +225,8 @@ class Client:
         """
         queue = await self._lanes.queue(job.job_id)
         job.refuse_large_answer(self._lanes.max_model_len(job.model))
-        job.refuse_large_scores(each for each in job.prompts if not isinstance(each, str))
+        if job.params.truncate_prompt_tokens is None:  # else it is the worker that knows
+            job.refuse_large_scores(each for each in job.prompts if not isinstance(each, str))
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from penstock.schemas.errors import AnswerTooLarge
-from penstock.schemas.event import Usage
 from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
 from penstock.schemas.sampling import SamplingParams, TokenId
 from penstock.schemas.wire import Wire, at_most_bytes
@@ -116,10 +115,12 @@ class Job(Wire):
     def num_choices(self) -> int:
         return max(1, len(self.prompts)) * self.params.n
 
-    def answer_bytes(self, usage: Usage) -> int:
-        """Return about how many bytes the answer takes in memory."""
-        scores = usage.prompt_tokens * self.params.n * self._score_bytes()
-        return self.answer_bytes_a_token() * usage.completion_tokens + scores
+    def answer_bytes(self, num_tokens: int, num_scored: int) -> int:
+        """Return about how many bytes an answer takes in memory.
+
+        num_scored  tokens of prompts whose log probabilities are in it
+        """
+        return self.answer_bytes_a_token() * num_tokens + self._score_bytes() * num_scored
 
     def answer_bytes_a_token(self) -> int:
         """Return about how many bytes each token of the answer takes in memory."""

@@ -277,7 +277,9 @@ class _Turn:
             return Written(item, refused(line.job_id, asked, error.body()))
         assert result is not None  # the note says that it ended
         if result.state == "succeeded":
-            num_bytes = form.job.answer_bytes(result.usage) // 8
+            num_scored = sum(len(choice.prompt_logprobs or ()) for choice in result.choices)
+            num_tokens = result.usage.completion_tokens
+            num_bytes = form.job.answer_bytes(num_tokens, num_scored) // 8
             text = await self.home.client.off_loop.run(
                 num_bytes, answered, line.job_id, asked, form, result
             )

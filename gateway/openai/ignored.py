@@ -1,6 +1,7 @@
 """Names of a request's fields that mean nothing here: its response tells them in a header."""
 
 from collections.abc import Sequence
+from functools import cache
 
 from penstock.gateway.openai.to_job import IN_PARAMS, OPTIONS
 from penstock.schemas.openai import Asked, JsonObject
@@ -11,6 +12,12 @@ _OF_THE_CALLER = {
     "request_id",
 }  # fmt: skip
 _EVERYWHERE = IN_PARAMS | {*OPTIONS, "not_before"} | _OF_THE_CALLER
+
+
+def ignored(asked: type[Asked], body: JsonObject) -> Sequence[str]:
+    """Return the fields of a body that ask for something and are ignored."""
+    known = _known(asked)
+    return [name for name, value in body.items() if name not in known and value is not None]
 
 
 def ignored_params(body: JsonObject) -> list[str]:
@@ -24,7 +31,6 @@ def ignored_params(body: JsonObject) -> list[str]:
     ]
 
 
-def ignored(asked: type[Asked], body: JsonObject) -> Sequence[str]:
-    """Return the fields of a body that ask for something and are ignored."""
-    known = asked.model_fields.keys() | _EVERYWHERE
-    return [name for name, value in body.items() if name not in known and value is not None]
+@cache
+def _known(asked: type[Asked]) -> frozenset[str]:
+    return frozenset(asked.model_fields) | _EVERYWHERE

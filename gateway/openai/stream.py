@@ -212,7 +212,9 @@ class TextChunks(StreamRenderer):
         shown = to_json(self._logprobs[index].echo(index, scores)).decode()
         if self.form.prompt_ids is not None:
             more = f',"prompt_token_ids":{_ids(self.form.prompt_ids_of(index))}'
-        return [_text_choice(index, echo, shown, more=more)] if echo or more else []
+        return (
+            [_text_choice(index, echo, shown, more=more)] if echo or more or shown != "null" else []
+        )
 
     def pieces(self, event: Delta) -> list[str]:
         if self.form.hides_completion:

@@ -59,7 +59,8 @@ async def whole(
         return error_response(end.error, more={"job_id": job.job_id, **so_far})
 
     async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
-        num_bytes = job.answer_bytes(end.usage) // 8
+        num_scored = sum(len(delta.prompt_logprobs or ()) for delta in deltas)
+        num_bytes = job.answer_bytes(end.position, num_scored) // 8
         return await gateway.client.off_loop.run(num_bytes, made, deltas, end)
 
     leave = gateway.leaving(request, job)

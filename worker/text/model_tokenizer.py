@@ -6,7 +6,7 @@ that tokenises stays small and starts at once.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tokenizers import Encoding, Tokenizer
 
@@ -124,17 +124,16 @@ class ModelTokenizer:
         most: int | None,
     ) -> list[int]:
         """Return a text's ids. A special token that begins or ends it is never cut off."""
-        ids = self._encode(text, param, add_special_tokens)
-        if most is None or len(ids) <= most:
-            return ids
-        if not add_special_tokens:
-            return _kept(ids, most, params)
-        room = max(0, most - self._backend.num_special_tokens_to_add(False))
-        return self._cut(text, room, params.truncation_side)
+        if most is None:
+            return self._encode(text, param, add_special_tokens)
+        (encoded,) = self._encode_all([text], param, add_special_tokens=False)
+        num_added = self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        encoded.truncate(max(0, most - num_added), direction=params.truncation_side)
+        return list((self._backend.post_process(encoded) if num_added else encoded).ids)
 
-    def _cut(self, text: str, room: int, side: Literal["left", "right"] = "right") -> list[int]:
+    def _cut(self, text: str, room: int) -> list[int]:
         encoded = self._backend.encode(text, add_special_tokens=False)
-        encoded.truncate(room, direction=side)
+        encoded.truncate(room)
         return list(self._backend.post_process(encoded).ids)
 
     def _cut_pair(self, first: str, second: str, room: int) -> Encoding:

@@ -21,6 +21,7 @@ from penstock.worker.engine.messages import AddSequence, Logprob
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.step_tokens import most_in_time
 from penstock.worker.layers.batch import Batch
+from short_engine import make_engine
 
 TOLERANCE = 1e-4
 NEAR_TIE = 1e-3  # below this gap of the two likeliest, either is right
@@ -39,17 +40,6 @@ def judge(
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     folder = tmp_path_factory.mktemp("llama")
     return folder, judges.save("llama", folder)
-
-
-def make_engine(folder: Path, **changes: object) -> Engine:
-    """Short of everything, so that slices, cache hits and preemption all happen."""
-    settings: dict[str, object] = {
-        "dtype": "float32",
-        "num_gpu_blocks_override": 30,
-        "max_num_seqs": 24,
-        "max_num_batched_tokens": 40,
-    }
-    return build_engine(EngineConfig(folder, **(settings | changes)))
 
 
 @pytest.mark.parametrize("asked, taken", [(200_000_000, True), (None, False)])

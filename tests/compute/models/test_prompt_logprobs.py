@@ -11,10 +11,9 @@ from transformers import PreTrainedModel
 import judges
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine import prompt_scores
-from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.messages import AddSequence, Logprob, Output
+from short_engine import make_engine
 
 TOLERANCE = 1e-4
 STEM = judges.prompt(48, seed=1)
@@ -33,16 +32,6 @@ def judge(
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_scores, "_LOGITS", 7 * judges.VOCAB + 3)
-
-
-def make_engine(folder: Path, **changes: object) -> Engine:
-    settings: dict[str, object] = {
-        "dtype": "float32",
-        "num_gpu_blocks_override": 30,
-        "max_num_seqs": 24,
-        "max_num_batched_tokens": 40,
-    }
-    return build_engine(EngineConfig(folder, **(settings | changes)))
 
 
 def run(engine: Engine, trace: list[AddSequence]) -> dict[str, list[Output]]:
