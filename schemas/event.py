@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from penstock.schemas.markup import Markup
 from penstock.schemas.pooling import from_base64
 from penstock.schemas.wire import Report
 
@@ -54,10 +55,18 @@ Logprobs = Annotated[
 ]
 
 
+def _markup(value: object) -> Markup | None:
+    return msgspec.convert(value, Markup | None)
+
+
+KeptMarkup = Annotated[Markup | None, PlainValidator(_markup), PlainSerializer(msgspec.to_builtins)]
+
+
 class Usage(Report):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = Field(0, description="prompt tokens whose KV was found computed")
+    reasoning_tokens: int = Field(0, description="completion tokens of thinking")
 
 
 class Timing(Report):
@@ -99,6 +108,8 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     stop_reason    the stop id or string that matched
     prompt_logprobs  of the prompt's tokens, where they are asked for, on the choice's first delta;
                    the first token has nothing before it, and its log probability is 0
+    markup         on the first delta of a chat's choice: how its thinking and its calls are
+                   written, `penstock.schemas.markup`; None where it has neither
     vector         of a pooled prompt, `penstock.schemas.pooling`; its one token is 0, and its text
                    the label of the likeliest class
     """
@@ -113,6 +124,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     checksum: int | None = None
     vector: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    markup: Markup | None = None
 
     @property
     def type(self) -> Literal["delta"]:
@@ -213,6 +225,7 @@ class Choice(Report):
     stop_reason: int | str | None = None
     vector: str | None = Field(None, description="of a pooled prompt: float32 in base64")
     prompt_logprobs: Logprobs = Field(None, description="of the prompt; the first token's is 0")
+    markup: KeptMarkup = Field(None, description="how a chat's thinking and calls are written")
 
     @property
     def numbers(self) -> list[float]:

@@ -66,6 +66,7 @@ class KeptResult(Result):
                 checksum=checksum,
                 vector=choice.vector if is_last else None,
                 prompt_logprobs=None if begin else choice.prompt_logprobs,
+                markup=None if begin else choice.markup,
             )
             position += num_tokens
         yield self._end(*(self.ended_at or (position, checksum)))
@@ -146,6 +147,7 @@ def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) ->
         stop_reason=last.stop_reason if last else None,
         vector=last.vector if last else None,
         prompt_logprobs=deltas[0].prompt_logprobs if deltas else None,
+        markup=deltas[0].markup if deltas else None,
     )
 
 

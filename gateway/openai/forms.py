@@ -6,8 +6,13 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.ignored import ignored
 from penstock.gateway.openai.pooling import vectors_form
 from penstock.gateway.openai.responses import AnswerContext
-from penstock.gateway.openai.to_job import chat_job, hides_completion, prompts_of, text_job
-from penstock.gateway.openai.tool_calls import PlainText, reader_for
+from penstock.gateway.openai.to_job import (
+    chat_job,
+    hides_completion,
+    prompts_of,
+    reading_of,
+    text_job,
+)
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.job import Job
 from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
@@ -22,7 +27,7 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     return AnswerContext(
         job,
         asked.stream_options,
-        reader_for(asked),
+        reading_of(asked),
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
         num_scores=asked.prompt_logprobs,
@@ -40,8 +45,7 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     return AnswerContext(
         job,
         asked.stream_options,
-        PlainText,
-        echo,
+        echo=echo,
         prompt_ids=prompt_ids if asked.return_token_ids else None,
         names_ids=asked.return_tokens_as_token_ids,
         is_streamed=asked.stream,

@@ -1,13 +1,14 @@
 """Results and their parts in OpenAI's shapes: whole answers, usage, log probabilities, errors."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import JsonValue
 
-from penstock.gateway.openai.tool_calls import CallReader
+from penstock.gateway.markup.reader import Reading
+from penstock.gateway.markup.source import CallPiece, Found, joined
 from penstock.schemas.event import (
     Choice,
     ErrorBody,
@@ -20,7 +21,7 @@ from penstock.schemas.event import (
 )
 from penstock.schemas.job import Job
 from penstock.schemas.model import ModelCard
-from penstock.schemas.openai import FunctionCall, JsonObject, StreamOptions
+from penstock.schemas.openai import JsonObject, StreamOptions
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -31,7 +32,7 @@ class AnswerContext:
 
     job: Job
     options: StreamOptions
-    reader: Callable[[], CallReader]  # a new one for each choice
+    reading: Reading = Reading()  # noqa: RUF009 - frozen
     echo: Sequence[str] | None = None  # prompts to show before the answers; none of ids is here
     prompt_ids: Sequence[list[int]] | None = None  # None: no token ids are shown
     names_ids: bool = False  # log probabilities name tokens by their ids
@@ -40,6 +41,7 @@ class AnswerContext:
     num_scores: int | None = None  # alternatives a token in `prompt_logprobs`; None: not shown
     num_echoed: int | None = None  # the same in the echo's log probabilities
     hides_completion: bool = False  # only the prompt is shown
+    shows_reasoning: bool = True
     ignored: Sequence[str] = ()  # fields of the body that mean nothing here
     created_s: int = field(default_factory=lambda: int(time.time()))
 
@@ -166,6 +168,7 @@ def usage(count: Usage) -> JsonObject:
         "completion_tokens": count.completion_tokens,
         "total_tokens": count.prompt_tokens + count.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": count.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": count.reasoning_tokens},
     }
 
 
@@ -208,15 +211,17 @@ def finish_reason(reason: FinishReason | None, num_calls: int) -> str | None:
     return "tool_calls" if reason == "stop" and num_calls else reason
 
 
-def tool_call(form: AnswerContext, choice: int, number: int, call: FunctionCall) -> JsonObject:
-    """Return a tool call in OpenAI's shape.
+def tool_call(form: AnswerContext, choice: int, piece: CallPiece) -> JsonObject:
+    """Return a call of a tool, or a later piece of one, in OpenAI's shape.
 
     Its id follows from the job, so an answer that is made again from the job's result has the same.
     """
+    if piece.name is None:
+        return {"function": {"arguments": piece.arguments}}
     return {
-        "id": f"call_{form.job.job_id[-26:]}_{choice}_{number}",
+        "id": f"call_{form.job.job_id[-26:]}_{choice}_{piece.number}",
         "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
+        "function": {"name": piece.name, "arguments": piece.arguments},
     }
 
 
@@ -284,23 +289,27 @@ class TextLogprobs:
 
 
 def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
-    reader = form.reader()
-    found, rest = reader.feed(choice.text), reader.finish()
+    reader = form.reading.reader(choice.markup)
+    found = [reader.feed(choice.text), reader.finish()]
     calls = [
-        tool_call(form, choice.index, number, call)
-        for number, call in enumerate(found.calls + rest.calls)
+        tool_call(form, choice.index, piece)
+        for piece in joined(piece for each in found for piece in each.calls)
     ]
     return {
         "index": choice.index,
-        "message": _message(found.content + rest.content, calls),
+        "message": _message(form, found, calls),
         "logprobs": chat_logprobs(choice.logprobs),
         "finish_reason": finish_reason(choice.finish_reason, len(calls)),
         "stop_reason": choice.stop_reason,
     }
 
 
-def _message(content: str, calls: list[JsonObject]) -> JsonObject:
+def _message(form: AnswerContext, found: Sequence[Found], calls: list[JsonObject]) -> JsonObject:
+    content = "".join(each.content for each in found)
+    reasoning = "".join(each.reasoning for each in found)
     message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    if reasoning and form.shows_reasoning:
+        message |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if calls:
         message |= {"content": content or None, "tool_calls": list[JsonValue](calls)}
     return message

@@ -12,6 +12,8 @@ from typing import NamedTuple, Self
 
 from pydantic_core import to_json
 
+from penstock.gateway.markup.reader import TextReader
+from penstock.gateway.markup.source import Found
 from penstock.gateway.openai.responses import (
     AnswerContext,
     TextLogprobs,
@@ -22,7 +24,6 @@ from penstock.gateway.openai.responses import (
     usage,
 )
 from penstock.gateway.openai.responses import error as shown_error
-from penstock.gateway.openai.tool_calls import Found
 from penstock.schemas.cursor import Had
 from penstock.schemas.errors import StreamDiverged
 from penstock.schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
@@ -167,14 +168,16 @@ class ChatChunks(StreamRenderer):
 
     def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         super().__init__(form, seen)
-        self._readers = [form.reader() for _ in range(form.job.num_choices)]
+        self._readers: dict[int, TextReader] = {}
         self._num_calls = [0] * form.job.num_choices
 
     def opening(self, event: Delta) -> list[str]:
         return [_chat_choice(event.index, '{"role":"assistant","content":""}')]
 
     def pieces(self, event: Delta) -> list[str]:
-        reader = self._readers[event.index]
+        reader = self._readers.get(event.index)
+        if reader is None:
+            reader = self._readers[event.index] = self.form.reading.reader(event.markup)
         pieces = self._found(event.index, reader.feed(event.text), event.logprobs)
         if event.finish_reason:
             pieces += self._found(event.index, reader.finish(), None)
@@ -186,13 +189,15 @@ class ChatChunks(StreamRenderer):
 
     def _found(self, index: int, found: Found, logprobs: list[TokenLogprob] | None) -> list[str]:
         pieces = []
+        if found.reasoning and self.form.shows_reasoning:
+            said = _quoted(found.reasoning)
+            pieces.append(_chat_choice(index, f'{{"reasoning":{said},"reasoning_content":{said}}}'))
         if found.content or logprobs:
             shown = to_json(chat_logprobs(logprobs)).decode() if logprobs else "null"
             pieces.append(_chat_choice(index, f'{{"content":{_quoted(found.content)}}}', shown))
-        for call in found.calls:
-            number = self._num_calls[index]
-            self._num_calls[index] += 1
-            shown_call = {"index": number, **tool_call(self.form, index, number, call)}
+        for piece in found.calls:
+            self._num_calls[index] = piece.number + 1
+            shown_call = {"index": piece.number, **tool_call(self.form, index, piece)}
             delta = to_json({"tool_calls": [shown_call]}).decode()
             pieces.append(_chat_choice(index, delta))
         return pieces

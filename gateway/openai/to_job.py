@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
+from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unsupported
 from penstock.gateway.openai.validation import refuse_extremes, validate
 from penstock.schemas.errors import InvalidJob
@@ -106,6 +107,14 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
             raise InvalidJob(f"max_tokens: {sentence}", "max_tokens")
         sampling["max_tokens"] = 1
     return made_job(job_id, caller, asked, body, {"prompts": prompts, "params": sampling})
+
+
+def reading_of(asked: ChatRequest) -> Reading:
+    """Return how the answer to a chat is read."""
+    if asked.tool_choice == "none":
+        return Reading()
+    schemas = {tool.function.name: tool.function.parameters for tool in asked.tools}
+    return Reading(schemas, is_forced=asked.tool_choice != "auto")
 
 
 def hides_completion(body: JsonObject) -> bool:

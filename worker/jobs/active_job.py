@@ -212,6 +212,8 @@ class ActiveJob:
         """Return what ends the job, with the deltas that are not logged yet."""
         self._seal()
         position, usage, checksum = self.position, self.usage(), self._checksum
+        if num_reasoning := sum(each.num_reasoning for each in self.completions):
+            usage = usage.model_copy(update={"reasoning_tokens": num_reasoning})
         reason: FinishReason | None = "budget" if self.open_choices() else None
         end: Done | Failed = Done(
             position, usage, checksum=checksum, finish_reason=reason, timing=self.timing()

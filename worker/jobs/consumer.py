@@ -67,7 +67,13 @@ class Intake:
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
         completions = [
-            Completion(self.text, job.params, enders, prompt)
+            Completion(
+                self.text,
+                job.params,
+                enders,
+                prompt,
+                None if job.chat is None else self.text.markup(job.chat, prompt),
+            )
             for prompt in prompts
             for _ in range(job.params.n)
         ]

@@ -31,6 +31,10 @@ class Pooled:
             output.token_ids, self._label(vector), None, output.finish_reason, None, vector
         )
 
+    @property
+    def num_reasoning(self) -> int:
+        return 0
+
     def anew(self) -> "Pooled":
         return Pooled(self._labels)
 

@@ -138,6 +138,21 @@ class WorkerSettings(TracingSettings):
     override_generation_config: JsonObject = Field(
         default_factory=dict, description="JSON: defaults of sampling that are to be others"
     )
+    tool_call_parser: Literal[
+        "auto",
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "qwen3_xml",
+        "qwen3_coder",
+        "deepseek_v3",
+        "deepseek_v31",
+        "pythonic",
+        "openai",
+    ] = Field("auto", description="form of calls of tools; auto: as the model's template shows it")
+    reasoning_parser: Literal[
+        "auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"
+    ] = Field("auto", description="form of thinking; auto: as the model's template shows it")
     max_model_len: int | None = Field(
         None, ge=1, description="of prompt and completion; none: what the model is made for"
     )

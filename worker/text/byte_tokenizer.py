@@ -11,6 +11,7 @@ class ByteTokenizer:
     """Tokens 0 to 255 are the bytes. Conversations are lines of role and content."""
 
     is_there = True
+    source = ""
 
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -50,6 +50,11 @@ class ChatTemplate:
     def is_there(self) -> bool:
         return bool(self._tokenizer.chat_template)
 
+    @property
+    def source(self) -> str:
+        found = self._tokenizer.chat_template
+        return "\n".join(found.values()) if isinstance(found, dict) else str(found or "")
+
     def write(self, chat: Chat) -> str:
         if not self.is_there:
             raise InvalidJob("messages: this model has no chat template; send a prompt", "messages")

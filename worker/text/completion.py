@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from penstock.schemas.event import Choice, Delta, FinishReason, TokenLogprob
+from penstock.schemas.markup import Markup
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob, Output
 from penstock.worker.text.model_tokenizer import ModelTokenizer
@@ -24,6 +25,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     stop_reason: int | str | None
     vector: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    markup: Markup | None = None
 
     def joined(self, later: "TextPiece") -> "TextPiece":
         both = self.logprobs is not None and later.logprobs is not None
@@ -34,6 +36,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             finish_reason=later.finish_reason,
             stop_reason=later.stop_reason,
             prompt_logprobs=self.prompt_logprobs,
+            markup=self.markup,
         )
 
     def delta(self, position: int, index: int, checksum: int) -> Delta:
@@ -48,6 +51,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             checksum=checksum,
             vector=self.vector,
             prompt_logprobs=self.prompt_logprobs,
+            markup=self.markup,
         )
 
 
@@ -63,6 +67,7 @@ class Completion:
         params: SamplingParams,
         eos_token_ids: frozenset[int],
         prompt: Sequence[int] = (),
+        markup: Markup | None = None,
     ) -> None:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -70,10 +75,12 @@ class Completion:
         self._text = text
         self._params = params
         self._prompt = prompt
+        self._markup = markup
         self._enders = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._enders |= eos_token_ids
-        self._detokenizer = text.detokenizer(params.skip_special_tokens, prompt)
+        marks = markup.marks if markup else frozenset()
+        self._detokenizer = text.detokenizer(params.skip_special_tokens, prompt, marks)
         self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
@@ -82,6 +89,11 @@ class Completion:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def num_reasoning(self) -> int:
+        """Return how many of its tokens are thinking."""
+        return self._text.num_reasoning(self._markup, self.token_ids) if self._markup else 0
 
     def take(self, output: Output) -> TextPiece:
         """Append what a step drew; its `finish_reason` says that the last id ended the sequence.
@@ -97,13 +109,14 @@ class Completion:
             "stop" if match else output.finish_reason,
             match.stop if match else output.stop_reason,
             prompt_logprobs=self._scored(output.prompt_logprobs),
+            markup=None if self.token_ids else self._markup,
         )
         self._append(piece)
         return piece
 
     def anew(self) -> "Completion":
         """Return a completion with the same prompt and parameters, before its first token."""
-        return Completion(self._text, self._params, self._enders, self._prompt)
+        return Completion(self._text, self._params, self._enders, self._prompt, self._markup)
 
     def cut(self, delta: Delta, count: int) -> TextPiece:
         """Append the first ids of a delta as the last ones, with all text that was held back.
@@ -113,7 +126,9 @@ class Completion:
         token_ids = delta.token_ids[:count]
         text, _, _ = self._detokenize(token_ids, "budget")
         shown = delta.logprobs and delta.logprobs[:count]
-        piece = TextPiece(token_ids, text, shown, None, None, None, delta.prompt_logprobs)
+        piece = TextPiece(
+            token_ids, text, shown, None, None, None, delta.prompt_logprobs, delta.markup
+        )
         self._append(piece)
         return piece
 
@@ -140,6 +155,7 @@ class Completion:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             prompt_logprobs=self.prompt_logprobs,
+            markup=self._markup,
         )
 
     def _append(self, piece: TextPiece) -> None:

@@ -10,6 +10,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from os.path import commonprefix
 from typing import Protocol
 
@@ -67,6 +68,11 @@ class Vocabulary:
             self._plain[token_id] = None if piece in self._special else piece
         return self._plain[token_id]
 
+    def piece_or_mark(self, marks: frozenset[str], token_id: int) -> str | None:
+        """Return the token's string; None for a special token that is none of the marks."""
+        piece = self.piece(token_id)
+        return piece if piece in marks else self.plain_piece(token_id)
+
     def is_special(self, token_id: int) -> bool:
         return self.piece(token_id) in self._special
 
@@ -107,10 +113,17 @@ class Detokenizer:
     """
 
     def __init__(
-        self, decoder: PieceDecoder, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+        self,
+        decoder: PieceDecoder,
+        skip_special_tokens: bool = True,
+        prompt: Sequence[int] = (),
+        marks: frozenset[str] = frozenset(),
     ) -> None:
+        """Begin a text. Special tokens among the marks are never skipped."""
         vocabulary = decoder.vocabulary
         self._piece = vocabulary.plain_piece if skip_special_tokens else vocabulary.piece
+        if skip_special_tokens and marks:
+            self._piece = partial(vocabulary.piece_or_mark, marks)
         self._stages = decoder.stages()
         self._known = ""  # the end of the prompt's text, which its last ids still hold back
         if prompt:

@@ -5,6 +5,7 @@ that tokenises stays small and starts at once.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from tokenizers import Encoding, Tokenizer
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import TokenLogprob, TopLogprob
 from penstock.schemas.job import Chat, Prompt
+from penstock.schemas.markup import Markup
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.models.errors import is_failure, reason
@@ -20,8 +22,16 @@ from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.detokenizer import Detokenizer, PieceDecoder
+from penstock.worker.text.markup import (
+    AS_FOUND,
+    Parsers,
+    find_markup,
+    num_reasoning,
+    of_answer,
+)
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
+_TAIL_IDS = 16  # of a prompt, among which a mark that begins the thinking is
 _AS_USUAL = SamplingParams()
 
 
@@ -34,13 +44,18 @@ class Template(Protocol):
     @property
     def is_there(self) -> bool: ...
 
+    @property
+    def source(self) -> str:
+        """Return the template itself; "" where it has no text."""
+        ...
+
     def write(self, chat: Chat) -> str: ...
 
 
 class ModelTokenizer:
     """One model's tokenizer, from its folder. Its methods may be called by several threads."""
 
-    def __init__(self, source: Path | Template) -> None:
+    def __init__(self, source: Path | Template, parsers: Parsers = AS_FOUND) -> None:
         if isinstance(source, Path):
             from penstock.worker.text.chat_template import (
                 ChatTemplate,  # half a second, and not always needed
@@ -53,6 +68,7 @@ class ModelTokenizer:
         self._backend.no_padding()
         self._decoder = PieceDecoder(self._backend)
         self._token_texts: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._markup = find_markup(self._template.source, parsers)
 
     @property
     def has_chat_template(self) -> bool:
@@ -155,6 +171,15 @@ class ModelTokenizer:
         text, adds = self._template.write(chat), params.add_special_tokens is True
         return self._encode_cut(text, "messages", adds, params, _most(params, room))
 
+    def markup(self, chat: Chat, prompt: Sequence[int]) -> Markup | None:
+        """Return how the answer to a chat marks its thinking and calls; None: it has neither."""
+        end = self.decode(prompt[-_TAIL_IDS:], skip_special_tokens=False)
+        return of_answer(self._markup, bool(chat.tools), end)
+
+    def num_reasoning(self, markup: Markup, token_ids: Sequence[int]) -> int:
+        """Return how many of a completion's tokens are thinking."""
+        return num_reasoning(markup, token_ids, partial(self.decode, skip_special_tokens=False))
+
     def plain_tokens(self, vocab_size: int) -> dict[bytes, int]:
         """Return the tokens that are no special ones, by the bytes that they stand for."""
         vocabulary = self._decoder.vocabulary
@@ -167,10 +192,16 @@ class ModelTokenizer:
         return found
 
     def detokenizer(
-        self, skip_special_tokens: bool = True, prompt: Sequence[int] = ()
+        self,
+        skip_special_tokens: bool = True,
+        prompt: Sequence[int] = (),
+        marks: frozenset[str] = frozenset(),
     ) -> Detokenizer:
-        """Return a detokenizer for the ids that follow the prompt's."""
-        return Detokenizer(self._decoder, skip_special_tokens, prompt)
+        """Return a detokenizer for the ids that follow the prompt's.
+
+        marks  special tokens that are never skipped
+        """
+        return Detokenizer(self._decoder, skip_special_tokens, prompt, marks)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
@@ -225,7 +256,8 @@ class ModelTokenizer:
 def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
     """Return the tokenizer that belongs to the engine of these settings. Raises InvalidJob."""
     with loading(f"the tokenizer of {settings.model}"):
-        return ModelTokenizer(ByteTokenizer() if settings.is_fake else settings.checkpoint())
+        source = ByteTokenizer() if settings.is_fake else settings.checkpoint()
+        return ModelTokenizer(source, Parsers(settings.tool_call_parser, settings.reasoning_parser))
 
 
 def _most(params: SamplingParams, room: int) -> int | None:

@@ -63,7 +63,8 @@ def test_a_job_is_accepted_looked_at_and_answered(http: httpx.Client, actor: Act
     held.set()
     done = ended(http, job_id)
     assert done["state"] == "succeeded"
-    assert done["usage"] == {"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 3}
+    counts = {"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 3}
+    assert done["usage"] == counts | {"reasoning_tokens": 0}
     result = done["result"]
     assert isinstance(result, dict) and result["choices"][0]["text"] == "ab"
     job = actor.jobs[-1]

@@ -120,7 +120,11 @@ def test_a_chat_opens_with_its_role_and_closes_with_reason_usage_and_done(
         [],
     ]
     usage = {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}
-    assert chunks[-1]["usage"] == usage | {"prompt_tokens_details": {"cached_tokens": 3}}
+    details = {
+        "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    assert chunks[-1]["usage"] == usage | details
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
 
 

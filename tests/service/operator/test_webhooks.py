@@ -124,7 +124,12 @@ def test_a_webhook_is_tried_under_one_id_until_it_arrives_and_openai_verifies_it
     assert told == {
         "id": job_id,
         "state": "succeeded",
-        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "cached_tokens": 3},
+        "usage": {
+            "prompt_tokens": 5,
+            "completion_tokens": 2,
+            "cached_tokens": 3,
+            "reasoning_tokens": 0,
+        },
     }
     eventually(lambda: house.fates("/a") == [("delivered", 4, "204")])
     assert len(posts) == 4

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,68 +11,30 @@ from msgspec.structs import replace
 from starlette.types import Message, Send
 
 from penstock.gateway.http.sse import EventStream
+from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
 from penstock.gateway.openai.stream import NOTHING, ChatChunks, ReaderPosition, TextChunks
-from penstock.gateway.openai.tool_calls import CallReader, PlainText, TaggedCalls
 from penstock.schemas.checksum import NOTHING as NOTHING_YET
 from penstock.schemas.checksum import roll
 from penstock.schemas.cursor import Had
 from penstock.schemas.errors import QueueUnreachable, StreamDiverged
 from penstock.schemas.event import Delta, Done, Event, FinishReason, Usage
 from penstock.schemas.job import Job
+from penstock.schemas.markup import Markup
 from penstock.schemas.openai import StreamOptions
 from penstock.schemas.result import fold
 
-CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
+WITH_TOOLS = Reading({"f": {}})
 BITS = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", " ", "a", "🙂", '"', "}",
+    ["<think>", "</think>",
+     "<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", " ", "a", "🙂", '"', "}",
      '{"name":"f","arguments":{"x":1}}', '\n{"name": "g", "arguments": "{}"}\n', '{"name":5}']
 )  # fmt: skip
-TEXTS = st.lists(BITS, max_size=12).map("".join)
 
 
-def pieces_of(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[a:b] for a, b in pairwise(places)]
-
-
-def read(reader: CallReader, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
-    found = [*(reader.feed(piece) for piece in pieces), reader.finish()]
-    calls = [(call.name, call.arguments) for each in found for call in each.calls]
-    return "".join(each.content for each in found), calls
-
-
-def is_call(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text)["name"], str)
-    except (ValueError, TypeError, KeyError):
-        return False
-
-
-@given(TEXTS, st.lists(st.integers(0, 400), max_size=12))
-def test_tool_calls_do_not_depend_on_where_the_text_was_cut(text: str, cuts: list[int]) -> None:
-    assert read(TaggedCalls(), pieces_of(text, cuts)) == read(TaggedCalls(), [text])
-
-
-@given(TEXTS)
-def test_every_call_is_found_and_all_else_is_shown(text: str) -> None:
-    content, calls = read(TaggedCalls(), list(text))
-    tagged = [inner for inner in CALL.findall(text) if is_call(inner)]
-    assert [name for name, _ in calls] == [json.loads(inner)["name"] for inner in tagged]
-    rest = CALL.sub(lambda match: "" if is_call(match[1]) else match[0], text)
-    assert "".join(content.split()) == "".join(rest.split())  # white space around calls may go
-    if not calls and "<tool_call>" not in text:
-        assert content == text
-
-
-@given(st.text(st.sampled_from("ab <>\n"), max_size=40))
-def test_what_cannot_begin_a_tag_is_shown_at_once(text: str) -> None:
-    reader = TaggedCalls()
-    shown = reader.feed(text + "end").content
-    assert shown == text + "end"
-
-
-def answer_of(num_choices: int, texts: list[tuple[int, str]]) -> list[Delta]:
+def answer_of(
+    num_choices: int, texts: list[tuple[int, str]], markup: Markup | None = None
+) -> list[Delta]:
     """Deltas of all choices in turn; each choice's last one ends it."""
     indexes = [index % num_choices for index, _ in texts]
     last = {index: at for at, index in enumerate(indexes)}
@@ -82,7 +42,10 @@ def answer_of(num_choices: int, texts: list[tuple[int, str]]) -> list[Delta]:
     for at, (index, (_, text)) in enumerate(zip(indexes, texts, strict=True)):
         checksum = roll(checksum, index, [at])
         reason: FinishReason | None = "stop" if last[index] == at else None
-        made.append(Delta(at, [at], index, text, finish_reason=reason, checksum=checksum))
+        own = markup if index not in indexes[:at] else None
+        made.append(
+            Delta(at, [at], index, text, finish_reason=reason, checksum=checksum, markup=own)
+        )
     return made
 
 
@@ -115,11 +78,16 @@ def streamed(chunks: ChatChunks | TextChunks, events: list[Event]) -> list[dict[
     return [choice for chunk in parsed for choice in chunk["choices"]]
 
 
-@given(ANSWERS)
-def test_a_streamed_chat_is_the_whole_chat(answer: tuple[int, list[tuple[int, str]]]) -> None:
-    deltas = answer_of(*answer)
+MARKUPS = st.sampled_from([None, Markup("hermes", "qwen3"), Markup("hermes", "qwen3", True)])
+
+
+@given(ANSWERS, MARKUPS)
+def test_a_streamed_chat_is_the_whole_chat(
+    answer: tuple[int, list[tuple[int, str]]], markup: Markup | None
+) -> None:
+    deltas = answer_of(*answer, markup)
     job = job_of(answer[0])
-    form = AnswerContext(job, StreamOptions(), TaggedCalls)
+    form = AnswerContext(job, StreamOptions(), WITH_TOOLS)
     whole = json.loads(
         json.dumps(chat_answer(form, fold(job.job_id, job.model, job.num_choices, deltas, DONE)))
     )
@@ -130,7 +98,16 @@ def test_a_streamed_chat_is_the_whole_chat(answer: tuple[int, list[tuple[int, st
             continue  # a choice that never had a token
         said = [each["delta"] for each in own]
         content = "".join(delta.get("content") or "" for delta in said)  # type: ignore[attr-defined]
-        calls = [call for delta in said for call in delta.get("tool_calls", [])]  # type: ignore[attr-defined]
+        thought = "".join(delta.get("reasoning") or "" for delta in said)  # type: ignore[attr-defined]
+        assert thought == choice["message"].get("reasoning", "")
+        pieces = [piece for delta in said for piece in delta.get("tool_calls", [])]  # type: ignore[attr-defined]
+        calls = list[dict[str, object]]()
+        for piece in pieces:
+            if "id" in piece:
+                calls.append(piece)
+            else:
+                assert piece["index"] == len(calls) - 1 and piece.keys() == {"index", "function"}
+                calls[-1]["function"]["arguments"] += piece["function"]["arguments"]  # type: ignore[index]
         assert said[0] == {"role": "assistant", "content": ""} and said[-1] == {}
         assert content == (choice["message"]["content"] or "")
         numbered = enumerate(choice["message"].get("tool_calls", []))
@@ -142,7 +119,7 @@ def test_a_streamed_chat_is_the_whole_chat(answer: tuple[int, list[tuple[int, st
 def test_a_streamed_completion_is_the_whole_one(answer: tuple[int, list[tuple[int, str]]]) -> None:
     deltas = answer_of(*answer)
     job = job_of(answer[0])
-    form = AnswerContext(job, StreamOptions(), PlainText, ["echo: "])
+    form = AnswerContext(job, StreamOptions(), echo=["echo: "])
     whole = text_answer(form, fold(job.job_id, job.model, job.num_choices, deltas, DONE))
     choices = streamed(TextChunks(form), [*deltas, DONE])
     for index in {delta.index for delta in deltas}:
@@ -156,7 +133,7 @@ def test_from_each_id_of_a_stream_the_rest_follows_byte_by_byte(
 ) -> None:
     """Calls, roles and echoes, which were sent before, are neither repeated nor begun again."""
     deltas = answer_of(*answer)
-    form = AnswerContext(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
+    form = AnswerContext(job_of(answer[0]), StreamOptions(), WITH_TOOLS, ["echo: "])
 
     def sent(seen: ReaderPosition) -> list[bytes]:
         chunks = kind(form, seen)
@@ -184,7 +161,7 @@ def test_an_id_of_an_event_that_is_no_more_is_refused(
     deltas = answer_of(*answer)
     at = min(at, len(deltas) - 2)
     again = joined(deltas, at)
-    form = AnswerContext(job_of(answer[0]), StreamOptions(), TaggedCalls, ["echo: "])
+    form = AnswerContext(job_of(answer[0]), StreamOptions(), WITH_TOOLS, ["echo: "])
     chunks = kind(form)
     for event in deltas:
         for line in chunks.render(event).split(b"\n"):
@@ -200,7 +177,7 @@ def test_an_id_of_an_event_that_is_no_more_is_refused(
 
 
 def test_an_end_before_what_a_caller_had_is_refused() -> None:
-    form = AnswerContext(job_of(1), StreamOptions(), TaggedCalls)
+    form = AnswerContext(job_of(1), StreamOptions(), WITH_TOOLS)
     end = Done(4, Usage())
     for text in ("5", "5-00000000", "4.1", "4-00000000.1"):
         with pytest.raises(StreamDiverged):

@@ -18,10 +18,12 @@ from paths import ROOT
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import EVENT, Delta, FinishReason
 from penstock.schemas.job import Chat, Message
+from penstock.schemas.markup import MARKS, Markup
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob, Output
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.detokenizer import Detokenizer
+from penstock.worker.text.markup import AS_FOUND, Parsers, find_markup
 from penstock.worker.text.model_tokenizer import LOWEST_LOGPROB, ModelTokenizer
 from penstock.worker.text.stop_strings import Match, StopStrings
 from tokenizers_made import CORPUS
@@ -610,3 +612,95 @@ def test_the_bytes_of_the_tokens_join_to_the_text(name, written):
         bytes(text(name).token_logprob(Logprob(each, 0.0, [], [])).bytes) for each in encoded
     )
     assert spelled.decode().strip() == written.strip()
+
+
+FORMS = [
+    ("{{ '<tool_call>' }}", ("hermes", None)),
+    ("<tool_call>\n<function=name>", ("qwen3_xml", None)),
+    ("{{ '[TOOL_CALLS]' }} [THINK]", ("mistral", "mistral")),
+    ("Use <|python_tag|> to call", ("llama3_json", None)),
+    ("<think>..</think> {{ '<tool_call>' }}", ("hermes", "qwen3")),
+    ("<|start|>assistant<|channel|>analysis", ("openai", "openai_gptoss")),
+    (MARKS["deepseek_v3"][0], ("deepseek_v3", None)),
+    ("{{ messages }}", ("hermes", None)),
+]
+
+
+@pytest.mark.parametrize(("template", "found"), FORMS)
+def test_the_form_of_calls_and_thinking_is_found_in_the_template(template, found):
+    markup = find_markup(template, AS_FOUND)
+    assert (markup.calls, markup.reasoning) == found
+    told = find_markup(template, Parsers("qwen3_coder", "none"))
+    assert (told.calls, told.reasoning) == ("qwen3_xml", None)
+
+
+def marked(tmp_path: Path, prompt_end: str) -> Path:
+    """A folder of a tokenizer whose model thinks, and whose marks of calls are special tokens."""
+    backend = tokenizers_made.byte_level()
+    backend.add_special_tokens([*MARKS["mistral"]])
+    backend.add_tokens(["<think>", "</think>"])
+    made = tokenizers_made.save(backend, tmp_path)
+    template = f"{{{{ messages[0].content }}}}{prompt_end}{{# </think> [TOOL_CALLS] #}}"
+    (made / "chat_template.jinja").write_text(template)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prompt_end", "kind", "is_open"),
+    [
+        ("<think>\n", "auto", True),
+        ("", "auto", False),
+        ("<think>\n\n</think>\n\n", "auto", False),
+        ("", "deepseek_r1", True),
+        ("<think></think>", "deepseek_r1", False),
+    ],
+)
+def test_the_end_of_a_prompt_says_whether_the_thinking_has_begun(
+    tmp_path, prompt_end, kind, is_open
+):
+    reads = ModelTokenizer(marked(tmp_path, prompt_end), Parsers("auto", kind))
+    chat = Chat(messages=[{"role": "user", "content": "Hi"}])
+    markup = reads.markup(chat, reads.render(chat))
+    assert markup is not None and (markup.calls, markup.is_open) == (None, is_open)
+
+
+def test_a_mark_is_shown_although_it_is_a_special_token(tmp_path):
+    reads = ModelTokenizer(marked(tmp_path, ""))
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    chat = Chat(messages=[{"role": "user", "content": "Hi"}], tools=tools)
+    prompt = reads.render(chat)
+    markup = reads.markup(chat, prompt)
+    assert markup == Markup("mistral", "qwen3")
+    said = "<think>a b</think>[TOOL_CALLS]f[ARGS]{}"
+    ids = reads.prompt_ids(said, SamplingParams(add_special_tokens=False))
+    completion = Completion(
+        reads, SamplingParams(), frozenset([tokenizers_made.EOS]), prompt, markup
+    )
+    pieces = [completion.take(Output("s", [each], None)) for each in ids]
+    pieces.append(completion.take(Output("s", [tokenizers_made.EOS], "stop")))
+    assert "".join(piece.text for piece in pieces) == said
+    assert [piece.markup for piece in pieces] == [markup] + [None] * len(ids)
+    thought = reads.prompt_ids("<think>a b</think>", SamplingParams(add_special_tokens=False))
+    assert completion.num_reasoning == len(thought)
+    plain = Completion(reads, SamplingParams(), frozenset(), prompt)
+    assert "".join(plain.take(Output("s", [each], None)).text for each in ids) == (
+        "<think>a b</think>f{}"
+    )
+
+
+def test_thinking_is_counted_where_it_is(tmp_path):
+    reads = ModelTokenizer(marked(tmp_path, ""))
+
+    def count(said: str, markup: Markup) -> int:
+        ids = reads.prompt_ids(said, SamplingParams(add_special_tokens=False))
+        return reads.num_reasoning(markup, ids)
+
+    def length(said: str) -> int:
+        return len(reads.prompt_ids(said, SamplingParams(add_special_tokens=False)))
+
+    thinks = Markup(reasoning="qwen3")
+    assert count("no thought </think>", thinks) == 0
+    assert count("<think>never ends", thinks) == length("<think>never ends")
+    is_open = Markup(reasoning="qwen3", is_open=True)
+    assert count("hm</think>Hi</think>", is_open) == length("hm</think>")
+    assert count("hm", Markup("hermes")) == 0

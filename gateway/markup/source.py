@@ -1,0 +1,207 @@
+"""The text of a completion as it comes, for parsers that are written as if all of it were there.
+
+A parser is a generator: where it needs more text than there is, it yields. It puts what it found
+into a `Found`, as early as it is certain. Text that could be the beginning of a mark is held until
+it is known, so no piece of a mark is ever shown.
+"""
+
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from penstock.gateway.markup.json_scan import JsonScan
+from penstock.schemas.openai import JsonObject
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+Emit = Callable[[str], object]
+_BLANK = re.compile(r"\s*")
+
+
+@dataclass(slots=True)
+class CallPiece:
+    """A piece of a call: its first one has its name, and the arguments of all are joined."""
+
+    number: int
+    name: str | None
+    arguments: str = ""
+
+
+def joined(pieces: Iterable[CallPiece]) -> list[CallPiece]:
+    """Return each call as one piece."""
+    calls: list[CallPiece] = []
+    for piece in pieces:
+        if piece.name is None:
+            calls[-1].arguments += piece.arguments
+        else:
+            calls.append(piece)
+    return calls
+
+
+@dataclass(slots=True)
+class Found:
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
+
+
+class Source:
+    """The text that a parser has not read yet, and what it found since it was last asked.
+
+    schemas  those of the arguments of the tools that may be called, by the tools' names
+    """
+
+    def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
+        self.held = ""
+        self.is_over = False
+        self.schemas = schemas
+        self.num_calls = 0
+        self._found = Found()
+        self._thought = _Trimmed(True)
+        self._said = _Trimmed(False)
+
+    def taken(self) -> Found:
+        found, self._found = self._found, Found()
+        return found
+
+    def content(self, text: str) -> None:
+        """Add content. White space before a call is not shown, nor after the last one."""
+        self._found.content += self._said.add(text)
+
+    def reasoning(self, text: str) -> None:
+        """Add thinking. White space around it is not shown."""
+        self._found.reasoning += self._thought.add(text)
+        self._said.begins = True
+
+    def call(self, name: str) -> None:
+        """Begin a call. What `arguments` adds belongs to the call begun last."""
+        self._found.calls.append(CallPiece(self.num_calls, name))
+        self.num_calls += 1
+        self._said.blank = ""
+
+    def arguments(self, text: str) -> None:
+        if not self._found.calls:
+            self._found.calls.append(CallPiece(self.num_calls - 1, None))
+        self._found.calls[-1].arguments += text
+
+    def end(self) -> None:
+        """Show the white space at the end, if no call came."""
+        if not self.num_calls:
+            self._found.content += self._said.blank
+
+    def drop(self, text: str) -> None:
+        pass
+
+    def upto(self, marks: tuple[str, ...], emit: Emit) -> Steps[str]:
+        """Read up to the next of the marks and over it, and return it; "" at the text's end.
+
+        The text before it goes to `emit`, as soon as it is certain.
+        """
+        find = re.compile("|".join(map(re.escape, marks))).search
+        while True:
+            if mark := find(self.held):
+                emit(self._took(mark.start()))
+                return self._took(len(mark[0]))
+            if self.is_over:
+                emit(self._took(len(self.held)))
+                return ""
+            emit(self._took(len(self.held) - _num_begun(self.held, marks)))
+            yield
+
+    def skip(self, mark: str) -> Steps[bool]:
+        """Read over the mark and white space before it; return False where something else is."""
+        while True:
+            blank = _end(_BLANK, self.held)
+            if self.held.startswith(mark, blank):
+                self._took(blank + len(mark))
+                return True
+            rest = self.held[blank:]
+            if self.is_over or not mark.startswith(rest):
+                return False
+            yield
+
+    def next_sign(self) -> Steps[str]:
+        """Return the next character that is no white space, without reading it; "" at the end."""
+        while not self.held[_end(_BLANK, self.held) :] and not self.is_over:
+            yield
+        return self.held[_end(_BLANK, self.held) :][:1]
+
+    def json_value(self, emit: Emit) -> Steps[bool]:
+        """Read one JSON value, and give its text to `emit` as it comes.
+
+        Return False where the text ends before it, or goes on as no JSON does.
+        """
+        yield from self.next_sign()
+        self._took(_end(_BLANK, self.held))
+        scan = JsonScan()
+        while True:
+            emit(self._took(scan.feed(self.held)))
+            if scan.is_over or self.is_over:
+                return scan.is_whole
+            yield
+
+    def rest(self, emit: Emit) -> Steps[None]:
+        """Read all text that is left, and give it to `emit` as it comes."""
+        while True:
+            emit(self._took(len(self.held)))
+            if self.is_over:
+                return
+            yield
+
+    def _took(self, count: int) -> str:
+        taken, self.held = self.held[:count], self.held[count:]
+        return taken
+
+
+Parser = Callable[[Source], Steps[object]]
+
+
+class MarkupReader:
+    """Reads the text of one completion, piece by piece, by a parser."""
+
+    def __init__(self, parser: Parser, schemas: Mapping[str, JsonObject]) -> None:
+        self._source = Source(schemas)
+        self._steps: Iterator[None] = parser(self._source)
+
+    def feed(self, text: str) -> Found:
+        self._source.held += text
+        next(self._steps, None)
+        return self._source.taken()
+
+    def finish(self) -> Found:
+        self._source.is_over = True
+        next(self._steps, None)
+        self._source.end()
+        return self._source.taken()
+
+
+@dataclass(slots=True)
+class _Trimmed:
+    """Gives a text on without the white space at its end, and where it `begins`."""
+
+    begins: bool
+    blank: str = ""
+
+    def add(self, text: str) -> str:
+        if self.begins:
+            text = text.lstrip()
+            self.begins = not text
+        text = self.blank + text
+        shown = text.rstrip()
+        self.blank = text[len(shown) :]
+        return shown
+
+
+def _num_begun(text: str, marks: tuple[str, ...]) -> int:
+    """Return how many characters at the text's end may begin one of the marks."""
+    longest = min(len(text), max(map(len, marks)) - 1)
+    return next(
+        (size for size in range(longest, 0, -1) if any(m.startswith(text[-size:]) for m in marks)),
+        0,
+    )
+
+
+def _end(pattern: re.Pattern[str], text: str) -> int:
+    found = pattern.match(text)
+    return found.end() if found else 0

@@ -1,0 +1,193 @@
+"""What a model thinks, calls and says is found in its text, in each form that models write."""
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.gateway.markup.reader import Reading
+from penstock.gateway.markup.source import Found, joined
+from penstock.schemas.markup import MARKS, Markup
+
+TAGGED = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
+SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
+TOOLS = {"f": SCHEMA, "g": {}}
+ARGUMENTS = st.fixed_dictionaries(
+    {"text": st.text(max_size=12), "n": st.integers(-9, 9)},
+    optional={"deep": st.just({"a": [1, {"b": '}"]</tool_call>'}]})},
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["f", "g"]), ARGUMENTS), min_size=1, max_size=3)
+FORMATS = ["hermes", "llama3_json", "mistral", "qwen3_xml", "deepseek_v3", "pythonic", "openai"]
+BITS = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<tool", "_call>", "<", "\n", " ", "a", "🙂", '"', "}", "{",
+     "[", '{"name":"f","arguments":{"x":1}}', '\n{"name": "g", "arguments": "{}"}\n', '{"name":5}',
+     "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<function=f>", "<parameter=n>",
+     "</function>",
+     "<|channel|>analysis", "<|channel|>commentary to=functions.f", "<|message|>", "<|end|>",
+     "f(n=1)", "]", "\\", "1", "f", *MARKS["deepseek_v3"]]
+)  # fmt: skip
+TEXTS = st.lists(BITS, max_size=14).map("".join)
+MARKUPS = st.builds(
+    Markup,
+    st.sampled_from([*FORMATS, None]),
+    st.sampled_from(["deepseek_r1", "qwen3", "mistral", "openai_gptoss", None]),
+    st.booleans(),
+)
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+def read(pieces: list[str], markup: Markup | None, reading: Reading = Reading(TOOLS)) -> Found:  # noqa: B008
+    reader = reading.reader(markup)
+    found = [*(reader.feed(piece) for piece in pieces), reader.finish()]
+    return Found(
+        "".join(each.content for each in found),
+        "".join(each.reasoning for each in found),
+        joined(piece for each in found for piece in each.calls),
+    )
+
+
+def written(kind: str, calls: list[tuple[str, dict[str, object]]]) -> str:
+    """The calls as the templates of such models write them."""
+    told = [(name, json.dumps(args, ensure_ascii=False)) for name, args in calls]
+    if kind == "hermes":
+        tags = [f'<tool_call>\n{{"name": "{n}", "arguments": {a}}}\n</tool_call>' for n, a in told]
+        return "\n".join(tags)
+    if kind == "llama3_json":
+        return "; ".join(f'{{"name": "{name}", "parameters": {args}}}' for name, args in told)
+    if kind == "mistral":
+        return "".join(f"[TOOL_CALLS]{name}[ARGS]{args}" for name, args in told)
+    if kind == "deepseek_v3":
+        begin, call, middle, end, last = MARKS[kind]
+        each = [f"{call}function{middle}{n}\n```json\n{a}\n```{end}" for n, a in told]
+        return begin + "\n".join(each) + last
+    if kind == "pythonic":
+        each = [f"{n}({', '.join(f'{k}={v!r}' for k, v in args.items())})" for n, args in calls]
+        return f"[{', '.join(each)}]"
+    if kind == "openai":
+        head = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}<|call|>"
+        return "<|start|>assistant".join(head.format(name, args) for name, args in told)
+    shown = ""
+    for name, args in calls:
+        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in args.items()}
+        own = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
+        shown += f"<tool_call>\n<function={name}>\n{own}</function>\n</tool_call>\n"
+    return shown
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@given(calls=CALLS, cuts=st.lists(st.integers(0, 400), max_size=12))
+def test_calls_are_read_as_they_are_written(
+    kind: str, calls: list[tuple[str, dict[str, object]]], cuts: list[int]
+) -> None:
+    if kind == "qwen3_xml":  # its values are no JSON strings: nothing in them can be escaped
+        calls = [("f", {"text": text, "n": 5}) for text in ("12", "two\nlines", "")]
+    text = written(kind, calls)
+    found = read(pieces_of(text, cuts), Markup(kind))  # type: ignore[arg-type]
+    assert [(each.name, json.loads(each.arguments)) for each in found.calls] == calls
+    assert not found.content.strip() and not found.reasoning
+
+
+@given(TEXTS, st.lists(st.integers(0, 400), max_size=14), MARKUPS, st.booleans())
+def test_nothing_depends_on_where_the_text_was_cut(
+    text: str, cuts: list[int], markup: Markup, is_forced: bool
+) -> None:
+    reading = Reading(TOOLS, is_forced)
+    assert read(pieces_of(text, cuts), markup, reading) == read([text], markup, reading)
+
+
+@given(TEXTS)
+def test_text_that_is_no_call_is_shown(text: str) -> None:
+    found = read(list(text), Markup("hermes"))
+    if "<tool_call>" not in text:
+        assert (found.content, found.calls) == (text, [])
+    tagged = [inner for inner in TAGGED.findall(text) if '"name":"f"' in inner[:12]]
+    assert len(found.calls) >= len(tagged)
+
+
+@given(st.text(st.sampled_from("ab <>\n"), max_size=40))
+def test_what_cannot_begin_a_mark_is_shown_at_once(text: str) -> None:
+    reader = Reading(TOOLS).reader(Markup("hermes"))
+    assert reader.feed(text + "end").content == text + "end"
+
+
+def test_arguments_are_shown_before_the_call_has_ended() -> None:
+    reader = Reading(TOOLS).reader(Markup("hermes"))
+    reader.feed('<tool_call>{"name": "f", "arguments": {"te')
+    (piece,) = reader.feed('xt": "long').calls
+    assert (piece.name, piece.arguments) == (None, 'xt": "long')
+
+
+CASES: list[tuple[str, Markup, str, str, list[tuple[str, str]]]] = [
+    ("<think>\nhm\n</think>\n\nHi", Markup(reasoning="qwen3"), "Hi", "hm", []),
+    ("hm</think>Hi", Markup(reasoning="qwen3", is_open=True), "Hi", "hm", []),
+    ("<think>hm</think>Hi", Markup(reasoning="qwen3", is_open=True), "Hi", "hm", []),
+    ("Hi <think>", Markup(reasoning="qwen3"), "Hi <think>", "", []),
+    ("[THINK]hm[/THINK]Hi", Markup(reasoning="mistral"), "Hi", "hm", []),
+    ("never ends", Markup(reasoning="deepseek_r1", is_open=True), "", "never ends", []),
+    (
+        'hm <tool_call>{"name":"f","arguments":{}}</tool_call>',
+        Markup("hermes", "qwen3", is_open=True), "", "hm", [("f", "{}")],
+    ),
+    (
+        "<|channel|>analysis<|message|>one<|end|><|start|>assistant<|channel|>analysis<|message|>two"
+        "<|end|><|start|>assistant<|channel|>final<|message|>Hi",
+        Markup("openai", "openai_gptoss"), "Hi", "one\ntwo", [],
+    ),
+    ('{"name": "Ada", "age": 36}', Markup("llama3_json"), '{"name": "Ada", "age": 36}', "", []),
+    ('{"name": "f"', Markup("llama3_json"), '{"name": "f"', "", []),
+    ('<|python_tag|>{"name": "f", "parameters": {}}', Markup("llama3_json"), "", "", [("f", "{}")]),
+    ('[TOOL_CALLS][{"name":"f","arguments":{"n":1}}]', Markup("mistral"), "", "",
+     [("f", '{"n":1}')]),
+    ("[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}", Markup("mistral"), "", "", [("f", "{}")]),
+    ("[1, 2]", Markup("pythonic"), "[1, 2]", "", []),
+    ("[f(" + "(" * 5000, Markup("pythonic"), "[f(" + "(" * 5000, "", []),
+    ('a <tool_call>{"arguments": {"n": 1}, "name": "f"}</tool_call> b', Markup("hermes"),
+     "a b", "", [("f", '{"n": 1}')]),
+    ('<tool_call>{"name": "f", "arguments": "{\\"n\\": 1}"}</tool_call>', Markup("hermes"),
+     "", "", [("f", '{"n": 1}')]),
+    ('<tool_call>{"name": "f", "arguments": {"n": 1', Markup("hermes"), "", "",
+     [("f", '{"n": 1')]),
+    ("<tool_call>\n<function=f\n</function>\n</tool_call>", Markup("qwen3_xml"),
+     "<function=f\n</function>\n</tool_call>", "", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "markup", "content", "reasoning", "calls"), CASES)
+def test_cases(
+    text: str, markup: Markup, content: str, reasoning: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in ([text], list(text)):
+        found = read(pieces, markup)
+        told = [(each.name, each.arguments) for each in found.calls]
+        assert (found.content, found.reasoning, told) == (content, reasoning, calls)
+
+
+@pytest.mark.parametrize(
+    "form", ['{"name":"f","arguments":{"n":1}}', '[{"name":"f","arguments":{"n":1}}]']
+)
+def test_a_forced_call_needs_no_mark(form: str) -> None:
+    found = read(list(form), None, Reading(TOOLS, is_forced=True))
+    assert [(each.name, each.arguments) for each in found.calls] == [("f", '{"n":1}')]
+    assert not found.content
+
+
+def test_without_tools_and_thinking_all_is_content() -> None:
+    text = ' <tool_call>{"name":"f","arguments":{}}</tool_call> <think> '
+    assert read([text], Markup(), Reading()) == Found(text)
+    assert read([text], None, Reading()) == Found(text)
+
+
+def test_a_long_call_costs_no_more_than_its_length() -> None:
+    """Half a million characters, in pieces of four, would take minutes if each piece read all."""
+    text = (
+        '<tool_call>{"name": "f", "arguments": {"text": "' + "ab\\n " * 100_000 + '"}}</tool_call>'
+    )
+    (call,) = read([text[at : at + 4] for at in range(0, len(text), 4)], Markup("hermes")).calls
+    assert len(json.loads(call.arguments)["text"]) == 400_000
