@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients
+.PHONY: demo up quick test lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -38,6 +38,10 @@ chaos: .venv/installed
 # Random requests, and what may lie in Redis: no 500, no stall of the event loop, linear growth.
 fuzz: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.fuzz --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
+# Calls of tools, thinking and schemas of a random model while its workers are killed.
+held: .venv/installed
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m faults.held --requests $(or $(REQUESTS),250) --kills $(or $(KILLS),10)
 
 # The status page in Debian's chromium (apt-get install chromium).
 browser: .venv/installed

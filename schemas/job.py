@@ -41,6 +41,15 @@ class Chat(Wire):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[dict[str, JsonValue]] = Field(default_factory=list, max_length=128)
     template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    tool_choice: Literal["auto", "required"] = Field(
+        "auto", description="required: the answer is a call; auto: as the model likes"
+    )
+    callable_tools: list[str] = Field(
+        default_factory=list, max_length=128, description="names of tools; none: all may be called"
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="several calls; none: with auto yes, else one"
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 CallFormat = Literal[
-    "hermes", "llama3_json", "mistral", "qwen3_xml", "deepseek_v3", "pythonic", "openai"
+    "hermes", "llama3_json", "mistral", "qwen3_xml", "deepseek_v3", "pythonic", "openai", "json"
 ]
 ReasoningFormat = Literal["deepseek_r1", "qwen3", "mistral", "openai_gptoss"]
 
@@ -31,6 +31,7 @@ MARKS: Mapping[str, tuple[str, ...]] = {
         "<｜tool▁calls▁end｜>",  # noqa: RUF001
     ),
     "pythonic": (),
+    "json": (),
     "": (),
     "openai": _CHANNELS,
     "openai_gptoss": _CHANNELS,
@@ -40,7 +41,7 @@ MARKS: Mapping[str, tuple[str, ...]] = {
 class Markup(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The marks of one completion, as far as its worker knows its model.
 
-    calls      how calls of tools are written; None where nobody knows
+    calls      how calls of tools are written, json where a grammar holds them to be nothing else
     reasoning  how thinking is written; None for a model that does not think
     is_open    the prompt has begun the thinking, so the completion begins in the middle of it
     """

@@ -12,7 +12,6 @@ from pydantic import (
     Field,
     JsonValue,
     TypeAdapter,
-    field_validator,
     model_validator,
 )
 
@@ -21,6 +20,8 @@ from penstock.schemas.json_size import too_much
 from penstock.schemas.sampling import MAX_LOGPROBS
 from penstock.schemas.wire import Report
 
+CUSTOM_INPUT = "input"  # the one argument of a custom tool
+UNPARSED = "unparsed_arguments"  # stands for those of an earlier call that are no JSON object
 FAIL_FAST = Field(fail_fast=True)  # else each wrong value is reported, at a hundred times its cost
 JsonObject = dict[str, JsonValue]
 OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
@@ -41,6 +42,7 @@ class JsonObjectFormat(Report):
 
 class NamedSchema(Report):
     name: str = "answer"
+    strict: bool | None = Field(None, description="objects have the named properties alone")
     schema_: JsonObject | bool = Field(alias="schema")
 
 
@@ -49,8 +51,17 @@ class JsonSchemaFormat(Report):
     json_schema: NamedSchema
 
 
+class StructuralTagFormat(Report):
+    """xgrammar's structural tag, in its newer form (`format`) or the older one."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["structural_tag"]
+
+
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat,
+    Field(discriminator="type"),
 ]
 
 
@@ -90,20 +101,34 @@ class FunctionCall(Report):
         return OBJECT.validate_json(self.arguments or "{}")
 
 
+class CustomCall(Report):
+    name: str
+    input: str = ""
+
+
 class ToolCall(Report):
     """A call that an assistant made in an earlier turn."""
 
     id: str | None = None
-    function: FunctionCall
+    function: FunctionCall | None = None
+    custom: CustomCall | None = None
 
-    @field_validator("function")
-    @classmethod
-    def has_arguments_that_parse(cls, call: FunctionCall) -> FunctionCall:
+    @model_validator(mode="after")
+    def calls_one_thing(self) -> Self:
+        if (self.function is None) == (self.custom is None):
+            raise ValueError("function: give it, or custom")
+        return self
+
+    @property
+    def name_and_arguments(self) -> tuple[str, JsonObject]:
+        """Return what chat templates write. Arguments that no JSON object are stay readable."""
+        if self.custom is not None:
+            return self.custom.name, {CUSTOM_INPUT: self.custom.input}
+        assert self.function is not None
         try:
-            call.parsed()
+            return self.function.name, self.function.parsed()
         except ValueError:
-            raise ValueError("arguments: not the text of a JSON object") from None
-        return call
+            return self.function.name, {UNPARSED: self.function.arguments}
 
 
 class ChatMessage(Report):
@@ -129,20 +154,99 @@ class Function(Report):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: JsonObject = Field({"type": "object"})
+    strict: bool | None = Field(None, description="a schema that cannot be held is an error")
 
 
-class Tool(Report):
+class FunctionTool(Report):
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(Report):
+class FreeText(Report):
+    type: Literal["text"]
+
+
+class CustomGrammar(Report):
+    syntax: Literal["regex", "lark"]
+    definition: str
+
+
+class GrammarText(Report):
+    type: Literal["grammar"]
+    grammar: CustomGrammar
+
+
+class Custom(Report):
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    format: Annotated[FreeText | GrammarText, Field(discriminator="type")] | None = None
+
+
+class CustomTool(Report):
+    """A tool whose one argument is a text. Models know it as a function with that argument."""
+
+    type: Literal["custom"]
+    custom: Custom
+
+    @property
+    def function(self) -> Function:
+        text: JsonObject = {"type": "string"}
+        if isinstance(self.custom.format, GrammarText):
+            text["pattern"] = f"^({self.custom.format.grammar.definition})$"
+        parameters: JsonObject = {
+            "type": "object",
+            "properties": {CUSTOM_INPUT: text},
+            "required": [CUSTOM_INPUT],
+        }
+        told = self.custom.description
+        return Function(name=self.custom.name, description=told, parameters=parameters)
+
+
+Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+
+
+class ToolName(Report):
     name: str
 
 
 class NamedTool(Report):
     type: Literal["function"]
-    function: FunctionName
+    function: ToolName
+
+    @property
+    def names(self) -> list[str]:
+        return [self.function.name]
+
+
+class NamedCustom(Report):
+    type: Literal["custom"]
+    custom: ToolName
+
+    @property
+    def names(self) -> list[str]:
+        return [self.custom.name]
+
+
+class AllowedTools(Report):
+    mode: Literal["auto", "required"]
+    tools: list[Annotated[NamedTool | NamedCustom, Field(discriminator="type")]] = Field(
+        min_length=1, max_length=128, fail_fast=True
+    )
+
+
+class AllowedChoice(Report):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    @property
+    def names(self) -> list[str]:
+        return [name for tool in self.allowed_tools.tools for name in tool.names]
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"]
+    | Annotated[NamedTool | NamedCustom | AllowedChoice, Field(discriminator="type")]
+)
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -158,7 +262,11 @@ class ChatRequest(Asked):
     )
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] = Field(default_factory=list, max_length=128, fail_fast=True)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool | None = Field(
+        None, description="several calls; none: yes where the model chooses, else one"
+    )
+    include_reasoning: bool = Field(True, description="`reasoning`: what the model thinks")
     chat_template_kwargs: JsonObject = Field(default_factory=dict)
     reasoning_effort: Effort | None = Field(None, description="for the chat template")
     documents: list[JsonObject] = Field(

@@ -24,7 +24,7 @@ MODEL_DEFAULTS = frozenset(("temperature", "top_p", "top_k", "min_p", "repetitio
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, StringConstraints(min_length=1), at_most_bytes(MAX_STOP_BYTES)]
-ConstraintKind = Literal["json", "regex", "choice", "grammar"]
+ConstraintKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
 
 class StructuredOutputs(Wire):
@@ -35,8 +35,16 @@ class StructuredOutputs(Wire):
     regex: str | None = None
     choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
+    structural_tag: str | None = Field(
+        None, description="JSON: marks in free text, and the forms of what they begin; xgrammar's"
+    )
 
     model_config = ConfigDict(populate_by_name=True)
+
+    @field_validator("structural_tag", mode="before")
+    @classmethod
+    def a_tag_is_written_as_json(cls, tag: object) -> object:
+        return json.dumps(tag, ensure_ascii=False) if isinstance(tag, dict) else tag
 
     @model_validator(mode="after")
     def asks_for_one_thing(self) -> Self:
@@ -45,7 +53,8 @@ class StructuredOutputs(Wire):
         ]
         if len(given) != 1:
             raise ValueError(
-                f"give exactly one of json, json_object, regex, choice, grammar; got {len(given)}"
+                "give exactly one of json, json_object, regex, choice, grammar, structural_tag; "
+                f"got {len(given)}"
             )
         if self.choice is not None and not (self.choice and all(self.choice)):
             raise ValueError("choice: give at least one, and none of them empty")
@@ -62,6 +71,8 @@ class StructuredOutputs(Wire):
             return "choice", json.dumps(self.choice)
         if self.grammar is not None:
             return "grammar", self.grammar
+        if self.structural_tag is not None:
+            return "structural_tag", self.structural_tag
         if self.json_object:
             return "json", '{"type":"object"}'
         schema = self.json_schema
@@ -128,6 +139,9 @@ class SamplingParams(Wire):
     truncation_side: Literal["left", "right"] = Field("left", description="where they are cut off")
     add_special_tokens: bool | None = Field(
         None, description="which begin or end a text; none: a prompt gets them, a chat does not"
+    )
+    thinking_token_budget: int | None = Field(
+        None, ge=0, le=1_000_000, description="tokens after which a chat's thinking is ended"
     )
     structured_outputs: StructuredOutputs | None = None
 

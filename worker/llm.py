@@ -19,12 +19,13 @@ from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import ErrorBody, FinishReason, TokenLogprob
 from penstock.schemas.job import Chat, Message, Prompt
 from penstock.schemas.pooling import PoolingParams, PoolingTask, floats_of
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine_loader import load_engine
 from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.progress import Progress
+from penstock.worker.text.answer_form import refuse_budget
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
 from penstock.worker.text.text_inputs import read_inputs
@@ -163,7 +164,8 @@ class LLM:
                 text, given = _read(prompt)
                 room = self._engine.limits.prompt_room(params)
                 ids = self._text.prompt_ids(given if text is None else text, params, room)
-                requests.append(self._request(text, ids, params))
+                refuse_budget(params)
+                requests.append(self._request(text, ids, params, params.structured_outputs))
         return self._answer(requests, use_tqdm)
 
     def chat(
@@ -192,7 +194,8 @@ class LLM:
                 except ValidationError as error:
                     raise _refusal(error) from error
                 ids = self._text.render(chat, params, self._engine.limits.prompt_room(params))
-                requests.append(self._request(None, ids, params))
+                form = self._text.answer_form(chat, ids, params, holds_tags=True)
+                requests.append(self._request(None, ids, params, form.structure))
         return self._answer(requests, use_tqdm)
 
     def embed(
@@ -282,8 +285,16 @@ class LLM:
             )
         return list(zip(several, params, strict=True))
 
-    def _request(self, prompt: str | None, ids: list[int], params: SamplingParams) -> _Request:
+    def _request(
+        self,
+        prompt: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        structure: StructuredOutputs | None,
+    ) -> _Request:
+        """Return the request, whose answers are held to a structure."""
         limits = self._engine.limits
+        params = params.model_copy(update={"structured_outputs": structure})
         error = limits.check(AddSequence("", ids, params))
         if error is not None:
             raise error

@@ -31,6 +31,7 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
         num_scores=asked.prompt_logprobs,
+        shows_reasoning=asked.include_reasoning,
         ignored=ignored(ChatRequest, body),
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import JsonValue
+from pydantic_core import from_json
 
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.markup.source import CallPiece, Found, joined
@@ -21,7 +22,7 @@ from penstock.schemas.event import (
 )
 from penstock.schemas.job import Job
 from penstock.schemas.model import ModelCard
-from penstock.schemas.openai import JsonObject, StreamOptions
+from penstock.schemas.openai import CUSTOM_INPUT, JsonObject, StreamOptions
 
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -218,11 +219,25 @@ def tool_call(form: AnswerContext, choice: int, piece: CallPiece) -> JsonObject:
     """
     if piece.name is None:
         return {"function": {"arguments": piece.arguments}}
+    call_id = f"call_{form.job.job_id[-26:]}_{choice}_{piece.number}"
+    if piece.name in form.reading.whole:
+        custom: JsonObject = {"name": piece.name, "input": _custom_input(piece.arguments)}
+        return {"id": call_id, "type": "custom", "custom": custom}
     return {
-        "id": f"call_{form.job.job_id[-26:]}_{choice}_{piece.number}",
+        "id": call_id,
         "type": "function",
         "function": {"name": piece.name, "arguments": piece.arguments},
     }
+
+
+def _custom_input(arguments: str) -> str:
+    """Return the text that a custom tool gets; of broken arguments, themselves."""
+    try:
+        given = from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return arguments
+    text = given.get(CUSTOM_INPUT) if isinstance(given, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:

@@ -10,19 +10,24 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unsupported
 from penstock.gateway.openai.validation import refuse_extremes, validate
+from penstock.schemas.closed_schema import closed
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import LAST_MS, Job, PriorityClass
 from penstock.schemas.openai import (
+    AllowedChoice,
     Asked,
     AskedOfModel,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
+    CustomTool,
+    FunctionTool,
+    GrammarText,
     JsonObject,
     JsonSchemaFormat,
-    NamedTool,
+    StructuralTagFormat,
     TextFormat,
-    Tool,
+    ToolCall,
 )
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 
@@ -51,6 +56,7 @@ OF_STRUCTURE = {
 }
 IN_PARAMS = SAMPLING | OF_STRUCTURE.keys() | UNSUPPORTED | {"logprobs", "structured_outputs"}
 NEUTRAL_OF_STRUCTURE: dict[str, tuple[JsonValue, ...]] = {"regex": ("",), "json_schema": ("", {})}
+ONE_OF = "give one of response_format, structured_outputs, regex, json_schema, a guided_ field"
 LAST_S = LAST_MS // 1000
 # The job's fields by the names that callers give them, for `validate`.
 CALLED = {"prompts": "prompt", "params": "", "chat": ""}
@@ -63,14 +69,18 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
     if asked.top_logprobs and not asked.logprobs:
         raise InvalidJob("top_logprobs: give logprobs as well", "top_logprobs")
     newer = asked.max_completion_tokens
-    sampling = _sampling(asked, body, _forced_call(asked))
+    choice = _choice(asked)
+    sampling = _sampling(asked, body)
+    if choice["tool_choice"] == "required" and "structured_outputs" in sampling:
+        raise InvalidJob(f"response_format: {ONE_OF}, a forced tool", "response_format")
     sampling["max_tokens"] = asked.max_tokens if newer is None else newer
     if asked.logprobs:
         sampling["logprobs"] = asked.top_logprobs
     tools = asked.tools if asked.tool_choice != "none" else []
     chat: JsonObject = {
         "messages": [_message(message) for message in asked.messages],
-        "tools": [tool.model_dump(exclude_none=True) for tool in tools],
+        "tools": [_tool(tool) for tool in tools],
+        **choice,
         "template_kwargs": _for_template(asked) | asked.chat_template_kwargs,
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
@@ -92,7 +102,7 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
     refuse_unsupported(body)
     _refuse_streamed_scores(asked)
     prompts = prompts_of(asked.prompt)
-    sampling = _sampling(asked, body, None)
+    sampling = _sampling(asked, body)
     if asked.logprobs is not None:
         sampling["logprobs"] = asked.logprobs
     if asked.echo and body.get("truncate_prompt_tokens") is not None:
@@ -113,8 +123,11 @@ def reading_of(asked: ChatRequest) -> Reading:
     """Return how the answer to a chat is read."""
     if asked.tool_choice == "none":
         return Reading()
-    schemas = {tool.function.name: tool.function.parameters for tool in asked.tools}
-    return Reading(schemas, is_forced=asked.tool_choice != "auto")
+    return Reading(
+        {tool.function.name: tool.function.parameters for tool in asked.tools},
+        frozenset(tool.function.name for tool in asked.tools if isinstance(tool, CustomTool)),
+        is_forced=_choice(asked)["tool_choice"] == "required",
+    )
 
 
 def hides_completion(body: JsonObject) -> bool:
@@ -207,15 +220,11 @@ def _priority_class(asked: AskedOfModel) -> PriorityClass:
     return TIERS.get(asked.service_tier, "normal")
 
 
-def _sampling(asked: Asked, body: JsonObject, forced: JsonObject | None) -> JsonObject:
+def _sampling(asked: Asked, body: JsonObject) -> JsonObject:
     sampling = {name: body[name] for name in SAMPLING if name in body}
     structures = _structures(asked, body)
-    if forced is not None:
-        structures.append({"json": forced})
     if len(structures) > 1:
-        sentence = "give one of response_format, structured_outputs, regex, json_schema, a guided_"
-        sentence += " field, a forced tool"
-        raise InvalidJob(f"response_format: {sentence}", "response_format")
+        raise InvalidJob(f"response_format: {ONE_OF}", "response_format")
     if structures:
         sampling["structured_outputs"] = structures[0]
     return sampling
@@ -226,7 +235,10 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
     structures: list[JsonValue] = []
     wanted = asked.response_format
     if isinstance(wanted, JsonSchemaFormat):
-        structures.append({"json": wanted.json_schema.schema_})
+        schema = wanted.json_schema.schema_
+        structures.append({"json": closed(schema) if wanted.json_schema.strict else schema})
+    elif isinstance(wanted, StructuralTagFormat):
+        structures.append({"structural_tag": wanted.model_dump()})
     elif wanted is not None and not isinstance(wanted, TextFormat):
         structures.append({"json_object": True})
     own = body.get("structured_outputs")
@@ -241,38 +253,31 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
     return structures
 
 
-def _forced_call(asked: ChatRequest) -> JsonObject | None:
-    """Return the JSON schema of the one call that the answer must be; None where none is forced.
-
-    Raises InvalidJob where the forced tool is not among the tools.
-    """
-    choice, tools = asked.tool_choice, asked.tools
-    if isinstance(choice, NamedTool):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
-    elif choice != "required":
-        return None
-    if not tools:
+def _choice(asked: ChatRequest) -> JsonObject:
+    """Return which tools the model may call, as the job says it. Raises InvalidJob."""
+    choice = asked.tool_choice
+    if choice in ("none", "auto") or isinstance(choice, str):
+        names, mode = [], "required" if choice == "required" else "auto"
+    elif isinstance(choice, AllowedChoice):
+        names, mode = choice.names, choice.allowed_tools.mode
+    else:
+        names, mode = choice.names, "required"
+    known = {tool.function.name for tool in asked.tools}
+    if (mode == "required" and not known) or not known.issuperset(names):
         raise InvalidJob("tool_choice: asks for a tool that is not among tools", "tool_choice")
-    schema: JsonObject = {"anyOf": [_call_schema(tool) for tool in tools]}
-    definitions = [tool.function.parameters.get("$defs") for tool in tools]
-    merged = {
-        name: item
-        for group in definitions
-        if isinstance(group, dict)
-        for name, item in group.items()
-    }
-    return schema | ({"$defs": merged} if merged else {})
-
-
-def _call_schema(tool: Tool) -> JsonObject:
-    # References in a tool's schema begin at its root, so its definitions move to the new root.
-    arguments = {name: part for name, part in tool.function.parameters.items() if name != "$defs"}
     return {
-        "type": "object",
-        "properties": {"name": {"const": tool.function.name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
+        "tool_choice": mode,
+        "callable_tools": [*names],
+        "parallel_tool_calls": asked.parallel_tool_calls,
     }
+
+
+def _tool(tool: FunctionTool | CustomTool) -> JsonObject:
+    form = tool.custom.format if isinstance(tool, CustomTool) else None
+    if isinstance(form, GrammarText) and form.grammar.syntax != "regex":
+        raise InvalidJob("tools: a grammar of syntax lark is not held; give a regex", "tools")
+    function: JsonObject = tool.function.model_dump(exclude_none=True)
+    return {"type": "function", "function": function}
 
 
 def _message(message: ChatMessage) -> JsonObject:
@@ -288,12 +293,11 @@ def _message(message: ChatMessage) -> JsonObject:
     elif message.content is None:
         shown["content"] = ""
     if message.tool_calls:
-        shown["tool_calls"] = [
-            {
-                "type": "function",
-                "id": call.id,
-                "function": {"name": call.function.name, "arguments": call.function.parsed()},
-            }
-            for call in message.tool_calls
-        ]
+        shown["tool_calls"] = [_past_call(call) for call in message.tool_calls]
     return shown
+
+
+def _past_call(call: ToolCall) -> JsonObject:
+    name, arguments = call.name_and_arguments
+    function: JsonObject = {"name": name, "arguments": arguments}
+    return {"type": "function", "id": call.id, "function": function}

@@ -22,7 +22,6 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "early_stopping": (False,),
     "detokenize": (True,),
     "return_hidden_states": (False,),
-    "thinking_token_budget": (),
     "structural_tag": ("", {}),
     "guided_whitespace_pattern": ("",),
     "chat_template": ("",),
@@ -46,7 +45,6 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
 }
 # The same for the fields of `structured_outputs`.
 NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
-    "structural_tag": ("",),
     "whitespace_pattern": ("",),
     "disable_any_whitespace": (False,),
     "disable_additional_properties": (False,),
@@ -64,14 +62,10 @@ ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
         body["return_tokens_as_token_ids"] is not False and "messages" in body
     ),
     "documents": lambda body: body["documents"] != [] and "messages" not in body,
+    "thinking_token_budget": lambda body: "messages" not in body,
     "modalities": lambda body: body["modalities"] not in ([], ["text"]),
     "functions": lambda body: body["functions"] != [] and body.get("function_call") != "none",
     "function_call": lambda body: body["function_call"] not in ("none", "auto"),
-    "parallel_tool_calls": lambda body: (
-        body["parallel_tool_calls"] is False
-        and bool(body.get("tools"))
-        and body.get("tool_choice", "auto") == "auto"  # else it is one call, or none
-    ),
 }
 UNSUPPORTED = NEUTRAL.keys() | ASKED.keys()
 INSTEAD = {

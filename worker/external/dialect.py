@@ -6,13 +6,13 @@ A kind is known by what its `/v1/models` says of the owner.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from pydantic import JsonValue
 
 from penstock.schemas.event_stream import Said
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.sampling import ConstraintKind, SamplingParams
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.external.continuation import Continuation
 
@@ -60,7 +60,7 @@ class Dialect:
         if self.tells != "text":
             known |= {"stop_token_ids"}  # it is seen, and the request ended
         names = SamplingParams.model_fields.keys() - known - {"structured_outputs"}
-        missing = (each for each in _STRUCTURES if each not in self.structures)
+        missing = (each for each in get_args(ConstraintKind) if each not in self.structures)
         return frozenset(names) | {f"structured_outputs.{each}" for each in missing}
 
     def asked(self, model: str, seq: Continuation, prompt: JsonValue) -> dict[str, JsonValue]:

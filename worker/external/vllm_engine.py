@@ -30,7 +30,9 @@ _SAME = (
     "ignore_eos", "logprobs",
 )  # fmt: skip
 # Of a word that another worker's completion began vLLM would not see the beginning.
-UNSUPPORTED = frozenset({"bad_words", "prompt_logprobs"})
+UNSUPPORTED = frozenset(
+    {"bad_words", "prompt_logprobs", "thinking_token_budget", "structured_outputs.structural_tag"}
+)
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 # Settings that are vLLM's arguments too, given where they are not as usual.
 _PASSED_ON = (*sorted(OF_VLLM), "max_model_len")

@@ -12,6 +12,7 @@ from penstock.schemas.delivery import Commit, Ending, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Timing, Usage
 from penstock.schemas.job import Job
+from penstock.schemas.sampling import StructuredOutputs
 from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.jobs.pooled import Pooled
@@ -53,6 +54,7 @@ class ActiveJob:
     times: Times = field(default_factory=Times)
     splits: list[int] = field(default_factory=list)  # of pooled prompts that are pairs
     bad_words: list[list[int]] = field(default_factory=list)
+    structure: StructuredOutputs | None = None  # what the job's answers are held to
     _num_open: int = 0  # choices that are not finished
     _pending: dict[int, TextPiece] = field(default_factory=dict)
     _num_cached: dict[int, int] = field(default_factory=dict)
@@ -108,6 +110,8 @@ class ActiveJob:
         params, seed, pooling = self.job.params, job_seed(self.job), self.job.pooling
         if pooling is not None:
             pooling = pooling.model_copy(update={"queries": []})  # they are in the prompts
+        if self.structure is not params.structured_outputs:
+            params = params.model_copy(update={"structured_outputs": self.structure})
         return [
             AddSequence(
                 seq_id=self.seq_id(index),

@@ -30,6 +30,7 @@ from penstock.worker.jobs.streamer import Streamer
 from penstock.worker.process.log import log
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.answer_form import TAGS, AnswerForm, refuse_budget
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 from penstock.worker.text.text_inputs import read_inputs
@@ -66,20 +67,29 @@ class Intake:
         job.refuse_large_scores(prompts)
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
+        form = self._form(job, prompts)
         completions = [
-            Completion(
-                self.text,
-                job.params,
-                enders,
-                prompt,
-                None if job.chat is None else self.text.markup(job.chat, prompt),
-            )
+            Completion(self.text, job.params, enders, prompt, form.markup)
             for prompt in prompts
             for _ in range(job.params.n)
         ]
         words = job.params.bad_words
         bad_words = await asyncio.to_thread(self.text.bad_words, words) if words else []
-        return ActiveJob(started, prompts, completions, times=times, bad_words=bad_words)
+        return ActiveJob(
+            started,
+            prompts,
+            completions,
+            times=times,
+            bad_words=bad_words,
+            structure=form.structure,
+        )
+
+    def _form(self, job: Job, prompts: list[list[int]]) -> AnswerForm:
+        if job.chat is None:
+            refuse_budget(job.params)
+            return AnswerForm(None, job.params.structured_outputs)
+        holds_tags = TAGS not in self.limits.unsupported
+        return self.text.answer_form(job.chat, prompts[0], job.params, holds_tags)
 
     async def _prepare_pooled(self, started: Started, times: Times, is_short: bool) -> ActiveJob:
         job = started.job

@@ -7,6 +7,7 @@ from operator import methodcaller
 from pathlib import Path
 
 from jinja2 import TemplateError
+from pydantic import JsonValue
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -71,7 +72,7 @@ class ChatTemplate:
         render = methodcaller(
             "apply_chat_template",
             plain_messages(chat.messages),
-            tools=chat.tools or None,
+            tools=[_shown_tool(tool) for tool in chat.tools] or None,
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,
             tokenize=False,
@@ -82,6 +83,14 @@ class ChatTemplate:
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             message = f"messages: the model's chat template refused them: {error}"
             raise InvalidJob(message, "messages") from error
+
+
+def _shown_tool(tool: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the tool as models know tools: `strict` is for who holds the call to its schema."""
+    function = tool.get("function")
+    if not isinstance(function, dict) or "strict" not in function:
+        return tool
+    return {**tool, "function": {k: v for k, v in function.items() if k != "strict"}}
 
 
 def _load(folder: Path) -> PreTrainedTokenizerFast:

@@ -59,17 +59,20 @@ def of_answer(model: Markup, has_tools: bool, prompt_end: str) -> Markup | None:
 
     model  the form that its model knows
     """
-    calls = model.calls if has_tools else None
-    if calls is None and model.reasoning is None:
+    calls, reasoning = model.calls if has_tools else None, model.reasoning
+    _, end = THINKING.get(reasoning or "", ("", ""))
+    if end and prompt_end.rstrip().endswith(end):
+        reasoning = None  # the prompt has ended it
+    if calls is None and reasoning is None:
         return None
-    return Markup(calls, model.reasoning, _is_open(model, prompt_end))
+    return Markup(calls, reasoning, _is_open(reasoning, prompt_end))
 
 
-def _is_open(markup: Markup, prompt_end: str) -> bool:
+def _is_open(reasoning: ReasoningFormat | None, prompt_end: str) -> bool:
     """Return whether a prompt that ends so has begun the thinking."""
-    begin, end = THINKING.get(markup.reasoning or "", ("", ""))
-    if markup.reasoning == "deepseek_r1":  # it thinks always, unless the prompt has ended it
-        return not prompt_end.rstrip().endswith(end)
+    begin, _ = THINKING.get(reasoning or "", ("", ""))
+    if reasoning == "deepseek_r1":
+        return True  # it thinks always, and does not always begin with the mark
     return bool(begin) and prompt_end.rstrip().endswith(begin)
 
 

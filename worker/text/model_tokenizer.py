@@ -20,6 +20,7 @@ from penstock.worker.engine.messages import Logprob
 from penstock.worker.models.errors import is_failure, reason
 from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text.answer_form import AnswerForm, answer_form
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.detokenizer import Detokenizer, PieceDecoder
 from penstock.worker.text.markup import (
@@ -171,10 +172,19 @@ class ModelTokenizer:
         text, adds = self._template.write(chat), params.add_special_tokens is True
         return self._encode_cut(text, "messages", adds, params, _most(params, room))
 
-    def markup(self, chat: Chat, prompt: Sequence[int]) -> Markup | None:
-        """Return how the answer to a chat marks its thinking and calls; None: it has neither."""
+    def answer_form(
+        self, chat: Chat, prompt: Sequence[int], params: SamplingParams, holds_tags: bool
+    ) -> AnswerForm:
+        """Return how the answer to a chat marks its thinking and calls, and what it is held to.
+
+        holds_tags  the engine obeys structural tags
+        """
         end = self.decode(prompt[-_TAIL_IDS:], skip_special_tokens=False)
-        return of_answer(self._markup, bool(chat.tools), end)
+        markup = of_answer(self._markup, bool(chat.tools), end)
+        return answer_form(chat, params, markup, holds_tags, self._has_mark)
+
+    def _has_mark(self, mark: str) -> bool:
+        return self._backend.token_to_id(mark) is not None
 
     def num_reasoning(self, markup: Markup, token_ids: Sequence[int]) -> int:
         """Return how many of a completion's tokens are thinking."""

@@ -124,6 +124,21 @@ def test_others_are_tried_while_one_takes_its_time(sandbox: Sandbox) -> None:
             slow.result(60)
 
 
+def called(lenient: bool, style: str = "json") -> StructuredOutputs:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": ENDLESS}}}
+    form = {"type": "json_schema", "json_schema": schema, "lenient": lenient, "style": style}
+    tag = {"type": "tag", "begin": "<tool_call>", "content": form, "end": "</tool_call>"}
+    return StructuredOutputs.model_validate({"structural_tag": {"format": tag}})
+
+
+@pytest.mark.parametrize("style", ["json", "qwen_xml"])
+def test_what_need_not_be_held_is_held_as_far_as_it_can(grammars: Grammars, style: str) -> None:
+    assert grammars.compile(called(True, style)).result(60).num_bytes
+    if style == "json":
+        with pytest.raises(InvalidJob, match=r"structural_tag: .*takes more than 1 s"):
+            grammars.compile(called(False)).result(60)
+
+
 def test_a_sandbox_that_was_killed_is_started_again(sandbox: Sandbox) -> None:
     sandbox.attempt("regex", "a")
     process = sandbox._process

@@ -137,8 +137,8 @@ WRONG_IN_CHAT: list[tuple[str, object, str]] = [
     ),
     (
         "messages",
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-        "messages[0].tool_calls[0].function.arguments",
+        [{"role": "assistant", "tool_calls": [{"id": "c", "type": "function"}]}],
+        "messages[0].tool_calls[0].function",
     ),
     ("messages", [USER] * 2049, "messages"),
     ("logprobs", 3, "logprobs"),
@@ -335,7 +335,6 @@ IGNORED = {
     "store": True,
     "metadata": {"a": "b"},
     "service_tier": "auto",
-    "parallel_tool_calls": True,
     "modalities": ["text"],
     "prediction": {"type": "content", "content": "x"},
     "reasoning_effort": "low",
@@ -371,7 +370,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("detokenize", False, [True]),
     ("return_token_ids", True, [False]),
     ("return_hidden_states", True, [False]),
-    ("thinking_token_budget", 9, []),
     ("structural_tag", {"type": "structural_tag"}, ["", {}]),
     ("guided_whitespace_pattern", " ", [""]),
     ("chat_template", "{{ messages }}", [""]),
@@ -399,7 +397,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
 IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
     ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
     ({"echo": True}, "echo"),
-    ({"tools": [TOOL], "parallel_tool_calls": False}, "parallel_tool_calls"),
     (
         {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
         "structured_outputs.whitespace_pattern",
@@ -407,6 +404,7 @@ IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
 ]
 IN_TEXT_ALONE: list[tuple[dict[str, object], str]] = [
     ({"documents": [{"text": "x"}]}, "documents"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"),
 ]
 FORCED = {"tools": [TOOL], "parallel_tool_calls": False, "tool_choice": "required"}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import openai
 import pytest
+from msgspec.structs import replace
 from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from penstock.compose.server import Server
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
+from penstock.schemas.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, chosen, failed, logprob, spoken
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -232,10 +234,11 @@ def test_a_tool_call_among_text(client: OpenAI, actor: Actor) -> None:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-def test_a_forced_tool_call_is_forced_by_a_schema(
+def test_a_forced_tool_call_is_forced_by_the_worker(
     client: OpenAI, actor: Actor, choice: object
 ) -> None:
-    actor.script = lambda job: spoken('{"name":"weather",', '"arguments":{"place":"Rom"}}')
+    first, *rest = spoken('{"name":"weather",', '"arguments":{"place":"Rom"}}')
+    actor.script = lambda job: [replace(first, markup=Markup("json")), *rest]
     body = {"tool_choice": choice}
     answer = client.chat.completions.create(
         model=MODEL, messages=HI, tools=[WEATHER], extra_body=body
@@ -243,9 +246,9 @@ def test_a_forced_tool_call_is_forced_by_a_schema(
     assert answer.message.tool_calls is not None and not answer.message.content
     (call,) = answer.message.tool_calls
     assert call.type == "function" and json.loads(call.function.arguments) == {"place": "Rom"}
-    asked = actor.jobs[-1].params.structured_outputs
-    assert asked is not None and isinstance(asked.json_schema, dict)
-    assert asked.json_schema["$defs"] == {"place": {"type": "string"}}
+    chat = actor.jobs[-1].chat
+    assert chat is not None and chat.tool_choice == "required"
+    assert chat.callable_tools == ([] if choice == "required" else ["weather"])
     with client.chat.completions.stream(
         model=MODEL, messages=HI, tools=[WEATHER], extra_body=body
     ) as stream:
@@ -263,6 +266,109 @@ def test_no_tool_is_offered_where_none_shall_be_called(client: OpenAI, actor: Ac
     assert answer.choices[0].message.content == CALL
     chat = actor.jobs[-1].chat
     assert chat is not None and chat.tools == []
+
+
+THINKS = Markup("hermes", "qwen3")
+
+
+def marked(markup: Markup, *texts: str) -> list[Delta]:
+    first, *rest = spoken(*texts)
+    return [replace(first, markup=markup), *rest]
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_thinking_is_apart_from_the_answer(client: OpenAI, actor: Actor, shows: bool) -> None:
+    said = marked(THINKS, "<thi", "nk>\nLet me", " see.</think>", "\n\nHi", *CALL)
+    actor.script = lambda job: said
+    extra = {} if shows else {"include_reasoning": False}
+    answer = client.chat.completions.create(
+        model=MODEL, messages=HI, tools=[WEATHER], extra_body=extra
+    )
+    message, thought = answer.choices[0].message, "Let me see." if shows else None
+    assert message.content == "Hi" and message.tool_calls and len(message.tool_calls) == 1
+    assert message.to_dict().get("reasoning") == message.to_dict().get("reasoning_content")
+    assert message.to_dict().get("reasoning") == thought
+    assert answer.usage is not None and answer.usage.completion_tokens_details is not None
+    assert answer.usage.completion_tokens_details.reasoning_tokens is not None
+    deltas = [
+        chunk.choices[0].delta.to_dict()
+        for chunk in client.chat.completions.create(
+            model=MODEL, messages=HI, tools=[WEATHER], extra_body=extra, stream=True
+        )
+    ]
+    assert "".join(str(delta.get("reasoning") or "") for delta in deltas) == (thought or "")
+    assert "".join(str(delta.get("content") or "") for delta in deltas) == "Hi"
+
+
+def test_a_custom_tool_gets_a_text(client: OpenAI, actor: Actor) -> None:
+    told = '<tool_call>{"name": "run", "arguments": {"input": "1 + \\"x\\""}}</tool_call>'
+    actor.script = lambda job: marked(THINKS, *told)
+    custom = {"name": "run", "format": {"type": "grammar"}}
+    custom["format"]["grammar"] = {"syntax": "regex", "definition": "[0-9].*"}  # type: ignore[index]
+    tools = [{"type": "custom", "custom": custom}]
+    asked = {"model": MODEL, "messages": HI, "tools": tools}
+    answer = client.chat.completions.create(**asked)  # type: ignore[call-overload]
+    (call,) = answer.choices[0].message.tool_calls
+    assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", '1 + "x"')
+    chat = actor.jobs[-1].chat
+    assert chat is not None
+    function = chat.tools[0]["function"]
+    assert isinstance(function, dict) and function["name"] == "run"
+    assert function["parameters"]["properties"] == {  # type: ignore[index, call-overload]
+        "input": {"type": "string", "pattern": "^([0-9].*)$"}
+    }
+    pieces = [
+        piece
+        for chunk in client.chat.completions.create(stream=True, **asked)  # type: ignore[call-overload]
+        for piece in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert [piece.to_dict() for piece in pieces] == [{"index": 0, **call.to_dict()}] or (
+        pieces[0].to_dict()["custom"] == {"name": "run", "input": '1 + "x"'}
+    )
+    asked["messages"] = [
+        *HI,
+        {"role": "assistant", "tool_calls": [call.to_dict()]},
+        {"role": "tool", "tool_call_id": call.id, "content": "5"},
+    ]
+    client.chat.completions.create(**asked)  # type: ignore[call-overload]
+    chat = actor.jobs[-1].chat
+    assert chat is not None
+    past = chat.messages[1]["tool_calls"]
+    assert isinstance(past, list) and isinstance(past[0], dict)
+    assert past[0]["function"] == {"name": "run", "arguments": {"input": '1 + "x"'}}
+
+
+def test_of_all_tools_some_are_allowed(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("Hi")
+    other = {"type": "function", "function": {"name": "other"}}
+    only = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "other"}}]}
+    asked = {"model": MODEL, "messages": HI, "tools": [WEATHER, other]}
+    choice = {"type": "allowed_tools", "allowed_tools": only}
+    client.chat.completions.create(tool_choice=choice, parallel_tool_calls=False, **asked)  # type: ignore[call-overload]
+    chat = actor.jobs[-1].chat
+    assert chat is not None and len(chat.tools) == 2
+    told = (chat.tool_choice, chat.callable_tools, chat.parallel_tool_calls)
+    assert told == ("auto", ["other"], False)
+    only["tools"] = [{"type": "function", "function": {"name": "nobody"}}]
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(tool_choice=choice, **asked)  # type: ignore[call-overload]
+    assert raised.value.param == "tool_choice"
+
+
+def test_a_past_call_with_broken_arguments_strands_nobody(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("Hi")
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"pl'}}
+    messages = [
+        *HI,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "error: no JSON"},
+    ]
+    client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])  # type: ignore[arg-type]
+    chat = actor.jobs[-1].chat
+    assert chat is not None
+    past = chat.messages[1]["tool_calls"]
+    assert isinstance(past, list) and isinstance(past[0], dict)
+    assert past[0]["function"] == {"name": "weather", "arguments": {"unparsed_arguments": '{"pl'}}
 
 
 def test_effort_and_documents_are_for_the_template(client: OpenAI, actor: Actor) -> None:

@@ -98,7 +98,7 @@ def test_calls_are_read_as_they_are_written(
 def test_nothing_depends_on_where_the_text_was_cut(
     text: str, cuts: list[int], markup: Markup, is_forced: bool
 ) -> None:
-    reading = Reading(TOOLS, is_forced)
+    reading = Reading(TOOLS, is_forced=is_forced)
     assert read(pieces_of(text, cuts), markup, reading) == read([text], markup, reading)
 
 

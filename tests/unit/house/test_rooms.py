@@ -58,6 +58,7 @@ MAY_IMPORT = {
         "schemas", "worker.engine.grammar.structured", "llguidance",
     },
     "worker.engine.grammar.json_schema": {"pydantic"},
+    "worker.engine.grammar.structural_tag": {"pydantic"},
     "worker.engine.grammar.structured": ENGINE
     | {"llguidance", "outlines", "jsonschema", "pydantic"},
     "worker": {

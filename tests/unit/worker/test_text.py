@@ -652,7 +652,7 @@ def marked(tmp_path: Path, prompt_end: str) -> Path:
         ("", "auto", False),
         ("<think>\n\n</think>\n\n", "auto", False),
         ("", "deepseek_r1", True),
-        ("<think></think>", "deepseek_r1", False),
+        ("<think></think>\n\n", "deepseek_r1", False),
     ],
 )
 def test_the_end_of_a_prompt_says_whether_the_thinking_has_begun(
@@ -660,8 +660,10 @@ def test_the_end_of_a_prompt_says_whether_the_thinking_has_begun(
 ):
     reads = ModelTokenizer(marked(tmp_path, prompt_end), Parsers("auto", kind))
     chat = Chat(messages=[{"role": "user", "content": "Hi"}])
-    markup = reads.markup(chat, reads.render(chat))
-    assert markup is not None and (markup.calls, markup.is_open) == (None, is_open)
+    markup, _ = reads.answer_form(chat, reads.render(chat), SamplingParams(), holds_tags=True)
+    assert (markup is None) == prompt_end.endswith("</think>\n\n")
+    if markup is not None:
+        assert (markup.calls, markup.is_open) == (None, is_open)
 
 
 def test_a_mark_is_shown_although_it_is_a_special_token(tmp_path):
@@ -669,7 +671,7 @@ def test_a_mark_is_shown_although_it_is_a_special_token(tmp_path):
     tools = [{"type": "function", "function": {"name": "f"}}]
     chat = Chat(messages=[{"role": "user", "content": "Hi"}], tools=tools)
     prompt = reads.render(chat)
-    markup = reads.markup(chat, prompt)
+    markup, _ = reads.answer_form(chat, prompt, SamplingParams(), holds_tags=True)
     assert markup == Markup("mistral", "qwen3")
     said = "<think>a b</think>[TOOL_CALLS]f[ARGS]{}"
     ids = reads.prompt_ids(said, SamplingParams(add_special_tokens=False))

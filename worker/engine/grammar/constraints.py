@@ -18,8 +18,9 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from torch import Tensor
 
 from penstock.schemas.errors import NotServed
-from penstock.schemas.sampling import StructuredOutputs
-from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits
+from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
+from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits, Tried
+from penstock.worker.engine.grammar.structural_tag import looser
 from penstock.worker.engine.grammar.structured import LIMITS, alternatives, reason_of, refusal
 from penstock.worker.models.errors import is_failure, reason
 
@@ -144,7 +145,7 @@ class Grammars:
         try:
             if kind == "choice":  # needs no sandbox, which lacks the large libraries
                 kind, text = "regex", alternatives(json.loads(text))
-            tried = sandbox.attempt(kind, text)
+            tried = _tried(sandbox, kind, text)
         except ValueError as error:
             raise refusal(outputs, str(error)) from None
         prototype = LLMatcher(tokenizer, tried.grammar, log_level=0, limits=LIMITS)
@@ -173,6 +174,16 @@ class Grammars:
                 "structured_outputs",
             ) from error
         return tokenizer, Sandbox(backend, self.vocab_size, ends, self.limits)
+
+
+def _tried(sandbox: Sandbox, kind: ConstraintKind, text: str) -> Tried:
+    """Return the grammar; of what need not be held strictly, a looser one if need be."""
+    try:
+        return sandbox.attempt(kind, text)
+    except ValueError:
+        if kind != "structural_tag" or (loose := looser(text)) == text:
+            raise
+        return sandbox.attempt(kind, loose)
 
 
 class Masks:

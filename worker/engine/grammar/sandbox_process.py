@@ -21,7 +21,13 @@ from typing import TypedDict
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.schemas.sampling import ConstraintKind
-from penstock.worker.engine.grammar.structured import LIMITS, grammar_of, place_in, reason_of
+from penstock.worker.engine.grammar.structured import (
+    LIMITS,
+    Marks,
+    grammar_of,
+    place_in,
+    reason_of,
+)
 
 MASK_S = 0.05  # CPU time for one mask, which a step of the model waits for
 NUM_STEPS = 24  # tokens of a random completion, whose masks are timed
@@ -85,6 +91,11 @@ def main() -> None:
     tokenizer = LLTokenizer(
         start["backend"], n_vocab=start["vocab_size"], eos_token=start["eos_token_ids"]
     )
+    marks = Marks(
+        special_ids(start["backend"], tokenizer),
+        start["eos_token_ids"],
+        partial(_refusal, tokenizer),
+    )
     send(control, "ready")
     while True:
         _, files, _, _ = socket.recv_fds(control, 1, 1)
@@ -93,11 +104,20 @@ def main() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that the forked watchers need no wait
         if os.fork() == 0:
             control.close()
-            _watch(socket.socket(fileno=files[0]), tokenizer, start)
+            _watch(socket.socket(fileno=files[0]), tokenizer, marks, start)
         os.close(files[0])
 
 
-def _watch(wire: socket.socket, tokenizer: LLTokenizer, start: Start) -> None:
+def special_ids(backend: str, tokenizer: LLTokenizer) -> dict[str, int]:
+    """Return the added tokens that no text matches, by what they are written as."""
+    return {
+        each["content"]: each["id"]
+        for each in json.loads(backend)["added_tokens"]
+        if tokenizer.is_special_token(each["id"])
+    }
+
+
+def _watch(wire: socket.socket, tokenizer: LLTokenizer, marks: Marks, start: Start) -> None:
     """Fork once more to try the grammar, and report how that child ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
@@ -105,7 +125,7 @@ def _watch(wire: socket.socket, tokenizer: LLTokenizer, start: Start) -> None:
         try:
             _limit(start)
             question: Question = json.loads(receive(wire))
-            grammar, reason = _tried(tokenizer, question)
+            grammar, reason = _tried(tokenizer, question, marks)
             send(wire, SandboxAnswer(grammar=grammar, reason=reason))
         finally:
             os._exit(0)
@@ -128,32 +148,42 @@ def _limit(start: Start) -> None:
     signal.setitimer(signal.ITIMER_REAL, start["wall_s"])
 
 
-def _tried(tokenizer: LLTokenizer, question: Question) -> tuple[str, str]:
+def _tried(tokenizer: LLTokenizer, question: Question, marks: Marks) -> tuple[str, str]:
     """Return the grammar that compiled and no reason, or no grammar and the reason."""
+    kind, text = question["kind"], question["text"]
     try:
-        grammar = grammar_of(question["kind"], question["text"])
+        grammar = grammar_of(kind, text, marks)
     except ValueError as error:
         return "", str(error)
+    if reason := _why(tokenizer, grammar):
+        return "", place_in(kind, text, reason, partial(_why, tokenizer))
+    reason = _cost(tokenizer, grammar)
+    return ("", reason) if reason else (grammar, "")
+
+
+def _refusal(tokenizer: LLTokenizer, grammar: str) -> str:
+    """Return why a grammar cannot be used; "" where it can."""
+    return _why(tokenizer, grammar) or _cost(tokenizer, grammar)
+
+
+def _cost(tokenizer: LLTokenizer, grammar: str) -> str:
+    """Return that the masks of a random completion take too long; "" where they do not."""
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-    matcher.compute_bitmask()  # finds forms that nothing matches
-    if matcher.is_error():
-        why = partial(_why, tokenizer)
-        return "", place_in(question["kind"], question["text"], reason_of(matcher), why)
     draw = random.Random(0)
     for _ in range(NUM_STEPS):
         began_s = time.thread_time()
         mask = matcher.compute_bitmask()
         if time.thread_time() - began_s > MASK_S:
-            return "", f"its masks take more than {MASK_S * 1000:g} ms of a step"
+            return f"its masks take more than {MASK_S * 1000:g} ms of a step"
         if not _advance(matcher, mask, draw):
             break
-    return grammar, ""
+    return ""
 
 
 def _why(tokenizer: LLTokenizer, grammar: str) -> str:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
-    matcher.compute_bitmask()
-    return reason_of(matcher)
+    matcher.compute_bitmask()  # finds forms that nothing matches
+    return reason_of(matcher) if matcher.is_error() else ""
 
 
 def _advance(matcher: LLMatcher, mask: bytes, draw: random.Random) -> bool:

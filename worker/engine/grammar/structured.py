@@ -4,7 +4,8 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, grammar_from, regex_to_lark
 from pydantic import JsonValue
@@ -12,6 +13,7 @@ from pydantic import JsonValue
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
 from penstock.worker.engine.grammar.json_schema import Schema, place_of, respelled
+from penstock.worker.engine.grammar.structural_tag import TagGrammar
 
 MAX_DEPTH = 32  # of nested brackets in a schema
 MAX_REPETITION = 1000  # of a part of a pattern; nested repetitions are multiplied
@@ -29,20 +31,40 @@ LIMITS = LLParserLimits(
 )
 
 
-def grammar_of(kind: ConstraintKind, text: str) -> str:
+class Marks(NamedTuple):
+    """The parts of a tokenizer that the grammar of a structural tag depends on.
+
+    special_ids  the tokens that text does not match, by what they are written as
+    end_ids      the tokens that end a completion
+    refusal_of   returns why a grammar cannot be used; "" where it can
+    """
+
+    special_ids: Mapping[str, int]
+    end_ids: Sequence[int]
+    refusal_of: Callable[[str], str]
+
+
+NO_MARKS = Marks({}, (), lambda grammar: "")
+
+
+def grammar_of(kind: ConstraintKind, text: str, marks: Marks = NO_MARKS) -> str:
     """Return the grammar in llguidance's form. Raises ValueError where the text itself is broken.
 
     A hostile text can take minutes or gigabytes, or end the process: call this in the sandbox.
     """
     try:
         if kind == "json":
-            return _json_grammar(json.dumps(_schema(text), ensure_ascii=False))
+            return _of_schema(text)
+        if kind == "structural_tag":
+            return TagGrammar(*marks[:2], _of_schema, _regex_grammar, marks.refusal_of).made(text)
         if kind == "grammar":
             check_repetitions(text)
             return grammar_from("grammar", text)
         return _regex_grammar(text)
     except UnicodeEncodeError:
         raise ValueError("it holds half a surrogate pair, which no text matches") from None
+    except RecursionError:
+        raise ValueError("brackets inside brackets, too deep") from None
 
 
 def place_in(kind: ConstraintKind, text: str, reason: str, why: Callable[[str], str]) -> str:
@@ -93,6 +115,10 @@ def reason_of(matcher: LLMatcher) -> str:
     if unknown := _UNKNOWN.match(error):
         return f"{unknown[1]}: not supported; leave it out, or say it in other words"
     return "no text matches it" if error == "NoExtensionBias" else error
+
+
+def _of_schema(text: str) -> str:
+    return _json_grammar(json.dumps(_schema(text), ensure_ascii=False))
 
 
 def _json_grammar(schema: str) -> str:

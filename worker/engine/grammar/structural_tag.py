@@ -1,0 +1,339 @@
+"""Makes a grammar of a structural tag: text in which some marks begin what has a form.
+
+The fields are xgrammar's, as vLLM and SGLang take them. A mark that is a special token of the
+tokenizer is matched as that token; text is never taken for it, nor it for text.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from pydantic import JsonValue
+
+Schema = dict[str, JsonValue]
+MAX_PARTS = 2000  # formats inside formats, with all their tags
+_SIGNS = r".^$|?*+()[]{}/\-&~"  # that mean something in a pattern
+_ANYTHING: Schema = {"type": "object"}
+
+
+class TagGrammar:
+    """The grammar of one structural tag while it is made.
+
+    special_ids  the tokens that text does not match, by what they are written as
+    end_ids      the tokens that end a completion
+    of_schema    returns the grammar of a schema; raises ValueError
+    of_regex     the same of a pattern
+    refusal_of   returns why a grammar cannot be used by itself; "" where it can
+    """
+
+    def __init__(
+        self,
+        special_ids: Mapping[str, int],
+        end_ids: Sequence[int],
+        of_schema: Callable[[str], str],
+        of_regex: Callable[[str], str],
+        refusal_of: Callable[[str], str],
+    ) -> None:
+        self._special_ids = special_ids
+        self._end_ids = end_ids
+        self._of_schema = of_schema
+        self._of_regex = of_regex
+        self._refusal_of = refusal_of
+        self._rules: list[str] = []
+        self._inner: list[Schema] = []
+        self._num_parts = 0
+        names = sorted(special_ids, key=len, reverse=True)
+        self._specials = re.compile("|".join(map(re.escape, names)) if names else r"(?!)")
+
+    def made(self, text: str) -> str:
+        """Return the grammar. Raises ValueError, which names what is wrong."""
+        tag = _tag(text)
+        start = self._format(tag, "", ())
+        self._rules.insert(0, f"start: {start}")
+        main: Schema = {"name": "main", "lark_grammar": "\n".join(self._rules) + "\n"}
+        return json.dumps({"grammars": [main, *self._inner]}, ensure_ascii=False)
+
+    def _format(self, given: JsonValue, path: str, ends: tuple[str, ...]) -> str:
+        """Return what matches a format and one of the ends after it; none: nothing is after it."""
+        self._num_parts += 1
+        if self._num_parts > MAX_PARTS:
+            raise ValueError(f"more than {MAX_PARTS} formats")
+        if not isinstance(given, dict):
+            raise ValueError(f"{path or 'format'}: must be an object")
+        if "structures" in given:
+            given = _newer(given)
+        kind = given.get("type")
+        path = f"{path}/{kind}"
+        if kind == "any_text":
+            return self._any_text(_texts(given, "excludes", path), ends, _count(given, path))
+        if kind == "triggered_tags":
+            return self._triggered(given, path, ends)
+        if kind == "sequence":
+            return self._sequence(_list(given, "elements", path), path, ends)
+        if kind == "tag":
+            return f"{self._tagged(given, path)} {self._ends(ends)}"
+        return f"{self._plain(given, kind, path)} {self._ends(ends)}"
+
+    def _plain(self, given: Schema, kind: JsonValue, path: str) -> str:
+        """Return what matches a format whose end is known by itself."""
+        if kind == "const_string":
+            return self._literal(_text(given, "value", path))
+        if kind == "json_schema" and given.get("style", "json") == "json":
+            return self._schema(given.get("json_schema"), given.get("lenient") is True, path)
+        if kind == "qwen_xml_parameter" or (
+            kind == "json_schema" and given.get("style") == "qwen_xml"
+        ):
+            return self._xml(given, path)
+        if kind == "regex":
+            pattern = self._inside(path, self._of_regex, _text(given, "pattern", path))
+            return self._rule(pattern.removeprefix("start: "))
+        if kind == "or":
+            elements = _list(given, "elements", path)
+            return self._rule(" | ".join(self._format(each, path, ()) for each in elements))
+        if kind in ("optional", "star", "plus"):
+            sign = {"optional": "?", "star": "*", "plus": "+"}[str(kind)]
+            return self._rule(f"({self._format(given.get('content'), path, ())}){sign}")
+        if kind == "tags_with_separator":
+            return self._separated(given, path)
+        raise ValueError(
+            f"{path}: this type of format is not known; there are const_string, json_schema,"
+            " regex, any_text, sequence, or, optional, star, plus, tag, triggered_tags,"
+            " tags_with_separator and qwen_xml_parameter"
+        )
+
+    def _sequence(self, elements: list[JsonValue], path: str, ends: tuple[str, ...]) -> str:
+        made: list[str] = []
+        for place, each in enumerate(elements):
+            following = elements[place + 1] if place + 1 < len(elements) else None
+            if following is None:
+                made.append(self._format(each, path, ends))
+            elif isinstance(each, dict) and each.get("type") in ("any_text", "triggered_tags"):
+                raise ValueError(f"{path}/{each['type']}: nothing may follow it; put it in a tag")
+            else:
+                made.append(self._format(each, path, ()))
+        return " ".join(made) if made else self._ends(ends) or '""'
+
+    def _tagged(self, tag: Schema, path: str) -> str:
+        begin, ends = _text(tag, "begin", path), _ends_of(tag, path)
+        return f"{self._literal(begin)} {self._format(tag.get('content'), path, ends)}"
+
+    def _separated(self, given: Schema, path: str) -> str:
+        tags = [self._format(each, path, ()) for each in _list(given, "tags", path)]
+        one = self._rule(" | ".join(tags))
+        between = self._literal(_text(given, "separator", path))
+        many = one if given.get("stop_after_first") is True else f"{one} ({between} {one})*"
+        return many if given.get("at_least_one") is True else f"({many})?"
+
+    def _triggered(self, given: Schema, path: str, ends: tuple[str, ...]) -> str:
+        triggers = _texts(given, "triggers", path)
+        tags: dict[str, list[str]] = {each: [] for each in triggers}
+        for tag in _list(given, "tags", path):
+            if not isinstance(tag, dict):
+                raise ValueError(f"{path}/tags: must be objects")
+            begin = _text(tag, "begin", f"{path}/tag")
+            trigger = next((each for each in triggers if begin.startswith(each)), None)
+            if trigger is None:
+                raise ValueError(f"{path}/tag: no trigger begins {begin!r}")
+            rest: Schema = {**tag, "begin": begin.removeprefix(trigger)}
+            tags[trigger].append(self._tagged(rest, f"{path}/tag"))
+        used = [each for each in triggers if tags[each]]
+        if not used:
+            raise ValueError(f"{path}/tags: give at least one")
+        calls = {each: self._rule(" | ".join(tags[each])) for each in used}
+        excludes = _texts(given, "excludes", path)
+        free = self._any_text([*used, *excludes], ends, None)
+        begun = self._rule(
+            " | ".join(f"{self._any_text(excludes, (each,), None)} {calls[each]}" for each in used)
+        )
+        now = self._rule(" | ".join(f"{self._literal(each)} {calls[each]}" for each in used))
+        is_needed, is_one = given.get("at_least_one") is True, given.get("stop_after_first") is True
+        last = self._ends(ends) if is_one else free
+        if is_needed:
+            return self._rule(f"{now} {last}" if is_one else f"{now} {begun}* {last}")
+        return self._rule(f"{begun} {last} | {free}" if is_one else f"{begun}* {last}")
+
+    def _any_text(
+        self, excludes: Iterable[str], ends: tuple[str, ...], max_tokens: int | None
+    ) -> str:
+        """Return what matches a text, and the first of the ends that comes."""
+        if max_tokens == 0:
+            return self._ends(ends) or '""'
+        stops = [self._special_ids.get(each, -1) for each in (*excludes, *ends)]
+        if -1 not in stops:  # all are tokens: the text is any others
+            others = ",".join(map(str, sorted({*stops, *self._end_ids})))
+            count = "*" if max_tokens is None else f"{{0,{max_tokens}}}"
+            return self._rule(
+                f"{f'<[^{others}]>' if others else '<[*]>'}{count} {self._ends(ends)}"
+            )
+        if max_tokens is not None:
+            raise ValueError("any_text/max_tokens: what ends the text must be a token of its own")
+        if not self._special_ids.keys().isdisjoint(ends):
+            raise ValueError(f"{ends[0]!r}: is among ends that are tokens and others that are not")
+        if not ends:
+            return self._terminal("", excludes)
+        return self._rule(self._terminal("|".join(map(_in_regex, ends)), excludes), "lazy")
+
+    def _terminal(self, end: str, excludes: Iterable[str]) -> str:
+        """Return the name of a terminal: text that ends so, and has none of the excluded texts."""
+        name = self._name("T")
+        texts = "|".join(map(_in_regex, excludes))
+        but = f" & ~/(.|\\n)*({texts})(.|\\n)*/" if texts else ""
+        self._rules.append(f"{name}: /(.|\\n)*({end})/{but}")
+        return name
+
+    def _ends(self, ends: tuple[str, ...]) -> str:
+        return f"({' | '.join(self._literal(each) for each in ends)})" if ends else ""
+
+    def _xml(self, given: Schema, path: str) -> str:
+        """Return what matches Qwen's parameters: in the schema's order, texts without quotes."""
+        schema = given.get("json_schema")
+        named = schema.get("properties") if isinstance(schema, dict) else None
+        if not isinstance(schema, dict) or not isinstance(named, dict):
+            return '""'
+        needed, shared = schema.get("required"), {n: schema[n] for n in ("$defs",) if n in schema}
+        parts = []
+        for name, own in named.items():
+            value = self._xml_value(own, shared, given.get("lenient") is True, f"{path}/{name}")
+            part = f"{self._literal(f'<parameter={name}>')} {self._literal(chr(10))} {value}"
+            is_needed = isinstance(needed, list) and name in needed
+            parts.append(part if is_needed else f"({part})?")
+        return self._rule(" ".join(parts)) if parts else '""'
+
+    def _xml_value(self, schema: JsonValue, shared: Schema, lenient: bool, path: str) -> str:
+        end = "\n</parameter>\n"
+        if isinstance(schema, dict) and schema.get("type", "string") == "string":
+            listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
+            if isinstance(listed, list) and all(isinstance(each, str) for each in listed):
+                texts = " | ".join(self._literal(str(each)) for each in listed)
+                return f"({texts}) {self._literal(end)}"
+            if "type" in schema:
+                return self._any_text((), (end,), None)
+        own = {**shared, **schema} if isinstance(schema, dict) else schema
+        return f"{self._schema(own, lenient, path)} {self._literal(end)}"
+
+    def _schema(self, schema: JsonValue, lenient: bool, path: str) -> str:
+        """Return a reference to a schema's grammar.
+
+        A lenient schema that cannot be held counts as one that any object matches.
+        """
+        try:
+            made = self._inside(path, self._of_schema, json.dumps(schema, ensure_ascii=False))
+            if reason := self._refusal_of(made):
+                raise ValueError(f"{path}: {reason}")
+        except ValueError:
+            if not lenient:
+                raise
+            made = self._of_schema(json.dumps(_ANYTHING))
+        name = self._name("g")
+        self._inner.append({**json.loads(made)["grammars"][0], "name": name})
+        return f"@{name}"
+
+    @staticmethod
+    def _inside(path: str, make: Callable[[str], str], text: str) -> str:
+        try:
+            return make(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def _literal(self, text: str) -> str:
+        """Return what matches a text, with the special tokens that it is written with."""
+        parts, place = [], 0
+        for found in self._specials.finditer(text):
+            parts.append(_quoted(text[place : found.start()]))
+            parts.append(f"<[{self._special_ids[found[0]]}]>")
+            place = found.end()
+        parts.append(_quoted(text[place:]))
+        return " ".join(filter(None, parts)) or '""'
+
+    def _rule(self, body: str, attribute: str = "") -> str:
+        name = self._name("r")
+        shown = f"[{attribute}]" if attribute else ""
+        self._rules.append(f"{name}{shown}: {body}")
+        return name
+
+    def _name(self, kind: str) -> str:
+        return f"{kind}{len(self._rules) + len(self._inner)}{'X' if kind == 'T' else 'x'}"
+
+
+def looser(text: str) -> str:
+    """Return the structural tag with any object, or any text, where it is lenient.
+
+    A text that is no JSON comes back as it is.
+    """
+    try:
+        return json.dumps(_looser(json.loads(text)), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _looser(given: JsonValue) -> JsonValue:
+    if isinstance(given, list):
+        return [_looser(each) for each in given]
+    if not isinstance(given, dict):
+        return given
+    if given.get("type") == "json_schema" and given.get("lenient") is True:
+        is_json = given.get("style", "json") == "json"
+        return {**given, "json_schema": _ANYTHING} if is_json else {"type": "any_text"}
+    return {name: _looser(value) for name, value in given.items()}
+
+
+def _tag(text: str) -> JsonValue:
+    """Return the format that a structural tag has, in its newer form or the older one."""
+    tag: JsonValue = json.loads(text)
+    if not isinstance(tag, dict) or not ("format" in tag or "structures" in tag):
+        raise ValueError("give an object with a format, or with structures and triggers")
+    return tag.get("format", tag)
+
+
+def _newer(tag: Schema) -> Schema:
+    """Return structures and triggers as a format."""
+    tags: list[JsonValue] = []
+    for each in _list(tag, "structures", ""):
+        if not isinstance(each, dict):
+            raise ValueError("structures: must be objects")
+        form: Schema = {"type": "json_schema", "json_schema": each.get("schema", True)}
+        tags.append({**each, "type": "tag", "content": form})
+    return {"type": "triggered_tags", "triggers": tag.get("triggers"), "tags": tags}
+
+
+def _ends_of(tag: Schema, path: str) -> tuple[str, ...]:
+    end = tag.get("end", "")
+    ends = end if isinstance(end, list) else [end]
+    if not ends or not all(isinstance(each, str) for each in ends):
+        raise ValueError(f"{path}/end: must be a text, or a list of texts")
+    return tuple(str(each) for each in ends) if ends != [""] else ()
+
+
+def _text(given: Schema, name: str, path: str) -> str:
+    if not isinstance(value := given.get(name), str):
+        raise ValueError(f"{path}/{name}: must be a text")
+    return value
+
+
+def _texts(given: Schema, name: str, path: str) -> list[str]:
+    value = given.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(each, str) and each for each in value):
+        raise ValueError(f"{path}/{name}: must be a list of texts")
+    return [str(each) for each in value]
+
+
+def _list(given: Schema, name: str, path: str) -> list[JsonValue]:
+    if not isinstance(value := given.get(name), list) or not value:
+        raise ValueError(f"{path}/{name}: must be a list, and not empty")
+    return value
+
+
+def _count(given: Schema, path: str) -> int | None:
+    value = given.get("max_tokens")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise ValueError(f"{path}/max_tokens: must be a number of tokens")
+    return value
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _in_regex(text: str) -> str:
+    shown = "".join(f"\\{each}" if each in _SIGNS else each for each in text)
+    return shown.replace("\n", "\\n")
