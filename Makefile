@@ -56,7 +56,7 @@ dashboards: .venv/installed
 node: .venv/installed
 	$(BIN)/pytest -n 0 tests/node
 
-# LangChain's and openai-python's own tests of embeddings, in an environment of their own.
+# LangChain's and openai-python's own tests of embeddings and chats, in an environment of their own.
 clients: .venv/installed
 	$(PYTHON) -m venv .venv/clients
 	.venv/clients/bin/pip install --quiet langchain-openai langchain-tests 'openai[aiohttp]' pytest-xdist respx rich \

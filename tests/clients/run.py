@@ -1,4 +1,4 @@
-"""Runs others' own tests of embeddings against a real service: LangChain's and openai-python's.
+"""Runs others' own tests against a real service: LangChain's and openai-python's.
 
     python -m clients.run PYTHON
 
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import sentence_folders
 from penstock.compose.server import Server
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 from sentence_folders import EMBEDDERS
 from stage import GatewayProcess
 from worker_process import WorkerProcess
@@ -44,12 +45,25 @@ def main(python: str) -> int:
                 "PENSTOCK_TEST_MODEL": MODEL,
                 "PYTHONPATH": "",
             }
-            own = shutil.copy(Path(__file__).with_name("langchain_embeddings.py"), folder)
             statuses = [
-                _run([python, "-m", "pytest", "-v", "-o", "asyncio_mode=auto", own], env, folder),
+                _langchain(python, "embeddings", env, folder),
                 _run([python, "-m", "pytest", "-v", "-n", "0", *_OPENAI, *_MOCKED], env, source),
             ]
+        names = ("--served-model-name", "penstock-5m", "the-same")
+        with (
+            WorkerProcess(server.url, BUNDLED_MODEL, *names).ready(),
+            GatewayProcess(server.url) as gateway,
+        ):
+            env |= {"TEST_API_BASE_URL": f"{gateway.url}/v1"}
+            statuses.append(_langchain(python, "chats", env, folder))
     return max(statuses)
+
+
+def _langchain(python: str, kind: str, env: dict[str, str], folder: Path) -> int:
+    own = shutil.copy(Path(__file__).with_name(f"langchain_{kind}.py"), folder)
+    options = ("asyncio_mode=auto", "asyncio_default_test_loop_scope=session")
+    told = [word for option in options for word in ("-o", option)]
+    return _run([python, "-m", "pytest", "-v", *told, str(own)], env, folder)
 
 
 def _run(command: list[str], env: dict[str, str], folder: Path) -> int:
