@@ -224,9 +224,11 @@ class Client:
         after its result is gone.
         """
         queue = await self._lanes.queue(job.job_id)
-        job.refuse_large_answer(self._lanes.max_model_len(job.model))
+        max_model_len = self._lanes.max_model_len(job.model)
+        job.refuse_large_answer(max_model_len)
         if job.params.truncate_prompt_tokens is None:  # else it is the worker that knows
             job.refuse_large_scores(each for each in job.prompts if not isinstance(each, str))
+            job.refuse_long_ids(max_model_len)
         reply_to = None
         if not job.background:
             reply_to = queue.lane.inbox(self.name)

@@ -69,8 +69,10 @@ class PromptTooLong(InvalidJob):
     code = "context_length_exceeded"
 
     def __init__(self, num_tokens: int, limit: int, param: str = "prompt") -> None:
+        # Clients look for the second sentence, to try a model with more room.
         super().__init__(
-            f"{param}: {num_tokens} tokens; this model takes at most {limit}, less what is to come",
+            f"{param}: {num_tokens} tokens. This model's maximum context length is {limit} tokens,"
+            " less what is to come; shorten the prompt, or give truncate_prompt_tokens",
             param,
         )
 

@@ -110,6 +110,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
                    the first token has nothing before it, and its log probability is 0
     markup         on the first delta of a chat's choice: how its thinking and its calls are
                    written, `penstock.schemas.markup`; None where it has neither
+    prompt_tokens  on a choice's first delta: how many its prompt has; None from older workers
     vector         of a pooled prompt, `penstock.schemas.pooling`; its one token is 0, and its text
                    the label of the likeliest class
     """
@@ -125,6 +126,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     vector: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     markup: Markup | None = None
+    prompt_tokens: int | None = None
 
     @property
     def type(self) -> Literal["delta"]:
@@ -226,6 +228,7 @@ class Choice(Report):
     vector: str | None = Field(None, description="of a pooled prompt: float32 in base64")
     prompt_logprobs: Logprobs = Field(None, description="of the prompt; the first token's is 0")
     markup: KeptMarkup = Field(None, description="how a chat's thinking and calls are written")
+    prompt_tokens: int | None = Field(None, description="how many its prompt has")
 
     @property
     def numbers(self) -> list[float]:

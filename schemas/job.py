@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from penstock.schemas.errors import AnswerTooLarge
+from penstock.schemas.errors import AnswerTooLarge, PromptTooLong
 from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
 from penstock.schemas.sampling import SamplingParams, TokenId
 from penstock.schemas.wire import Wire, at_most_bytes
@@ -162,6 +162,13 @@ class Job(Wire):
                 f" choices, are more than {most}; ask for fewer prompts or choices",
                 "prompt_logprobs",
             )
+
+    def refuse_long_ids(self, max_model_len: int | None) -> None:
+        """Raise PromptTooLong for a prompt of token ids that no worker could take."""
+        lengths = (len(prompt) for prompt in self.prompts if isinstance(prompt, list))
+        longest = 0 if self.pooling else max(lengths, default=0)
+        if max_model_len and longest >= max_model_len:
+            raise PromptTooLong(longest, max_model_len)
 
     def refuse_large_answer(self, max_model_len: int | None) -> None:
         """Raise AnswerTooLarge where all choices together may take more than an answer can."""

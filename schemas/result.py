@@ -67,6 +67,7 @@ class KeptResult(Result):
                 vector=choice.vector if is_last else None,
                 prompt_logprobs=None if begin else choice.prompt_logprobs,
                 markup=None if begin else choice.markup,
+                prompt_tokens=None if begin else choice.prompt_tokens,
             )
             position += num_tokens
         yield self._end(*(self.ended_at or (position, checksum)))
@@ -148,6 +149,7 @@ def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) ->
         vector=last.vector if last else None,
         prompt_logprobs=deltas[0].prompt_logprobs if deltas else None,
         markup=deltas[0].markup if deltas else None,
+        prompt_tokens=deltas[0].prompt_tokens if deltas else None,
     )
 
 

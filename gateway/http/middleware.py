@@ -61,6 +61,7 @@ class Middleware:
                 status = message["status"]
                 shown = MutableHeaders(scope=message)
                 shown["x-request-id"] = request_id
+                shown["openai-processing-ms"] = str((time.time_ns() - began_ns) // 1_000_000)
                 shown.update(scope.get(MORE_HEADERS, {}))
                 self._metrics.responses.labels(str(status)).inc()
             await send(message)

@@ -24,6 +24,7 @@ from penstock.schemas.job import Job
 from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import CUSTOM_INPUT, JsonObject, StreamOptions
 
+SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -80,6 +81,7 @@ def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
         "object": "chat.completion",
         "created": form.created_s,
         "model": form.job.model,
+        "service_tier": service_tier(form.job),
         "choices": [_chat_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
         **_prompt_logprobs(form, result.choices[0]),
@@ -206,6 +208,11 @@ def error(body: ErrorBody, more: Mapping[str, JsonValue] | None = None) -> JsonO
     if body.reset_at is not None:
         shown["reset_at"] = body.reset_at
     return {"error": shown}
+
+
+def service_tier(job: Job) -> str:
+    """Return OpenAI's name for the job's class."""
+    return SERVICE_TIERS[job.priority_class]
 
 
 def finish_reason(reason: FinishReason | None, num_calls: int) -> str | None:

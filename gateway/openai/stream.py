@@ -93,6 +93,7 @@ class StreamRenderer:
         self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
         self._opened: set[int] = set()
         self._closed: set[int] = set()
+        self._prompt_tokens: dict[int, int] = {}  # of each prompt that has an answer by now
 
     def render(self, event: Delta | Done | Failed) -> bytes:
         """Return the event's chunks, without those that the caller has.
@@ -148,7 +149,10 @@ class StreamRenderer:
             choices.append(self.closing(event))
         tail = self._tail
         if self.form.options.continuous_usage_stats:
-            tail = _usage_tail(Usage(completion_tokens=event.end))
+            if event.prompt_tokens is not None:
+                self._prompt_tokens[event.index // self.form.job.params.n] = event.prompt_tokens
+            num_prompt = sum(self._prompt_tokens.values())
+            tail = _usage_tail(Usage(prompt_tokens=num_prompt, completion_tokens=event.end))
         return [self._head + choice.encode() + tail for choice in choices]
 
     def opening(self, event: Delta) -> list[str]:

@@ -26,6 +26,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     vector: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     markup: Markup | None = None
+    prompt_tokens: int | None = None
 
     def joined(self, later: "TextPiece") -> "TextPiece":
         both = self.logprobs is not None and later.logprobs is not None
@@ -37,6 +38,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             stop_reason=later.stop_reason,
             prompt_logprobs=self.prompt_logprobs,
             markup=self.markup,
+            prompt_tokens=self.prompt_tokens,
         )
 
     def delta(self, position: int, index: int, checksum: int) -> Delta:
@@ -52,6 +54,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             vector=self.vector,
             prompt_logprobs=self.prompt_logprobs,
             markup=self.markup,
+            prompt_tokens=self.prompt_tokens,
         )
 
 
@@ -110,6 +113,7 @@ class Completion:
             match.stop if match else output.stop_reason,
             prompt_logprobs=self._scored(output.prompt_logprobs),
             markup=None if self.token_ids else self._markup,
+            prompt_tokens=None if self.token_ids else len(self._prompt) or None,
         )
         self._append(piece)
         return piece
@@ -127,7 +131,14 @@ class Completion:
         text, _, _ = self._detokenize(token_ids, "budget")
         shown = delta.logprobs and delta.logprobs[:count]
         piece = TextPiece(
-            token_ids, text, shown, None, None, None, delta.prompt_logprobs, delta.markup
+            token_ids,
+            text,
+            shown,
+            finish_reason=None,
+            stop_reason=None,
+            prompt_logprobs=delta.prompt_logprobs,
+            markup=delta.markup,
+            prompt_tokens=delta.prompt_tokens,
         )
         self._append(piece)
         return piece
@@ -156,6 +167,7 @@ class Completion:
             stop_reason=self.stop_reason,
             prompt_logprobs=self.prompt_logprobs,
             markup=self._markup,
+            prompt_tokens=len(self._prompt) or None,
         )
 
     def _append(self, piece: TextPiece) -> None:

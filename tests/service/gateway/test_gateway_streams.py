@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from event_source import EventSource
 from penstock.compose.server import Server
@@ -153,13 +154,15 @@ def test_a_completion_streams_text_and_closes_with_its_reason(
 
 
 def test_usage_can_run_along(http: httpx.Client, actor: Actor) -> None:
-    actor.script = lambda job: spoken("a", "b", "c")
+    first, *rest = spoken("a", "b", "c")
+    actor.script = lambda job: [replace(first, prompt_tokens=5), *rest]
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = TEXT | {"stream": True, "stream_options": options}
     chunks = chunks_of(http.post("/v1/completions", json=body).text)
     usages = [chunk["usage"] for chunk in chunks]
     counts = [usage["completion_tokens"] for usage in usages if isinstance(usage, dict)]
     assert counts == [1, 2, 3, 3, 3]
+    assert {usage["prompt_tokens"] for usage in usages if isinstance(usage, dict)} == {5}
 
 
 def test_choices_of_several_prompts_are_numbered_and_each_has_its_echo(

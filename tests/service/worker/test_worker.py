@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
+from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
 from penstock.schemas.job import Message
 from penstock.schemas.queue.worker_queue import WorkerQueue
@@ -123,7 +124,6 @@ def test_a_conversation_is_rendered_by_the_models_template(worker, offline):
 
 BAD: dict[str, tuple[dict[str, object], str, str]] = {
     "a prompt too long": ({"prompt": "x" * 400}, "context_length_exceeded", "prompt"),
-    "ids too many": ({"prompt": [1] * 500}, "context_length_exceeded", "prompt"),
     "a conversation too long": (
         {"messages": [{"role": "user", "content": "x" * 400}]},
         "context_length_exceeded",
@@ -171,6 +171,17 @@ def test_what_can_never_run_fails_by_name_and_disturbs_nothing(worker, offline, 
         assert (event.error.code, event.error.status, event.error.param) == (code, 400, param)
         assert param in event.error.message and not event.error.retryable
         same(await client.result(good), offline.generate(LONG, good_params)[0])
+
+    ask(worker.url, asks)
+
+
+def test_ids_that_no_worker_could_take_never_reach_the_queue(worker):
+    async def asks(client: Client) -> None:
+        with pytest.raises(PromptTooLong, match="maximum context length is 400 tokens"):
+            await client.enqueue([1] * 500)
+        cut = SamplingParams(truncate_prompt_tokens=5, max_tokens=1)
+        result = await client.result(await client.enqueue([1] * 500, params=cut))
+        assert result.usage.prompt_tokens == 5
 
     ask(worker.url, asks)
 
