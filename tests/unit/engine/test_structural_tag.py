@@ -18,7 +18,8 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
 from penstock.schemas.markup import MARKS, CallFormat, Markup, ReasoningFormat
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
-from penstock.worker.engine.grammar.sandbox_process import special_ids
+from penstock.worker.engine.grammar.constraints import Constraint
+from penstock.worker.engine.grammar.structural_tag import free_until, special_ids
 from penstock.worker.engine.grammar.structured import LIMITS, Marks, grammar_of, reason_of
 from penstock.worker.text.answer_form import answer_form
 
@@ -399,3 +400,27 @@ def test_objects_are_closed_that_name_their_properties() -> None:
     assert closed_arguments({}) == closed_arguments({"type": "object"}) == nothing
     own: Schema = {"type": "object", "additionalProperties": {"type": "integer"}}
     assert closed_arguments(own) == own
+
+
+def test_free_text_needs_no_mask_up_to_the_mark_of_a_call() -> None:
+    ids = READER.marks.special_ids
+    for kind in ("hermes", "qwen3_xml", "mistral", "deepseek_v3"):
+        _, structure = held(kind)  # type: ignore[arg-type]
+        mark = free_until(structure.constraint[1], ids)
+        assert mark == ids[MARKS[kind][0]]
+        constraint = Constraint(READER.matcher(structure), [40, 41, 42], mark)
+        assert not constraint.is_awake and not constraint.is_complete and constraint.error is None
+        constraint.advance(mark)
+        assert constraint.is_awake and constraint.error is None
+        assert not READER.allows(constraint.matcher, mark)
+        constraint.rollback(1)
+        assert not constraint.is_awake
+    for structure in (
+        held("hermes", tool_choice="required")[1],
+        held("hermes", "qwen3")[1],
+        tag({**TRIGGERED, "triggers": ["<tool_call>"], "excludes": ["x"]}),
+        tag({**TRIGGERED, "triggers": ["<tool_call>"], "at_least_one": True}),
+        tag(TRIGGERED),
+        tag(A),
+    ):
+        assert free_until(structure.constraint[1], ids) is None

@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "worker.engine.build": ENGINE | {"kernels.huge_pages"},
     "worker.engine.grammar.constraints": ENGINE | {"llguidance", "transformers"},
     "worker.engine.grammar.sandbox_process": {
-        "schemas", "worker.engine.grammar.structured", "llguidance",
+        "schemas", "worker.engine.grammar", "llguidance",
     },
     "worker.engine.grammar.json_schema": {"pydantic"},
     "worker.engine.grammar.structural_tag": {"pydantic"},

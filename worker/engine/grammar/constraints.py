@@ -20,7 +20,7 @@ from torch import Tensor
 from penstock.schemas.errors import NotServed
 from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
 from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits, Tried
-from penstock.worker.engine.grammar.structural_tag import looser
+from penstock.worker.engine.grammar.structural_tag import free_until, looser, special_ids
 from penstock.worker.engine.grammar.structured import LIMITS, alternatives, reason_of, refusal
 from penstock.worker.models.errors import is_failure, reason
 
@@ -29,12 +29,25 @@ ALL_ALLOWED = -1
 
 
 class Constraint:
-    """One sequence's place in its grammar. Its methods never raise; errors are in `error`."""
+    """One sequence's place in its grammar. Its methods never raise; errors are in `error`.
 
-    def __init__(self, matcher: LLMatcher, completion: list[int]) -> None:
-        """Take the matcher over, and replay the completion, which was drawn before."""
+    A grammar that allows all tokens up to a certain one costs nothing until that one is drawn: the
+    constraint sleeps, and needs no mask.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, completion: list[int], wakes_at: int | None = None
+    ) -> None:
+        """Take the matcher over, and replay the completion, which was drawn before.
+
+        wakes_at  the token before which all are allowed; None where there is none
+        """
         self.matcher = matcher
-        matcher.consume_tokens(completion)
+        self.is_awake = wakes_at is None
+        self._wakes_at = wakes_at
+        self._num_consumed = 0
+        for token_id in completion:
+            self.advance(token_id)
 
     @property
     def error(self) -> str | None:
@@ -42,32 +55,42 @@ class Constraint:
 
         It gives up for good, at a token that its mask forbade or at a limit.
         """
-        return reason_of(self.matcher) if self.matcher.is_error() else None
+        return reason_of(self.matcher) if self.is_awake and self.matcher.is_error() else None
 
     @property
     def is_complete(self) -> bool:
         """Return whether the form is fulfilled, and nothing but the end can follow."""
-        return self.matcher.is_stopped() and not self.matcher.is_error()
+        return self.is_awake and self.matcher.is_stopped() and not self.matcher.is_error()
 
     def advance(self, token_id: int) -> None:
         """Move on by the token that was drawn."""
-        self.matcher.consume_token(token_id)
+        self.is_awake = self.is_awake or token_id == self._wakes_at
+        if self.is_awake:
+            self.matcher.consume_token(token_id)
+            self._num_consumed += 1
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last `num_tokens` tokens back."""
-        self.matcher.rollback(num_tokens)
+        num_back = min(num_tokens, self._num_consumed)
+        self.matcher.rollback(num_back)
+        self._num_consumed -= num_back
+        self.is_awake = self._wakes_at is None or self._num_consumed > 0
 
 
 class Grammar:
-    """A compiled form; any number of sequences may follow it."""
+    """A compiled form; any number of sequences may follow it.
 
-    def __init__(self, prototype: LLMatcher, num_bytes: int) -> None:
+    wakes_at  the token before which all are allowed; None where there is none
+    """
+
+    def __init__(self, prototype: LLMatcher, num_bytes: int, wakes_at: int | None = None) -> None:
         self.num_bytes = num_bytes  # approximate memory
         self._prototype = prototype
+        self._wakes_at = wakes_at
 
     def constraint(self, completion: list[int]) -> Constraint:
         """Return the constraint of a sequence that starts, or continues after these tokens."""
-        return Constraint(self._prototype.deep_copy(), completion)
+        return Constraint(self._prototype.deep_copy(), completion, self._wakes_at)
 
 
 class Grammars:
@@ -103,6 +126,7 @@ class Grammars:
         self._kept_lock = Lock()
         self._loaded: tuple[LLTokenizer, Sandbox] | None = None
         self._loaded_lock = Lock()
+        self._special_ids: dict[str, int] = {}
 
     def compile(self, outputs: StructuredOutputs) -> Future[Grammar]:
         """Return a future of the grammar, or of the InvalidJob that says why there is none.
@@ -152,7 +176,8 @@ class Grammars:
         prototype.compute_bitmask()  # so that the copies start with warm caches
         if prototype.is_error():
             raise refusal(outputs, reason_of(prototype))
-        return Grammar(prototype, tried.num_bytes)
+        wakes_at = free_until(text, self._special_ids) if kind == "structural_tag" else None
+        return Grammar(prototype, tried.num_bytes, wakes_at)
 
     def _load_once(self) -> tuple[LLTokenizer, Sandbox]:
         with self._loaded_lock:
@@ -165,6 +190,7 @@ class Grammars:
             backend, own = _backend(self.tokenizer_folder, self.vocab_size)
             ends = sorted(self.eos_token_ids or own)
             tokenizer = LLTokenizer(backend, n_vocab=self.vocab_size, eos_token=ends)
+            self._special_ids = special_ids(backend, tokenizer)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -197,10 +223,14 @@ class Masks:
     def fill(self, constraints: list[Constraint | None]) -> Tensor | None:
         """Return the masks [rows, ceil(vocab / 32)] int32; a row without a constraint is all ones.
 
-        Return None when no row has a constraint. The masks are valid until the next call. Other
-        threads can run meanwhile.
+        Return None when no row has one that is awake. The masks are valid until the next call.
+        Other threads can run meanwhile.
         """
-        todo = [(each.matcher, row) for row, each in enumerate(constraints) if each is not None]
+        todo = [
+            (each.matcher, row)
+            for row, each in enumerate(constraints)
+            if each is not None and each.is_awake
+        ]
         if not todo:
             return None
         if self._executor is None:

@@ -21,6 +21,7 @@ from typing import TypedDict
 from llguidance import LLMatcher, LLTokenizer
 
 from penstock.schemas.sampling import ConstraintKind
+from penstock.worker.engine.grammar.structural_tag import special_ids
 from penstock.worker.engine.grammar.structured import (
     LIMITS,
     Marks,
@@ -106,15 +107,6 @@ def main() -> None:
             control.close()
             _watch(socket.socket(fileno=files[0]), tokenizer, marks, start)
         os.close(files[0])
-
-
-def special_ids(backend: str, tokenizer: LLTokenizer) -> dict[str, int]:
-    """Return the added tokens that no text matches, by what they are written as."""
-    return {
-        each["content"]: each["id"]
-        for each in json.loads(backend)["added_tokens"]
-        if tokenizer.is_special_token(each["id"])
-    }
 
 
 def _watch(wire: socket.socket, tokenizer: LLTokenizer, marks: Marks, start: Start) -> None:

@@ -7,6 +7,7 @@ tokenizer is matched as that token; text is never taken for it, nor it for text.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from pydantic import JsonValue
 
@@ -14,6 +15,34 @@ Schema = dict[str, JsonValue]
 MAX_PARTS = 2000  # formats inside formats, with all their tags
 _SIGNS = r".^$|?*+()[]{}/\-&~"  # that mean something in a pattern
 _ANYTHING: Schema = {"type": "object"}
+
+
+class Tokens(Protocol):
+    """A tokenizer of llguidance."""
+
+    def is_special_token(self, token_id: int) -> bool: ...
+
+
+def special_ids(backend: str, tokenizer: Tokens) -> dict[str, int]:
+    """Return the added tokens that no text matches, by what they are written as."""
+    return {
+        each["content"]: each["id"]
+        for each in json.loads(backend)["added_tokens"]
+        if tokenizer.is_special_token(each["id"])
+    }
+
+
+def free_until(text: str, special_ids: Mapping[str, int]) -> int | None:
+    """Return the token up to which the structural tag allows all; None where it does not."""
+    try:
+        form = _tag(text)
+    except ValueError:
+        return None
+    if not isinstance(form, dict) or form.get("type") != "triggered_tags" or form.get("excludes"):
+        return None
+    triggers = form.get("triggers")
+    is_one = isinstance(triggers, list) and len(triggers) == 1 and not form.get("at_least_one")
+    return special_ids.get(str(triggers[0])) if is_one and isinstance(triggers, list) else None
 
 
 class TagGrammar:
