@@ -56,7 +56,8 @@ def answer_form(
         given = _structure(form, is_needed=True)
     elif given is not None and markup.reasoning in THINKING:
         markup = msgspec.structs.replace(markup, reasoning=None, is_open=False)
-    return AnswerForm(None if markup == Markup() else markup, given)
+    # With tools it is said even of an answer that can call none: its text is not to be searched.
+    return AnswerForm(None if markup == Markup() and not chat.tools else markup, given)
 
 
 def refuse_budget(params: SamplingParams) -> None:

@@ -228,6 +228,14 @@ def test_a_structure_begins_after_thinking() -> None:
         assert not READER.takes(structure, "hm</think>maybe")
 
 
+def test_an_answer_that_has_a_form_is_not_searched_for_calls() -> None:
+    asked = SamplingParams.model_validate({"structured_outputs": {"json": WORDS}})
+    markup, _ = held("hermes", params=asked)
+    assert markup == Markup()
+    text = '{"s": "<tool_call>{\\"name\\": \\"stop\\"}</tool_call>", "of": "x"}'
+    assert checked_calls(markup, text) == []
+
+
 def test_a_grammar_of_its_own_leaves_no_place_to_think() -> None:
     asked = SamplingParams.model_validate({"structured_outputs": {"grammar": 'start: "a"'}})
     markup, structure = held(None, "qwen3", True, asked)
