@@ -49,7 +49,7 @@ def main(python: str) -> int:
                 _langchain(python, "embeddings", env, folder),
                 _run([python, "-m", "pytest", "-v", "-n", "0", *_OPENAI, *_MOCKED], env, source),
             ]
-        names = ("--served-model-name", "penstock-5m", "the-same")
+        names = ("--served-model-name", "penstock-5m,the-same")
         with (
             WorkerProcess(server.url, BUNDLED_MODEL, *names).ready(),
             GatewayProcess(server.url) as gateway,
