@@ -191,7 +191,9 @@ class CustomTool(Report):
     @property
     def function(self) -> Function:
         text: JsonObject = {"type": "string"}
+        strict = None
         if isinstance(self.custom.format, GrammarText):
+            strict = True
             text["pattern"] = f"^({self.custom.format.grammar.definition})$"
         parameters: JsonObject = {
             "type": "object",
@@ -199,7 +201,9 @@ class CustomTool(Report):
             "required": [CUSTOM_INPUT],
         }
         told = self.custom.description
-        return Function(name=self.custom.name, description=told, parameters=parameters)
+        return Function(
+            name=self.custom.name, description=told, parameters=parameters, strict=strict
+        )
 
 
 Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]

@@ -23,7 +23,7 @@ _HEAD = re.compile(
 _ARGUMENTS = ("arguments", "parameters")
 MAX_HEAD = 1000  # characters of a call before its arguments, if they are to come piece by piece
 _FUNCTION, _PARAMETER, _LAST = "<function=", "<parameter=", "</function>"
-_MAX_PYTHON = 100_000  # characters that are read as Python
+_MAX_PYTHON = 20_000  # characters that are read as Python
 
 
 def content(source: Source) -> Steps[None]:
@@ -214,7 +214,10 @@ def _value(text: str, schema: JsonValue) -> JsonValue:
 
 
 def _read_python(source: Source) -> bool:
-    """Read the text that is there as calls; return False where it is none."""
+    """Read the text that is there as calls; return False where it is none, or not whole."""
+    brackets = [source.held.count(sign) for sign in "[]()"]
+    if not source.is_over and brackets[::2] != brackets[1::2]:
+        return False  # to parse it at each bracket would take the square of its length
     try:
         called = [*_python_calls(source.held)]
     except (ValueError, SyntaxError, RecursionError, MemoryError):

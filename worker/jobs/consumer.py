@@ -67,7 +67,9 @@ class Intake:
         job.refuse_large_scores(prompts)
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
-        form = self._form(job, prompts)
+        form = (
+            await asyncio.to_thread(self._form, job, prompts) if job.chat else self._form(job, [])
+        )
         completions = [
             Completion(self.text, job.params, enders, prompt, form.markup)
             for prompt in prompts

@@ -134,10 +134,10 @@ class CallTags:
         if self.has_mark(args):  # tokenizers since version 11
             tags = [_tag(f"{begin}{tool.name}{args}", tool.arguments, "") for tool in self.tools]
             return self._among(tags, begin, "")
-        most: Format = {"maxItems": 1} if self.is_single else {}
-        calls = CallTags(self.tools, True, False, self.has_mark).as_json() | most
-        listed: Format = {"type": "json_schema", "json_schema": calls}
+        head = '{{"name": {}, "arguments": '
+        tags = [_tag(head.format(json.dumps(t.name)), t.arguments, "}") for t in self.tools]
         space: Format = {"type": "regex", "pattern": " ?"}
+        listed = _tag("[", self._listed(tags, ", "), "]")
         one = _tag(begin, {"type": "sequence", "elements": [space, listed]}, "")
         return one if self.is_forced else {
             "type": "triggered_tags", "triggers": [begin], "tags": [one], "stop_after_first": True

@@ -24,8 +24,6 @@ _REASONING: tuple[tuple[ReasoningFormat, str], ...] = (
     ("qwen3", "</think>"),
 )
 _SAME: Mapping[str, CallFormat] = {"qwen3_coder": "qwen3_xml", "deepseek_v31": "deepseek_v3"}
-
-
 _MANY = 16  # tokens, among which a mark that begins the thinking is
 
 
@@ -77,20 +75,27 @@ def _is_open(reasoning: ReasoningFormat | None, prompt_end: str) -> bool:
 
 
 def num_reasoning(
-    markup: Markup, token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]
+    markup: Markup,
+    token_ids: Sequence[int],
+    decode: Callable[[Sequence[int]], str],
+    piece: Callable[[int], str | None],
 ) -> int:
     """Return how many tokens are thinking, its marks included.
 
     decode  returns the text of ids, marks included
+    piece   returns the string of an id
     """
     if markup.reasoning == "openai_gptoss":
-        return _num_in_channels(token_ids, decode)
+        return _num_in_channels(token_ids, piece)
     if not markup.reasoning:
         return 0
     begin, end = THINKING[markup.reasoning]
     if not markup.is_open and not decode(token_ids[:_MANY]).lstrip().startswith(begin):
         return 0
-    few, many = 0, len(token_ids)  # the mark that ends it comes with one of the tokens between
+    for place, token_id in enumerate(token_ids):
+        if piece(token_id) == end:
+            return place + 1
+    few, many = 0, len(token_ids)  # a mark that is no token comes with one of those between
     if end not in decode(token_ids):
         return many
     while many - few > 1:
@@ -99,10 +104,10 @@ def num_reasoning(
     return many
 
 
-def _num_in_channels(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> int:
+def _num_in_channels(token_ids: Sequence[int], piece: Callable[[int], str | None]) -> int:
     count, header, thinks, is_header = 0, "", False, True
     for token_id in token_ids:
-        text = decode([token_id])
+        text = piece(token_id) or ""
         if text == "<|message|>":
             is_header, thinks = False, "analysis" in header
         elif text in ("<|channel|>", "<|start|>"):

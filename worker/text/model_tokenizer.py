@@ -188,7 +188,8 @@ class ModelTokenizer:
 
     def num_reasoning(self, markup: Markup, token_ids: Sequence[int]) -> int:
         """Return how many of a completion's tokens are thinking."""
-        return num_reasoning(markup, token_ids, partial(self.decode, skip_special_tokens=False))
+        decode = partial(self.decode, skip_special_tokens=False)
+        return num_reasoning(markup, token_ids, decode, self._decoder.vocabulary.piece)
 
     def plain_tokens(self, vocab_size: int) -> dict[bytes, int]:
         """Return the tokens that are no special ones, by the bytes that they stand for."""

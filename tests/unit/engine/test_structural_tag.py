@@ -89,6 +89,7 @@ class Reader:
 
 READER = Reader([*ALL_MARKS, "<think>", "</think>", "[THINK]", "[/THINK]"])
 PLAIN = Reader([])  # it has no mark as a token
+THINKER = Reader(["<think>", "</think>"])  # only those of thinking
 NUMBER: Schema = {
     "type": "object",
     "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -145,14 +146,17 @@ def checked_calls(markup: Markup | None, text: str) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("kind", [*HELD, "pythonic"])
-@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("kind", "choice"),
+    [
+        *((kind, choice) for kind in HELD for choice in ("auto", "required")),
+        ("pythonic", "required"),
+    ],
+)
 @pytest.mark.parametrize("reader", [READER, PLAIN], ids=["marks are tokens", "marks are text"])
 def test_every_call_that_can_be_drawn_is_read_and_valid(
     kind: CallFormat, choice: str, reader: Reader
 ) -> None:
-    if kind == "pythonic" and choice == "auto":
-        return  # it is not held
     markup, structure = held(
         kind, "qwen3" if choice == "auto" else None, tool_choice=choice, reader=reader
     )
@@ -167,6 +171,30 @@ def test_every_call_that_can_be_drawn_is_read_and_valid(
         if choice == "required":
             assert len(names) == 1
     assert num_ended > 3 and (num_calls > 3 or (choice == "auto" and reader is PLAIN))
+
+
+def test_thinking_has_a_budget_although_calls_have_no_tokens() -> None:
+    params = SamplingParams(thinking_token_budget=4)
+    _, structure = held("hermes", "qwen3", True, params, THINKER)
+    matcher = THINKER.matcher(structure)
+    ids = THINKER.backend.encode("a b c d e f g h").ids[:5]
+    for token_id in ids[:4]:
+        assert THINKER.allows(matcher, token_id) and matcher.consume_token(token_id)
+    assert not THINKER.allows(matcher, ids[4])
+    assert THINKER.allows(matcher, THINKER.backend.token_to_id("</think>"))
+
+
+def test_the_older_calls_of_mistral_are_held_as_far_as_each_tool_can() -> None:
+    older = Reader(["[TOOL_CALLS]"])
+    fields: dict[str, object] = {"tools": {"f": LOOSE, "count": NUMBER}}
+    _, structure = held("mistral", reader=older, **fields)  # type: ignore[arg-type]
+    count, loose = (
+        '{"name": "count", "arguments": {"n": 5}}',
+        '{"name": "f", "arguments": {"y": 1}}',
+    )
+    for calls in (f"[{count}]", f" [{loose}, {count}]"):
+        assert older.takes(structure, f"Hi[TOOL_CALLS]{calls}")
+    assert not older.takes(structure, f"[TOOL_CALLS][{count.replace('5', 'true')}]")
 
 
 GOOD = {
@@ -243,7 +271,7 @@ def test_a_grammar_of_its_own_leaves_no_place_to_think() -> None:
 
 
 def test_thinking_ends_before_a_call() -> None:
-    for reader in (READER, PLAIN):
+    for reader in (READER, PLAIN, THINKER):
         _, structure = held("hermes", "qwen3", True, reader=reader)
         call = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
         assert reader.takes(structure, f"hm</think>{call}")

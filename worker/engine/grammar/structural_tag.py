@@ -40,9 +40,10 @@ def free_until(text: str, special_ids: Mapping[str, int]) -> int | None:
         return None
     if not isinstance(form, dict) or form.get("type") != "triggered_tags" or form.get("excludes"):
         return None
-    triggers = form.get("triggers")
-    is_one = isinstance(triggers, list) and len(triggers) == 1 and not form.get("at_least_one")
-    return special_ids.get(str(triggers[0])) if is_one and isinstance(triggers, list) else None
+    triggers = _texts(form, "triggers", "")
+    if len(triggers) != 1 or form.get("at_least_one"):
+        return None
+    return special_ids.get(triggers[0])
 
 
 class TagGrammar:
@@ -131,16 +132,12 @@ class TagGrammar:
         )
 
     def _sequence(self, elements: list[JsonValue], path: str, ends: tuple[str, ...]) -> str:
-        made: list[str] = []
-        for place, each in enumerate(elements):
-            following = elements[place + 1] if place + 1 < len(elements) else None
-            if following is None:
-                made.append(self._format(each, path, ends))
-            elif isinstance(each, dict) and each.get("type") in ("any_text", "triggered_tags"):
+        *before, last = elements
+        for each in before:
+            if isinstance(each, dict) and each.get("type") in ("any_text", "triggered_tags"):
                 raise ValueError(f"{path}/{each['type']}: nothing may follow it; put it in a tag")
-            else:
-                made.append(self._format(each, path, ()))
-        return " ".join(made) if made else self._ends(ends) or '""'
+        made = [self._format(each, path, ()) for each in before]
+        return " ".join([*made, self._format(last, path, ends)])
 
     def _tagged(self, tag: Schema, path: str) -> str:
         begin, ends = _text(tag, "begin", path), _ends_of(tag, path)
@@ -191,15 +188,15 @@ class TagGrammar:
         if -1 not in stops:  # all are tokens: the text is any others
             others = ",".join(map(str, sorted({*stops, *self._end_ids})))
             count = "*" if max_tokens is None else f"{{0,{max_tokens}}}"
-            return self._rule(
-                f"{f'<[^{others}]>' if others else '<[*]>'}{count} {self._ends(ends)}"
-            )
+            any_other = f"<[^{others}]>" if others else "<[*]>"
+            return self._rule(f"{any_other}{count} {self._ends(ends)}")
+        limit = "" if max_tokens is None else f"max_tokens={max_tokens}"
+        if self._special_ids.keys() >= set(ends):  # a token ends the text, or nothing does
+            return f"{self._rule(self._terminal('', excludes), limit)} {self._ends(ends)}"
         if max_tokens is not None:
             raise ValueError("any_text/max_tokens: what ends the text must be a token of its own")
         if not self._special_ids.keys().isdisjoint(ends):
             raise ValueError(f"{ends[0]!r}: is among ends that are tokens and others that are not")
-        if not ends:
-            return self._terminal("", excludes)
         return self._rule(self._terminal("|".join(map(_in_regex, ends)), excludes), "lazy")
 
     def _terminal(self, end: str, excludes: Iterable[str]) -> str:
