@@ -47,7 +47,7 @@ class Cut:
     top_p: Tensor
     min_p: Tensor
 
-    def rows(self, index: Tensor) -> "Cut":
+    def rows(self, index: Tensor | slice) -> "Cut":
         return Cut(self.top_k[index], self.top_p[index], self.min_p[index])
 
 
@@ -73,29 +73,48 @@ def draw_cut(logits: Tensor, temperature: Tensor, cut: Cut, uniforms: Tensor) ->
 
     Each row looks at its likeliest few, and at more only where these do not decide.
     """
+    tokens = torch.empty_like(cut.top_k)
+    for rows, few, weights in _cut_rows(logits, temperature, cut):
+        ids, order = few.ids.sort(-1)
+        places = _pick(weights.gather(1, order), uniforms[rows])
+        tokens[rows] = ids.gather(1, places[:, None])[:, 0]
+    return tokens
+
+
+def least_kept(logits: Tensor, temperature: Tensor, cut: Cut) -> Tensor:
+    """Return the smallest logit of each row that `cut` keeps [rows]."""
+    least = torch.empty_like(temperature)
+    for rows, few, weights in _cut_rows(logits, temperature, cut):
+        least[rows] = few.logits.masked_fill(weights == 0, torch.inf).amin(-1)
+    return least
+
+
+def _cut_rows(
+    logits: Tensor, temperature: Tensor, cut: Cut
+) -> Iterator[tuple[Tensor, "_Few", Tensor]]:
+    """Yield rows with their likeliest tokens and the weights of these, 0 for what `cut` excludes.
+
+    A row comes again, with more tokens, until `cut` keeps none outside of them.
+    """
     vocab = logits.shape[1]
     nucleus = ((cut.top_k >= vocab) & (cut.min_p == 0)).nonzero()[:, 0]
     masses = torch.zeros_like(cut.top_k)
     masses[nucleus] = mass(_rows(logits, nucleus), temperature[nucleus])
-    tokens = torch.empty_like(cut.top_k)
-    left = torch.arange(len(tokens), device=logits.device)
+    left = torch.arange(len(logits), device=logits.device)
     for width in [*(width for width in WIDTHS if width < vocab), vocab]:
-        among = _likeliest_few(_rows(logits, left), width)
-        found, decided = _draw_among(
-            among, temperature[left], cut.rows(left), masses[left], uniforms[left]
-        )
-        tokens[left] = found
+        few = _likeliest_few(_rows(logits, left), width)
+        weights, decided = _cut_few(few, temperature[left], cut.rows(left), masses[left])
+        yield left, few, weights
         left = left[~decided]
         if width == vocab or not len(left):
-            break
-    return tokens
+            return
 
 
 def mass(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return the sum of each row's weights [rows], int64; the likeliest token weighs 2**40."""
     if not len(logits):
         return torch.empty(0, dtype=torch.int64, device=logits.device)
-    return torch.cat([_weights(*block).sum(-1) for block in _blocks(logits, temperature)])
+    return torch.cat([weights_of(*block).sum(-1) for block in _blocks(logits, temperature)])
 
 
 def chunk_size(vocab: int, limit: int = 512) -> int:
@@ -117,17 +136,15 @@ def _likeliest_few(logits: Tensor, width: int) -> _Few:
     return _Few(values, ids, width == logits.shape[1])
 
 
-def _draw_among(
-    few: _Few, temperature: Tensor, cut: Cut, masses: Tensor, uniforms: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the tokens [rows], and which of them are final [rows].
+def _cut_few(few: _Few, temperature: Tensor, cut: Cut, masses: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights of `few` [rows, width], 0 where they are excluded, and which are final.
 
-    A token is final where `cut` keeps no token outside `few`.
+    A row is final where `cut` keeps no token outside `few`.
 
     masses  [rows]  the mass of the whole vocabulary where top_p alone cuts, else 0
     """
     width = few.ids.shape[1]
-    powers = _powers(few.logits, temperature)
+    powers = powers_of(few.logits, temperature)
     weights = _exponentials(powers)
     kth = few.logits.gather(1, (cut.top_k.clamp(max=width) - 1)[:, None])
     weights *= (few.logits >= kth) & (powers >= cut.min_p.log2().float()[:, None])
@@ -137,16 +154,14 @@ def _draw_among(
     inside = likelier < (cut.top_p * total)[:, None]
     last = few.logits.masked_fill(~inside, torch.inf).amin(-1, keepdim=True)
     weights *= few.logits >= last
-    ids, order = few.ids.sort(-1)
-    tokens = ids.gather(1, _pick(weights.gather(1, order), uniforms)[:, None])[:, 0]
-    return tokens, (total_known & (weights[:, -1] == 0)) | few.is_all
+    return weights, (total_known & (weights[:, -1] == 0)) | few.is_all
 
 
 def _draw_block(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
     """Draw from whole rows: find the chunk that holds the place, then the token in it."""
     rows, vocab = logits.shape
     size = chunk_size(vocab)
-    weights = _weights(logits, temperature).view(rows, -1, size)
+    weights = weights_of(logits, temperature).view(rows, -1, size)
     sums = weights.sum(-1)
     ends = sums.cumsum(-1)
     target = _target(ends[:, -1], uniforms)
@@ -174,12 +189,12 @@ def _first_above(ends: Tensor, target: Tensor) -> Tensor:
     return (ends <= target[:, None]).sum(-1).clamp(max=ends.shape[1] - 1)
 
 
-def _weights(logits: Tensor, temperature: Tensor) -> Tensor:
+def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return the tokens' weights, int64: 2**40 for each row's likeliest, less for the others."""
-    return _exponentials(_powers(logits, temperature))
+    return _exponentials(powers_of(logits, temperature))
 
 
-def _powers(logits: Tensor, temperature: Tensor) -> Tensor:
+def powers_of(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return each token's probability relative to the row's likeliest, as a power of 2.
 
     The powers never fall as logits rise.

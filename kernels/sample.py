@@ -104,7 +104,7 @@ class SampleOnGpu:
     def __call__(
         self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
     ) -> Tensor:
-        _forbid(logits, masks, self._masked)
+        forbid(logits, masks, self._masked)
         numbers = self._zeros
         if self._draws:
             drawn = torch.from_numpy(uniforms(self._keys, self._choices, positions.tolist()))
@@ -129,7 +129,7 @@ class SampleRef:
     def __call__(
         self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
     ) -> Tensor:
-        _forbid(logits, masks, self._masked)
+        forbid(logits, masks, self._masked)
         top, tokens = likeliest(logits)
         if (group := self._free) is not None:
             tokens[group.index] = draw(
@@ -142,7 +142,7 @@ class SampleRef:
         return tokens.masked_fill_(~top.isfinite(), NO_TOKEN)
 
 
-def _forbid(logits: Tensor, masks: Tensor | None, masked: Tensor) -> None:
+def forbid(logits: Tensor, masks: Tensor | None, masked: Tensor) -> None:
     """Apply the masks of some rows to their logits, in place."""
     if masks is None or not len(masked):
         return

@@ -15,7 +15,7 @@ from penstock.schemas.wire import Report
 
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 State = Literal["ready", "admitting", "decoding"] | EndState
-FinishReason = Literal["stop", "length", "budget"]
+FinishReason = Literal["stop", "length", "repetition", "budget"]
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

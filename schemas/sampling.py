@@ -1,6 +1,7 @@
 """Sampling parameters: how a prompt is read, a completion drawn, and when it ends."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -79,6 +80,41 @@ class StructuredOutputs(Wire):
         return "json", schema if isinstance(schema, str) else json.dumps(schema)
 
 
+class RepetitionDetection(Wire):
+    """When a completion that says the same again and again is ended. Names are vLLM's.
+
+    It ends where its last `min_count` runs of as many tokens are equal, for any size of run within
+    the two bounds.
+    """
+
+    max_pattern_size: int = Field(0, ge=0, le=256, description="tokens; 0: it is never ended")
+    min_pattern_size: int = Field(0, ge=0, le=256, description="tokens; 0 is 1")
+    min_count: int = Field(0, ge=0, le=256)
+
+    @model_validator(mode="after")
+    def agrees_with_itself(self) -> Self:
+        if self.min_pattern_size > self.max_pattern_size:
+            raise ValueError(
+                f"min_pattern_size: {self.min_pattern_size} is above max_pattern_size, "
+                f"{self.max_pattern_size}"
+            )
+        if self.max_pattern_size and self.min_count < 2:
+            raise ValueError("min_count: give at least 2")
+        return self
+
+    def ends(self, token_ids: Sequence[int]) -> bool:
+        """Return whether the completion repeats itself at its end."""
+        for size in range(max(1, self.min_pattern_size), self.max_pattern_size + 1):
+            begin = len(token_ids) - size * self.min_count
+            if begin < 0:
+                return False
+            last = token_ids[-size:]
+            places = range(len(token_ids) - 2 * size, begin - 1, -size)
+            if all(token_ids[place : place + size] == last for place in places):
+                return True
+        return False
+
+
 class SamplingParams(Wire):
     """The sampling parameters of a job, with the names and defaults of vLLM.
 
@@ -92,6 +128,29 @@ class SamplingParams(Wire):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, description="0 or -1 keeps every token")
     min_p: float = Field(0.0, ge=0, le=1)
+    top_n_sigma: float = Field(
+        0.0, ge=-1, le=100, description="standard deviations below the largest logit; 0 or -1: all"
+    )
+    top_a: float = Field(
+        0.0, ge=0, le=1, description="keeps tokens above this part of the largest squared"
+    )
+    typical_p: float = Field(1.0, gt=0, le=1, description="locally typical sampling; 1: all")
+    xtc_probability: float = Field(
+        0.0, ge=0, le=1, description="how often all but the last of the likely tokens are excluded"
+    )
+    xtc_threshold: float = Field(0.1, ge=0, le=0.5, description="from where a token is likely")
+    dry_multiplier: float = Field(
+        0.0, ge=0, le=100, description="subtracted from what would repeat tokens; 0: nothing"
+    )
+    dry_base: float = Field(1.75, ge=1, le=100, description="to the power of the excess length")
+    dry_allowed_length: int = Field(2, ge=1, le=1024, description="tokens that may be repeated")
+    dry_penalty_last_n: int = Field(-1, ge=-1, description="tokens that are looked at; -1: all")
+    dry_sequence_breakers: list[StopString] = Field(
+        default=["\n", ":", '"', "*"],
+        max_length=64,
+        fail_fast=True,
+        description="texts over which no repetition reaches",
+    )
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, gt=0, le=10)
@@ -143,6 +202,7 @@ class SamplingParams(Wire):
     thinking_token_budget: int | None = Field(
         None, ge=0, le=1_000_000, description="tokens after which a chat's thinking is ended"
     )
+    repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
 
     def given(self) -> frozenset[str]:

@@ -321,7 +321,7 @@ class LLM:
     def _begin(self, request: _Request, running: dict[str, tuple[_Request, int]]) -> None:
         seed = request.params.seed
         seed = secrets.randbits(63) if seed is None else seed
-        bad_words = self._text.bad_words(request.params.bad_words)
+        words = self._text.word_ids(request.params)
         for choice in range(request.params.n):
             seq_id = str(next(self._numbers))
             running[seq_id] = request, choice
@@ -332,7 +332,7 @@ class LLM:
                     request.params,
                     seed,
                     choice,
-                    bad_words=bad_words,
+                    words=words,
                 )
             )
 

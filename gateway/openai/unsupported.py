@@ -35,13 +35,16 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "n_predict": (-1,),
     "n_probs": (0,),
     "repeat_penalty": (1,),
-    "typical_p": (1,),
     "tfs_z": (1,),
     "mirostat": (0,),
+    "mirostat_mode": (0,),
     "dynatemp_range": (0,),
-    "dry_multiplier": (0,),
-    "xtc_probability": (0,),
-    "top_n_sigma": (-1, 0),
+    "dynatemp_min": (0,),
+    "smoothing_factor": (0,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "no_repeat_ngram_size": (0,),
+    "adaptive_target": (-1,),
 }
 # The same for the fields of `structured_outputs`.
 NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {

@@ -43,6 +43,14 @@ SHARED: dict[str, object] = {
     "add_special_tokens": True,
     "allowed_token_ids": [5, 6],
     "bad_words": ["x"],
+    "typical_p": 0.9,
+    "top_a": 0.1,
+    "top_n_sigma": 2.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "dry_multiplier": 0.8,
+    "dry_sequence_breakers": [":"],
+    "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
     "suffix": "",
 }
 CHAT = SHARED | {

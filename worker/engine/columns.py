@@ -20,7 +20,7 @@ class Columns:
     longest     the number of tokens, prompt and completion, at which the sequence ends
     stop_ids    [rows, 4]
     is_watched  whether each drawn token needs more work: the sequence has a grammar, asks for log
-                probabilities, or has more stop ids than fit here
+                probabilities or an end to repetitions, or has more stop ids than fit here
     stay        a new number for each time that a sequence gets a row
     border      the number of computed tokens at which a step ends, so that the state is kept
     """
@@ -54,6 +54,7 @@ class Columns:
             or seq.constraint is not None
             or seq.params.logprobs is not None
             or seq.prompt_logprobs is not None
+            or seq.params.repetition_detection is not None
         )
 
     def note_border(self, seq: Sequence) -> None:

@@ -214,7 +214,8 @@ class Engine:
         token_ids = addition.prompt + addition.completion
         ends = frozenset() if params.ignore_eos else self.limits.eos_token_ids
         # A tokenizer may have ids that the head has no row for: nobody can draw them.
-        bad_words = [ids for ids in addition.bad_words if max(ids) < self.limits.vocab_size]
+        known = [ids for ids in addition.words.bad_words if max(ids) < self.limits.vocab_size]
+        words = addition.words._replace(bad_words=known)
         return Sequence(
             seq_id=addition.seq_id,
             params=params,
@@ -228,7 +229,7 @@ class Engine:
             # The last token was drawn, and nothing computed of it.
             num_before=len(token_ids) - 1 if addition.completion else 0,
             sampling=SamplerRow(
-                params, addition.seed, addition.choice, token_ids, num_prompt, bad_words
+                params, addition.seed, addition.choice, token_ids, num_prompt, words
             ),
             prompt_logprobs=_unscored(addition),
         )
@@ -354,6 +355,9 @@ def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | No
         return "stop", None
     if len(seq.token_ids) >= seq.num_prompt + seq.max_tokens:
         return "length", None
+    repeats = seq.params.repetition_detection
+    if repeats is not None and repeats.ends(seq.token_ids[seq.num_prompt :]):
+        return "repetition", None
     return None, None
 
 

@@ -20,7 +20,10 @@ from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import AddSequence
 
 _DEFAULTS = SamplingParams()
-_NEUTRAL = {"top_k": (0, -1)}  # values that ask for nothing, where there are several
+_NEUTRAL = {
+    "top_k": (0, -1),
+    "top_n_sigma": (0, -1),
+}  # values that ask for nothing, where there are several
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The engine's input and output messages: token ids and numbers, never text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,12 +11,25 @@ from penstock.schemas.pooling import PoolingParams
 from penstock.schemas.sampling import SamplingParams
 
 
+class WordIds(NamedTuple):
+    """The tokens of the texts that sampling parameters name.
+
+    bad_words     no completion has one of these sequences
+    dry_breakers  tokens over which no repetition reaches
+    """
+
+    bad_words: Sequence[list[int]] = ()
+    dry_breakers: frozenset[int] = frozenset()
+
+
+NO_WORDS = WordIds()
+
+
 @dataclass(frozen=True, slots=True)
 class AddSequence:
     """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before.
 
     pooling  asks for a vector of the prompt in place of a completion, without its queries
-    bad_words  the ids of `params.bad_words`: no completion has one of these sequences
     split    where the second of a pair of texts begins in such a prompt; 0: it is one text
     """
 
@@ -30,7 +44,7 @@ class AddSequence:
     turn: int = 0  # microseconds, comparable over lanes; in a class the earlier goes first
     pooling: PoolingParams | None = None
     split: int = 0
-    bad_words: list[list[int]] = field(default_factory=list)
+    words: WordIds = NO_WORDS
 
 
 # One slice of a step: sequence id, tokens to compute, tokens computed before.

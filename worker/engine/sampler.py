@@ -1,9 +1,9 @@
 """The sampler: it turns logits into tokens, for rows that may each have other parameters.
 
 It applies in order: logit_bias; allowed_token_ids; bad_words; eos and stop ids forbidden before
-min_tokens; repetition, frequency and presence penalties; the grammar's mask; then at temperature 0
-the likeliest token, else temperature, min_p, top_k, top_p and a draw. Log probabilities are of the
-logits as the model gave them.
+min_tokens; repetition, frequency and presence penalties; DRY; the grammar's mask; then at
+temperature 0 the likeliest token, else temperature, min_p, top_k, top_p and a draw. What excludes
+more is in `cuts.py`. Log probabilities are of the logits as the model gave them.
 
 A row's token depends on nothing but the row: its logits, its params, its token ids, its seed.
 """
@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.sample import NO_TOKEN as NO_TOKEN
-from penstock.kernels.sample import WAY, Sample, plan_sample
+from penstock.kernels.sample import WAY, Sample, forbid, plan_sample
 from penstock.kernels.token_mask import allow_all_but
 from penstock.schemas.sampling import MAX_STOP_BYTES, SamplingParams
+from penstock.worker.engine.cuts import CutRow, Cuts, asks_for_cuts
+from penstock.worker.engine.dry import DryTokens
 from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
 from penstock.worker.engine.logprobs import PackedLogprobs, read_logprob
-from penstock.worker.engine.messages import Logprob
+from penstock.worker.engine.messages import NO_WORDS, Logprob, WordIds
 from penstock.worker.engine.penalties import SeenTokens, penalise
-from penstock.worker.engine.transfers import Arriving
+from penstock.worker.engine.transfers import Arriving, send
 
 GREEDY_BELOW = 1e-5  # below it one token has all the probability; vLLM has the same limit
 MOST_KEPT = 2**31 - 1
@@ -44,8 +46,10 @@ class SamplerRow:
     choice: int
     token_ids: list[int]
     num_prompt: int
-    bad_words: list[list[int]] = field(default_factory=list)
+    words: WordIds = NO_WORDS
     seen: SeenTokens | None = field(init=False, default=None)
+    dry: DryTokens | None = field(init=False, default=None)
+    is_cut: bool = field(init=False)  # by a rule that the kernels lack
     allowed: Tensor | None = field(init=False, default=None)  # ids
     way: bytes = field(init=False)  # one record of type WAY
     is_plain: bool = field(init=False)  # needs only a draw, perhaps under a grammar
@@ -55,20 +59,28 @@ class SamplerRow:
         weighs = params.presence_penalty or params.frequency_penalty
         if weighs or params.repetition_penalty != 1:
             self.seen = SeenTokens(params, self.token_ids, self.num_prompt)
-        self.way = _way(params, self.seed, self.choice)
+        if params.dry_multiplier:
+            self.dry = DryTokens(params, self.token_ids, self.words.dry_breakers)
+        self.is_cut = asks_for_cuts(params) and not _is_greedy(params)
+        self.way = _way(params, self.seed, self.choice, self.is_cut)
         if params.allowed_token_ids is not None:
             self.allowed = torch.tensor(params.allowed_token_ids)
         alters = params.logit_bias or params.min_tokens or self.allowed is not None
-        self.is_plain = not (alters or self.seen or self.bad_words) and params.logprobs is None
+        looks_back = self.seen or self.dry or self.words.bad_words
+        self.is_plain = not (alters or looks_back or self.is_cut) and params.logprobs is None
 
     def forbidden(self) -> list[int]:
         """Return the tokens that would end a bad word, of those that the completion began."""
         made = self.token_ids[max(self.num_prompt, len(self.token_ids) - _LONGEST_WORD) :]
         return [
             ids[-1]
-            for ids in self.bad_words
+            for ids in self.words.bad_words
             if len(ids) <= len(made) + 1 and made[len(made) + 1 - len(ids) :] == ids[:-1]
         ]
+
+    @property
+    def is_masked(self) -> bool:
+        return self.params.structured_outputs is not None
 
     @property
     def position(self) -> int:
@@ -150,8 +162,12 @@ class Sampler:
             self._columns = self._read(rows)
         columns = self._columns
         raw = logits[columns.scored] if columns.scored else None
+        positions = columns.positions(lengths)
         self._alter(logits, columns, masks)
-        tokens = columns.sample(logits, columns.positions(lengths), masks)
+        if columns.cuts is not None:
+            forbid(logits, masks, columns.masked_cuts)
+            columns.cuts.exclude(logits, positions)
+        tokens = columns.sample(logits, positions, masks)
         if raw is not None:
             return _with_logprobs(tokens, raw, columns)
         arriving, count = Arriving(tokens), len(rows)
@@ -171,12 +187,17 @@ class Sampler:
         for ban in columns.bans:
             if not ban.holds:
                 continue
-            if masks is not None and ban.is_masked:
+            if masks is not None and ban.row.is_masked:
                 ban.forbid(masks[ban.index])
             else:
                 logits[ban.index, ban.token_ids] = -torch.inf
         if columns.penalised:
             penalise(logits, columns.penalised)
+        for place, dry in columns.dry:
+            tokens, losses = dry.losses()
+            if len(tokens):
+                index, lost = send([tokens, losses], self.device)
+                logits[place, index] -= lost
 
     def _read(self, rows: list[SamplerRow]) -> "_Columns":
         ways = np.frombuffer(b"".join([row.way for row in rows]), WAY)
@@ -186,9 +207,12 @@ class Sampler:
             num_prompt=np.array([row.num_prompt for row in rows], np.int64),
             biases=self._biases(special),
             forbidden=self._forbidden(special),
-            worded=[(i, row) for i, row in special if row.bad_words],
+            worded=[(i, row) for i, row in special if row.words.bad_words],
             bans=self._bans(special),
             penalised=[(i, row.seen) for i, row in special if row.seen is not None],
+            dry=[(i, row.dry) for i, row in special if row.dry is not None],
+            cuts=self._cuts(special),
+            masked_cuts=self._masked_cuts(special),
             scored=[i for i, row in special if row.params.logprobs is not None],
             sample=plan_sample(ways, self.vocab_size, self.device),
         )
@@ -218,6 +242,15 @@ class Sampler:
         index = torch.tensor([i for i, _ in allowed])
         return index.to(self.device), forbidden.to(self.device)
 
+    def _cuts(self, rows: list[tuple[int, SamplerRow]]) -> Cuts | None:
+        cut = [CutRow(i, row.params, row.seed, row.choice) for i, row in rows if row.is_cut]
+        return Cuts(cut, self.vocab_size, self.device) if cut else None
+
+    def _masked_cuts(self, rows: list[tuple[int, SamplerRow]]) -> Tensor:
+        return torch.tensor(
+            [i for i, row in rows if row.is_cut and row.is_masked], dtype=torch.int64
+        )
+
     def _bans(self, rows: list[tuple[int, SamplerRow]]) -> list["_Ban"]:
         bans = []
         for index, row in rows:
@@ -241,10 +274,6 @@ class _Ban:
     def holds(self) -> bool:
         return self.row.position < self.row.params.min_tokens
 
-    @property
-    def is_masked(self) -> bool:
-        return self.row.params.structured_outputs is not None
-
     def forbid(self, allowed: Tensor) -> None:
         """Forbid the ids in the grammar's mask, unless nothing else is left.
 
@@ -266,6 +295,9 @@ class _Columns:
     worded: list[tuple[int, SamplerRow]]
     bans: list[_Ban]
     penalised: list[tuple[int, SeenTokens]]
+    dry: list[tuple[int, DryTokens]]
+    cuts: Cuts | None
+    masked_cuts: Tensor  # the rows that are cut under a grammar
     scored: list[int]
     sample: Sample
 
@@ -276,12 +308,18 @@ class _Columns:
         return lengths - self.num_prompt
 
 
-def _way(params: SamplingParams, seed: int, choice: int) -> bytes:
-    greedy = params.temperature < GREEDY_BELOW
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW
+
+
+def _way(params: SamplingParams, seed: int, choice: int, is_cut: bool) -> bytes:
+    """Return how the row draws. From one that is cut nothing more is to be excluded."""
     way = np.zeros((), WAY)
-    way["temperature"] = 0 if greedy else params.temperature
-    way["top_k"] = min(max(params.top_k, 0), MOST_KEPT)
-    way["top_p"], way["min_p"] = params.top_p, params.min_p
+    way["temperature"] = 0 if _is_greedy(params) else params.temperature
+    way["top_p"] = 1
+    if not is_cut:
+        way["top_k"] = min(max(params.top_k, 0), MOST_KEPT)
+        way["top_p"], way["min_p"] = params.top_p, params.min_p
     way["seed"], way["choice"] = seed & 0xFFFFFFFFFFFFFFFF, choice
     way["is_masked"] = params.structured_outputs is not None
     return way.tobytes()

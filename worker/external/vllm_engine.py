@@ -31,8 +31,13 @@ _SAME = (
 )  # fmt: skip
 # Of a word that another worker's completion began vLLM would not see the beginning.
 UNSUPPORTED = frozenset(
-    {"bad_words", "prompt_logprobs", "thinking_token_budget", "structured_outputs.structural_tag"}
-)
+    {
+        "bad_words", "prompt_logprobs", "thinking_token_budget", "repetition_detection",
+        "top_n_sigma", "top_a", "typical_p", "xtc_probability", "xtc_threshold",
+        "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+        "dry_sequence_breakers", "structured_outputs.structural_tag",
+    }
+)  # fmt: skip
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 # Settings that are vLLM's arguments too, given where they are not as usual.
 _PASSED_ON = (*sorted(OF_VLLM), "max_model_len")

@@ -14,7 +14,7 @@ from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason,
 from penstock.schemas.job import Job
 from penstock.schemas.sampling import StructuredOutputs
 from penstock.schemas.trace_context import log_fields
-from penstock.worker.engine.messages import AddSequence, Output
+from penstock.worker.engine.messages import NO_WORDS, AddSequence, Output, WordIds
 from penstock.worker.jobs.pooled import Pooled
 from penstock.worker.text.completion import Completion, TextPiece
 
@@ -53,7 +53,7 @@ class ActiveJob:
     num_behind: int = 0  # tokens that are not known to be logged
     times: Times = field(default_factory=Times)
     splits: list[int] = field(default_factory=list)  # of pooled prompts that are pairs
-    bad_words: list[list[int]] = field(default_factory=list)
+    words: WordIds = NO_WORDS
     structure: StructuredOutputs | None = None  # what the job's answers are held to
     _num_open: int = 0  # choices that are not finished
     _pending: dict[int, TextPiece] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class ActiveJob:
                 turn=self.started.turn,
                 pooling=pooling,
                 split=self.splits[index] if self.splits else 0,
-                bad_words=self.bad_words,
+                words=self.words,
             )
             for index in self.open_choices()
         ]

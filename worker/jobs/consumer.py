@@ -21,7 +21,7 @@ from penstock.schemas.keys import Lane
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.messages import NO_WORDS, AddSequence
 from penstock.worker.jobs.active_job import ActiveJob, Times
 from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.jobs.lease_clock import LeaseClock
@@ -75,14 +75,14 @@ class Intake:
             for prompt in prompts
             for _ in range(job.params.n)
         ]
-        words = job.params.bad_words
-        bad_words = await asyncio.to_thread(self.text.bad_words, words) if words else []
+        named = job.params.bad_words or job.params.dry_multiplier
+        words = await asyncio.to_thread(self.text.word_ids, job.params) if named else NO_WORDS
         return ActiveJob(
             started,
             prompts,
             completions,
             times=times,
-            bad_words=bad_words,
+            words=words,
             structure=form.structure,
         )
 

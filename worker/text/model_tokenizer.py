@@ -4,8 +4,10 @@ Beyond this file, towards the engine, there are only ids. It loads without torch
 that tokenises stays small and starts at once.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +18,7 @@ from penstock.schemas.event import TokenLogprob, TopLogprob
 from penstock.schemas.job import Chat, Prompt
 from penstock.schemas.markup import Markup
 from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Logprob
+from penstock.worker.engine.messages import Logprob, WordIds
 from penstock.worker.models.errors import is_failure, reason
 from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings
@@ -93,7 +95,12 @@ class ModelTokenizer:
             prompt, "prompt", params.add_special_tokens is not False, params, most
         )
 
-    def bad_words(self, words: Sequence[str]) -> list[list[int]]:
+    def word_ids(self, params: SamplingParams) -> WordIds:
+        """Return the tokens of the texts that the parameters name."""
+        breakers = params.dry_sequence_breakers if params.dry_multiplier else []
+        return WordIds(self._bad_words(params.bad_words), self._breakers(breakers))
+
+    def _bad_words(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids of words, each as it begins a text and as it follows a space."""
         found: list[list[int]] = []
         for word in words:
@@ -102,6 +109,34 @@ class ModelTokenizer:
                 if ids and ids not in found:
                     found.append(ids)
         return found
+
+    def _breakers(self, texts: Sequence[str]) -> frozenset[int]:
+        """Return the tokens that contain one of the texts, and each text's last token."""
+        last = (
+            self._encode(f"a{text}", "dry_sequence_breakers", add_special_tokens=False)[-1]
+            for text in texts
+        )
+        return frozenset(last).union(*map(self._tokens_with, texts))
+
+    def _tokens_with(self, text: str) -> Iterator[int]:
+        """Yield the tokens whose bytes contain the text."""
+        whole, begins = self._all_bytes
+        sought = text.encode()
+        at = whole.find(sought)
+        while at >= 0:
+            token = bisect_right(begins, at) - 1
+            end = begins[token + 1] if token + 1 < len(begins) else len(whole)
+            if at + len(sought) <= end:
+                yield token
+                at = whole.find(sought, end)
+            else:
+                at = whole.find(sought, at + 1)
+
+    @cached_property
+    def _all_bytes(self) -> tuple[bytes, list[int]]:
+        """Return the bytes of all tokens, one after the other, and where each begins."""
+        tokens = [self._decoder.token_bytes(each) for each in range(self._backend.get_vocab_size())]
+        return b"".join(tokens), [0, *accumulate(map(len, tokens))][:-1]
 
     def encode_texts(self, texts: Sequence[str], most: int | None = None) -> list[list[int]]:
         """Return each text's ids, cut to `most` with the special tokens that end a text."""

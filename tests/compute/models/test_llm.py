@@ -1,6 +1,7 @@
 """`LLM`: a model in this process, with vLLM's way of asking and answering."""
 
 import gc
+import itertools
 import re
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import judges
 import tokenizers_made
 from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.sampling import RepetitionDetection, SamplingParams, StructuredOutputs
 from penstock.worker.llm import LLM, RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -196,7 +197,7 @@ def test_bad_words_are_tokens_as_they_begin_a_text_and_follow_a_space(llm, folde
 def test_a_bad_word_whose_id_the_head_has_no_row_for_is_drawn_by_nobody(llm, greedy):
     params = GREEDY.model_copy(update={"bad_words": ["<added>"]})
     ids = llm._text._backend.add_tokens(["<added>"])
-    assert ids == 1 and max(map(max, llm._text.bad_words(["<added>"]))) >= 320
+    assert ids == 1 and max(map(max, llm._text.word_ids(params).bad_words)) >= 320
     assert answers(llm.generate("x", params)) == [greedy("x")]
 
 
@@ -316,3 +317,45 @@ def test_garbage_collection_is_afterwards_as_it_was(is_frozen: bool) -> None:
         assert bool(gc.get_freeze_count()) is is_frozen
     finally:
         gc.unfreeze()
+
+
+def test_a_completion_that_says_the_same_again_and_again_is_ended(llm):
+    word = SamplingParams(
+        temperature=0,
+        max_tokens=30,
+        allowed_token_ids=[70],
+        repetition_detection=RepetitionDetection(max_pattern_size=3, min_count=4),
+    )
+    [output] = llm.generate([[70, 70, 70, 70]], word)  # the prompt does not count
+    assert output.outputs[0].token_ids == [70] * 4
+    assert output.outputs[0].finish_reason == "repetition"
+
+
+def test_what_would_repeat_is_not_drawn_under_dry(llm, folder):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "the red fox, the red hat, the red dog: the red"
+    last = tokenizer.encode(text, add_special_tokens=False)[-1]
+    seen = {
+        after
+        for token, after in itertools.pairwise(tokenizer.encode(text, add_special_tokens=False))
+        if token == last
+    }
+    lean = dict.fromkeys(seen, 20.0)
+    params = SamplingParams(temperature=0, max_tokens=1, logit_bias=lean)
+    [free] = llm.generate(text, params)
+    assert free.outputs[0].token_ids[0] in seen
+    dry = {"dry_multiplier": 50, "dry_allowed_length": 1}
+    [held] = llm.generate(text, params.model_copy(update=dry))
+    assert held.outputs[0].token_ids[0] not in seen
+    spelled = tokenizer.decode([last])
+    broken = {**dry, "dry_sequence_breakers": [spelled[-1]]}
+    assert answers(llm.generate(text, params.model_copy(update=broken))) == answers([free])
+
+
+def test_a_breaker_is_each_token_that_contains_the_text(llm):
+    params = SamplingParams(dry_multiplier=1, dry_sequence_breakers=["e", "qu"])
+    text, found = llm._text, llm._text.word_ids(params).dry_breakers
+    spelled = {token: text._token_text(token)[0] for token in range(text._backend.get_vocab_size())}
+    holds = {token for token, each in spelled.items() if "e" in each or "qu" in each}
+    last = {text.encode_texts([f"a{each}"])[0][-1] for each in ("e", "qu")}
+    assert holds and found == holds | last

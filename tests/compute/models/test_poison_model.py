@@ -146,6 +146,18 @@ ODD = {
     "nothing allowed to it": SamplingParams(
         allowed_token_ids=[7, 8], stop_token_ids=[7, 8], min_tokens=6, max_tokens=6
     ),
+    "every exclusion": SamplingParams(
+        top_n_sigma=1e-9,
+        top_a=1,
+        typical_p=5e-324,
+        xtc_probability=1,
+        xtc_threshold=0,
+        temperature=2,
+        max_tokens=6,
+    ),
+    "no repetition": SamplingParams(
+        dry_multiplier=100, dry_base=100, dry_sequence_breakers=[], max_tokens=6
+    ),
     "bad words": SamplingParams(bad_words=["a", "the end"], max_tokens=6),
     "one thing allowed to it": SamplingParams(allowed_token_ids=[7], max_tokens=6, logprobs=20),
     "every stop": SamplingParams(stop_token_ids=[*range(64)], min_tokens=6, max_tokens=6),

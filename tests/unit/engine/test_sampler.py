@@ -23,6 +23,7 @@ from penstock.kernels.draw import Cut, draw, draw_cut
 from penstock.kernels.philox import key_schedule, philox, uniforms
 from penstock.kernels.token_mask import allow_all_but
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.messages import WordIds
 from penstock.worker.engine.sampler import NO_TOKEN, Sampler, SamplerRow
 
 EOS = 2
@@ -213,10 +214,10 @@ def test_no_completion_has_a_bad_word_and_all_else_is_as_it_was() -> None:
     """Against transformers' processor of the same name, on a model that loves the words."""
     vocab, words = 12, [[3], [5, 6], [7, 8, 7], [1, 1]]
     banned = NoBadWordsLogitsProcessor(words)
-    rows = [row(SamplingParams(temperature=t, max_tokens=99), seed=t) for t in range(2)]
-    for each in rows:
-        each.bad_words = words
-        each.is_plain = False
+    rows = [
+        SamplerRow(SamplingParams(temperature=t, max_tokens=99), t, 0, [5, 6, 7], 3, WordIds(words))
+        for t in range(2)
+    ]
     drawer, rng = sampler(vocab), random.Random(4)
     for step in range(300):
         logits = random_logits(2, vocab, 2.0, seed=rng.randrange(10**6))
@@ -241,6 +242,11 @@ def random_params(rng: random.Random, allows_all: bool = True) -> SamplingParams
         top_k=rng.choice([0, 0, 1, 5, 70, 4000]),
         top_p=rng.choice([1.0, 1.0, 0.2, 0.9]),
         min_p=rng.choice([0.0, 0.0, 0.1]),
+        top_n_sigma=rng.choice([0, 0, 1.0]),
+        top_a=rng.choice([0, 0, 0.3]),
+        typical_p=rng.choice([1, 1, 0.6]),
+        xtc_probability=rng.choice([0, 0, 0.5, 1]),
+        dry_multiplier=rng.choice([0, 0, 0.8]),
         presence_penalty=rng.choice([0, 0, 1.5]),
         frequency_penalty=rng.choice([0, 0, -0.7]),
         repetition_penalty=rng.choice([1, 1, 1.3]),

@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "worker.engine": ENGINE,
     "worker.engine.config": ENGINE | {"pydantic"},
     "worker.engine.sampler": ENGINE | {"kernels"},
+    "worker.engine.cuts": ENGINE | {"kernels.draw", "kernels.philox"},
     "worker.engine.logprobs": ENGINE | {"kernels"},
     "worker.engine.build": ENGINE | {"kernels.huge_pages"},
     "worker.engine.grammar.constraints": ENGINE | {"llguidance", "transformers"},
