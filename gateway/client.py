@@ -40,6 +40,7 @@ from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.group_sync import Durability, Mark, sync_for
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.text import TextParams
 from penstock.schemas.trace_context import current_traceparent
 
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
@@ -140,11 +141,14 @@ class Client:
         over_limit: Literal["refuse", "wait"] = "refuse",
         account: Account | None = None,
         pooling: PoolingParams | None = None,
+        text: TextParams | None = None,
+        return_token_ids: bool = False,
         **sampling: JsonValue,
     ) -> str:
         """Submit a job with a `prompt` or `messages`, and return its id.
 
-        With `pooling` each prompt gets a vector: `numbers` of the result's choices.
+        With `pooling` each prompt gets a vector: `numbers` of the result's choices. With `text` the
+        model's tokenizer answers: `prompt_ids` of the choices, or their `text`.
 
         `model` may be left out where only one model is served. Sampling parameters are given as
         `params`, or as keyword arguments named like its fields. A second call with the same
@@ -166,7 +170,7 @@ class Client:
                 chat=chat,
                 params=params or drawn,
                 tenant=tenant,
-                priority_class=priority_class,
+                priority_class="text" if text is not None else priority_class,
                 background=background,
                 timeout_ms=timeout_ms,
                 queue_timeout_ms=queue_timeout_ms,
@@ -176,6 +180,8 @@ class Client:
                 cache_salt=cache_salt,
                 metadata=metadata or {},
                 pooling=pooling,
+                text=text,
+                return_token_ids=return_token_ids,
                 traceparent=current_traceparent() if traceparent is None else traceparent,
             )
         except ValidationError as error:

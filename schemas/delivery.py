@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue
 
 from penstock.schemas.account import Quota
 from penstock.schemas.event import Delta, Done, Failed, State
-from penstock.schemas.job import Job, PriorityClass
+from penstock.schemas.job import Job, QueueClass
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.wire import Report
 
@@ -85,7 +85,7 @@ class Started:
     log: list[Delta]
     left_ms: int | None  # until the deadline, by Redis's clock; None without one
     waited_ms: int  # since submission
-    priority_class: PriorityClass = "normal"  # the one that it waited in at last
+    priority_class: QueueClass = "normal"  # the one that it waited in at last
     turn: int = 0  # when its turn came, in microseconds; in a class the earlier goes first
     budget_left: int | None = None  # tokens, prompts included; None without a budget
     budget_reset_at: int | None = None  # unix seconds
@@ -175,7 +175,7 @@ class JobStatus(Report):
     ended_ms: int | None = None
     deadline_ms: int | None = Field(None, description="Redis's clock, as all of these")
     worker: str | None = Field(None, description="the incarnation that has it, or had it last")
-    priority_class: PriorityClass = Field("normal", description="raised when it waited too long")
+    priority_class: QueueClass = Field("normal", description="raised when it waited too long")
     position: int | None = Field(None, description="while it waits, about: 1 is the next")
     reason: Reason | None = Field(None, description="what it waits for")
     metadata: dict[str, str] = Field({}, description="as submitted")
@@ -218,7 +218,7 @@ class LaneStatus(Report):
     num_running: int = Field(description="read by a worker and not ended")
     num_ended: int
     interval_ms: float = Field(description="between two ends, while the lane was busy")
-    by_class: dict[PriorityClass, int] = Field({}, description="waiting in a backlog")
+    by_class: dict[QueueClass, int] = Field({}, description="waiting in a backlog")
     num_delayed: int = 0
     num_handed_back: int = 0
     num_queued_tokens: int = Field(0, description="of prompts that no worker ever had, by a guess")

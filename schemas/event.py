@@ -113,6 +113,9 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     prompt_tokens  on a choice's first delta: how many its prompt has; None from older workers
     vector         of a pooled prompt, `penstock.schemas.pooling`; its one token is 0, and its text
                    the label of the likeliest class
+    prompt_ids     of the prompt, where they are asked for, on the choice's first delta; a job of
+                   `text` has nothing else, and its one token is 0
+    token_strs     the same as the tokenizer's strings
     """
 
     position: int
@@ -127,6 +130,8 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     prompt_logprobs: list[TokenLogprob] | None = None
     markup: Markup | None = None
     prompt_tokens: int | None = None
+    prompt_ids: list[int] | None = None
+    token_strs: list[str] | None = None
 
     @property
     def type(self) -> Literal["delta"]:
@@ -229,6 +234,8 @@ class Choice(Report):
     prompt_logprobs: Logprobs = Field(None, description="of the prompt; the first token's is 0")
     markup: KeptMarkup = Field(None, description="how a chat's thinking and calls are written")
     prompt_tokens: int | None = Field(None, description="how many its prompt has")
+    prompt_ids: list[int] | None = Field(None, description="of its prompt, where asked for")
+    token_strs: list[str] | None = Field(None, description="the same as the tokenizer's strings")
 
     @property
     def numbers(self) -> list[float]:

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from penstock.schemas.errors import AnswerTooLarge, PromptTooLong
 from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
 from penstock.schemas.sampling import SamplingParams, TokenId
+from penstock.schemas.text import TextParams
 from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_PROMPTS = 64
@@ -30,6 +31,7 @@ DEFAULT_TENANT = "default"
 TRACEPARENT = "00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # of W3C
 
 PriorityClass = Literal["high", "normal", "batch"]
+QueueClass = Literal["text"] | PriorityClass
 Prompt = str | Annotated[list[TokenId], Field(fail_fast=True)]
 Short = Annotated[str, at_most_bytes(MAX_METADATA_BYTES)]
 Message = dict[str, JsonValue]
@@ -58,8 +60,8 @@ class Job(Wire):
     """A job has one claim, one log and one end, and `len(prompts) * n` sequences in the engine.
 
     Choice `i` answers prompt `i // n`. Without a seed the job's id seeds it, so every attempt at
-    the job draws the same tokens. With `pooling` no tokens are drawn: each prompt gets a vector,
-    which counts as one token in its log.
+    the job draws the same tokens. With `pooling` or `text` no tokens are drawn: each prompt gets a
+    vector, or what the tokenizer makes of it, which counts as one token in its log.
     """
 
     job_id: str
@@ -68,7 +70,7 @@ class Job(Wire):
     chat: Chat | None = None
     params: SamplingParams = SamplingParams()
     tenant: str = DEFAULT_TENANT
-    priority_class: PriorityClass = "normal"
+    priority_class: QueueClass = Field("normal", description="text: of jobs of `text` alone")
     background: bool = Field(False, description="runs on although nobody listens")
     timeout_ms: int | None = Field(None, ge=1, le=YEAR_MS, description="from submission to the end")
     queue_timeout_ms: int | None = Field(
@@ -84,6 +86,8 @@ class Job(Wire):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     metadata: dict[Short, Short] = Field(default_factory=dict, max_length=16)
     pooling: PoolingParams | None = None
+    text: TextParams | None = None
+    return_token_ids: bool = Field(False, description="a choice tells its prompt's ids")
     traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
 
     @model_validator(mode="after")
@@ -94,7 +98,9 @@ class Job(Wire):
         if self.pooling is None and len(self.prompts) > MAX_PROMPTS:
             raise ValueError(f"prompts: give at most {MAX_PROMPTS}; there are {len(self.prompts)}")
         # Of an empty text an encoder has its special tokens.
-        if any(prompt == [] or (not prompt and not self.pooling) for prompt in self.prompts):
+        if self.text is None and any(
+            prompt == [] or (not prompt and not self.pooling) for prompt in self.prompts
+        ):
             raise ValueError("prompts: a prompt is empty; give at least one token")
         if self.pooling is None and self.num_choices > MAX_ANSWERS:
             raise ValueError(
@@ -118,6 +124,19 @@ class Job(Wire):
             raise ValueError(f"queries: give one, or {len(self.prompts)}, one for each text")
         if is_score and not all(isinstance(prompt, str) for prompt in self.prompts):
             raise ValueError("prompts: give texts; token ids cannot be scored")
+        return self
+
+    @model_validator(mode="after")
+    def asks_the_tokenizer_for_what_it_knows(self) -> Self:
+        if self.text is None:
+            if self.priority_class == "text":
+                raise ValueError("priority_class: text is for jobs of `text` alone")
+            return self
+        if self.pooling is not None or self.params.n != 1:
+            raise ValueError("text: goes with no pooling, and with one answer a prompt")
+        given = all(isinstance(prompt, list) for prompt in self.prompts) and self.prompts
+        if self.text.task == "detokenize" and not given:
+            raise ValueError("prompts: give lists of token ids")
         return self
 
     @property
@@ -166,13 +185,13 @@ class Job(Wire):
     def refuse_long_ids(self, max_model_len: int | None) -> None:
         """Raise PromptTooLong for a prompt of token ids that no worker could take."""
         lengths = (len(prompt) for prompt in self.prompts if isinstance(prompt, list))
-        longest = 0 if self.pooling else max(lengths, default=0)
+        longest = 0 if self.pooling or self.text else max(lengths, default=0)
         if max_model_len and longest >= max_model_len:
             raise PromptTooLong(longest, max_model_len)
 
     def refuse_large_answer(self, max_model_len: int | None) -> None:
         """Raise AnswerTooLarge where all choices together may take more than an answer can."""
-        if self.pooling is not None:
+        if self.pooling is not None or self.text is not None:
             return
         params, num_prompts = self.params, max(1, len(self.prompts))
         context = max_model_len or CONTEXT_TOKENS
@@ -209,14 +228,19 @@ class Job(Wire):
         return sum(len(field) if isinstance(field, str) else MANY_BYTES for field in fields)
 
     def guess_prompt_tokens(self, size: int) -> int:
-        """Return about how many tokens the prompts have. `size` is the length of the job's JSON."""
+        """Return about how many tokens of prompts are computed.
+
+        size  the length of the job's JSON
+        """
+        if self.text is not None:
+            return self.num_choices
         if self.prompts and isinstance(self.prompts[0], list):
             return sum(map(len, self.prompts))
         return max(1, size // CHARS_A_TOKEN)
 
     def guess_completion_tokens(self) -> int:
         """Return how many tokens all choices may make; without a limit, about how many is usual."""
-        if self.pooling is not None:
+        if self.pooling is not None or self.text is not None:
             return self.num_choices
         return (self.params.max_tokens or COMPLETION_TOKENS) * self.num_choices
 

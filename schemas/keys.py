@@ -14,7 +14,14 @@ NAMESPACE = "penstock"
 MODELS = f"{NAMESPACE}:models"  # hash: served name -> JSON ModelCard; configuration, never expires
 CHORES = f"{NAMESPACE}:{{chores}}:"  # begins every key of webhooks, files and batches: one slot
 GROUP = "workers"
-READY = ("suspect", "resume", "high", "normal", "batch")  # in the order that workers read them
+READY = (
+    "suspect",
+    "resume",
+    "text",
+    "high",
+    "normal",
+    "batch",
+)  # in the order that workers read them
 JOB_ID = re.compile(r"job_([a-z2-7]{6}[0-9]+)_([a-z2-7]{26})")
 
 

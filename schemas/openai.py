@@ -80,6 +80,10 @@ class Asked(AskedOfModel):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     response_format: ResponseFormat | None = None
+    return_token_ids: bool = Field(False, description="the ids of prompt and completion too")
+    return_tokens_as_token_ids: bool = Field(
+        False, description="log probabilities name tokens by their ids, as token_id:5"
+    )
 
 
 class TextPart(Report):
@@ -295,7 +299,14 @@ class CompletionRequest(Asked):
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="vLLM's: of the prompt's tokens, not with stream"
     )
-    return_token_ids: bool = Field(False, description="the ids of prompt and completion too")
-    return_tokens_as_token_ids: bool = Field(
-        False, description="log probabilities name tokens by their ids, as token_id:5"
-    )
+
+
+class GenerateRequest(Report):
+    """vLLM's request of tokens for tokens."""
+
+    model: str
+    token_ids: Annotated[list[int], FAIL_FAST] = Field(min_length=1)
+    sampling_params: JsonObject = Field(default_factory=dict)
+    stream: bool = False
+    return_token_ids: bool = Field(False, description="the ids of the prompt too")
+    output_mode: Literal["tokens", "text"] = "tokens"

@@ -150,6 +150,8 @@ def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) ->
         prompt_logprobs=deltas[0].prompt_logprobs if deltas else None,
         markup=deltas[0].markup if deltas else None,
         prompt_tokens=deltas[0].prompt_tokens if deltas else None,
+        prompt_ids=deltas[0].prompt_ids if deltas else None,
+        token_strs=deltas[0].token_strs if deltas else None,
     )
 
 

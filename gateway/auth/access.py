@@ -46,6 +46,10 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/rerank", "inference"),
     ("/classify", "inference"),
     ("/pooling", "inference"),
+    ("/inference", "inference"),
+    ("/tokenize", "inference"),
+    ("/detokenize", "inference"),
+    ("/tokenizer_info", "inference"),
     ("/metrics", "metrics"),
     ("/v1/status", "metrics"),
 )

@@ -69,6 +69,9 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
     max_num_queued_tokens: int | None = Field(
         None, ge=1, description="so do prompts of more tokens, by a guess, that wait in a lane"
     )
+    enable_tokenizer_info_endpoint: bool = Field(
+        False, description="/tokenizer_info tells a tokenizer's configuration and chat template"
+    )
     enable_per_request_metrics: bool = Field(
         False, description="each chat and completion says how long it took, as by `include_metrics`"
     )

@@ -4,13 +4,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai import pooling
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
+from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.event import Result
 from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
 from penstock.schemas.pooling_requests import (
@@ -21,7 +22,7 @@ from penstock.schemas.pooling_requests import (
     ScoreRequest,
 )
 
-Form = TypeVar("Form", AnswerContext, PoolingContext)
+Form = TypeVar("Form", AnswerContext, PoolingContext, TextContext)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class RequestKind(Generic[Form]):
 
     asked: type[BaseModel]
     form: Callable[[Caller, JsonObject, str], Form]
-    shape: Callable[[Form, Result], JsonObject]
+    shape: Callable[[Form, Result], JsonValue]
 
 
 _RERANK = RequestKind(RerankRequest, pooling.rerank_form, pooling.rerank_answer)

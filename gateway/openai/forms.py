@@ -32,6 +32,8 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         shows_metrics=asked.include_metrics,
         num_scores=asked.prompt_logprobs,
         shows_reasoning=asked.include_reasoning,
+        shows_ids=asked.return_token_ids,
+        names_ids=asked.return_tokens_as_token_ids,
         ignored=ignored(ChatRequest, body),
     )
 
@@ -40,14 +42,13 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     """Read a completion request. Raises InvalidJob."""
     asked = validate(CompletionRequest, body)
     job = text_job(job_id, caller, asked, body)
-    prompts = prompts_of(asked.prompt) if asked.echo or asked.return_token_ids else []
-    prompt_ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    prompts = prompts_of(asked.prompt) if asked.echo else []
     echo = [prompt for prompt in prompts if isinstance(prompt, str)] if asked.echo else None
     return AnswerContext(
         job,
         asked.stream_options,
         echo=echo,
-        prompt_ids=prompt_ids if asked.return_token_ids else None,
+        shows_ids=asked.return_token_ids,
         names_ids=asked.return_tokens_as_token_ids,
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,

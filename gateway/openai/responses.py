@@ -36,7 +36,8 @@ class AnswerContext:
     options: StreamOptions
     reading: Reading = Reading()  # noqa: RUF009 - frozen
     echo: Sequence[str] | None = None  # prompts to show before the answers; none of ids is here
-    prompt_ids: Sequence[list[int]] | None = None  # None: no token ids are shown
+    shows_ids: bool = False  # the token ids of prompts and choices
+    shows_text: bool = True  # of tokens that were asked for as tokens
     names_ids: bool = False  # log probabilities name tokens by their ids
     is_streamed: bool = False
     shows_metrics: bool = False
@@ -61,9 +62,6 @@ class AnswerContext:
         """Return how a choice ends: by its length where none of its tokens is shown."""
         return ("length", None) if self.hides_completion else (finish_reason, stop_reason)
 
-    def prompt_ids_of(self, index: int) -> list[int]:
-        return self.prompt_ids[index // self.job.params.n] if self.prompt_ids else []
-
 
 class TimedJob(Protocol):
     """A job that was asked for, and whether its answer tells how long it took."""
@@ -85,6 +83,7 @@ def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
         "choices": [_chat_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
         **_prompt_logprobs(form, result.choices[0]),
+        **_prompt_ids(form, result.choices[0]),
         **metrics(form, result.timing, result.usage),
     }
 
@@ -148,11 +147,15 @@ def _one_after_other(
     return {name: first[name] + then[name] for name in first}
 
 
+def _prompt_ids(form: AnswerContext, choice: Choice) -> JsonObject:
+    """Return the ids of a chat's prompt, which vLLM shows once, beside the choices."""
+    return {"prompt_token_ids": [*(choice.prompt_ids or ())]} if form.shows_ids else {}
+
+
 def _token_ids(form: AnswerContext, choice: Choice) -> JsonObject:
-    if form.prompt_ids is None:
+    if not form.shows_ids:
         return {}
-    prompt_ids: list[JsonValue] = [*form.prompt_ids_of(choice.index)]
-    return {"prompt_token_ids": prompt_ids, "token_ids": [*choice.token_ids]}
+    return {"prompt_token_ids": [*(choice.prompt_ids or ())], "token_ids": [*choice.token_ids]}
 
 
 def model_shape(card: ModelCard) -> JsonObject:
@@ -247,13 +250,17 @@ def _custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def chat_logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:
+def chat_logprobs(form: AnswerContext, tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:
     if not tokens:
         return None
+
+    def shown(token: TokenLogprob | TopLogprob) -> JsonObject:
+        name = (_id_of if form.names_ids else _text_of)(token)
+        return {"token": name, "logprob": token.logprob, "bytes": list[JsonValue](token.bytes)}
+
     return {
         "content": [
-            {**_chat_logprob(token), "top_logprobs": [_chat_logprob(top) for top in token.top]}
-            for token in tokens
+            {**shown(token), "top_logprobs": [shown(top) for top in token.top]} for token in tokens
         ],
         "refusal": None,
     }
@@ -320,9 +327,10 @@ def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
     return {
         "index": choice.index,
         "message": _message(form, found, calls),
-        "logprobs": chat_logprobs(choice.logprobs),
+        "logprobs": chat_logprobs(form, choice.logprobs),
         "finish_reason": finish_reason(choice.finish_reason, len(calls)),
         "stop_reason": choice.stop_reason,
+        **({"token_ids": [*choice.token_ids]} if form.shows_ids else {}),
     }
 
 
@@ -335,10 +343,6 @@ def _message(form: AnswerContext, found: Sequence[Found], calls: list[JsonObject
     if calls:
         message |= {"content": content or None, "tool_calls": list[JsonValue](calls)}
     return message
-
-
-def _chat_logprob(token: TopLogprob) -> JsonObject:
-    return {"token": token.token, "logprob": token.logprob, "bytes": list[JsonValue](token.bytes)}
 
 
 def _text_of(token: TokenLogprob | TopLogprob) -> str:

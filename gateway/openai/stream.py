@@ -83,17 +83,21 @@ class StreamRenderer:
         self.form = form
         self.last_id = seen.id
         self._seen = seen
-        head: JsonObject = {
-            "id": f"{self.prefix}-{form.job.job_id}",
-            "object": self.kind,
-            "created": form.created_s,
-            "model": form.job.model,
-        }
-        self._head = b"data: " + to_json(head)[:-1] + b',"choices":['
+        self._head = b"data: " + to_json(self.head())[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
+        self.shows_prompt_ids = False  # beside the choices
         self._opened: set[int] = set()
         self._closed: set[int] = set()
         self._prompt_tokens: dict[int, int] = {}  # of each prompt that has an answer by now
+
+    def head(self) -> JsonObject:
+        """Return what each chunk begins with."""
+        return {
+            "id": f"{self.prefix}-{self.form.job.job_id}",
+            "object": self.kind,
+            "created": self.form.created_s,
+            "model": self.form.job.model,
+        }
 
     def render(self, event: Delta | Done | Failed) -> bytes:
         """Return the event's chunks, without those that the caller has.
@@ -153,7 +157,11 @@ class StreamRenderer:
                 self._prompt_tokens[event.index // self.form.job.params.n] = event.prompt_tokens
             num_prompt = sum(self._prompt_tokens.values())
             tail = _usage_tail(Usage(prompt_tokens=num_prompt, completion_tokens=event.end))
-        return [self._head + choice.encode() + tail for choice in choices]
+        chunks = [self._head + choice.encode() + tail for choice in choices]
+        if self.shows_prompt_ids and event.prompt_ids is not None:
+            ids = b'],"prompt_token_ids":' + _ids(event.prompt_ids).encode() + tail[1:]
+            chunks[0] = self._head + choices[0].encode() + ids
+        return chunks
 
     def opening(self, event: Delta) -> list[str]:
         """Return what goes before the event, the first one of its choice."""
@@ -172,6 +180,7 @@ class ChatChunks(StreamRenderer):
 
     def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         super().__init__(form, seen)
+        self.shows_prompt_ids = form.shows_ids
         self._readers: dict[int, TextReader] = {}
         self._num_calls = [0] * form.job.num_choices
 
@@ -185,11 +194,14 @@ class ChatChunks(StreamRenderer):
         pieces = self._found(event.index, reader.feed(event.text), event.logprobs)
         if event.finish_reason:
             pieces += self._found(event.index, reader.finish(), None)
+        if self.form.shows_ids and event.token_ids:  # with the last that they gave, or nothing
+            *pieces, last = pieces or [_chat_choice(event.index, "{}")]
+            pieces.append(f'{last[:-1]},"token_ids":{_ids(event.token_ids)}}}')
         return pieces
 
     def closing(self, event: Delta) -> str:
         reason = finish_reason(event.finish_reason, self._num_calls[event.index])
-        return _chat_choice(event.index, "{}", "null", _finish(reason, event.stop_reason))
+        return _chat_choice(event.index, "{}", "null", finish_json(reason, event.stop_reason))
 
     def _found(self, index: int, found: Found, logprobs: list[TokenLogprob] | None) -> list[str]:
         pieces = []
@@ -197,7 +209,7 @@ class ChatChunks(StreamRenderer):
             said = _quoted(found.reasoning)
             pieces.append(_chat_choice(index, f'{{"reasoning":{said},"reasoning_content":{said}}}'))
         if found.content or logprobs:
-            shown = to_json(chat_logprobs(logprobs)).decode() if logprobs else "null"
+            shown = to_json(chat_logprobs(self.form, logprobs)).decode() if logprobs else "null"
             pieces.append(_chat_choice(index, f'{{"content":{_quoted(found.content)}}}', shown))
         for piece in found.calls:
             self._num_calls[index] = piece.number + 1
@@ -219,8 +231,8 @@ class TextChunks(StreamRenderer):
         index, scores = event.index, event.prompt_logprobs
         echo, more = self.form.echo_of(index, scores), ""
         shown = to_json(self._logprobs[index].echo(index, scores)).decode()
-        if self.form.prompt_ids is not None:
-            more = f',"prompt_token_ids":{_ids(self.form.prompt_ids_of(index))}'
+        if self.form.shows_ids:
+            more = f',"prompt_token_ids":{_ids(event.prompt_ids or [])}'
         return (
             [_text_choice(index, echo, shown, more=more)] if echo or more or shown != "null" else []
         )
@@ -229,7 +241,7 @@ class TextChunks(StreamRenderer):
         if self.form.hides_completion:
             return []
         more = ""
-        if self.form.prompt_ids is not None and event.token_ids:
+        if self.form.shows_ids and event.token_ids:
             more = f',"token_ids":{_ids(event.token_ids)}'
         if not (event.text or event.logprobs or more):
             return []
@@ -240,7 +252,7 @@ class TextChunks(StreamRenderer):
 
     def closing(self, event: Delta) -> str:
         end = self.form.shown_end(event.finish_reason, event.stop_reason)
-        return _text_choice(event.index, "", "null", _finish(*end))
+        return _text_choice(event.index, "", "null", finish_json(*end))
 
 
 NO_FINISH = '"finish_reason":null'
@@ -260,7 +272,7 @@ def _ids(token_ids: list[int]) -> str:
     return to_json(token_ids).decode()
 
 
-def _finish(reason: str | None, stop_reason: int | str | None) -> str:
+def finish_json(reason: str | None, stop_reason: int | str | None) -> str:
     stop = to_json(stop_reason).decode()
     return f'"finish_reason":"{reason}","stop_reason":{stop}'
 

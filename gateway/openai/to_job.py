@@ -185,6 +185,8 @@ def made_job(
     }
     if caller.over_limit is not None:
         fields["over_limit"] = caller.over_limit
+    if isinstance(asked, Asked) and asked.return_token_ids:
+        fields["return_token_ids"] = True
     fields |= {name: body[name] for name in OPTIONS if name in body}
     if "not_before" in body:
         fields["not_before_ms"] = _unix_ms(body["not_before"])

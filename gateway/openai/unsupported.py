@@ -56,14 +56,6 @@ NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
 ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
     "best_of": lambda body: not _is_at_most_n(body["best_of"], body.get("n", 1)),
     "echo": lambda body: body["echo"] is True and "messages" in body,
-    # Only a worker knows the ids of a prompt that is text or cut, and calls are found in text.
-    "return_token_ids": lambda body: (
-        body["return_token_ids"] is not False
-        and not (_is_ids(body.get("prompt")) and body.get("truncate_prompt_tokens") is None)
-    ),
-    "return_tokens_as_token_ids": lambda body: (
-        body["return_tokens_as_token_ids"] is not False and "messages" in body
-    ),
     "documents": lambda body: body["documents"] != [] and "messages" not in body,
     "thinking_token_budget": lambda body: "messages" not in body,
     "modalities": lambda body: body["modalities"] not in ([], ["text"]),
@@ -75,8 +67,6 @@ INSTEAD = {
     "ebnf": "structured_outputs.grammar",
     "grammar": "structured_outputs.grammar",
     "functions": "tools",
-    "return_token_ids": "/v1/completions with a prompt of token ids",
-    "return_tokens_as_token_ids": "/v1/completions",
     "function_call": "tool_choice",
     "no_stop_trim": "include_stop_str_in_output",
     "min_new_tokens": "min_tokens",
@@ -112,12 +102,6 @@ def _not_neutral(given: JsonObject, neutral: Mapping[str, tuple[JsonValue, ...]]
     for name, values in neutral.items():
         if given.get(name) is not None and given[name] not in values:
             yield name
-
-
-def _is_ids(prompt: JsonValue) -> bool:
-    """Return whether a prompt, or each of several, is a list of token ids."""
-    prompts = prompt if isinstance(prompt, list) else []
-    return all(isinstance(each, int | list) for each in prompts) and bool(prompts)
 
 
 def _is_at_most_n(best_of: JsonValue, n: JsonValue) -> bool:

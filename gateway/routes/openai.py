@@ -12,6 +12,7 @@ from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.http.sse import EventStream
 from penstock.gateway.openai.forms import chat_form, text_form
+from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import (
     NOTHING,
@@ -19,9 +20,9 @@ from penstock.gateway.openai.stream import (
     ReaderPosition,
     TextChunks,
 )
-from penstock.gateway.routes.whole import admitted, documented, events_of, whole
+from penstock.gateway.routes.whole import admitted, documented, events_of, whole, with_model
 from penstock.schemas.errors import InvalidJob, ModelNotFound
-from penstock.schemas.openai import ChatRequest, CompletionRequest
+from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest
 from penstock.schemas.sampling import SamplingParams
 
 router = APIRouter(tags=["openai"])
@@ -47,6 +48,18 @@ async def completions(request: Request, gateway: Open) -> Response:
     return await whole(request, gateway, watch, form, text_answer)
 
 
+@router.post("/inference/v1/generate", openapi_extra=documented(GenerateRequest))
+async def generate(request: Request, gateway: Open) -> Response:
+    """Answer tokens with tokens, as vLLM does."""
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
+    cards, caller = await gateway.client.models(), caller_of(request)
+    form = await read(request, gateway, lambda body: generate_form(caller, with_model(cards, body)))
+    gateway.tell_ignored(request, form.ignored)
+    if form.is_streamed:
+        return await _stream(request, gateway, watch, form, TokenChunks)
+    return await whole(request, gateway, watch, form, generate_answer)
+
+
 @router.get("/v1/models")
 async def models(gateway: Open) -> Response:
     cards = await gateway.client.models()
@@ -67,7 +80,7 @@ async def _stream(
     gateway: Gateway,
     watch: RequestTimer,
     form: AnswerContext,
-    renderer: type[ChatChunks] | type[TextChunks],
+    renderer: type[ChatChunks] | type[TextChunks] | type[TokenChunks],
 ) -> Response:
     position = _seen(request)
     if position != NOTHING:

@@ -1,10 +1,10 @@
 """Whole answers: the job is submitted, and its result is shown once it is there."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
 from fastapi import Request, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 
 from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.errors import error_response
@@ -12,8 +12,10 @@ from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.sse import WholeAnswer
 from penstock.gateway.openai.endpoints import Form
 from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Done, Event, Failed, Result
 from penstock.schemas.job import Job
+from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.result import fold
 
@@ -39,12 +41,25 @@ def events_of(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator
     return watch.follow(job.model, following)
 
 
+def only(cards: Mapping[str, ModelCard]) -> str:
+    """Return the one model that is served. Raises InvalidJob where there are none or several."""
+    if len(cards) != 1:
+        served = ", ".join(sorted(cards)) or "none at present"
+        raise InvalidJob(f"model: give one; served: {served}", "model")
+    return next(iter(cards))
+
+
+def with_model(cards: Mapping[str, ModelCard], body: JsonObject) -> JsonObject:
+    """Return the body with the one model that is served, where it names none."""
+    return body if "model" in body else {"model": only(cards), **body}
+
+
 async def whole(
     request: Request,
     gateway: Gateway,
     watch: RequestTimer,
     form: Form,
-    shape: Callable[[Form, Result], JsonObject],
+    shape: Callable[[Form, Result], JsonValue],
 ) -> Response:
     """Submit the form's job, and answer with what `shape` makes of its result."""
     form = await admitted(request, gateway, form)

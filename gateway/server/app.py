@@ -31,6 +31,7 @@ from penstock.gateway.routes import jobs as job_routes
 from penstock.gateway.routes import openai as openai_routes
 from penstock.gateway.routes import page as page_routes
 from penstock.gateway.routes import pooling as pooling_routes
+from penstock.gateway.routes import texts as text_routes
 from penstock.gateway.server.entrance import LetsNobodyIn, check_list, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.webhooks.outbound import Outbound
@@ -110,6 +111,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     for routes in (
         openai_routes,
         pooling_routes,
+        text_routes,
         job_routes,
         file_routes,
         batch_routes,
@@ -117,6 +119,8 @@ def build(settings: GatewaySettings) -> FastAPI:
         page_routes,
     ):
         app.include_router(routes.router)
+    if settings.enable_tokenizer_info_endpoint:
+        app.include_router(text_routes.info_router)
     errors.install(app)
     return app
 

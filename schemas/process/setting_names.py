@@ -37,6 +37,7 @@ NAMES = frozenset(
         "dtype",
         "durability",
         "enable_per_request_metrics",
+        "enable_tokenizer_info_endpoint",
         "enable_prefix_caching",
         "endpoint",
         "enforce_eager",

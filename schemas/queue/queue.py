@@ -32,7 +32,7 @@ from penstock.schemas.delivery import (
 )
 from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound
 from penstock.schemas.event import EVENT, Delta, Event, Result, State
-from penstock.schemas.job import Job, PriorityClass
+from penstock.schemas.job import Job, QueueClass
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.process.crash_points import reach
@@ -47,9 +47,9 @@ PAGE = 512  # most events that one attach returns
 INLINE_BYTES = 256 * 1024  # takes a few milliseconds to read
 T = TypeVar("T")
 TOTALS: tuple[Total, ...] = ("crashed", "lapsed", "reaped", "requeued", "buried")
-CLASSES: tuple[PriorityClass, ...] = ("high", "normal", "batch")
+CLASSES: tuple[QueueClass, ...] = ("text", "high", "normal", "batch")
 STATE: TypeAdapter[State] = TypeAdapter(State)
-CLASS: TypeAdapter[PriorityClass] = TypeAdapter(PriorityClass)
+CLASS: TypeAdapter[QueueClass] = TypeAdapter(QueueClass)
 REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
 STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 
@@ -171,12 +171,12 @@ class Queue:
 
     async def counts(self) -> LaneStatus:
         reply, reasons, seen = list[str](), Counter[str](), 0
-        while not reply or int(reply[17]) >= MAX_JOBS_A_CALL:
+        while not reply or int(reply[18]) >= MAX_JOBS_A_CALL:
             reply = [item.decode() for item in await self._run("jobs/counts", seen)]
-            reasons.update(dict(zip(reply[18::2], map(int, reply[19::2]), strict=True)))
-            seen += int(reply[17])
+            reasons.update(dict(zip(reply[19::2], map(int, reply[20::2]), strict=True)))
+            seen += int(reply[18])
         running, ended, interval_ms, handed_back, delayed = reply[:5]
-        by_class = dict(zip(CLASSES, map(int, reply[5:8]), strict=True))
+        by_class = dict(zip(CLASSES, map(int, reply[5:9]), strict=True))
         return LaneStatus(
             num_queued=int(handed_back) + int(delayed) + sum(by_class.values()),
             num_running=int(running),
@@ -185,11 +185,11 @@ class Queue:
             by_class=by_class,
             num_delayed=int(delayed),
             num_handed_back=int(handed_back),
-            num_queued_tokens=int(reply[14]),
-            oldest_waiting_ms=int(reply[15]),
-            is_wanted=reply[16] == "1",
-            num_dead_letters=int(reply[8]),
-            totals=dict(zip(TOTALS, map(int, reply[9:14]), strict=True)),
+            num_queued_tokens=int(reply[15]),
+            oldest_waiting_ms=int(reply[16]),
+            is_wanted=reply[17] == "1",
+            num_dead_letters=int(reply[9]),
+            totals=dict(zip(TOTALS, map(int, reply[10:15]), strict=True)),
             by_reason=dict(reasons),
         )
 

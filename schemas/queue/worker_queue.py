@@ -14,7 +14,7 @@ from pydantic import JsonValue, ValidationError
 from penstock.schemas.delivery import Commit, Ending, Entry, JobSignal, OutOfBudget, Started
 from penstock.schemas.errors import AnswerTooLarge, InvalidJob
 from penstock.schemas.event import EVENT, Delta, Done, Failed
-from penstock.schemas.job import Job, PriorityClass
+from penstock.schemas.job import Job, QueueClass
 from penstock.schemas.keys import Lane
 from penstock.schemas.kv_events import BlockBatch
 from penstock.schemas.model import WorkerCard
@@ -62,10 +62,10 @@ class WorkerQueue(Queue):
         worker: str,
         count: int,
         alone: bool = False,
-        down_to: PriorityClass | None = None,
+        down_to: QueueClass | None = None,
         step_us: int | None = None,
     ) -> list[Entry] | None:
-        """Claim at most `count` jobs: handed-back ones first, then high, normal, batch.
+        """Claim at most `count` jobs: handed-back ones first, then text, high, normal, batch.
 
         Return None where the lease was lost; the worker comes back under a new incarnation. Every
         entry must be started, or released, by this worker. Make one call at a time, and call

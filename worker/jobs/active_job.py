@@ -16,10 +16,11 @@ from penstock.schemas.sampling import StructuredOutputs
 from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.messages import NO_WORDS, AddSequence, Output, WordIds
 from penstock.worker.jobs.pooled import Pooled
+from penstock.worker.jobs.text_choices import TextChoice
 from penstock.worker.text.completion import Completion, TextPiece
 
 Failure = Literal["failed", "cancelled", "expired"]
-_PRIORITIES = {"high": 0, "normal": 1, "batch": 2}
+_PRIORITIES = {"text": 0, "high": 0, "normal": 1, "batch": 2}
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class ActiveJob:
 
     started: Started
     prompts: list[list[int]]
-    completions: Sequence[Completion | Pooled]
+    completions: Sequence[Completion | Pooled | TextChoice]
     deltas: list[Delta] = field(default_factory=list)
     num_committed: int = 0
     failure: tuple[Failure, ErrorBody] | None = None

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.schemas.job import COMPLETION_TOKENS, PriorityClass
-from penstock.schemas.queue.queue import CLASSES
+from penstock.schemas.job import COMPLETION_TOKENS, QueueClass
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load
 from penstock.worker.process.ipc import Step
 
 _WEIGHT = 0.1  # of the newest sequence in the average
+_MOST_TEXTS = 16  # jobs of a read for which there need be no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Ask:
     """The number of jobs to read.
 
     With `down_to` there is no room: one job is read, of that priority class or a higher one, and
-    running sequences give way to it.
+    running sequences give way to it. Jobs of the class `text` need no room.
     """
 
     count: int
-    down_to: PriorityClass | None = None
+    down_to: QueueClass | None = None
 
 
 class Capacity:
@@ -80,11 +80,14 @@ class Capacity:
         self._num_asked += ask.count
         return ask
 
-    async def until_free(self, most_s: float) -> None:
-        """Return once there is room, or after `most_s` seconds."""
+    async def until_free(self, most_s: float, or_preempts: bool = False) -> None:
+        """Return once there is room, or after `most_s` seconds.
+
+        or_preempts  or once running sequences would give way to a job
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
-                while not self.free():
+                while not (self.free() or (or_preempts and self._preempts_for())):
                     self._changed.clear()
                     await self._changed.wait()
 
@@ -179,25 +182,27 @@ class Capacity:
         if count := self.free():
             share = (count + self._num_asked) // self._num_lanes
             return Ask(min(count, max(1, share)))
-        down_to = self._preempts_for()
-        return Ask(1, down_to) if down_to else None
+        if down_to := self._preempts_for():
+            return Ask(1, down_to)
+        return Ask(_MOST_TEXTS, "text") if self._trial is None else None
 
     def _is_next(self, reader: object) -> bool:
         return reader is (self._line[0] if self._reader is None else self._reader)
 
-    def _preempts_for(self) -> PriorityClass | None:
+    def _preempts_for(self) -> QueueClass | None:
         """Return the lowest class of job to which running sequences would give way, or None.
 
         One such job is read at a time: its first token shows that it found room.
         """
         if self._threshold is None or self._trial is not None or self._num_preparing:
             return None
-        for priority in (1, 0):
+        classes: tuple[tuple[int, QueueClass], ...] = ((1, "normal"), (0, "high"))
+        for priority, name in classes:
             least = priority + self._threshold
             num_below = sum(each >= least for each in self._sequences.values())
             is_coming = any(self._sequences[seq_id] <= priority for seq_id in self._unseen)
             if num_below > self._load.num_waiting and not is_coming:
-                return CLASSES[priority]
+                return name
         return None
 
     def _blocks(self, num_tokens: int) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from penstock.schemas.delivery import Ending, Entry, JobSignal, Started
 from penstock.schemas.errors import (
     BudgetExceeded,
+    InvalidJob,
     PenstockError,
     PromptTooLong,
     Unavailable,
@@ -27,6 +28,7 @@ from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.pooled import Pooled
 from penstock.worker.jobs.streamer import Streamer
+from penstock.worker.jobs.text_choices import DONE, text_choices
 from penstock.worker.process.log import log
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
@@ -39,6 +41,7 @@ READ_BLOCK_MS = 1000
 _RETRY_S = 0.5
 _EMPTY_S = 1.0
 _PEEK_S = 0.05  # how often a full worker looks for a job that others would give way to
+_PEEK_TEXTS_S = 0.2  # the same for a job that needs no room
 _INLINE_CHARS = 2000  # shorter texts are tokenised faster than a thread is woken
 
 
@@ -56,6 +59,11 @@ class Intake:
         times = Times(started_ns=time.time_ns())
         params = self.generation.applied(started.job.params)
         job = started.job.model_copy(update={"params": params})
+        if job.text is not None:
+            return await self._prepare_text(started, times)
+        if started.priority_class == "text":
+            sentence = "text is for jobs of `text` alone; give high, normal or batch"
+            raise InvalidJob(f"priority_class: {sentence}", "priority_class")
         if job.pooling is None and not self.limits.generates:
             raise UnsupportedTask("generate", self.limits.tasks)
         job.refuse_large_answer(self.limits.max_model_len)
@@ -71,7 +79,14 @@ class Intake:
             await asyncio.to_thread(self._form, job, prompts) if job.chat else self._form(job, [])
         )
         completions = [
-            Completion(self.text, job.params, enders, prompt, form.markup)
+            Completion(
+                self.text,
+                job.params,
+                enders,
+                prompt,
+                form.markup,
+                tells_prompt=job.return_token_ids,
+            )
             for prompt in prompts
             for _ in range(job.params.n)
         ]
@@ -92,6 +107,15 @@ class Intake:
             return AnswerForm(None, job.params.structured_outputs)
         holds_tags = TAGS not in self.limits.unsupported
         return self.text.answer_form(job.chat, prompts[0], job.params, holds_tags)
+
+    async def _prepare_text(self, started: Started, times: Times) -> ActiveJob:
+        """Return a job that is done: the tokenizer's answers are its choices."""
+        job = started.job
+        choices = await asyncio.to_thread(text_choices, self.text, job, self.limits)
+        active = ActiveJob(started, [[] for _ in choices], choices, times=times)
+        for index in active.open_choices():
+            active.take(index, DONE)
+        return active
 
     async def _prepare_pooled(self, started: Started, times: Times, is_short: bool) -> ActiveJob:
         job = started.job
@@ -198,7 +222,11 @@ class Consumer:
                     # Decided here and now: what is read next depends on it.
                     is_admitted = self._capacity.admits(entry.job_id, entry.is_suspect)
                     admissions.create_task(self._start(entry, is_admitted))
-                if not entries:
+                if entries:
+                    continue
+                if ask.down_to == "text":
+                    await self._capacity.until_free(_PEEK_TEXTS_S, or_preempts=True)
+                else:
                     await (self._capacity.until_free(_PEEK_S) if ask.down_to else self._news())
 
     async def _run_empty(self) -> None:
@@ -226,7 +254,8 @@ class Consumer:
             await asyncio.sleep(_RETRY_S)
             return []
         finally:
-            self._looked_s = time.monotonic()
+            if ask.down_to != "text":
+                self._looked_s = time.monotonic()
             self._capacity.note_read(self, ask.count, len(entries))
 
     async def _news(self) -> None:

@@ -40,6 +40,8 @@ class JobCounts:
         self._fenced_writes += 1
 
     def ended(self, active: ActiveJob) -> None:
+        if active.job.text is not None:
+            return  # nothing was computed
         self._note_times(active)
         self._note_sizes(active)
         job, usage = active.job, active.usage()

@@ -1,5 +1,6 @@
 """The tokenizer of the fake engine: a token for each byte, a begin and an end, a plain template."""
 
+from pydantic import JsonValue
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.schemas.job import Chat
@@ -24,6 +25,9 @@ class ByteTokenizer:
         )
         self.tokenizer.decoder = decoders.ByteLevel()
         self.tokenizer.add_special_tokens([AddedToken("</s>"), AddedToken("<s>")])
+
+    def describe(self) -> dict[str, JsonValue]:
+        return {"tokenizer_class": type(self).__name__, "eos_token": "</s>", "bos_token": "<s>"}
 
     def write(self, chat: Chat) -> str:
         lines = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jinja2 import TemplateError
 from pydantic import JsonValue
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -20,6 +20,7 @@ from penstock.worker.text.messages import plain_messages
 
 _TOKENIZER = "tokenizer.json"
 _TEMPLATE = "chat_template.json"
+_OF_FOLDER = {"name_or_path", "tokenizer_object", "chat_template"}  # not of the tokenizer
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OTHER_FORMS = ("*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 
@@ -55,6 +56,17 @@ class ChatTemplate:
     def source(self) -> str:
         found = self._tokenizer.chat_template
         return "\n".join(found.values()) if isinstance(found, dict) else str(found or "")
+
+    def describe(self) -> dict[str, JsonValue]:
+        """Return what the folder's `tokenizer_config.json` says, as transformers has it."""
+        given = self._tokenizer
+        config: dict[str, JsonValue] = {
+            name: _as_json(value)
+            for name, value in given.init_kwargs.items()
+            if not name.endswith("_file") and name not in _OF_FOLDER
+        }
+        template = {"chat_template": self.source} if self.source else {}
+        return {**config, "tokenizer_class": type(given).__name__, **template}
 
     def write(self, chat: Chat) -> str:
         if not self.is_there:
@@ -193,3 +205,14 @@ def _check_template(source: Path, template: object) -> None:
                 "it again",
                 "model",
             ) from error
+
+
+def _as_json(value: object) -> JsonValue:
+    """Return a setting of transformers' as JSON: tokens become their strings."""
+    if isinstance(value, AddedToken):
+        return value.content
+    if isinstance(value, dict):
+        return {str(name): _as_json(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_as_json(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -27,6 +27,8 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     prompt_logprobs: list[TokenLogprob] | None = None
     markup: Markup | None = None
     prompt_tokens: int | None = None
+    prompt_ids: list[int] | None = None
+    token_strs: list[str] | None = None
 
     def joined(self, later: "TextPiece") -> "TextPiece":
         both = self.logprobs is not None and later.logprobs is not None
@@ -39,6 +41,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             prompt_logprobs=self.prompt_logprobs,
             markup=self.markup,
             prompt_tokens=self.prompt_tokens,
+            prompt_ids=self.prompt_ids,
         )
 
     def delta(self, position: int, index: int, checksum: int) -> Delta:
@@ -55,6 +58,8 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             prompt_logprobs=self.prompt_logprobs,
             markup=self.markup,
             prompt_tokens=self.prompt_tokens,
+            prompt_ids=self.prompt_ids,
+            token_strs=self.token_strs,
         )
 
 
@@ -71,7 +76,9 @@ class Completion:
         eos_token_ids: frozenset[int],
         prompt: Sequence[int] = (),
         markup: Markup | None = None,
+        tells_prompt: bool = False,
     ) -> None:
+        """Begin one. With `tells_prompt` its first piece has the prompt's ids."""
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -79,6 +86,7 @@ class Completion:
         self._params = params
         self._prompt = prompt
         self._markup = markup
+        self._tells_prompt = tells_prompt
         self._enders = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._enders |= eos_token_ids
@@ -114,13 +122,15 @@ class Completion:
             prompt_logprobs=self._scored(output.prompt_logprobs),
             markup=None if self.token_ids else self._markup,
             prompt_tokens=None if self.token_ids else len(self._prompt) or None,
+            prompt_ids=[*self._prompt] if self._tells_prompt and not self.token_ids else None,
         )
         self._append(piece)
         return piece
 
     def anew(self) -> "Completion":
         """Return a completion with the same prompt and parameters, before its first token."""
-        return Completion(self._text, self._params, self._enders, self._prompt, self._markup)
+        given = self._text, self._params, self._enders, self._prompt, self._markup
+        return Completion(*given, self._tells_prompt)
 
     def cut(self, delta: Delta, count: int) -> TextPiece:
         """Append the first ids of a delta as the last ones, with all text that was held back.
@@ -139,6 +149,7 @@ class Completion:
             prompt_logprobs=delta.prompt_logprobs,
             markup=delta.markup,
             prompt_tokens=delta.prompt_tokens,
+            prompt_ids=delta.prompt_ids,
         )
         self._append(piece)
         return piece

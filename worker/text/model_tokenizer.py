@@ -4,6 +4,7 @@ Beyond this file, towards the engine, there are only ids. It loads without torch
 that tokenises stays small and starts at once.
 """
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
@@ -11,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol
 
+from pydantic import JsonValue
 from tokenizers import Encoding, Tokenizer
 
 from penstock.schemas.errors import InvalidJob
@@ -53,6 +55,10 @@ class Template(Protocol):
         ...
 
     def write(self, chat: Chat) -> str: ...
+
+    def describe(self) -> dict[str, JsonValue]:
+        """Return the tokenizer's configuration, with its class and its chat template."""
+        ...
 
 
 class ModelTokenizer:
@@ -204,8 +210,14 @@ class ModelTokenizer:
 
         It is cut as `prompt_ids` cuts a prompt.
         """
+        return self.write_and_render(chat, params, room)[1]
+
+    def write_and_render(
+        self, chat: Chat, params: SamplingParams, room: int
+    ) -> tuple[str, list[int]]:
+        """Return a conversation as the model's own template writes it, and its ids."""
         text, adds = self._template.write(chat), params.add_special_tokens is True
-        return self._encode_cut(text, "messages", adds, params, _most(params, room))
+        return text, self._encode_cut(text, "messages", adds, params, _most(params, room))
 
     def answer_form(
         self, chat: Chat, prompt: Sequence[int], params: SamplingParams, holds_tags: bool
@@ -251,6 +263,18 @@ class ModelTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    @property
+    def num_tokens(self) -> int:
+        return self._backend.get_vocab_size()
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the strings that the vocabulary has for tokens; "" for ids without one."""
+        return [self._decoder.vocabulary.piece(each) or "" for each in token_ids]
+
+    def description(self) -> str:
+        """Return the tokenizer's configuration as JSON, with its class and its chat template."""
+        return json.dumps(self._template.describe(), ensure_ascii=False)
 
     def token_logprob(self, drawn: Logprob) -> TokenLogprob:
         text, spelled = self._token_text(drawn.token_id)

@@ -3,7 +3,7 @@
 -- Returns, in this order
 --   jobs claimed or running, jobs ended so far, average milliseconds between two ends while it is
 --     busy
---   jobs handed back, delayed, and waiting in class high, normal and batch
+--   jobs handed back, delayed, and waiting in class text, high, normal and batch
 --   dead letters
 --   since the beginning: crashes of workers, lapses of workers, jobs reaped, put back, and given up
 --   tokens of the prompts that wait

@@ -4,7 +4,7 @@
 -- ARGV: job id, digest of the body, the Job as JSON, reply channel, options as a JSON object. Each
 -- option with its meaning and, after the semicolon, what holds where it is left out:
 --   tenant           whose job it is; "default"
---   class            "high" | "normal" | "batch"; "normal"
+--   class            "text" | "high" | "normal" | "batch"; "normal"
 --   background       whether the job runs on although nobody listens. A job in the foreground is
 --                    refused where no worker is, and cancelled when nobody listens; false
 --   timeout_ms       from now to the end; none
@@ -92,9 +92,7 @@ end
 
 local function wrong_option()
   local class, over = options.class or 'normal', options.over_limit or 'refuse'
-  if class ~= 'high' and class ~= 'normal' and class ~= 'batch' then
-    return 'options.class is high, normal or batch'
-  end
+  if not PATIENCE_MS[class] then return 'options.class is text, high, normal or batch' end
   if over ~= 'refuse' and over ~= 'wait' then return 'options.over_limit is refuse or wait' end
   if type(options.background or false) ~= 'boolean' then
     return 'options.background is true or false'

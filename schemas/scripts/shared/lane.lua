@@ -6,7 +6,7 @@
 
 local PREFIX = KEYS[1]
 
-local READY = {'suspect', 'resume', 'high', 'normal', 'batch'}
+local READY = {'suspect', 'resume', 'text', 'high', 'normal', 'batch'}
 
 local GROUP = 'workers'
 

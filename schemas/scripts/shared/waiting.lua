@@ -13,11 +13,11 @@
 -- A job is in one backlog or in `delayed` until its first claim; later it has an entry in a stream.
 -- Calls functions of lane.lua and accounts.lua (joined by schemas/script.py).
 
-local CLASSES = {'high', 'normal', 'batch'}
+local CLASSES = {'text', 'high', 'normal', 'batch'} -- text: what no engine computes
 
 local ABOVE = {normal = 'high', batch = 'normal'}
 
-local PATIENCE_MS = {high = 0, normal = 60000, batch = 900000} -- then a job goes one class up
+local PATIENCE_MS = {text = 0, high = 0, normal = 60000, batch = 900000} -- then a job goes one class up
 
 local NEVER = 9e15
 

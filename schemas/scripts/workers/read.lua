@@ -1,4 +1,4 @@
--- Claim at most `count` jobs: those handed back first, then those of high, normal and batch. In a
+-- Claim at most `count` jobs: those handed back first, then those of text, high, normal and batch. In a
 -- class the account goes first whose tenant was served least.
 -- ARGV
 --   worker

@@ -220,10 +220,6 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"max_tokens": 0}, "max_tokens"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 4, "echo": True}, "echo"),
-        (
-            {"truncate_prompt_tokens": 4, "prompt": [1], "return_token_ids": True},
-            "return_token_ids",
-        ),
         ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
         ({"prompt": [7] * 40_000, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": [[7] * 900] * 64, "n": 16, "prompt_logprobs": 1}, "prompt_logprobs"),
@@ -384,7 +380,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("length_penalty", 0.5, [1.0]),
     ("early_stopping", True, [False]),
     ("detokenize", False, [True]),
-    ("return_token_ids", True, [False]),
     ("return_hidden_states", True, [False]),
     ("structural_tag", {"type": "structural_tag"}, ["", {}]),
     ("guided_whitespace_pattern", " ", [""]),
@@ -414,7 +409,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("function_call", {"name": "old"}, ["none", "auto"]),
 ]
 IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
-    ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
     ({"echo": True}, "echo"),
     (
         {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},

@@ -75,7 +75,7 @@ class Known:
     def counted(self) -> int:
         """Tokens of its minute."""
         used = (self.prompt or 0) + self.position
-        return used if self.state else max(used, self.cost + 16)
+        return used if self.state else max(used, self.cost + self.job.guess_completion_tokens())
 
     @property
     def cost(self) -> int:
@@ -220,6 +220,8 @@ class QueueMachine(RuleBasedStateMachine):
         fields: dict[str, object] = {"timeout_ms": 600_000} if is_timed else {}
         if is_delayed:
             fields["delay_ms"] = 500_000
+        if name == "text":
+            fields["text"] = {"task": "tokenize"}
         job = a_job(priority_class=name, background=background, tenant=tenant, **fields)
         account = LIMITED if tenant == "other" else None
         num_waiting = len(self.waiting())

@@ -43,6 +43,9 @@ def tell(capacity: Capacity, names: list[str], num_waiting: int = 0) -> None:
     capacity.note(Step([Output(name, [1]) for name in names], Load(len(names), num_waiting)))
 
 
+TEXTS = Ask(16, "text")  # that need no room
+
+
 async def asked(capacity: Capacity) -> Ask | None:
     """What it would read now; none: it waits."""
     try:
@@ -56,12 +59,12 @@ async def asked(capacity: Capacity) -> Ask | None:
     "priorities, threshold, expected",
     [
         ((BATCH,), 1, Ask(1)),  # there is room
-        ((BATCH, BATCH), None, None),
+        ((BATCH, BATCH), None, TEXTS),
         ((BATCH, BATCH), 1, Ask(1, "normal")),
         ((BATCH, BATCH), 2, Ask(1, "high")),
         ((HIGH, NORMAL), 1, Ask(1, "high")),
-        ((HIGH, NORMAL), 2, None),
-        ((HIGH, HIGH), 1, None),
+        ((HIGH, NORMAL), 2, TEXTS),
+        ((HIGH, HIGH), 1, TEXTS),
     ],
 )
 def test_a_full_room_asks_for_whom_others_would_give_way_to(priorities, threshold, expected):
@@ -78,7 +81,8 @@ async def take_one_after_another() -> None:
         assert await asked(capacity) == Ask(1, "normal")
         assert await asked(capacity) == Ask(1, "normal")  # of another lane: nothing is taken up yet
         capacity.note_read(None, 2, 1)
-        assert await asked(capacity) is None  # being prepared
+        assert await asked(capacity) == TEXTS  # being prepared
+        capacity.note_read(None, TEXTS.count, 0)
         enter(capacity, [(name, NORMAL)])
         capacity.note_prepared()
         assert await asked(capacity) == Ask(1, "high")  # no token yet: perhaps it got no room

@@ -11,7 +11,9 @@ FOR_ANY_KEY = {"/v1/models", "/v1/models/{name}", "/version"}
 ROW = re.compile(r"^\| `(/[^`]*)` \| ([A-Z, ]+) \| (\w+) \|", re.MULTILINE)
 ROUTES = {
     path: ", ".join(sorted(method.upper() for method in methods))
-    for path, methods in build(GatewaySettings()).openapi()["paths"].items()
+    for path, methods in build(GatewaySettings(enable_tokenizer_info_endpoint=True))
+    .openapi()["paths"]
+    .items()
 }
 
 

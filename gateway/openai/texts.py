@@ -1,0 +1,156 @@
+"""Requests to a model's tokenizer as jobs, and what it makes of them in vLLM's shapes."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+from pydantic_core import from_json
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.forms import chat_form, text_form
+from penstock.gateway.openai.unsupported import refuse_unless
+from penstock.gateway.openai.validation import validate
+from penstock.schemas.event import Choice, Result
+from penstock.schemas.job import Job
+from penstock.schemas.openai import OBJECT, JsonObject
+from penstock.schemas.text import TextParams
+from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+
+NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
+    "chat_template": ("",),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TextContext:
+    """A job for the tokenizer that was asked for, and how its answer shall look.
+
+    rendered       the job whose prompts are rendered, where it is that which was asked for
+    max_model_len  of the model, as its card says
+    """
+
+    job: Job
+    rendered: Job | None = None
+    is_streamed: bool = False
+    max_model_len: int = 0
+    shows_metrics: bool = False
+    created_s: int = field(default_factory=lambda: int(time.time()))
+
+
+def tokenize_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
+    """Read a request for the ids of a text or of a chat. Raises InvalidJob."""
+    refuse_unless(NEUTRAL, body, {})
+    if "messages" in body:
+        shows_strings = validate(TokenizeChatRequest, body).return_token_strs
+        return _of(chat_form(caller, body, job_id).job, shows_strings)
+    asked = validate(TokenizeRequest, body)
+    fields: JsonObject = {
+        "job_id": job_id,
+        "model": asked.model,
+        "tenant": caller.tenant,
+        "traceparent": caller.traceparent,
+        "prompts": [asked.prompt],
+        "params": {"add_special_tokens": asked.add_special_tokens},
+        "priority_class": "text",
+        "text": {"task": "tokenize", "return_token_strs": asked.return_token_strs},
+    }
+    return TextContext(validate(Job, fields, {"prompts": "prompt"}))
+
+
+def detokenize_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
+    """Read a request for the text of ids. Raises InvalidJob."""
+    asked = validate(DetokenizeRequest, body)
+    fields: JsonObject = {
+        "job_id": job_id,
+        "model": asked.model,
+        "tenant": caller.tenant,
+        "traceparent": caller.traceparent,
+        "prompts": [list[JsonValue](asked.tokens)],
+        "priority_class": "text",
+        "text": {"task": "detokenize"},
+    }
+    return TextContext(validate(Job, fields, {"prompts": "tokens"}))
+
+
+def describing_form(caller: Caller, model: str) -> TextContext:
+    """Ask for the tokenizer's configuration."""
+    text = TextParams(task="describe")
+    job = Job(
+        job_id="",
+        model=model,
+        tenant=caller.tenant,
+        traceparent=caller.traceparent,
+        prompts=[""],
+        priority_class="text",
+        text=text,
+    )
+    return TextContext(job)
+
+
+def render_chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
+    """Read a chat whose prompt is to be rendered. Raises InvalidJob."""
+    form = chat_form(caller, body, job_id)
+    return _of(form.job, renders=True, is_streamed=form.is_streamed)
+
+
+def render_text_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
+    """Read a completion request whose prompts are to be rendered. Raises InvalidJob."""
+    form = text_form(caller, body, job_id)
+    return _of(form.job, renders=True, is_streamed=form.is_streamed)
+
+
+def tokenize_answer(form: TextContext, result: Result) -> JsonObject:
+    choice = result.choices[0]
+    strings: JsonValue = None if choice.token_strs is None else list[JsonValue](choice.token_strs)
+    tokens = list[JsonValue](choice.prompt_ids or ())
+    return {
+        "count": len(tokens),
+        "max_model_len": form.max_model_len,
+        "tokens": tokens,
+        "token_strs": strings,
+    }
+
+
+def detokenize_answer(form: TextContext, result: Result) -> JsonObject:
+    return {"prompt": result.choices[0].text}
+
+
+def describing_answer(form: TextContext, result: Result) -> JsonObject:
+    return OBJECT.validate_python(from_json(result.choices[0].text))
+
+
+def render_chat_answer(form: TextContext, result: Result) -> JsonObject:
+    return _rendered(form, result.choices[0])
+
+
+def render_text_answer(form: TextContext, result: Result) -> list[JsonValue]:
+    return [_rendered(form, choice) for choice in result.choices]
+
+
+def _of(
+    job: Job, shows_strings: bool = False, renders: bool = False, is_streamed: bool = False
+) -> TextContext:
+    """Return the form of a job for the tokenizer that reads another job's prompts."""
+    text = TextParams(task="tokenize", return_token_strs=shows_strings)
+    params = job.params.model_copy(update={"n": 1})
+    only = {"text": text, "priority_class": "text", "params": params, "return_token_ids": False}
+    return TextContext(job.model_copy(update=only), job if renders else None, is_streamed)
+
+
+def _rendered(form: TextContext, choice: Choice) -> JsonObject:
+    """Return what /inference/v1/generate takes; `prompt` is the text that a template made."""
+    job = form.rendered
+    assert job is not None, "render forms keep the job that they render"
+    params = job.params.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return {
+        "request_id": f"{'cmpl' if job.chat is None else 'chatcmpl'}-{form.job.job_id}",
+        "model": job.model,
+        "token_ids": list[JsonValue](choice.prompt_ids or ()),
+        "prompt": choice.text if job.chat is not None else None,
+        "sampling_params": params | {"max_tokens": job.params.max_tokens},
+        "stream": form.is_streamed,
+        "cache_salt": job.cache_salt,
+    }

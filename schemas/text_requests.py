@@ -1,0 +1,29 @@
+"""The requests to a model's tokenizer, with vLLM's names."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock.schemas.openai import FAIL_FAST, ChatRequest
+from penstock.schemas.sampling import TokenId
+from penstock.schemas.wire import Report
+
+
+class AskedOfTokenizer(Report):
+    model: str
+
+
+class TokenizeRequest(AskedOfTokenizer):
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = Field(False, description="the tokens as strings too")
+
+
+class TokenizeChatRequest(ChatRequest):
+    """A chat, in place of a prompt."""
+
+    return_token_strs: bool = Field(False, description="the tokens as strings too")
+
+
+class DetokenizeRequest(AskedOfTokenizer):
+    tokens: Annotated[list[TokenId], FAIL_FAST]
