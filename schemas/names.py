@@ -170,6 +170,18 @@ ENGINE_METRICS = (
         "num_held_blocks", "penstock:kv_held_blocks", "gauge", "KV blocks that a sequence holds"
     ),
     EngineMetric(
+        "num_shared_blocks",
+        "penstock:kv_shared_blocks",
+        "gauge",
+        "KV blocks more that sequences would hold, were none held by several",
+    ),
+    EngineMetric(
+        "forked_sequences",
+        "penstock:forked_sequences",
+        "counter",
+        "Sequences that went on from a prompt which another of their job had computed",
+    ),
+    EngineMetric(
         "num_cached_blocks",
         "penstock:kv_cached_blocks",
         "gauge",

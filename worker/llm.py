@@ -322,6 +322,7 @@ class LLM:
         seed = request.params.seed
         seed = secrets.randbits(63) if seed is None else seed
         words = self._text.word_ids(request.params)
+        group = f"{next(self._numbers)}" if request.params.n > 1 else ""
         for choice in range(request.params.n):
             seq_id = str(next(self._numbers))
             running[seq_id] = request, choice
@@ -333,6 +334,7 @@ class LLM:
                     seed,
                     choice,
                     words=words,
+                    group=group,
                 )
             )
 

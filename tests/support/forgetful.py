@@ -19,11 +19,13 @@ def _mix(states: list[bytes], token_id: int) -> bytes:
     return hashlib.blake2b(b"".join(states) + bytes([token_id]), digest_size=4).digest()
 
 
-def _next_token(state: bytes) -> int:
-    return int.from_bytes(state) % VOCAB
+def _next_token(state: bytes, choice: int) -> int:
+    return (int.from_bytes(state) + choice) % VOCAB
 
 
-def expected_completion(prompt: list[int], count: int, is_stateful: bool = False) -> list[int]:
+def expected_completion(
+    prompt: list[int], count: int, is_stateful: bool = False, choice: int = 0
+) -> list[int]:
     """The same recurrence, without any cache."""
     token_ids, states, state = list(prompt), list[bytes](), b""
     while len(token_ids) < len(prompt) + count:
@@ -31,7 +33,7 @@ def expected_completion(prompt: list[int], count: int, is_stateful: bool = False
         state = _mix([state], token_id) if is_stateful else b""
         states.append(_mix([*states, state], token_id))
         if len(states) == len(token_ids):
-            token_ids.append(_next_token(states[-1]))
+            token_ids.append(_next_token(states[-1], choice))
     return token_ids[len(prompt) :]
 
 
@@ -71,12 +73,26 @@ class ForgetfulRunner:
                 assert not known, "the host does not know it yet"
                 known = [after.tokens[at if places is None else places[at]]]
             self._compute(piece, known)
-            if piece.draws:
+            if piece.draws and not piece.count:
+                states.append(states[-1])  # a fork draws from what is before it
+            elif piece.draws:
                 states.append(self._read(piece.seq, piece.start + piece.count)[-1])
+        size = self.block_size
+        for source, target in plan.copies:
+            copied = self.slots[source * size : (source + 1) * size]
+            self.slots[target * size : (target + 1) * size] = copied
+        for fork, leader in plan.forks():
+            self.copy(plan.seqs[leader].row, plan.seqs[fork].row)
         return Computed(plan, states)
 
+    def copy(self, source: int, target: int) -> None:
+        """Copy a row's state; here is none."""
+
     def draw(self, computed: "Computed") -> DrawnTokens:
-        tokens = [_next_token(state) for state in computed.states]
+        tokens = [
+            _next_token(state, seq.sampling.choice)
+            for state, seq in zip(computed.states, computed.plan.drawing, strict=True)
+        ]
         return DrawnTokens(tokens, lambda: Sampled(tokens, [None] * len(tokens)))
 
     def zero(self, blocks: list[int]) -> None:

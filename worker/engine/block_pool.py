@@ -34,6 +34,7 @@ class BlockPool:
         self.states = states
         self.changes: BlockChanges | None = None  # None: nobody follows
         self._holders = [0] * num_blocks
+        self._num_holds = 0  # of all sequences together
         self._blank = list(range(num_blocks))  # held by nobody, with no content to find
         # Held by nobody and still remembered, the least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -48,6 +49,11 @@ class BlockPool:
     @property
     def num_held(self) -> int:
         return self.num_blocks - self.num_unheld
+
+    @property
+    def num_shared(self) -> int:
+        """Return how many blocks more would be held, were none held by several sequences."""
+        return self._num_holds - self.num_held
 
     @property
     def num_cached(self) -> int:
@@ -68,6 +74,7 @@ class BlockPool:
         Return False, with nothing held, when another sequence has promised the first missing block
         or state: to wait for that one is better than to compute it twice.
         """
+        seq.num_found = 0
         if not self.remembers:
             return True
         seq.grow_digests(self.block_size)
@@ -119,6 +126,24 @@ class BlockPool:
             seq.block_table.append(block)
         return True
 
+    def fork(self, seq: Sequence, leader: Sequence) -> list[tuple[int, int]] | None:
+        """Give the sequence the blocks of the prompt that its leader has computed.
+
+        Return the copies to make: the last block is filled differently from here on, so each has
+        its own. Return None, with nothing held, where there is no block for it.
+        """
+        num_full, tail = divmod(seq.num_prompt, self.block_size)
+        if tail and not self.num_unheld:
+            return None
+        for block in leader.block_table[:num_full]:
+            self._hold(block)
+            seq.block_table.append(block)
+        seq.num_found, seq.borders = seq.num_prompt, []
+        if not tail:
+            return []
+        self.reserve(seq, seq.num_prompt)
+        return [(leader.block_table[num_full], seq.block_table[num_full])]
+
     def remember(self, seq: Sequence, start: int, end: int) -> None:
         """Remember the full blocks of a step that computed the sequence's tokens start:end."""
         if not self.remembers:
@@ -135,6 +160,7 @@ class BlockPool:
 
     def release(self, seq: Sequence) -> None:
         """Take all blocks back; remembered ones can be found until they are reused."""
+        self._num_holds -= len(seq.block_table)
         for block in reversed(seq.block_table):  # tail first: the shared head is forgotten last
             self._holders[block] -= 1
             if self._holders[block]:
@@ -167,6 +193,7 @@ class BlockPool:
     def _hold(self, block: int) -> None:
         self._cached.pop(block, None)
         self._holders[block] += 1
+        self._num_holds += 1
 
     def _reuse(self) -> int:
         block, _ = self._cached.popitem(last=False)

@@ -88,7 +88,8 @@ def build_engine(config: EngineConfig) -> Engine:
             config.block_size,
             CudaCapture(),
         )
-    runner = ModelRunner(network, kv_caches, batch, sampler)
+    copy_state = None if model.states is None else model.states.copy
+    runner = ModelRunner(network, kv_caches, batch, sampler, copy_state)
     # On a CPU host and device are one, and nothing is gained.
     wanted = config.async_scheduling
     goes_ahead = device.type == "cuda" if wanted is None else wanted

@@ -145,6 +145,8 @@ class Engine:
         self._stats.num_waiting = len(self._seqs) - len(self.scheduler.running)
         self._stats.num_held_blocks = pool.num_held
         self._stats.num_cached_blocks = pool.num_cached
+        self._stats.num_shared_blocks = pool.num_shared
+        self._stats.forked_sequences = self.scheduler.num_forks
         self._stats.num_live_slots = self.scheduler.num_live_slots()
         self._stats.num_preemptions = self.scheduler.num_preemptions
         self._stats.prompt_tokens = self.scheduler.num_admitted_tokens
@@ -232,6 +234,7 @@ class Engine:
                 params, addition.seed, addition.choice, token_ids, num_prompt, words
             ),
             prompt_logprobs=_unscored(addition),
+            group=addition.group,
         )
 
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
@@ -271,6 +274,9 @@ class Engine:
             )
         for place, logprobs in sampled.prompt_logprobs.items():
             plan.seqs[place].score(int(plan.starts[place]), logprobs)
+        for place, leader in plan.forks():
+            if (scores := plan.seqs[leader].prompt_logprobs) is not None:
+                plan.seqs[place].prompt_logprobs = [*scores]
         if self.scheduler.pool.states is not None:
             self.scheduler.keep_states(plan, sampled.spoilt)
         num_tokens = int(plan.counts.sum())

@@ -30,6 +30,7 @@ class AddSequence:
     """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before.
 
     pooling  asks for a vector of the prompt in place of a completion, without its queries
+    group    of sequences with the same prompt, which they compute once; "" for one of its own
     split    where the second of a pair of texts begins in such a prompt; 0: it is one text
     """
 
@@ -45,6 +46,7 @@ class AddSequence:
     pooling: PoolingParams | None = None
     split: int = 0
     words: WordIds = NO_WORDS
+    group: str = ""
 
 
 # One slice of a step: sequence id, tokens to compute, tokens computed before.
@@ -115,6 +117,7 @@ class Stats:
     max_num_batched_tokens: int = 0
     num_held_blocks: int = 0
     num_cached_blocks: int = 0
+    num_shared_blocks: int = 0  # that sequences would hold more, were no block held by several
     num_live_slots: int = 0  # KV slots of held blocks that hold a token; the others are unused
     num_running: int = 0
     num_waiting: int = 0
@@ -124,6 +127,7 @@ class Stats:
     cached_tokens: int = 0  # of those, found in the prefix cache
     computed_tokens: int = 0  # all that went through the model, repeats after a preemption included
     generation_tokens: int = 0
+    forked_sequences: int = 0  # that went on from a prompt which another had computed
     recomputed_tokens: int = 0  # of the computed ones, computed before, here or by another worker
     grammar_cache_hits: int = 0
     scheduler_seconds: float = 0.0

@@ -3,6 +3,7 @@
 It is the only part of the engine that touches the model.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -47,14 +48,23 @@ class Launched:
         if not len(spoilt):
             return []
         slices = np.searchsorted(self.plan.counts.cumsum(), spoilt, side="right")
-        return [int(place) for place in np.unique(slices)]
+        places = {int(place) for place in slices}
+        places |= {fork for fork, leader in self.plan.forks() if leader in places}
+        return sorted(places)
 
 
 class ModelRunner:
     def __init__(
-        self, model: Network, kv_caches: list[Tensor], batch: PersistentBatch, sampler: Sampler
+        self,
+        model: Network,
+        kv_caches: list[Tensor],
+        batch: PersistentBatch,
+        sampler: Sampler,
+        copy_state: Callable[[int, int], None] | None = None,
     ) -> None:
+        """Make one. `copy_state` copies a row's state to another, of models that have states."""
         self.model = model
+        self.copy_state = copy_state
         self.kv_caches = kv_caches
         self.batch = batch
         self.sampler = sampler
@@ -75,7 +85,7 @@ class ModelRunner:
         after   the draw of the tokens that the plan computes, where the host does not know them
         places  which of them these are; None means all
         """
-        batch = self.batch.build(plan)
+        batch = self.batch.build(plan.computed)
         if after is not None:
             tokens = after.tokens.clamp(min=0)  # who drew none ends with it
             if places is not None:
@@ -83,6 +93,7 @@ class ModelRunner:
             batch = replace(batch, token_ids=tokens)
         hidden = self.model(batch, self.kv_caches)
         sums = Arriving(hidden.sum(-1, dtype=torch.float32))
+        self._fork(plan)
         if plan.is_decode:
             return Launched(plan, hidden, sums)
         scores = None
@@ -90,6 +101,16 @@ class ModelRunner:
             scores = PromptScores(plan, hidden, self.model.logits, self.sampler.vocab_size)
         ends = plan.counts.cumsum()[plan.draws] - 1
         return Launched(plan, hidden[send([ends], hidden.device)[0]], sums, scores=scores)
+
+    def _fork(self, plan: Plan) -> None:
+        """Give each fork of the plan what its leader's last block and state hold."""
+        if plan.copies:
+            sources, targets = (list(each) for each in zip(*plan.copies, strict=True))
+            for kv_cache in self.kv_caches:
+                kv_cache[targets] = kv_cache[sources]
+        if self.copy_state is not None:
+            for fork, leader in plan.forks():
+                self.copy_state(int(plan.rows[leader]), int(plan.rows[fork]))
 
     @torch.inference_mode()
     def draw(self, launched: Launched) -> DrawnTokens:

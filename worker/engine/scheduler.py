@@ -47,6 +47,8 @@ class Scheduler:
         self.columns = Columns(max_num_seqs)
         self._rows = list(range(max_num_seqs))  # unused rows of the columns
         self._line: tuple[list[Sequence], Numbers] | None = None  # running, and their rows
+        self.num_forks = 0
+        self._leaders: dict[str, Sequence] = {}  # of each group, the one that computes its prompt
         self._is_full = False  # the first that waits found no room, and nothing was freed since
 
     def add(self, seq: Sequence) -> None:
@@ -88,7 +90,8 @@ class Scheduler:
             )
         draws = counts == pending
         drawing = seqs if draws.all() else [seqs[place] for place in np.flatnonzero(draws)]
-        return Plan(seqs, rows, starts, counts, drawing, draws)
+        plan = Plan(seqs, rows, starts, counts, drawing, draws)
+        return self._with_forks(plan) if self._leaders else plan
 
     def plan_ahead(self, plan: Plan) -> tuple[Plan, Numbers | None] | None:
         """Plan the step after `plan`, whose tokens are not known yet.
@@ -224,7 +227,7 @@ class Scheduler:
             self._is_full = True
             return None
         for place, seq in enumerate(self.waiting):
-            if self.pool.awaits(seq) or not self.pool.attach(seq):
+            if self._is_led(seq) or self.pool.awaits(seq) or not self.pool.attach(seq):
                 continue
             if not self.pool.reserve(seq, len(seq.token_ids)):
                 self.pool.release(seq)
@@ -232,16 +235,61 @@ class Scheduler:
                 self._is_full = place == 0
                 return None
             del self.waiting[place]
-            seq.status = Status.RUNNING
-            seq.row = self._rows.pop()
+            if seq.group and not seq.num_completion:
+                self._leaders[seq.group] = seq
             if seq.num_cached is None:
                 seq.num_cached = min(seq.num_found, seq.num_prompt)
                 self.num_admitted_tokens += len(seq.token_ids)
                 self.num_cached_tokens += seq.num_found
             self.num_recomputed_tokens += max(0, seq.num_before - seq.num_found)
-            insort(self.running, seq, key=_place)
-            self._line = None
-            self.columns.enter(seq)
+            self._enter(seq)
             self.pool.restore_state(seq)
             return seq
         return None
+
+    def _enter(self, seq: Sequence) -> None:
+        seq.status = Status.RUNNING
+        seq.row = self._rows.pop()
+        insort(self.running, seq, key=_place)
+        self._line = None
+        self.columns.enter(seq)
+
+    def _is_led(self, seq: Sequence) -> bool:
+        """Return whether a running sequence computes the prompt of this one."""
+        leader = self._leaders.get(seq.group)
+        return leader is not None and leader.status is Status.RUNNING and not leader.num_completion
+
+    def _with_forks(self, plan: Plan) -> Plan:
+        """Return the plan with forks behind each sequence that reaches its prompt's end in it.
+
+        They are the others of its group, as many as find a row and a block for their last one. Who
+        finds none is admitted later, as any other.
+        """
+        forks: dict[int, list[Sequence]] = {}
+        copies: list[tuple[int, int]] = []
+        for group, leader in [*self._leaders.items()]:
+            if leader.status is Status.RUNNING and leader not in plan.drawing:
+                continue  # its prompt takes more steps
+            del self._leaders[group]
+            if leader.status is not Status.RUNNING or leader.num_completion:
+                continue
+            some = forks[plan.seqs.index(leader)] = []
+            for seq in [each for each in self.waiting if each.group == group]:
+                made = None if seq.num_completion else self._fork(seq, leader)
+                if made is None:
+                    break
+                copies += made
+                some.append(seq)
+        return plan.with_forks(forks, copies) if any(forks.values()) else plan
+
+    def _fork(self, seq: Sequence, leader: Sequence) -> list[tuple[int, int]] | None:
+        """Let the sequence go on from its leader's prompt; return the blocks to be copied."""
+        copies = self.pool.fork(seq, leader) if self._rows else None
+        if copies is None:
+            return None
+        self.waiting.remove(seq)
+        if seq.num_cached is None:
+            seq.num_cached = seq.num_prompt
+        self.num_forks += 1
+        self._enter(seq)
+        return copies

@@ -43,6 +43,7 @@ class Sequence:
     digests     one for each full block, of its tokens and all before it; grows with the tokens
     awaited     digest of the block, or name of the state, that another sequence computes for it
     borders     the numbers of computed tokens at which its state is kept for others, in order
+    group       of sequences with the same prompt; "" for one of its own
     row         its row in the persistent batch while running
     prompt_logprobs  of its prompt's second token and on, as far as they are known; None where
                 nobody asks for them, or they were given
@@ -69,6 +70,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)
     awaited: bytes | None = None
     borders: list[int] = field(default_factory=list)
+    group: str = ""
     row: int = -1
     prompt_logprobs: list[Logprob] | None = None
 
@@ -128,9 +130,13 @@ class Slice:
 class Plan:
     """The plan of one step: a slice of each sequence, `counts` tokens from `starts` on.
 
+    A slice without tokens is that of a fork: it draws from the last token of the slice before it,
+    whose prompt is its own.
+
     rows     the sequences' rows in the columns
     drawing  the sequences whose last known token is reached, so that the next one is drawn
     draws    a flag for each sequence: whether it is in `drawing`; as a rule all are
+    copies   pairs of blocks: once the step is computed, the second becomes a copy of the first
     """
 
     seqs: list[Sequence]
@@ -139,6 +145,7 @@ class Plan:
     counts: NDArray[np.int64]
     drawing: list[Sequence]
     draws: NDArray[np.bool_]
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -150,7 +157,40 @@ class Plan:
     @property
     def is_decode(self) -> bool:
         """Return whether each sequence computes only its last known token."""
-        return int(self.counts.sum()) == len(self.drawing) == len(self.seqs)
+        num_tokens = int(self.counts.sum())
+        return num_tokens == len(self.drawing) == len(self.seqs) and bool(self.counts.all())
+
+    @property
+    def computed(self) -> "Plan":
+        """Return the plan without its forks."""
+        places = np.flatnonzero(self.counts)
+        if len(places) == len(self.seqs):
+            return self
+        seqs, draws = [self.seqs[place] for place in places.tolist()], self.draws[places]
+        drawing = [seq for seq, each in zip(seqs, draws.tolist(), strict=True) if each]
+        rows, starts, counts = self.rows[places], self.starts[places], self.counts[places]
+        return Plan(seqs, rows, starts, counts, drawing, draws)
+
+    def with_forks(self, forks: dict[int, list[Sequence]], copies: list[tuple[int, int]]) -> "Plan":
+        """Return the plan with forks behind some of its places."""
+        seqs = [
+            each for place, seq in enumerate(self.seqs) for each in (seq, *forks.get(place, ()))
+        ]
+        behind = [place + 1 for place, some in forks.items() for _ in some]
+        new = [seq for some in forks.values() for seq in some]
+        rows = np.insert(self.rows, behind, [seq.row for seq in new])
+        starts = np.insert(self.starts, behind, [seq.num_prompt for seq in new])
+        counts, draws = np.insert(self.counts, behind, 0), np.insert(self.draws, behind, True)
+        drawing = [seqs[place] for place in np.flatnonzero(draws).tolist()]
+        return Plan(seqs, rows, starts, counts, drawing, draws, copies)
+
+    def forks(self) -> list[tuple[int, int]]:
+        """Return the places of slices without tokens, each with that of the slice it goes on."""
+        if self.counts.all():
+            return []
+        empty = np.flatnonzero(self.counts == 0).tolist()
+        full = np.flatnonzero(self.counts)
+        return [(place, int(full[np.searchsorted(full, place) - 1])) for place in empty]
 
     def only(self, places: NDArray[np.int64]) -> "Plan":
         """Return the plan of some of the sequences, where all draw."""

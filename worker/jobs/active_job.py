@@ -127,6 +127,7 @@ class ActiveJob:
                 pooling=pooling,
                 split=self.splits[index] if self.splits else 0,
                 words=self.words,
+                group=self.seq_id(index - index % params.n) if params.n > 1 else "",
             )
             for index in self.open_choices()
         ]

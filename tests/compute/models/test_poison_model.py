@@ -79,16 +79,18 @@ def tokens(found: dict[str, list[Output]]) -> dict[str, list[int]]:
     }
 
 
+@pytest.mark.parametrize("group", ["", "poison"])
 @pytest.mark.parametrize("num_behind, step_tokens", [(150, 64), (700, 1024)])
 def test_a_prompt_whose_numbers_are_none_fails_and_leaves_none_behind(
-    folder: Path, num_behind: int, step_tokens: int
+    folder: Path, num_behind: int, step_tokens: int, group: str
 ) -> None:
     """Also where windows hide them from the last token, from which the next one is drawn."""
     settings = {"max_num_batched_tokens": step_tokens, "num_gpu_blocks_override": 64}
     alone = tokens(told(engine_of(folder, **settings), healthy()))
     engine = engine_of(folder, **settings)
     prompt = [*judges.prompt(40, 99), SPOILT, *judges.prompt(num_behind, 98)]
-    poison = [AddSequence(f"poison {n}", prompt, SamplingParams(max_tokens=5)) for n in range(3)]
+    params = SamplingParams(max_tokens=5)
+    poison = [AddSequence(f"poison {n}", prompt, params, group=group) for n in range(3)]
     found = told(engine, poison)
     assert [each[-1].error.code for each in found.values() if each[-1].error] == [
         "worker_failed"

@@ -59,7 +59,12 @@ def random_trace(rng: random.Random, longest: int) -> list[AddSequence]:
         prompt = rng.choice(stems) + [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 6))]
         order = {"priority": rng.randrange(3), "turn": rng.randrange(3)}
         length = rng.randrange(1, longest - len(prompt) + 1)
-        trace.append(addition(str(number), prompt, length, **order))
+        num_choices = rng.choice([1, 1, 2, 5])
+        group = str(number) if num_choices > 1 else ""
+        trace += [
+            addition(f"{number}.{choice}", prompt, length, choice=choice, group=group, **order)
+            for choice in range(num_choices)
+        ]
     return trace
 
 
@@ -131,7 +136,10 @@ def run_alike(seed: int, num_states: int | None) -> Engine:
     completions = run_to_end(engine, trace)
     for given in trace:
         wanted = expected_completion(
-            given.prompt, given.params.max_tokens, is_stateful=num_states is not None
+            given.prompt,
+            given.params.max_tokens,
+            is_stateful=num_states is not None,
+            choice=given.choice,
         )
         assert completions[given.seq_id] == wanted, (seed, given.seq_id)
     assert_idle_and_whole(engine)
@@ -224,7 +232,7 @@ def test_cancelling_at_any_step_disturbs_nobody_and_frees_everything(seed: int) 
         for output in engine.step():
             completions[output.seq_id] += output.token_ids
     for given in trace:
-        whole = expected_completion(given.prompt, given.params.max_tokens)
+        whole = expected_completion(given.prompt, given.params.max_tokens, choice=given.choice)
         assert completions[given.seq_id] == whole[: len(completions[given.seq_id])]
     assert_idle_and_whole(engine)
 
@@ -236,7 +244,7 @@ def test_stop_ids_end_sequences_whose_next_step_was_launched(seed: int) -> None:
     engine, _ = make_engine(14, max_num_seqs=3, goes_ahead=True)
     wanted, trace = {}, random_trace(rng, 40)
     for given in trace:
-        whole = expected_completion(given.prompt, given.params.max_tokens)
+        whole = expected_completion(given.prompt, given.params.max_tokens, choice=given.choice)
         stop = whole[rng.randrange(len(whole))]
         given.params.stop_token_ids.append(stop)
         wanted[given.seq_id] = whole[: whole.index(stop) + 1]
