@@ -143,6 +143,7 @@ class Client:
         pooling: PoolingParams | None = None,
         text: TextParams | None = None,
         return_token_ids: bool = False,
+        stream_interval: int = 1,
         **sampling: JsonValue,
     ) -> str:
         """Submit a job with a `prompt` or `messages`, and return its id.
@@ -182,6 +183,7 @@ class Client:
                 pooling=pooling,
                 text=text,
                 return_token_ids=return_token_ids,
+                stream_interval=stream_interval,
                 traceparent=current_traceparent() if traceparent is None else traceparent,
             )
         except ValidationError as error:

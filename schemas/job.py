@@ -87,6 +87,9 @@ class Job(Wire):
     metadata: dict[Short, Short] = Field(default_factory=dict, max_length=16)
     pooling: PoolingParams | None = None
     text: TextParams | None = None
+    stream_interval: int = Field(
+        1, ge=1, le=1024, description="tokens of a choice that come together, after its first"
+    )
     return_token_ids: bool = Field(False, description="a choice tells its prompt's ids")
     traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
 

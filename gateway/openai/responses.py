@@ -46,7 +46,12 @@ class AnswerContext:
     hides_completion: bool = False  # only the prompt is shown
     shows_reasoning: bool = True
     ignored: Sequence[str] = ()  # fields of the body that mean nothing here
+    fingerprint: str = ""  # of the model's weights and numerics; "" where it is not known
     created_s: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        return f"fp_{self.fingerprint[:10]}" if self.fingerprint else None
 
     def echo_of(self, index: int, scores: Sequence[TokenLogprob] | None) -> str:
         """Return the text before a choice. That of a prompt of ids is in its log probabilities."""
@@ -79,6 +84,7 @@ def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
         "object": "chat.completion",
         "created": form.created_s,
         "model": form.job.model,
+        "system_fingerprint": form.system_fingerprint,
         "service_tier": service_tier(form.job),
         "choices": [_chat_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
@@ -94,6 +100,7 @@ def text_answer(form: AnswerContext, result: Result) -> JsonObject:
         "object": "text_completion",
         "created": form.created_s,
         "model": form.job.model,
+        "system_fingerprint": form.system_fingerprint,
         "choices": [_text_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
         **metrics(form, result.timing, result.usage),

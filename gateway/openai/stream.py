@@ -97,6 +97,7 @@ class StreamRenderer:
             "object": self.kind,
             "created": self.form.created_s,
             "model": self.form.job.model,
+            "system_fingerprint": self.form.system_fingerprint,
         }
 
     def render(self, event: Delta | Done | Failed) -> bytes:

@@ -43,6 +43,7 @@ OPTIONS = (
     "background",
     "cache_salt",
     "metadata",
+    "stream_interval",
 )
 
 # Fields that ask for one kind of structure: vLLM's older ones, SGLang's and llama.cpp's.

@@ -14,6 +14,7 @@ from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
 MAX_DEPTH = 64
 MAX_FIELDS = 4096  # of one object, because each may bring an error of its own
+_TOP = re.compile(r"[^.\[]*")  # of a path, the field at its top
 FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -67,7 +68,7 @@ def _children(node: JsonValue) -> Iterable[JsonValue]:
 def _invalid(
     errors: list[ErrorDetails], fields: Mapping[str, object], called: Mapping[str, str]
 ) -> InvalidJob:
-    """Return the error that reaches deepest.
+    """Return the error that reaches deepest, with the names of other fields that are wrong.
 
     Where no branch of a union fits, that is an error of the branch that fits best.
     """
@@ -81,7 +82,11 @@ def _invalid(
     elif error["type"] != "missing" and not isinstance(error["input"], dict | list):
         shown = f", got {error['input']!r:.60}"
     param = _param(steps, called)
-    return InvalidJob(f"{param}: {message}{shown}" if param else message, param or None)
+    tops = dict.fromkeys(_TOP.match(_param(each, called))[0] for each, _ in located)  # type: ignore[index]
+    others = [name for name in tops if name and name != _TOP.match(param)[0]]  # type: ignore[index]
+    more = f"; also wrong: {', '.join(others)}" if others else ""
+    sentence = f"{message}{shown}{more}"
+    return InvalidJob(f"{param}: {sentence}" if param else sentence, param or None)
 
 
 def _location(error: ErrorDetails, fields: Mapping[str, object]) -> list[str | int]:

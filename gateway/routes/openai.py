@@ -1,11 +1,13 @@
 """OpenAI's routes: chat, completions, models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from penstock.gateway.auth.access import Caller
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway, Open
 from penstock.gateway.http.metrics import RequestTimer
@@ -22,7 +24,7 @@ from penstock.gateway.openai.stream import (
 )
 from penstock.gateway.routes.whole import admitted, documented, events_of, whole, with_model
 from penstock.schemas.errors import InvalidJob, ModelNotFound
-from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest
+from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest, JsonObject
 from penstock.schemas.sampling import SamplingParams
 
 router = APIRouter(tags=["openai"])
@@ -31,8 +33,7 @@ router = APIRouter(tags=["openai"])
 @router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, SamplingParams))
 async def chat_completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read(request, gateway, partial(chat_form, caller_of(request)))
-    gateway.tell_ignored(request, form.ignored)
+    form = await _read(request, gateway, chat_form)
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, ChatChunks)
     return await whole(request, gateway, watch, form, chat_answer)
@@ -41,8 +42,7 @@ async def chat_completions(request: Request, gateway: Open) -> Response:
 @router.post("/v1/completions", openapi_extra=documented(CompletionRequest, SamplingParams))
 async def completions(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read(request, gateway, partial(text_form, caller_of(request)))
-    gateway.tell_ignored(request, form.ignored)
+    form = await _read(request, gateway, text_form)
     if form.is_streamed:
         return await _stream(request, gateway, watch, form, TextChunks)
     return await whole(request, gateway, watch, form, text_answer)
@@ -73,6 +73,15 @@ async def model(name: str, gateway: Open) -> Response:
     if name not in cards:
         raise ModelNotFound(name, list(cards))
     return _json(model_shape(cards[name]))
+
+
+async def _read(
+    request: Request, gateway: Gateway, read_form: Callable[[Caller, JsonObject], AnswerContext]
+) -> AnswerContext:
+    form = await read(request, gateway, partial(read_form, caller_of(request)))
+    gateway.tell_ignored(request, form.ignored)
+    card = (await gateway.client.models()).get(form.job.model)
+    return replace(form, fingerprint=card.fingerprint) if card else form
 
 
 async def _stream(

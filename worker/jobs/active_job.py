@@ -50,7 +50,7 @@ class ActiveJob:
     num_committed: int = 0
     failure: tuple[Failure, ErrorBody] | None = None
     is_spent: bool = False  # the account's budget is spent: open choices end here, without an error
-    behind_since_s: float | None = None  # monotonic; None when all is committed
+    behind_since_s: float | None = None  # monotonic; None when all that is due is committed
     num_behind: int = 0  # tokens that are not known to be logged
     times: Times = field(default_factory=Times)
     splits: list[int] = field(default_factory=list)  # of pooled prompts that are pairs
@@ -145,7 +145,7 @@ class ActiveJob:
         self._pending[index] = waiting.joined(piece) if waiting else piece
         self._num_cached.setdefault(index, output.num_cached)
         self.num_behind += len(piece.token_ids)
-        if self.behind_since_s is None:
+        if self.behind_since_s is None and self._is_due(index):
             self.behind_since_s = time.monotonic()
         if not self.times.first_ns:
             self.times.first_ns = time.time_ns()
@@ -155,6 +155,13 @@ class ActiveJob:
         if not self._num_open:
             self.times.last_ns = time.time_ns()
         return output.finish_reason is None
+
+    def _is_due(self, index: int) -> bool:
+        """Return whether what waits of a choice is to be logged, as `stream_interval` says."""
+        held = len(self._pending[index].token_ids)
+        made = self.completions[index]
+        enough = held >= self.job.stream_interval or held == len(made.token_ids)
+        return enough or made.is_finished
 
     def fail(self, state: Failure, error: ErrorBody) -> None:
         """End the job with an error; the first one wins."""
@@ -210,7 +217,7 @@ class ActiveJob:
     def note_committed(self, commit: Commit) -> None:
         self.num_committed += len(commit.deltas)
         self.num_behind -= sum([len(delta.token_ids) for delta in commit.deltas])
-        self.behind_since_s = time.monotonic() if self._pending else None
+        self.behind_since_s = time.monotonic() if any(map(self._is_due, self._pending)) else None
         if not self.times.first_committed_ns:
             self.times.first_committed_ns = time.time_ns()
 

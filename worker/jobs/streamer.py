@@ -89,7 +89,8 @@ class Streamer:
                 self._send([CancelSequence(output.seq_id)])
             if active.completions[index].is_finished:
                 self._leave(output.seq_id)
-            self._touch(active)
+            if active.behind_since_s is not None or active.is_over:
+                self._touch(active)
 
     def obey(self, signals: Mapping[str, JobSignal]) -> None:
         """Act on the queue's signals about jobs; jobs that it does not name go on."""

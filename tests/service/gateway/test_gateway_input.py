@@ -616,3 +616,12 @@ def test_a_record_that_cannot_be_read_breaks_nothing_else(
                 assert answer.status_code == status, answer.text
         finally:
             store.hdel(key, field)
+
+
+def test_all_that_is_wrong_is_named(http: httpx.Client) -> None:
+    wrong = {"temperature": 9, "top_p": "x", "n": 0, "stop": [""], "logit_bias": {"5": 900}}
+    error = error_of(http.post("/v1/chat/completions", json=CHAT | wrong))
+    message = str(error["message"])
+    assert error["param"] in ("stop[0]", "logit_bias.5") and message.startswith(str(error["param"]))
+    others = message.rpartition("; also wrong: ")[2].split(", ")
+    assert {*others, str(error["param"]).partition("[")[0].partition(".")[0]} == wrong.keys()

@@ -207,3 +207,31 @@ def test_a_model_that_is_found_takes_jobs() -> None:
         listed = http.get("/v1/models").json()["data"]
     assert [model["id"] for model in listed] == [BUNDLED_MODEL.name]
     assert told == {404, 200}
+
+
+@pytest.mark.parametrize("interval, n", [(1, 1), (7, 1), (7, 3), (200, 1)])
+def test_tokens_come_as_many_together_as_asked(client: OpenAI, interval: int, n: int) -> None:
+    asked = {"stream_interval": interval, "return_token_ids": True, "ignore_eos": True}
+    prompt = [ord("h"), ord("i")]
+    chunks = client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=60, seed=4, n=n, stream=True, extra_body=asked
+    )
+    sizes: list[list[int]] = [[] for _ in range(n)]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            if ids := (choice.model_extra or {}).get("token_ids"):
+                sizes[choice.index].append(len(ids))
+    assert [sum(each) for each in sizes] == [60] * n
+    if n == 1:
+        assert len(sizes[0]) <= 2 + 59 // interval
+        assert all(size >= interval for size in sizes[0][1:-1])
+
+
+def test_an_answer_names_the_numbers_that_made_it(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=2)
+    chunks = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=2, stream=True)
+    text = client.completions.create(model=MODEL, prompt="x", max_tokens=2)
+    told = {whole.system_fingerprint, text.system_fingerprint}
+    told |= {chunk.system_fingerprint for chunk in chunks}
+    [fingerprint] = told
+    assert fingerprint is not None and fingerprint.startswith("fp_") and len(fingerprint) > 6
