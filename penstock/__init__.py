@@ -11,6 +11,7 @@ from importlib import import_module
 _PLACES = {
     "LLM": "penstock.worker.llm",
     "Client": "penstock.gateway.client",
+    "OutlinesModel": "penstock.worker.outlines_model",
     "PoolingParams": "penstock.schemas.pooling",
     "SamplingParams": "penstock.schemas.sampling",
     "SyncClient": "penstock.gateway.sync_client",

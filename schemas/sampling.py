@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from penstock.schemas.output_types import constraint_of
 from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_LOGPROBS = 20
@@ -219,6 +220,11 @@ class SamplingParams(Wire):
         written: dict[str, object] = write(self)
         # sorted, for one order everywhere: a repeated job is known by a digest of this text
         return written | {name: getattr(self, name) for name in sorted(self.given())}
+
+    @field_validator("structured_outputs", mode="before")
+    @classmethod
+    def a_type_is_a_constraint(cls, asked: object) -> object:
+        return constraint_of(asked)
 
     @field_validator("stop", mode="before")
     @classmethod

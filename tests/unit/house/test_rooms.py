@@ -51,6 +51,8 @@ MAY_IMPORT = {
     "worker.engine": ENGINE,
     "worker.engine.config": ENGINE | {"pydantic"},
     "worker.engine.sampler": ENGINE | {"kernels"},
+    "schemas.output_types": {"outlines", "pydantic"},
+    "worker.outlines_model": {"outlines", "pydantic", "schemas", "worker.llm"},
     "worker.engine.cuts": ENGINE | {"kernels.draw", "kernels.philox"},
     "worker.engine.logprobs": ENGINE | {"kernels"},
     "worker.engine.build": ENGINE | {"kernels.huge_pages"},
