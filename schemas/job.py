@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from penstock.schemas.errors import AnswerTooLarge, PromptTooLong
 from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
 from penstock.schemas.sampling import SamplingParams, TokenId
-from penstock.schemas.text import TextParams
+from penstock.schemas.text import MAX_TEXT_IDS, TextParams
 from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_PROMPTS = 64
@@ -183,6 +183,16 @@ class Job(Wire):
                 f"prompt_logprobs: {num_tokens} tokens of prompts, each for n={self.params.n}"
                 f" choices, are more than {most}; ask for fewer prompts or choices",
                 "prompt_logprobs",
+            )
+
+    def refuse_many_ids(self, prompts: Iterable[Sequence[int]]) -> None:
+        """Raise AnswerTooLarge where each choice's copy of its prompt's ids is too much."""
+        num_ids = sum(map(len, prompts)) * self.params.n
+        if self.return_token_ids and num_ids > MAX_TEXT_IDS:
+            raise AnswerTooLarge(
+                f"return_token_ids: {num_ids} ids of prompts, each for n={self.params.n} choices,"
+                f" are more than {MAX_TEXT_IDS}; ask for fewer prompts or choices",
+                "return_token_ids",
             )
 
     def refuse_long_ids(self, max_model_len: int | None) -> None:

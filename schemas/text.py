@@ -7,7 +7,7 @@ from pydantic import Field
 from penstock.schemas.wire import Wire
 
 TextTask = Literal["tokenize", "detokenize", "describe"]
-MAX_TEXT_IDS = 2**20  # of one prompt
+MAX_TEXT_IDS = 2**19  # of prompts, in one answer
 
 
 class TextParams(Wire):

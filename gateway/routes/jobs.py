@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import Field
+from pydantic import Field, JsonValue
 from pydantic_core import to_json
 
 from penstock.gateway.auth.access import Caller
@@ -23,7 +23,7 @@ from penstock.gateway.openai.validation import validate
 from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.cursor import Had
 from penstock.schemas.delivery import JobStatus
-from penstock.schemas.errors import JobNotFound, QueueUnreachable
+from penstock.schemas.errors import JobNotFound, QueueUnreachable, UnsupportedParameter
 from penstock.schemas.event import Event, Result, fields_of_struct
 from penstock.schemas.job import Job
 from penstock.schemas.openai import JsonObject
@@ -62,6 +62,13 @@ class Told(Report):
     webhook: str | None = None
 
 
+# Fields that say how an answer is shown, each with what asks for nothing. A job is shown as it is.
+OF_ANSWERS: dict[str, JsonValue] = {
+    "stream": False,
+    "stream_options": {},
+    "include_reasoning": True,
+    "return_tokens_as_token_ids": False,
+}
 OF_JOBS = {"params", *Told.model_fields}
 
 
@@ -160,8 +167,11 @@ def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None, list[str]
     Raises InvalidJob.
     """
     flat = flattened(body)
+    if flat.get("echo") is True:
+        raise UnsupportedParameter("echo", "params.prompt_logprobs, which spell the prompt")
     job, others = any_job("", caller, flat)
     ignored = [name for name in others if name not in OF_JOBS]
+    ignored += [name for name, usual in OF_ANSWERS.items() if flat.get(name, usual) != usual]
     return job, validate(Told, flat).webhook, ignored + ignored_params(body)
 
 

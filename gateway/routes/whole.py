@@ -36,9 +36,9 @@ async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
 
 
 def events_of(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator[list[Event], None]:
-    """Return the job's events, which the timer sees pass."""
+    """Return the job's events, which the timer sees pass where an engine makes them."""
     following = gateway.client.event_batches(job.job_id, tenant=job.tenant)
-    return watch.follow(job.model, following)
+    return following if job.text is not None else watch.follow(job.model, following)
 
 
 def only(cards: Mapping[str, ModelCard]) -> str:

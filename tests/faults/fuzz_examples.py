@@ -50,6 +50,8 @@ SHARED: dict[str, object] = {
     "xtc_threshold": 0.2,
     "dry_multiplier": 0.8,
     "dry_sequence_breakers": [":"],
+    "stream_interval": 3,
+    "return_token_ids": True,
     "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
     "suffix": "",
 }
@@ -93,6 +95,15 @@ GOOD: dict[str, dict[str, object]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": TEXT,
     "/v1/jobs": JOB,
+    "/tokenize": {"model": MODEL, "prompt": "a", "return_token_strs": True},
+    "/detokenize": {"model": MODEL, "tokens": [5, 6]},
+    "/inference/v1/generate": {
+        "model": MODEL,
+        "token_ids": [5, 6],
+        "sampling_params": {"max_tokens": 5, "n": 2, "logprobs": 1},
+        "output_mode": "text",
+        "stream_options": {"include_usage": True},
+    },
     "/v1/batches": BATCH,
     "/v1/jobs/{}/share": {"expires_s": 60},
 }

@@ -73,6 +73,7 @@ class Intake:
             return await self._prepare_pooled(started, times, is_short)
         prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
         job.refuse_large_scores(prompts)
+        job.refuse_many_ids(prompts)
         self._check_budget(started, sum(map(len, prompts)))
         enders = self.limits.eos_token_ids
         form = (

@@ -51,22 +51,15 @@ def text_choices(text: ModelTokenizer, job: Job, limits: EngineLimits) -> list[T
         return [_choice(text=_text_of(text, prompt, limits)) for prompt in job.prompts]
     room = limits.prompt_room(job.params)
     if job.chat is not None:
-        written, ids = text.write_and_render(job.chat, job.params, room)
-        return [_of_ids(text, ids, asked.return_token_strs, written)]
-    return [
-        _of_ids(text, text.prompt_ids(prompt, job.params, room), asked.return_token_strs)
-        for prompt in job.prompts
-    ]
-
-
-def _of_ids(
-    text: ModelTokenizer, ids: list[int], shows_strings: bool, written: str = ""
-) -> TextChoice:
-    if len(ids) > MAX_TEXT_IDS:
-        sentence = f"{len(ids)} tokens are more than the {MAX_TEXT_IDS} that an answer may have"
+        found = [text.write_and_render(job.chat, job.params, room)]
+    else:
+        found = [("", text.prompt_ids(prompt, job.params, room)) for prompt in job.prompts]
+    num_ids = sum(len(ids) for _, ids in found)
+    if num_ids > MAX_TEXT_IDS:
+        sentence = f"{num_ids} tokens are more than the {MAX_TEXT_IDS} that an answer may have"
         raise AnswerTooLarge(f"prompt: {sentence}; ask in parts", "prompt")
-    strings = text.token_strings(ids) if shows_strings else None
-    return _choice(written, ids, strings)
+    strings = text.token_strings if asked.return_token_strs else lambda ids: None
+    return [_choice(written, ids, strings(ids)) for written, ids in found]
 
 
 def _text_of(text: ModelTokenizer, prompt: Prompt, limits: EngineLimits) -> str:

@@ -219,7 +219,7 @@ redis.call('HSET', key, 'state', 'ready', 'epoch', 0, 'position', 0, 'class', cl
   'digest', digest, 'tenant', tenant, 'account', account.name, 'channels', channel,
   'background', background, 'created_ms', NOW, 'ttl', options.ttl_s or 3600, 'cost', cost,
   'bound', bound)
-list_recent(tenant, id)
+list_recent(tenant, id, class)
 if waits then redis.call('HSET', key, 'waits', 1) end
 if options.remember_s then redis.call('HSET', key, 'remember', options.remember_s) end
 if options.metadata then redis.call('HSET', key, 'metadata', cjson.encode(options.metadata)) end

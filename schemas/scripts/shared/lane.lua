@@ -154,7 +154,8 @@ end
 
 local RECENT = 100 -- jobs of a tenant that are listed
 
-local function list_recent(tenant, id)
+local function list_recent(tenant, id, class)
+  if class == 'text' then return end -- they are many, and nothing befalls them
   keep_last('recent:' .. tenant, id, RECENT)
 end
 
@@ -162,7 +163,7 @@ local HISTORY_BYTES = 4000
 
 -- What befell a job, as JSON lists divided by commas: when, what, and the worker or the reason.
 local function note_history(job, what, detail)
-  list_recent(job.tenant, job.id)
+  list_recent(job.tenant, job.id, job.class)
   local told = redis.call('HGET', job.key, 'history')
   if told and #told > HISTORY_BYTES then return end
   local line = cjson.encode({NOW, what, detail})
@@ -252,7 +253,7 @@ local function settle(job, epoch, state, event, result)
   local erases, ttl, note, remember = unpack(values)
   if note then leave_note(job, state, event, note, result) end
   if erases then return erase(job) end
-  list_recent(job.tenant, job.id)
+  list_recent(job.tenant, job.id, job.class)
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
   if state == 'dead' then
     redis.call('EXPIRE', job.key .. ':request', DEAD_TTL_S)

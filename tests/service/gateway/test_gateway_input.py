@@ -445,6 +445,7 @@ def test_a_known_parameter_without_its_effect_is_named(
     [
         *(("/v1/chat/completions", CHAT, *each) for each in IN_CHAT_ALONE),
         *(("/v1/completions", TEXT, *each) for each in IN_TEXT_ALONE),
+        ("/v1/jobs", TEXT, {"echo": True}, "echo"),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -524,6 +525,8 @@ ODD = {"a name": 1, "line\r\nbreak": 1, "é": 1, "x" * 65: 1}
         ("/v1/completions", TEXT, ODD | {"z.1": 1}, ["z.1"]),
         ("/v1/completions", TEXT, {f"f{i}": 1 for i in range(20)}, [f"f{i}" for i in range(16)]),
         ("/v1/jobs", TEXT, {"foo": 1, "params": {"top_k": 1, "bar": 2}}, ["foo", "params.bar"]),
+        ("/v1/jobs", TEXT, {"stream": True, "include_metrics": True}, ["stream"]),
+        ("/v1/jobs", CHAT, {"include_reasoning": False, "stream": False}, ["include_reasoning"]),
         ("/v1/completions", TEXT, ODD, None),
         ("/v1/completions", TEXT, {"temperature": 0.5, "metadata": {}}, None),
     ],

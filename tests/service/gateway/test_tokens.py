@@ -231,3 +231,24 @@ def test_a_job_of_another_kind_gets_no_place_among_the_texts(http: httpx.Client)
     eventually(has_ended, within_s=60)
     assert end["state"] == "failed"
     assert end["result"]["error"]["message"].startswith("priority_class: text is for jobs of")
+
+
+def test_no_figure_and_no_list_of_jobs_counts_it(http: httpx.Client) -> None:
+    def figures() -> list[str]:
+        lines = http.get("/metrics").text.splitlines()
+        return [line for line in lines if line.startswith("vllm:time_to_first_token")]
+
+    post(http, "/v1/completions", model=MODEL, prompt="x", max_tokens=1)
+    before = figures()
+    post(http, "/tokenize", prompt="Hello")
+    assert figures() == before != []
+    recent = http.get("/v1/jobs?limit=100").json()["data"]
+    assert recent and all(job["priority_class"] != "text" for job in recent)
+
+
+def test_more_ids_than_an_answer_holds_are_refused(http: httpx.Client) -> None:
+    status, message = refusal(http, "/tokenize", prompt=" a" * 530_000)
+    assert status == 400 and "530001 tokens are more than the 524288" in message
+    many = {"model": MODEL, "prompt": [[5] * 4000] * 2, "n": 128, "max_tokens": 1}
+    status, message = refusal(http, "/v1/completions", **many, return_token_ids=True)
+    assert status == 400 and message.startswith("return_token_ids: 1024000 ids")
