@@ -105,10 +105,11 @@ class Job(Wire):
             prompt == [] or (not prompt and not self.pooling) for prompt in self.prompts
         ):
             raise ValueError("prompts: a prompt is empty; give at least one token")
-        if self.pooling is None and self.num_choices > MAX_ANSWERS:
+        num_drawn, name = self.params.num_drawn, "best_of" if self.params.best_of else "n"
+        if self.pooling is None and max(1, len(self.prompts)) * num_drawn > MAX_ANSWERS:
             raise ValueError(
-                f"n: {len(self.prompts)} prompts x n={self.params.n} are more than {MAX_ANSWERS}"
-                " answers; ask for fewer"
+                f"{name}: {len(self.prompts)} prompts x {name}={num_drawn} are more than"
+                f" {MAX_ANSWERS} answers; ask for fewer"
             )
         if self.not_before_ms is not None and self.delay_ms is not None:
             raise ValueError("not_before_ms: give either it or delay_ms")
@@ -135,7 +136,7 @@ class Job(Wire):
             if self.priority_class == "text":
                 raise ValueError("priority_class: text is for jobs of `text` alone")
             return self
-        if self.pooling is not None or self.params.n != 1:
+        if self.pooling is not None or self.params.num_drawn != 1:
             raise ValueError("text: goes with no pooling, and with one answer a prompt")
         given = all(isinstance(prompt, list) for prompt in self.prompts) and self.prompts
         if self.text.task == "detokenize" and not given:
@@ -177,10 +178,11 @@ class Job(Wire):
                 " fewer alternatives, or score it in parts",
                 "prompt_logprobs",
             )
-        num_tokens, most = sum(lengths) * self.params.n, MAX_ANSWER_BYTES // size
+        num_drawn = self.params.num_drawn
+        num_tokens, most = sum(lengths) * num_drawn, MAX_ANSWER_BYTES // size
         if num_tokens > most:
             raise AnswerTooLarge(
-                f"prompt_logprobs: {num_tokens} tokens of prompts, each for n={self.params.n}"
+                f"prompt_logprobs: {num_tokens} tokens of prompts, each for n={num_drawn}"
                 f" choices, are more than {most}; ask for fewer prompts or choices",
                 "prompt_logprobs",
             )
@@ -210,11 +212,12 @@ class Job(Wire):
         context = max_model_len or CONTEXT_TOKENS
         num_tokens = min(params.max_tokens or context, context)
         size = self.answer_bytes_a_token()
-        if num_prompts * params.n * num_tokens * size > MAX_ANSWER_BYTES:
-            most = MAX_ANSWER_BYTES // (num_prompts * params.n * size)
+        drawn = params.num_drawn
+        if num_prompts * drawn * num_tokens * size > MAX_ANSWER_BYTES:
+            most = MAX_ANSWER_BYTES // (num_prompts * drawn * size)
             told = "" if params.logprobs is None else f" with {params.logprobs} logprobs each"
             raise AnswerTooLarge(
-                f"max_tokens: {num_prompts} prompts x n={params.n} x {num_tokens} tokens{told} may"
+                f"max_tokens: {num_prompts} prompts x n={drawn} x {num_tokens} tokens{told} may"
                 f" take more than {MAX_ANSWER_BYTES} bytes; give max_tokens of at most {most}, or"
                 " fewer prompts, choices or logprobs",
                 "max_tokens",
@@ -255,7 +258,8 @@ class Job(Wire):
         """Return how many tokens all choices may make; without a limit, about how many is usual."""
         if self.pooling is not None or self.text is not None:
             return self.num_choices
-        return (self.params.max_tokens or COMPLETION_TOKENS) * self.num_choices
+        num_drawn = max(1, len(self.prompts)) * self.params.num_drawn
+        return (self.params.max_tokens or COMPLETION_TOKENS) * num_drawn
 
 
 def _logprob_bytes(num_top: int | None) -> int:

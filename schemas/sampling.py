@@ -125,6 +125,9 @@ class SamplingParams(Wire):
     """
 
     n: int = Field(1, ge=1, le=MAX_CHOICES)
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="answers that are drawn, of which the n likeliest"
+    )
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, description="0 or -1 keeps every token")
@@ -206,6 +209,11 @@ class SamplingParams(Wire):
     repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
 
+    @property
+    def num_drawn(self) -> int:
+        """Return how many answers to each prompt are drawn, shown or not."""
+        return self.best_of or self.n
+
     def given(self) -> frozenset[str]:
         """Return the fields of `MODEL_DEFAULTS` that the job sets itself."""
         return MODEL_DEFAULTS & self.model_fields_set
@@ -235,6 +243,8 @@ class SamplingParams(Wire):
 
     @model_validator(mode="after")
     def agrees_with_itself(self) -> Self:
+        if self.best_of is not None and self.best_of < self.n:
+            raise ValueError(f"best_of: {self.best_of} is below n, {self.n}")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: give at least 1, or -1 for what has room")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

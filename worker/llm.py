@@ -10,7 +10,7 @@ import itertools
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pydantic import JsonValue, ValidationError
@@ -26,6 +26,7 @@ from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.progress import Progress
 from penstock.worker.text.answer_form import refuse_budget
+from penstock.worker.text.best_of import mean_logprob, with_logprobs
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
 from penstock.worker.text.text_inputs import read_inputs
@@ -97,12 +98,21 @@ class _Request:
     params: SamplingParams
     completions: list[Completion]
     num_cached: int = 0
+    totals: dict[int, float] = field(default_factory=dict)  # log probabilities, with `best_of`
 
     def output(self) -> RequestOutput:
-        outputs = [_completion_output(index, each) for index, each in enumerate(self.completions)]
+        places = [*range(len(self.completions))]
+        if self.totals:
+            places = sorted(places, key=self._mean, reverse=True)[: self.params.n]
+        outputs = [
+            _completion_output(index, self.completions[at]) for index, at in enumerate(places)
+        ]
         scores = self.completions[0].prompt_logprobs
         scored = None if scores is None else [None, *scores[1:]]
         return RequestOutput(self.prompt, self.prompt_ids, outputs, self.num_cached, scored)
+
+    def _mean(self, choice: int) -> float:
+        return mean_logprob(self.totals[choice], len(self.completions[choice].token_ids))
 
 
 class LLM:
@@ -299,7 +309,8 @@ class LLM:
         if error is not None:
             raise error
         completions = [
-            Completion(self._text, params, limits.eos_token_ids, ids) for _ in range(params.n)
+            Completion(self._text, params, limits.eos_token_ids, ids)
+            for _ in range(params.num_drawn)
         ]
         return _Request(prompt, ids, params, completions)
 
@@ -322,15 +333,18 @@ class LLM:
         seed = request.params.seed
         seed = secrets.randbits(63) if seed is None else seed
         words = self._text.word_ids(request.params)
-        group = f"{next(self._numbers)}" if request.params.n > 1 else ""
-        for choice in range(request.params.n):
+        params, drawn = request.params, request.params.num_drawn
+        if drawn > params.n:
+            params, request.totals = with_logprobs(params), dict.fromkeys(range(drawn), 0.0)
+        group = f"{next(self._numbers)}" if drawn > 1 else ""
+        for choice in range(drawn):
             seq_id = str(next(self._numbers))
             running[seq_id] = request, choice
             self._engine.add(
                 AddSequence(
                     seq_id,
                     request.prompt_ids,
-                    request.params,
+                    params,
                     seed,
                     choice,
                     words=words,
@@ -347,7 +361,10 @@ class LLM:
             raise _error(output.error)
         request, choice = running[output.seq_id]
         completion = request.completions[choice]
-        completion.take(output)
+        piece = completion.take(output)
+        if request.totals:
+            kept = (output.logprobs or [])[: len(piece.token_ids)]
+            request.totals[choice] += sum(each.logprob for each in kept)
         if choice == 0:
             request.num_cached = output.num_cached
         if completion.is_finished:

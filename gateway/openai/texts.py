@@ -135,7 +135,7 @@ def _of(
 ) -> TextContext:
     """Return the form of a job for the tokenizer that reads another job's prompts."""
     text = TextParams(task="tokenize", return_token_strs=shows_strings)
-    params = job.params.model_copy(update={"n": 1})
+    params = job.params.model_copy(update={"n": 1, "best_of": None})
     only = {"text": text, "priority_class": "text", "params": params, "return_token_ids": False}
     return TextContext(job.model_copy(update=only), job if renders else None, is_streamed)
 

@@ -66,7 +66,7 @@ TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
 
 def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) -> Job:
     refuse_unsupported(body)
-    _refuse_streamed_scores(asked)
+    _refuse_streamed(asked, body)
     if asked.top_logprobs and not asked.logprobs:
         raise InvalidJob("top_logprobs: give logprobs as well", "top_logprobs")
     newer = asked.max_completion_tokens
@@ -101,7 +101,7 @@ def _for_template(asked: ChatRequest) -> JsonObject:
 
 def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonObject) -> Job:
     refuse_unsupported(body)
-    _refuse_streamed_scores(asked)
+    _refuse_streamed(asked, body)
     prompts = prompts_of(asked.prompt)
     sampling = _sampling(asked, body)
     if asked.logprobs is not None:
@@ -194,7 +194,10 @@ def made_job(
     return validate(Job, fields | question, called)
 
 
-def _refuse_streamed_scores(asked: ChatRequest | CompletionRequest) -> None:
+def _refuse_streamed(asked: ChatRequest | CompletionRequest, body: JsonObject) -> None:
+    if asked.stream and body.get("best_of") not in (None, body.get("n", 1)):
+        sentence = "the best are known at the end; leave stream out, or ask for n alone"
+        raise InvalidJob(f"best_of: {sentence}", "best_of")
     if asked.stream and asked.prompt_logprobs is not None:
         sentence = "they do not come with stream; leave stream out, or ask for echo and logprobs"
         raise InvalidJob(f"prompt_logprobs: {sentence}", "prompt_logprobs")

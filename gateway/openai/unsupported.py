@@ -54,7 +54,6 @@ NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
 }
 # Parameters that depend on others: the function says if the body asks for what it would not get.
 ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
-    "best_of": lambda body: not _is_at_most_n(body["best_of"], body.get("n", 1)),
     "echo": lambda body: body["echo"] is True and "messages" in body,
     "documents": lambda body: body["documents"] != [] and "messages" not in body,
     "thinking_token_budget": lambda body: "messages" not in body,
@@ -102,7 +101,3 @@ def _not_neutral(given: JsonObject, neutral: Mapping[str, tuple[JsonValue, ...]]
     for name, values in neutral.items():
         if given.get(name) is not None and given[name] not in values:
             yield name
-
-
-def _is_at_most_n(best_of: JsonValue, n: JsonValue) -> bool:
-    return isinstance(best_of, int) and best_of <= max(1, n if isinstance(n, int) else 1)

@@ -23,6 +23,7 @@ _DEFAULTS = SamplingParams()
 _NEUTRAL = {
     "top_k": (0, -1),
     "top_n_sigma": (0, -1),
+    "best_of": (None, 1),
 }  # values that ask for nothing, where there are several
 
 

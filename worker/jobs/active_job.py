@@ -12,7 +12,7 @@ from penstock.schemas.delivery import Commit, Ending, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Timing, Usage
 from penstock.schemas.job import Job
-from penstock.schemas.sampling import StructuredOutputs
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.messages import NO_WORDS, AddSequence, Output, WordIds
 from penstock.worker.jobs.pooled import Pooled
@@ -108,29 +108,46 @@ class ActiveJob:
 
     def additions(self, cache_salt: bytes) -> list[AddSequence]:
         """Return a sequence for each choice that is not finished, with the ids drawn so far."""
-        params, seed, pooling = self.job.params, job_seed(self.job), self.job.pooling
+        params, seed, pooling = self.sampling_params(), job_seed(self.job), self.job.pooling
+        drawn = params.num_drawn
         if pooling is not None:
             pooling = pooling.model_copy(update={"queries": []})  # they are in the prompts
-        if self.structure is not params.structured_outputs:
-            params = params.model_copy(update={"structured_outputs": self.structure})
         return [
             AddSequence(
                 seq_id=self.seq_id(index),
-                prompt=self.prompts[index // params.n],
+                prompt=self.prompts[index // drawn],
                 params=params,
                 seed=seed,
                 choice=index,
-                completion=list(self.completions[index].token_ids),
+                completion=self.drawn_ids(index),
                 cache_salt=cache_salt,
                 priority=_PRIORITIES[self.started.priority_class],
                 turn=self.started.turn,
                 pooling=pooling,
                 split=self.splits[index] if self.splits else 0,
                 words=self.words,
-                group=self.seq_id(index - index % params.n) if params.n > 1 else "",
+                group=self.seq_id(index - index % drawn) if drawn > 1 else "",
             )
             for index in self.open_choices()
         ]
+
+    def sampling_params(self) -> SamplingParams:
+        """Return the parameters of the job's sequences."""
+        params = self.job.params
+        if self.structure is params.structured_outputs:
+            return params
+        return params.model_copy(update={"structured_outputs": self.structure})
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.completions)
+
+    def has_ended(self, index: int) -> bool:
+        return self.completions[index].is_finished
+
+    def drawn_ids(self, index: int) -> list[int]:
+        """Return the ids that a sequence has drawn so far."""
+        return list(self.completions[index].token_ids)
 
     def take(self, index: int, output: Output) -> bool:
         """Add a step's output to a choice.
@@ -256,7 +273,8 @@ class ActiveJob:
 
     def usage(self) -> Usage:
         """Return the tokens used. A prompt counts once, however many choices answer it."""
-        firsts = range(0, len(self.completions), self.job.params.n)
+        drawn = self.job.params.num_drawn
+        firsts = range(0, len(self.prompts) * drawn, drawn)
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.prompts),
             completion_tokens=sum(len(each.token_ids) for each in self.completions),

@@ -24,6 +24,7 @@ from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import NO_WORDS, AddSequence
 from penstock.worker.jobs.active_job import ActiveJob, Times
+from penstock.worker.jobs.best_of import BestOfJob
 from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.pooled import Pooled
@@ -79,21 +80,16 @@ class Intake:
         form = (
             await asyncio.to_thread(self._form, job, prompts) if job.chat else self._form(job, [])
         )
+        tells = job.return_token_ids
         completions = [
-            Completion(
-                self.text,
-                job.params,
-                enders,
-                prompt,
-                form.markup,
-                tells_prompt=job.return_token_ids,
-            )
+            Completion(self.text, job.params, enders, prompt, form.markup, tells)
             for prompt in prompts
             for _ in range(job.params.n)
         ]
         named = job.params.bad_words or job.params.dry_multiplier
         words = await asyncio.to_thread(self.text.word_ids, job.params) if named else NO_WORDS
-        return ActiveJob(
+        kind = ActiveJob if job.params.num_drawn == job.params.n else BestOfJob
+        return kind(
             started,
             prompts,
             completions,

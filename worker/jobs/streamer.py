@@ -87,7 +87,7 @@ class Streamer:
                 self._stop(active)
             elif active.take(index, output):
                 self._send([CancelSequence(output.seq_id)])
-            if active.completions[index].is_finished:
+            if active.has_ended(index):
                 self._leave(output.seq_id)
             if active.behind_since_s is not None or active.is_over:
                 self._touch(active)
@@ -234,7 +234,7 @@ class Streamer:
 
     def _stop(self, active: ActiveJob) -> None:
         """Free the job's sequences in the engine; what they still send is dropped."""
-        seq_ids = [active.seq_id(index) for index in range(len(active.completions))]
+        seq_ids = [active.seq_id(index) for index in range(active.num_sequences)]
         self._send([CancelSequence(seq_id) for seq_id in seq_ids if self._leave(seq_id)])
 
     def _leave(self, seq_id: str) -> bool:

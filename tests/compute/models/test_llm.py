@@ -359,3 +359,20 @@ def test_a_breaker_is_each_token_that_contains_the_text(llm):
     holds = {token for token, each in spelled.items() if "e" in each or "qu" in each}
     last = {text.encode_texts([f"a{each}"])[0][-1] for each in ("e", "qu")}
     assert holds and found == holds | last
+
+
+def test_the_best_of_several_are_the_likeliest_a_token(llm):
+    prompts = ["The quick", [5, 6, 7]]
+    drawn = SamplingParams(n=8, max_tokens=9, seed=11, logprobs=0, stop=["e"])
+    best = SamplingParams(n=3, best_of=8, max_tokens=9, seed=11, stop=["e"])
+    for all_of_them, found in zip(
+        llm.generate(prompts, drawn), llm.generate(prompts, best), strict=True
+    ):
+        ranked = sorted(
+            all_of_them.outputs,
+            key=lambda each: sum(one.logprob for one in each.logprobs) / len(each.logprobs),
+            reverse=True,
+        )
+        assert [each.token_ids for each in found.outputs] == [each.token_ids for each in ranked[:3]]
+        assert [each.index for each in found.outputs] == [0, 1, 2]
+        assert all(each.logprobs is None for each in found.outputs)

@@ -69,6 +69,8 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("n", 129, "n"),
     ("n", 10**9, "n"),
     ("n", "2", "n"),
+    ("best_of", 0, "best_of"),
+    ("best_of", 129, "best_of"),
     ("seed", 2**63, "seed"),
     ("seed", 10**40, "seed"),
     ("seed", 1.5, "seed"),
@@ -213,6 +215,9 @@ def test_a_wrong_field_of_a_completion_is_named(
     "fields, param",
     [
         ({"prompt": ["a"] * 9, "n": 128}, "n"),
+        ({"prompt": ["a"] * 9, "best_of": 128}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"n": 1, "best_of": 2, "stream": True}, "best_of"),
         ({"regex": "a+", "json_schema": {"type": "null"}}, "response_format"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
@@ -370,7 +375,6 @@ IGNORED = {
 
 # (field, a value that asks for what it would not get, values that ask for nothing)
 UNSUPPORTED: list[tuple[str, object, list[object]]] = [
-    ("best_of", 3, [1, 0]),
     ("suffix", "x", [""]),
     ("prompt_embeds", "x", [[]]),
     ("logits_processors", ["x"], [[]]),

@@ -235,3 +235,57 @@ def test_an_answer_names_the_numbers_that_made_it(client: OpenAI) -> None:
     told |= {chunk.system_fingerprint for chunk in chunks}
     [fingerprint] = told
     assert fingerprint is not None and fingerprint.startswith("fp_") and len(fingerprint) > 6
+
+
+def test_the_best_of_several_come_at_the_end_and_all_are_counted(client: OpenAI) -> None:
+    asked = {"ignore_eos": True, "return_token_ids": True}
+    given = {"model": MODEL, "prompt": ["one", "two"], "max_tokens": 30, "seed": 4}
+    every = client.completions.create(**given, n=6, logprobs=0, extra_body=asked)  # type: ignore[call-overload]
+    best = client.completions.create(**given, n=2, best_of=6, extra_body=asked)  # type: ignore[call-overload]
+
+    def mean(choice: object) -> float:
+        told = choice.logprobs.token_logprobs  # type: ignore[attr-defined]
+        return sum(told) / len(told)
+
+    assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
+    for prompt in range(2):
+        drawn = every.choices[6 * prompt : 6 * prompt + 6]
+        ranked = sorted(drawn, key=mean, reverse=True)[:2]
+        shown = best.choices[2 * prompt : 2 * prompt + 2]
+        assert [each.text for each in shown] == [each.text for each in ranked]
+        assert all(each.logprobs is None for each in shown)
+    assert best.usage and best.usage.completion_tokens == 12 * 30
+    with pytest.raises(openai.BadRequestError, match="best_of: the best are known at the end"):
+        client.completions.create(**given, n=2, best_of=6, stream=True)  # type: ignore[call-overload]
+    same = client.completions.create(**given, n=2, best_of=2, stream=True)  # type: ignore[call-overload]
+    assert sum(len(chunk.choices) for chunk in same) > 10
+
+
+def best_of_three(server: Server, gateway: GatewayProcess, kills: bool) -> list[tuple[int, str]]:
+    job = {"prompt": ["one", "two", "three"], "n": 2, "best_of": 5, "max_tokens": 1500, "seed": 4}
+    with (
+        httpx.Client(base_url=gateway.url, timeout=120) as http,
+        WorkerProcess(server.url) as worker,
+    ):
+        eventually(lambda: is_ready(gateway), within_s=240)
+        answer = http.post("/v1/jobs", json={"model": MODEL, **job, "ignore_eos": True})
+        path = f"/v1/jobs/{answer.json()['id']}"
+        # Nothing is logged of it before its candidates have ended.
+        eventually(lambda: http.get(path).json()["state"] == "admitting", within_s=60)
+        time.sleep(0.3)
+        if kills:
+            assert http.get(path).json()["state"] == "admitting"
+            worker.kill()
+            worker = WorkerProcess(server.url)
+        eventually(lambda: http.get(path).json()["state"] == "succeeded", within_s=120)
+        shown = http.get(path).json()
+        worker.kill()
+        assert shown["result"]["timing"]["num_attempts"] == 1 + kills
+        return [(each["index"], each["text"]) for each in shown["result"]["choices"]]
+
+
+def test_the_best_are_the_same_where_a_worker_died_meanwhile() -> None:
+    with Server() as server, GatewayProcess(server.url) as gateway:
+        undisturbed = best_of_three(server, gateway, kills=False)
+        assert best_of_three(server, gateway, kills=True) == undisturbed
+        assert [index for index, _ in undisturbed] == [*range(6)]
