@@ -124,7 +124,7 @@ class Stats:
     num_steps: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0  # of admitted sequences, found in the cache or not
-    cached_tokens: int = 0  # of those, found in the prefix cache
+    cached_tokens: int = 0  # of those, found in the prefix cache or in a leader's blocks
     computed_tokens: int = 0  # all that went through the model, repeats after a preemption included
     generation_tokens: int = 0
     forked_sequences: int = 0  # that went on from a prompt which another had computed

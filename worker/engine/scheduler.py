@@ -41,7 +41,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.num_admitted_tokens = 0  # of sequences at their first admission
-        self.num_cached_tokens = 0  # of those, found in the prefix cache
+        self.num_cached_tokens = 0  # of those, found in the prefix cache or in a leader's blocks
         self.num_recomputed_tokens = 0  # computed before, and not found at an admission
         self._arrivals = itertools.count()
         self.columns = Columns(max_num_seqs)
@@ -290,6 +290,8 @@ class Scheduler:
         self.waiting.remove(seq)
         if seq.num_cached is None:
             seq.num_cached = seq.num_prompt
+            self.num_admitted_tokens += seq.num_prompt
+            self.num_cached_tokens += seq.num_prompt
         self.num_forks += 1
         self._enter(seq)
         return copies

@@ -363,8 +363,9 @@ def test_a_breaker_is_each_token_that_contains_the_text(llm):
 
 def test_the_best_of_several_are_the_likeliest_a_token(llm):
     prompts = ["The quick", [5, 6, 7]]
-    drawn = SamplingParams(n=8, max_tokens=9, seed=11, logprobs=0, stop=["e"])
-    best = SamplingParams(n=3, best_of=8, max_tokens=9, seed=11, stop=["e"])
+    ends = {"stop_token_ids": [*range(60, 100)], "stop": ["e"]}  # so that lengths differ
+    drawn = SamplingParams(n=8, max_tokens=19, seed=11, logprobs=0, **ends)
+    best = SamplingParams(n=3, best_of=8, max_tokens=19, seed=11, **ends)
     for all_of_them, found in zip(
         llm.generate(prompts, drawn), llm.generate(prompts, best), strict=True
     ):
@@ -374,5 +375,6 @@ def test_the_best_of_several_are_the_likeliest_a_token(llm):
             reverse=True,
         )
         assert [each.token_ids for each in found.outputs] == [each.token_ids for each in ranked[:3]]
+        assert len({len(each.token_ids) for each in all_of_them.outputs}) > 1
         assert [each.index for each in found.outputs] == [0, 1, 2]
         assert all(each.logprobs is None for each in found.outputs)
