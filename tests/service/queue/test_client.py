@@ -385,7 +385,7 @@ async def test_what_cannot_be_taken_is_refused_with_its_reason(
         "warmth": {"prompt": "x", "warmth": 1},
         "prompts": {"prompt": ""},
         "timeout_ms": {"prompt": "x", "timeout_ms": 0},
-        "best_of": {"prompt": "x", "best_of": 2},
+        "best_of": {"prompt": "x", "n": 3, "best_of": 2},
         "n=16 x 32768 tokens": {"prompt": ["x"] * 5, "n": 16, "max_tokens": None, "logprobs": 0},
     }.items():
         error = await refusal(**asked)
