@@ -4,16 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from penstock.schemas.openai import FAIL_FAST, ChatRequest
+from penstock.schemas.openai import FAIL_FAST, AskedOfModel, ChatRequest
 from penstock.schemas.sampling import TokenId
-from penstock.schemas.wire import Report
 
 
-class AskedOfTokenizer(Report):
-    model: str
-
-
-class TokenizeRequest(AskedOfTokenizer):
+class TokenizeRequest(AskedOfModel):
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: bool = Field(False, description="the tokens as strings too")
@@ -25,5 +20,5 @@ class TokenizeChatRequest(ChatRequest):
     return_token_strs: bool = Field(False, description="the tokens as strings too")
 
 
-class DetokenizeRequest(AskedOfTokenizer):
+class DetokenizeRequest(AskedOfModel):
     tokens: Annotated[list[TokenId], FAIL_FAST]

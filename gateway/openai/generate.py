@@ -8,10 +8,18 @@ from pydantic_core import to_json
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import text_form
-from penstock.gateway.openai.responses import AnswerContext, metrics, usage
-from penstock.gateway.openai.stream import ReaderPosition, StreamRenderer, finish_json
+from penstock.gateway.openai.responses import (
+    AnswerContext,
+    metrics,
+    prompt_ids,
+    prompt_logprobs,
+    usage,
+)
+from penstock.gateway.openai.stream import StreamRenderer, finish_json
+from penstock.gateway.openai.to_job import IN_PARAMS, hides_completion
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Choice, Delta, Result, TokenLogprob, TopLogprob
 from penstock.schemas.openai import GenerateRequest, JsonObject
 
@@ -22,23 +30,35 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "ec_transfer_params": ({},),
 }
 # Fields of vLLM's SamplingParams that say how its own parts talk.
-_OF_VLLM = ("detokenize", "output_kind", "skip_clone", "skip_reading_prefix_cache")
+_OF_VLLM = {"detokenize", "output_kind", "skip_clone", "skip_reading_prefix_cache"}
 _FROM_BODY = ("model", "stream", "stream_options", "cache_salt", "priority")
+_KNOWN = {*GenerateRequest.model_fields, *_FROM_BODY, *NEUTRAL, "request_id"}
+# Those that are obeyed, or refused by name; an echo would be of text.
+_SAMPLING = (IN_PARAMS | {"max_tokens"}) - _OF_VLLM - {"echo"}
 
 
 def generate_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a request for tokens. Raises InvalidJob."""
     refuse_unless(NEUTRAL, body, {})
     asked = validate(GenerateRequest, body)
-    params = {name: each for name, each in asked.sampling_params.items() if name not in _OF_VLLM}
+    given: JsonObject = {
+        name: each for name, each in asked.sampling_params.items() if each is not None
+    }
+    if hides_completion(given):
+        sentence = "give at least 1; /v1/completions scores a prompt alone"
+        raise InvalidJob(f"max_tokens: {sentence}", "max_tokens")
+    others = [
+        *(name for name in body if name not in _KNOWN),
+        *(f"sampling_params.{name}" for name in given.keys() - _SAMPLING - _OF_VLLM),
+    ]
     text_body: JsonObject = {
-        **{name: each for name, each in params.items() if each is not None},
+        **{name: each for name, each in given.items() if name in _SAMPLING},
         **{name: body[name] for name in _FROM_BODY if name in body},
         "prompt": list[JsonValue](asked.token_ids),
         "return_token_ids": asked.return_token_ids,
     }
     form = text_form(caller, text_body, job_id)
-    return replace(form, shows_text=asked.output_mode == "text")
+    return replace(form, shows_text=asked.output_mode == "text", ignored=others)
 
 
 def generate_answer(form: AnswerContext, result: Result) -> JsonObject:
@@ -46,15 +66,14 @@ def generate_answer(form: AnswerContext, result: Result) -> JsonObject:
         **_head(form),
         "choices": [_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
-        **_prompt_of(form, result.choices[0]),
+        **prompt_ids(form, result.choices[0]),
+        **prompt_logprobs(form, result.choices[0]),
         **metrics(form, result.timing, result.usage),
     }
 
 
 class TokenChunks(StreamRenderer):
-    def __init__(self, form: AnswerContext, seen: ReaderPosition) -> None:
-        super().__init__(form, seen)
-        self.shows_prompt_ids = form.shows_ids
+    tells_prompt_once = True
 
     def head(self) -> JsonObject:
         return _head(self.form)
@@ -96,19 +115,6 @@ def _choice(form: AnswerContext, choice: Choice) -> JsonObject:
         "stop_reason": choice.stop_reason,
     }
     return shown | ({"text": choice.text} if form.shows_text else {})
-
-
-def _prompt_of(form: AnswerContext, choice: Choice) -> JsonObject:
-    """Return what is asked of the prompt: its ids, and its log probabilities."""
-    shown: JsonObject = {}
-    if form.shows_ids:
-        shown["prompt_token_ids"] = list[JsonValue](choice.prompt_ids or ())
-    if form.num_scores is not None:
-        shown["prompt_logprobs"] = [
-            {str(each.token_id): _ranked(each) for each in (*token.top, token)} if place else None
-            for place, token in enumerate(choice.prompt_logprobs or ())
-        ]
-    return shown
 
 
 def _logprobs(tokens: Sequence[TokenLogprob] | None) -> JsonObject | None:

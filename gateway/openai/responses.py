@@ -88,8 +88,8 @@ def chat_answer(form: AnswerContext, result: Result) -> JsonObject:
         "service_tier": service_tier(form.job),
         "choices": [_chat_choice(form, choice) for choice in result.choices],
         "usage": usage(result.usage),
-        **_prompt_logprobs(form, result.choices[0]),
-        **_prompt_ids(form, result.choices[0]),
+        **prompt_logprobs(form, result.choices[0]),
+        **prompt_ids(form, result.choices[0]),
         **metrics(form, result.timing, result.usage),
     }
 
@@ -121,11 +121,11 @@ def _text_choice(form: AnswerContext, choice: Choice) -> JsonObject:
         "finish_reason": reason,
         "stop_reason": stop_reason,
         **_token_ids(form, choice),
-        **_prompt_logprobs(form, choice),
+        **prompt_logprobs(form, choice),
     }
 
 
-def _prompt_logprobs(form: AnswerContext, choice: Choice) -> JsonObject:
+def prompt_logprobs(form: AnswerContext, choice: Choice) -> JsonObject:
     """Return the log probabilities of the choice's prompt, by token ids, under vLLM's name."""
     if form.num_scores is None:
         return {}
@@ -154,7 +154,7 @@ def _one_after_other(
     return {name: first[name] + then[name] for name in first}
 
 
-def _prompt_ids(form: AnswerContext, choice: Choice) -> JsonObject:
+def prompt_ids(form: AnswerContext, choice: Choice) -> JsonObject:
     """Return the ids of a chat's prompt, which vLLM shows once, beside the choices."""
     return {"prompt_token_ids": [*(choice.prompt_ids or ())]} if form.shows_ids else {}
 

@@ -78,6 +78,7 @@ class StreamRenderer:
 
     prefix = ""
     kind = ""
+    tells_prompt_once = False  # the ids of a prompt beside the choices, not in each
 
     def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         self.form = form
@@ -85,7 +86,6 @@ class StreamRenderer:
         self._seen = seen
         self._head = b"data: " + to_json(self.head())[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
-        self.shows_prompt_ids = False  # beside the choices
         self._opened: set[int] = set()
         self._closed: set[int] = set()
         self._prompt_tokens: dict[int, int] = {}  # of each prompt that has an answer by now
@@ -159,7 +159,7 @@ class StreamRenderer:
             num_prompt = sum(self._prompt_tokens.values())
             tail = _usage_tail(Usage(prompt_tokens=num_prompt, completion_tokens=event.end))
         chunks = [self._head + choice.encode() + tail for choice in choices]
-        if self.shows_prompt_ids and event.prompt_ids is not None:
+        if self.tells_prompt_once and self.form.shows_ids and event.prompt_ids is not None:
             ids = b'],"prompt_token_ids":' + _ids(event.prompt_ids).encode() + tail[1:]
             chunks[0] = self._head + choices[0].encode() + ids
         return chunks
@@ -178,10 +178,10 @@ class StreamRenderer:
 class ChatChunks(StreamRenderer):
     prefix = "chatcmpl"
     kind = "chat.completion.chunk"
+    tells_prompt_once = True
 
     def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
         super().__init__(form, seen)
-        self.shows_prompt_ids = form.shows_ids
         self._readers: dict[int, TextReader] = {}
         self._num_calls = [0] * form.job.num_choices
 

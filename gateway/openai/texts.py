@@ -1,19 +1,21 @@
 """Requests to a model's tokenizer as jobs, and what it makes of them in vLLM's shapes."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pydantic import JsonValue
 from pydantic_core import from_json
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import chat_form, text_form
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.to_job import OPTIONS, made_job
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.event import Choice, Result
 from penstock.schemas.job import Job
-from penstock.schemas.openai import OBJECT, JsonObject
+from penstock.schemas.openai import OBJECT, AskedOfModel, JsonObject
 from penstock.schemas.text import TextParams
 from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 
@@ -37,6 +39,7 @@ class TextContext:
     is_streamed: bool = False
     max_model_len: int = 0
     shows_metrics: bool = False
+    ignored: Sequence[str] = ()  # fields of the body that mean nothing here
     created_s: int = field(default_factory=lambda: int(time.time()))
 
 
@@ -45,61 +48,39 @@ def tokenize_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextCon
     refuse_unless(NEUTRAL, body, {})
     if "messages" in body:
         shows_strings = validate(TokenizeChatRequest, body).return_token_strs
-        return _of(chat_form(caller, body, job_id).job, shows_strings)
+        form = _of(chat_form(caller, body, job_id), shows_strings)
+        others = [name for name in form.ignored if name != "return_token_strs"]
+        return replace(form, ignored=others)
     asked = validate(TokenizeRequest, body)
-    fields: JsonObject = {
-        "job_id": job_id,
-        "model": asked.model,
-        "tenant": caller.tenant,
-        "traceparent": caller.traceparent,
+    question: dict[str, object] = {
         "prompts": [asked.prompt],
         "params": {"add_special_tokens": asked.add_special_tokens},
-        "priority_class": "text",
         "text": {"task": "tokenize", "return_token_strs": asked.return_token_strs},
     }
-    return TextContext(validate(Job, fields, {"prompts": "prompt"}))
+    return _asked(caller, body, job_id, asked, question, "prompt")
 
 
 def detokenize_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a request for the text of ids. Raises InvalidJob."""
     asked = validate(DetokenizeRequest, body)
-    fields: JsonObject = {
-        "job_id": job_id,
-        "model": asked.model,
-        "tenant": caller.tenant,
-        "traceparent": caller.traceparent,
-        "prompts": [list[JsonValue](asked.tokens)],
-        "priority_class": "text",
-        "text": {"task": "detokenize"},
-    }
-    return TextContext(validate(Job, fields, {"prompts": "tokens"}))
+    question: dict[str, object] = {"prompts": [asked.tokens], "text": {"task": "detokenize"}}
+    return _asked(caller, body, job_id, asked, question, "tokens")
 
 
 def describing_form(caller: Caller, model: str) -> TextContext:
     """Ask for the tokenizer's configuration."""
-    text = TextParams(task="describe")
-    job = Job(
-        job_id="",
-        model=model,
-        tenant=caller.tenant,
-        traceparent=caller.traceparent,
-        prompts=[""],
-        priority_class="text",
-        text=text,
-    )
-    return TextContext(job)
+    question: dict[str, object] = {"prompts": [""], "text": {"task": "describe"}}
+    return _asked(caller, {}, "", AskedOfModel(model=model), question, "prompt")
 
 
 def render_chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a chat whose prompt is to be rendered. Raises InvalidJob."""
-    form = chat_form(caller, body, job_id)
-    return _of(form.job, renders=True, is_streamed=form.is_streamed)
+    return _of(chat_form(caller, body, job_id), renders=True)
 
 
 def render_text_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a completion request whose prompts are to be rendered. Raises InvalidJob."""
-    form = text_form(caller, body, job_id)
-    return _of(form.job, renders=True, is_streamed=form.is_streamed)
+    return _of(text_form(caller, body, job_id), renders=True)
 
 
 def tokenize_answer(form: TextContext, result: Result) -> JsonObject:
@@ -130,14 +111,36 @@ def render_text_answer(form: TextContext, result: Result) -> list[JsonValue]:
     return [_rendered(form, choice) for choice in result.choices]
 
 
-def _of(
-    job: Job, shows_strings: bool = False, renders: bool = False, is_streamed: bool = False
+def _asked(
+    caller: Caller,
+    body: JsonObject,
+    job_id: str,
+    asked: AskedOfModel,
+    question: dict[str, object],
+    called: str,
 ) -> TextContext:
+    """Return the form of a job that asks the tokenizer alone.
+
+    called  the caller's name for what it asks about
+    """
+    whole = {**question, "priority_class": "text"}
+    job = made_job(job_id, caller, asked, body, whole, {"prompts": called})
+    known = {*type(asked).model_fields, *OPTIONS, *NEUTRAL} - AskedOfModel.model_fields.keys()
+    others = [name for name in body if name not in known and name != "model"]
+    return TextContext(job, ignored=others)
+
+
+def _of(form: AnswerContext, shows_strings: bool = False, renders: bool = False) -> TextContext:
     """Return the form of a job for the tokenizer that reads another job's prompts."""
     text = TextParams(task="tokenize", return_token_strs=shows_strings)
-    params = job.params.model_copy(update={"n": 1, "best_of": None})
+    params = form.job.params.model_copy(update={"n": 1, "best_of": None})
     only = {"text": text, "priority_class": "text", "params": params, "return_token_ids": False}
-    return TextContext(job.model_copy(update=only), job if renders else None, is_streamed)
+    return TextContext(
+        form.job.model_copy(update=only),
+        form.job if renders else None,
+        form.is_streamed,
+        ignored=form.ignored,
+    )
 
 
 def _rendered(form: TextContext, choice: Choice) -> JsonObject:

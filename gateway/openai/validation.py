@@ -14,7 +14,6 @@ from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
 MAX_DEPTH = 64
 MAX_FIELDS = 4096  # of one object, because each may bring an error of its own
-_TOP = re.compile(r"[^.\[]*")  # of a path, the field at its top
 FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -82,8 +81,8 @@ def _invalid(
     elif error["type"] != "missing" and not isinstance(error["input"], dict | list):
         shown = f", got {error['input']!r:.60}"
     param = _param(steps, called)
-    tops = dict.fromkeys(_TOP.match(_param(each, called))[0] for each, _ in located)  # type: ignore[index]
-    others = [name for name in tops if name and name != _TOP.match(param)[0]]  # type: ignore[index]
+    tops = dict.fromkeys(_top(_param(each, called)) for each, _ in located)
+    others = [name for name in tops if name not in ("", _top(param))]
     more = f"; also wrong: {', '.join(others)}" if others else ""
     sentence = f"{message}{shown}{more}"
     return InvalidJob(f"{param}: {sentence}" if param else sentence, param or None)
@@ -99,6 +98,11 @@ def _location(error: ErrorDetails, fields: Mapping[str, object]) -> list[str | i
             steps.append(step)
             node = node[step]  # type: ignore[index]
     return [*steps, error["loc"][-1]] if error["type"] == "missing" else steps
+
+
+def _top(path: str) -> str:
+    """Return the field at the top of a path."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
 def _param(steps: list[str | int], called: Mapping[str, str]) -> str:

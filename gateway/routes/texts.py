@@ -39,6 +39,7 @@ async def text(request: Request, gateway: Open) -> Response:
         return endpoint.form(caller, with_model(cards, body), "")
 
     asked = await read(request, gateway, form)
+    gateway.tell_ignored(request, asked.ignored)
     card = cards.get(asked.job.model)
     asked = replace(asked, max_model_len=(card and card.max_model_len) or 0)
     return await whole(request, gateway, watch, asked, endpoint.shape)

@@ -7,7 +7,6 @@ top_a; Meister et al., "Locally typical sampling", 2023; llama.cpp for XTC, "exc
 Sums are of the draw's integer weights, so a row's tokens depend on nothing but the row.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,6 @@ from penstock.kernels.draw import BLOCK, UNIT, Cut, least_kept, powers_of, weigh
 from penstock.kernels.philox import key_schedule, uniforms
 from penstock.schemas.sampling import SamplingParams
 
-Rule = Callable[[Tensor, Tensor], Tensor]  # (logits, temperatures) -> which are excluded
 _XTC_STREAM = 1 << 20  # added to a choice: its other random numbers
 _DIGITS = (24, 16, 8, 0)  # shifts of the bytes of a float32, the most significant first
 
@@ -59,11 +57,10 @@ class Cuts:
         self._temperature = column([each.temperature for each in asked], torch.float32)
         self._sigmas = column([each.top_n_sigma for each in asked])
         self._cut = Cut(
-            column([each.top_k if each.top_k > 0 else vocab_size for each in asked]).long(),
+            column([_num_kept(each.top_k, vocab_size) for each in asked], torch.int64),
             column([each.top_p for each in asked]),
             column([each.min_p for each in asked]),
         )
-        self._cut.top_k.clamp_(max=vocab_size)
         self._top_as = column([each.top_a for each in asked])
         self._typical = column([each.typical_p for each in asked])
         self._likely = column([each.xtc_threshold for each in asked])
@@ -149,6 +146,11 @@ def top_choices(logits: Tensor, weights: Tensor, likely: Tensor) -> Tensor:
     likely = likely[:, None] * weights.sum(-1, keepdim=True)
     least = logits.masked_fill((weights < likely) | (weights == 0), torch.inf).amin(-1)
     return logits > least[:, None]
+
+
+def _num_kept(top_k: int, vocab_size: int) -> int:
+    """Return a bounded top_k: a caller's may be larger than any tensor holds."""
+    return min(top_k, vocab_size) if top_k > 0 else vocab_size
 
 
 def _without(logits: Tensor, excluded: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ class LeaseSession:
         what it was told: one that has not may hang, and that is for its supervisor to find out.
         """
         jobs = [job for streamer in self._streamers for job in streamer.jobs.values()]
-        num_seqs = sum(len(job.completions) for job in jobs)
+        num_seqs = sum(job.num_sequences for job in jobs)
         has_room = (
             num_seqs <= self._limits.max_num_seqs // 2
             and self._load.num_held_blocks <= self._limits.num_blocks // 2

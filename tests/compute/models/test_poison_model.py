@@ -150,6 +150,9 @@ ODD = {
     ),
     "every exclusion": SamplingParams(
         top_n_sigma=1e-9,
+        top_k=10**400,
+        top_p=5e-324,
+        min_p=1,
         top_a=1,
         typical_p=5e-324,
         xtc_probability=1,

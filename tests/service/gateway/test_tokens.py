@@ -172,6 +172,31 @@ def test_the_ids_of_a_prompt_that_is_cut_are_those_that_are_left(http: httpx.Cli
     assert choice["prompt_token_ids"] in (ids[-3:], [ids[0], *ids[-2:]])
 
 
+@pytest.mark.parametrize(
+    "path, body, told",
+    [
+        ("/tokenize", {"prompt": "a", "foo": 1, "timeout_ms": 9000}, "foo"),
+        ("/tokenize", {"prompt": "a", "priority": 1}, "priority"),
+        ("/tokenize", {**CHAT, "bar": 1, "return_token_strs": True, "model": MODEL}, "bar"),
+        ("/detokenize", {"tokens": [5], "foo": 1}, "foo"),
+        ("/v1/completions/render", {"prompt": "a", "model": MODEL, "foo": 1}, "foo"),
+        ("/inference/v1/generate", {"token_ids": [5], "temperature": 1}, "temperature"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [5], "sampling_params": {"echo": True, "seed": 1, "detokenize": False}},
+            "sampling_params.echo",
+        ),
+        ("/tokenize", {"prompt": "a"}, None),
+    ],
+)
+def test_what_means_nothing_is_told(
+    http: httpx.Client, path: str, body: dict, told: str | None
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-penstock-ignored") == told
+
+
 def test_what_cannot_be_is_named(http: httpx.Client) -> None:
     for path, body, words in (
         ("/tokenize", {}, "prompt: "),
@@ -185,6 +210,11 @@ def test_what_cannot_be_is_named(http: httpx.Client) -> None:
         ("/inference/v1/generate", {"token_ids": []}, "token_ids: "),
         ("/inference/v1/generate", {"token_ids": [5], "output_mode": "derender"}, "output_mode: "),
         ("/inference/v1/generate", {"token_ids": [5], "features": {"a": 1}}, "features: "),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [5], "sampling_params": {"max_tokens": 0, "prompt_logprobs": 1}},
+            "max_tokens: ",
+        ),
     ):
         status, message = refusal(http, path, **body)
         assert status in (400, 404) and words in message, (path, body, message)
