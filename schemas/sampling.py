@@ -24,6 +24,26 @@ MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_STOP_BYTES = 256
 MODEL_DEFAULTS = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
 
+# Of a search's answers nothing is drawn, and they are ranked by the model's own probabilities.
+BESIDE_NO_BEAMS = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "top_n_sigma",
+    "top_a",
+    "typical_p",
+    "xtc_probability",
+    "dry_multiplier",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "prompt_logprobs",
+    "thinking_token_budget",
+    "repetition_detection",
+    "structured_outputs",
+)
+
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[str, StringConstraints(min_length=1), at_most_bytes(MAX_STOP_BYTES)]
 ConstraintKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
@@ -128,6 +148,18 @@ class SamplingParams(Wire):
     best_of: int | None = Field(
         None, ge=1, le=MAX_CHOICES, description="answers that are drawn, of which the n likeliest"
     )
+    use_beam_search: bool = Field(
+        False, description="`best_of` beams, or `n`; of the answers they lead to the n best"
+    )
+    length_penalty: float = Field(
+        1.0,
+        ge=-100,
+        le=100,
+        description="an answer's log probability is divided by its length to the power of it",
+    )
+    early_stopping: Literal[True, False, "never"] = Field(
+        False, description="whether a search ends with as many answers as beams; never: not before"
+    )
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1, description="0 or -1 keeps every token")
@@ -211,8 +243,13 @@ class SamplingParams(Wire):
 
     @property
     def num_drawn(self) -> int:
-        """Return how many answers to each prompt are drawn, shown or not."""
+        """Return how many answers to each prompt are drawn, shown or not, or how many beams."""
         return self.best_of or self.n
+
+    @property
+    def num_sequences(self) -> int:
+        """Return how many sequences answer each prompt: a search shows its best alone."""
+        return self.n if self.use_beam_search else self.num_drawn
 
     def given(self) -> frozenset[str]:
         """Return the fields of `MODEL_DEFAULTS` that the job sets itself."""
@@ -245,6 +282,11 @@ class SamplingParams(Wire):
     def agrees_with_itself(self) -> Self:
         if self.best_of is not None and self.best_of < self.n:
             raise ValueError(f"best_of: {self.best_of} is below n, {self.n}")
+        if self.use_beam_search:
+            self._refuse_beside_beams()
+        elif self.length_penalty != 1 or self.early_stopping:
+            name = "length_penalty" if self.length_penalty != 1 else "early_stopping"
+            raise ValueError(f"{name}: only beams have it; give use_beam_search, or leave it out")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: give at least 1, or -1 for what has room")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -252,3 +294,14 @@ class SamplingParams(Wire):
                 f"min_tokens: {self.min_tokens} is above max_tokens, {self.max_tokens}"
             )
         return self
+
+    def _refuse_beside_beams(self) -> None:
+        """Raise ValueError for what a search, which draws nothing, would not obey."""
+        for name in BESIDE_NO_BEAMS:
+            value, usual = getattr(self, name), type(self).model_fields[name]
+            if value != usual.get_default(call_default_factory=True):
+                raise ValueError(f"{name}: beams do not obey it; leave it out")
+        if self.temperature not in (0, 1):
+            raise ValueError(
+                "temperature: a search of beams draws nothing; give 0, or leave it out"
+            )

@@ -310,7 +310,7 @@ class LLM:
             raise error
         completions = [
             Completion(self._text, params, limits.eos_token_ids, ids)
-            for _ in range(params.num_drawn)
+            for _ in range(params.num_sequences)
         ]
         return _Request(prompt, ids, params, completions)
 
@@ -333,7 +333,7 @@ class LLM:
         seed = request.params.seed
         seed = secrets.randbits(63) if seed is None else seed
         words = self._text.word_ids(request.params)
-        params, drawn = request.params, request.params.num_drawn
+        params, drawn = request.params, request.params.num_sequences
         if drawn > params.n:
             params, request.totals = with_logprobs(params), dict.fromkeys(range(drawn), 0.0)
         group = f"{next(self._numbers)}" if drawn > 1 else ""

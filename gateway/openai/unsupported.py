@@ -16,10 +16,7 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "prompt_embeds": ([],),
     "logits_processors": ([],),
     "custom_logit_processor": ("",),
-    "use_beam_search": (False,),
     "beam_width": (1,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
     "detokenize": (True,),
     "return_hidden_states": (False,),
     "structural_tag": ("", {}),
@@ -63,6 +60,7 @@ ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
 }
 UNSUPPORTED = NEUTRAL.keys() | ASKED.keys()
 INSTEAD = {
+    "beam_width": "use_beam_search with n or best_of",
     "ebnf": "structured_outputs.grammar",
     "grammar": "structured_outputs.grammar",
     "functions": "tools",

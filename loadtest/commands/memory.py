@@ -55,6 +55,9 @@ class InstantRunner:
     def zero(self, blocks: list[int]) -> None:
         """Do nothing, since there is no cache behind the blocks."""
 
+    def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
+        """Do nothing, for the same reason."""
+
 
 class WasteSettings(Settings):
     """KV memory that is taken and holds nothing: blocks of 16 against one region a sequence."""

@@ -77,16 +77,15 @@ class ForgetfulRunner:
                 states.append(states[-1])  # a fork draws from what is before it
             elif piece.draws:
                 states.append(self._read(piece.seq, piece.start + piece.count)[-1])
-        size = self.block_size
-        for source, target in plan.copies:
-            copied = self.slots[source * size : (source + 1) * size]
-            self.slots[target * size : (target + 1) * size] = copied
-        for fork, leader in plan.forks():
-            self.copy(plan.seqs[leader].row, plan.seqs[fork].row)
+        rows = [(plan.seqs[leader].row, plan.seqs[fork].row) for fork, leader in plan.forks()]
+        self.copy(plan.copies, rows)
         return Computed(plan, states)
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy a row's state; here is none."""
+    def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
+        size = self.block_size
+        for source, target in blocks:
+            copied = self.slots[source * size : (source + 1) * size]
+            self.slots[target * size : (target + 1) * size] = copied
 
     def draw(self, computed: "Computed") -> DrawnTokens:
         tokens = [
@@ -123,7 +122,12 @@ class StatefulRunner(ForgetfulRunner):
         super().__init__(num_blocks, block_size)
         self.rows = [b"never written"] * num_rows
 
-    def copy(self, source: int, target: int) -> None:
+    def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
+        super().copy(blocks, rows)
+        for source, target in rows:
+            self.copy_row(source, target)
+
+    def copy_row(self, source: int, target: int) -> None:
         self.rows[target] = self.rows[source]
 
     def _state(self, seq: Sequence, position: int, token_id: int) -> bytes:

@@ -126,22 +126,24 @@ class BlockPool:
             seq.block_table.append(block)
         return True
 
-    def fork(self, seq: Sequence, leader: Sequence) -> list[tuple[int, int]] | None:
-        """Give the sequence the blocks of the prompt that its leader has computed.
+    def fork(
+        self, seq: Sequence, leader: Sequence, num_tokens: int
+    ) -> list[tuple[int, int]] | None:
+        """Give the sequence the blocks of its first tokens, which its leader has computed.
 
         Return the copies to make: the last block is filled differently from here on, so each has
         its own. Return None, with nothing held, where there is no block for it.
         """
-        num_full, tail = divmod(seq.num_prompt, self.block_size)
+        num_full, tail = divmod(num_tokens, self.block_size)
         if tail and not self.num_unheld:
             return None
         for block in leader.block_table[:num_full]:
             self._hold(block)
             seq.block_table.append(block)
-        seq.num_found, seq.borders = seq.num_prompt, []
+        seq.num_found, seq.borders = num_tokens, []
         if not tail:
             return []
-        self.reserve(seq, seq.num_prompt)
+        self.reserve(seq, num_tokens)
         return [(leader.block_table[num_full], seq.block_table[num_full])]
 
     def remember(self, seq: Sequence, start: int, end: int) -> None:

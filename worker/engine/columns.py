@@ -20,7 +20,8 @@ class Columns:
     longest     the number of tokens, prompt and completion, at which the sequence ends
     stop_ids    [rows, 4]
     is_watched  whether each drawn token needs more work: the sequence has a grammar, asks for log
-                probabilities or an end to repetitions, or has more stop ids than fit here
+                probabilities or an end to repetitions, is a beam, or has more stop ids than fit
+    is_beam     whether it is a beam, of which nobody knows ahead how it goes on
     stay        a new number for each time that a sequence gets a row
     border      the number of computed tokens at which a step ends, so that the state is kept
     """
@@ -36,7 +37,7 @@ class Columns:
             self.border,
         ) = np.zeros((7, max_num_seqs), np.int64)
         self.stop_ids = np.full((max_num_seqs, _STOPS), _NO_STOP, np.int64)
-        self.is_watched = np.zeros(max_num_seqs, np.bool_)
+        self.is_watched, self.is_beam = np.zeros((2, max_num_seqs), np.bool_)
         self._num_stays = 0
 
     def enter(self, seq: Sequence) -> None:
@@ -49,13 +50,19 @@ class Columns:
         self.longest[row] = seq.num_prompt + seq.max_tokens
         self.note_border(seq)
         self.stop_ids[row] = [*stops[:_STOPS], *[_NO_STOP] * (_STOPS - len(stops))]
+        self.is_beam[row] = seq.is_beam
         self.is_watched[row] = (
             len(stops) > _STOPS
+            or seq.is_beam
             or seq.constraint is not None
             or seq.params.logprobs is not None
             or seq.prompt_logprobs is not None
             or seq.params.repetition_detection is not None
         )
+
+    def grow(self, seq: Sequence) -> None:
+        """Note the last token of a beam, which is not always the one that was drawn for it."""
+        self.last_token[seq.row] = seq.token_ids[-1]
 
     def note_border(self, seq: Sequence) -> None:
         """Note the sequence's next border."""

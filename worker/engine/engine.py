@@ -12,6 +12,8 @@ import numpy as np
 from penstock.schemas import names
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import FinishReason
+from penstock.worker.engine.beam_search import num_candidates
+from penstock.worker.engine.beams import Beams
 from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
@@ -34,6 +36,9 @@ class Runner(Protocol):
 
     def zero(self, blocks: list[int]) -> None:
         """Make the blocks harmless to the sequences that get them next."""
+
+    def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
+        """Make the second of each pair a copy of the first: blocks, and the states of rows."""
 
 
 class AheadRunner(Protocol):
@@ -76,6 +81,7 @@ class Engine:
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
+        self._beams = Beams(scheduler, runner, self._sequence, self._note_end)
         self._stats = Stats(limits.num_blocks, limits.block_size, scheduler.max_num_batched_tokens)
         self._tallies = {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
         self._step_tokens = self._tallies["step_tokens"]
@@ -142,7 +148,8 @@ class Engine:
     def stats(self) -> Stats:
         pool = self.scheduler.pool
         self._stats.num_running = len(self.scheduler.running)
-        self._stats.num_waiting = len(self._seqs) - len(self.scheduler.running)
+        num_seqs = len(self._seqs) + self._beams.num_beams
+        self._stats.num_waiting = num_seqs - len(self.scheduler.running)
         self._stats.num_held_blocks = pool.num_held
         self._stats.num_cached_blocks = pool.num_cached
         self._stats.num_shared_blocks = pool.num_shared
@@ -202,6 +209,9 @@ class Engine:
         error = self.limits.check(addition)
         if error:
             return _refusal(addition.seq_id, error)
+        if addition.params.use_beam_search:
+            self._beams.add(addition)
+            return None
         seq = self._sequence(addition)
         self._seqs[seq.seq_id] = seq
         if addition.params.structured_outputs is None:
@@ -218,23 +228,31 @@ class Engine:
         # A tokenizer may have ids that the head has no row for: nobody can draw them.
         known = [ids for ids in addition.words.bad_words if max(ids) < self.limits.vocab_size]
         words = addition.words._replace(bad_words=known)
+        stop_ids = ends | frozenset(params.stop_token_ids)
         return Sequence(
             seq_id=addition.seq_id,
             params=params,
             token_ids=token_ids,
             num_prompt=num_prompt,
             max_tokens=self.limits.max_tokens(num_prompt, params),
-            stop_ids=ends | frozenset(params.stop_token_ids),
+            stop_ids=stop_ids,
             cache_salt=addition.cache_salt,
             priority=addition.priority,
             turn=addition.turn,
             # The last token was drawn, and nothing computed of it.
             num_before=len(token_ids) - 1 if addition.completion else 0,
             sampling=SamplerRow(
-                params, addition.seed, addition.choice, token_ids, num_prompt, words
+                params,
+                addition.seed,
+                addition.choice,
+                token_ids,
+                num_prompt,
+                words,
+                num_candidates(params, stop_ids),
             ),
             prompt_logprobs=_unscored(addition),
-            group=addition.group,
+            group="" if params.use_beam_search else addition.group,
+            is_beam=params.use_beam_search,
         )
 
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
@@ -255,10 +273,15 @@ class Engine:
         seq = self._seqs.get(seq_id)
         if seq is not None:
             self._end(seq)
+        else:
+            self._beams.cancel(seq_id)
 
     def _end(self, seq: Sequence) -> None:
         del self._seqs[seq.seq_id]
         self.scheduler.remove(seq)
+        self._note_end(seq)
+
+    def _note_end(self, seq: Sequence) -> None:
         self._tallies["request_preemptions"].observe(seq.num_preemptions)
         if seq.num_cached is not None:
             self._tallies["prefill_computed_tokens"].observe(seq.num_prompt - seq.num_cached)
@@ -282,7 +305,10 @@ class Engine:
         num_tokens = int(plan.counts.sum())
         self._stats.computed_tokens += num_tokens
         self._step_tokens.observe(num_tokens)
-        outputs = [self._spoil(plan.seqs[at]) for at in sampled.spoilt if not plan.draws[at]]
+        outputs = []
+        for place in sampled.spoilt:
+            if not plan.draws[place]:
+                outputs += self._spoil(plan.seqs[place])
         return outputs + self._draw(plan, sampled)
 
     def _draw(self, plan: Plan, sampled: Sampled) -> list[Output]:
@@ -291,11 +317,10 @@ class Engine:
         columns = self.scheduler.columns
         seqs, token_ids = plan.drawing, sampled.token_ids
         special = columns.draw(plan.of_drawing(plan.rows), np.array(token_ids))
-        others = []
+        others: list[Output] = []
         if special.any():
             places = np.flatnonzero(special).tolist()
-            drawn = [(seqs[at], token_ids[at], sampled.logprobs[at]) for at in places]
-            others = [self._append(*each) for each in drawn]
+            others = self._watch([(seqs[at], token_ids[at], sampled.logprobs[at]) for at in places])
             plain = np.flatnonzero(~special).tolist()
             seqs, token_ids = [seqs[at] for at in plain], [token_ids[at] for at in plain]
         for seq, token_id in zip(seqs, token_ids, strict=True):
@@ -309,21 +334,44 @@ class Engine:
         )
         return outputs + others
 
-    def _spoil(self, seq: Sequence) -> Output:
+    def _watch(self, drawn: list[tuple[Sequence, int, Logprob | None]]) -> list[Output]:
+        """Look closely at what was drawn for some sequences: they may end, or be beams."""
+        outputs: list[Output] = []
+        beams = []
+        for seq, token_id, logprob in drawn:
+            if seq.status is Status.FINISHED:  # a beam of a search that just failed
+                continue
+            scores, seq.prompt_logprobs = seq.prompt_logprobs, None
+            # Without all scores the logits of a prompt's token were no numbers.
+            if token_id == NO_TOKEN or (scores is not None and len(scores) != seq.num_prompt - 1):
+                outputs += self._spoil(seq)
+            elif seq.is_beam:
+                assert logprob is not None, "a beam is told its likeliest tokens"
+                beams.append((seq, logprob))
+            else:
+                outputs += self._append(seq, token_id, logprob, scores)
+        return outputs + self._beams.take(
+            each for each in beams if each[0].status is not Status.FINISHED
+        )
+
+    def _spoil(self, seq: Sequence) -> list[Output]:
         """End the sequence with an error, and clear the blocks of its own, which may hold NaN."""
         self.runner.zero(self.scheduler.pool.forget_own(seq))
         return self._fail(seq, _why_no_token(seq))
 
-    def _fail(self, seq: Sequence, error: PenstockError) -> Output:
+    def _fail(self, seq: Sequence, error: PenstockError) -> list[Output]:
+        if seq.is_beam:
+            return self._beams.fail(seq, error)
         self._end(seq)
-        return _refusal(seq.seq_id, error)
+        return [_refusal(seq.seq_id, error)]
 
-    def _append(self, seq: Sequence, token_id: int, logprob: Logprob | None) -> Output:
-        if token_id == NO_TOKEN:
-            return self._spoil(seq)
-        scores, seq.prompt_logprobs = seq.prompt_logprobs, None
-        if scores is not None and len(scores) != seq.num_prompt - 1:
-            return self._spoil(seq)  # the logits of a prompt's token were no numbers
+    def _append(
+        self,
+        seq: Sequence,
+        token_id: int,
+        logprob: Logprob | None,
+        scores: list[Logprob] | None,
+    ) -> list[Output]:
         seq.token_ids.append(token_id)
         if seq.constraint is not None:
             seq.constraint.advance(token_id)
@@ -333,15 +381,17 @@ class Engine:
         if finish_reason is not None:
             self._end(seq)
         logprobs = None if logprob is None else [logprob]
-        return Output(
-            seq.seq_id,
-            [token_id],
-            logprobs,
-            finish_reason,
-            stop_reason,
-            seq.num_cached or 0,
-            prompt_logprobs=scores,
-        )
+        return [
+            Output(
+                seq.seq_id,
+                [token_id],
+                logprobs,
+                finish_reason,
+                stop_reason,
+                seq.num_cached or 0,
+                prompt_logprobs=scores,
+            )
+        ]
 
 
 def _unscored(addition: AddSequence) -> list[Logprob] | None:

@@ -28,10 +28,20 @@ class PackedLogprobs:
     def of(cls, logits: Tensor, token_ids: Tensor, wants_top: bool) -> "PackedLogprobs":
         """Pack what the logits [rows, vocab] float32 say of the tokens [rows] int64."""
         # Always the same number, so that other rows do not decide which of equal logits are listed.
-        num_top = min(MAX_LOGPROBS, logits.shape[1]) if wants_top else 0
+        return cls.largest(logits, token_ids, MAX_LOGPROBS * wants_top, log_total(logits))
+
+    @classmethod
+    def largest(
+        cls, logits: Tensor, token_ids: Tensor, num_top: int, totals: Tensor
+    ) -> "PackedLogprobs":
+        """Pack them with as many of the likeliest tokens, if there are so many.
+
+        totals  [rows] float64, to be subtracted from logits so that they are log probabilities
+        """
+        num_top = min(num_top, logits.shape[1])
         top, top_ids = _ordered(*logits.topk(num_top))
         own = logits.gather(1, token_ids[:, None])
-        values = torch.cat([own, top], -1).double() - log_total(logits)[:, None]
+        values = torch.cat([own, top], -1).double() - totals[:, None]
         packed = torch.cat([top_ids.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
         return cls(packed, num_top)
 

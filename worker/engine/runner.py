@@ -93,7 +93,8 @@ class ModelRunner:
             batch = replace(batch, token_ids=tokens)
         hidden = self.model(batch, self.kv_caches)
         sums = Arriving(hidden.sum(-1, dtype=torch.float32))
-        self._fork(plan)
+        forks = [(int(plan.rows[leader]), int(plan.rows[fork])) for fork, leader in plan.forks()]
+        self.copy(plan.copies, forks)
         if plan.is_decode:
             return Launched(plan, hidden, sums)
         scores = None
@@ -102,15 +103,15 @@ class ModelRunner:
         ends = plan.counts.cumsum()[plan.draws] - 1
         return Launched(plan, hidden[send([ends], hidden.device)[0]], sums, scores=scores)
 
-    def _fork(self, plan: Plan) -> None:
-        """Give each fork of the plan what its leader's last block and state hold."""
-        if plan.copies:
-            sources, targets = (list(each) for each in zip(*plan.copies, strict=True))
+    def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
+        """Make the second of each pair a copy of the first: blocks, and the states of rows."""
+        if blocks:
+            sources, targets = (list(each) for each in zip(*blocks, strict=True))
             for kv_cache in self.kv_caches:
                 kv_cache[targets] = kv_cache[sources]
         if self.copy_state is not None:
-            for fork, leader in plan.forks():
-                self.copy_state(int(plan.rows[leader]), int(plan.rows[fork]))
+            for source, target in rows:
+                self.copy_state(source, target)
 
     @torch.inference_mode()
     def draw(self, launched: Launched) -> DrawnTokens:

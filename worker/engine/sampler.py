@@ -10,6 +10,7 @@ A row's token depends on nothing but the row: its logits, its params, its token 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.sample import NO_TOKEN as NO_TOKEN
-from penstock.kernels.sample import WAY, Sample, forbid, plan_sample
+from penstock.kernels.sample import WAY, Sample, forbid, log_total, plan_sample
 from penstock.kernels.token_mask import allow_all_but
 from penstock.schemas.sampling import MAX_STOP_BYTES, SamplingParams
 from penstock.worker.engine.cuts import CutRow, Cuts, asks_for_cuts
@@ -39,6 +40,8 @@ class SamplerRow:
 
     `token_ids` is the sequence's own list, prompt and then completion, and grows with it. All
     other state follows from it, so a sequence rebuilt from its ids gets the same tokens.
+
+    num_candidates  how many of the likeliest tokens a beam is told, of which its search draws
     """
 
     params: SamplingParams
@@ -47,6 +50,7 @@ class SamplerRow:
     token_ids: list[int]
     num_prompt: int
     words: WordIds = NO_WORDS
+    num_candidates: int = 0
     seen: SeenTokens | None = field(init=False, default=None)
     dry: DryTokens | None = field(init=False, default=None)
     is_cut: bool = field(init=False)  # by a rule that the kernels lack
@@ -67,7 +71,8 @@ class SamplerRow:
             self.allowed = torch.tensor(params.allowed_token_ids)
         alters = params.logit_bias or params.min_tokens or self.allowed is not None
         looks_back = self.seen or self.dry or self.words.bad_words
-        self.is_plain = not (alters or looks_back or self.is_cut) and params.logprobs is None
+        is_told = params.logprobs is not None or self.num_candidates
+        self.is_plain = not (alters or looks_back or self.is_cut or is_told)
 
     def forbidden(self) -> list[int]:
         """Return the tokens that would end a bad word, of those that the completion began."""
@@ -162,14 +167,20 @@ class Sampler:
             self._columns = self._read(rows)
         columns = self._columns
         raw = logits[columns.scored] if columns.scored else None
+        totals = log_total(logits[columns.beams]) if columns.beams else None
         positions = columns.positions(lengths)
         self._alter(logits, columns, masks)
         if columns.cuts is not None:
             forbid(logits, masks, columns.masked_cuts)
             columns.cuts.exclude(logits, positions)
         tokens = columns.sample(logits, positions, masks)
+        told = []
         if raw is not None:
-            return _with_logprobs(tokens, raw, columns)
+            told.append(_scored(tokens, raw, columns))
+        if totals is not None:
+            told.append(_candidates(logits, totals, columns))
+        if told:
+            return _with_logprobs(tokens, told)
         arriving, count = Arriving(tokens), len(rows)
         return DrawnTokens(tokens, lambda: Sampled(arriving.wait().tolist(), [None] * count))
 
@@ -213,7 +224,12 @@ class Sampler:
             dry=[(i, row.dry) for i, row in special if row.dry is not None],
             cuts=self._cuts(special),
             masked_cuts=self._masked_cuts(special),
-            scored=[i for i, row in special if row.params.logprobs is not None],
+            scored=[
+                i
+                for i, row in special
+                if row.params.logprobs is not None and not row.num_candidates
+            ],
+            beams=[i for i, row in special if row.num_candidates],
             sample=plan_sample(ways, self.vocab_size, self.device),
         )
 
@@ -299,6 +315,7 @@ class _Columns:
     cuts: Cuts | None
     masked_cuts: Tensor  # the rows that are cut under a grammar
     scored: list[int]
+    beams: list[int]
     sample: Sample
 
     def positions(self, lengths: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -325,33 +342,59 @@ def _way(params: SamplingParams, seed: int, choice: int, is_cut: bool) -> bytes:
     return way.tobytes()
 
 
-def _with_logprobs(tokens: Tensor, raw: Tensor, columns: _Columns) -> DrawnTokens:
-    """Return the tokens with log probabilities, for the rows that asked for them.
+class _Told(NamedTuple):
+    """Numbers for some rows: of each its place in the batch, and how many likeliest tokens."""
+
+    packed: PackedLogprobs
+    places: list[int]
+    wanted: list[int]
+    are_beams: bool
+
+
+def _scored(tokens: Tensor, raw: Tensor, columns: _Columns) -> _Told:
+    """Return the log probabilities for the rows that asked for them.
 
     raw [scored rows, vocab]: the logits of those rows as the model gave them.
     """
     wanted = [columns.rows[i].params.logprobs or 0 for i in columns.scored]
     packed = PackedLogprobs.of(raw, tokens[columns.scored].clamp(min=0), any(wanted))
-    # one transfer for all
-    arriving = Arriving(torch.cat([tokens.double(), packed.rows.flatten()]))
-    asked, num_top = list(zip(columns.scored, wanted, strict=True)), packed.num_top
-    return DrawnTokens(
-        tokens, lambda: _read_logprobs(arriving.wait().tolist(), len(tokens), num_top, asked)
+    return _Told(packed, columns.scored, wanted, are_beams=False)
+
+
+def _candidates(logits: Tensor, totals: Tensor, columns: _Columns) -> _Told:
+    """Return the likeliest tokens for the beams.
+
+    They are the largest of the altered logits, but still less the totals of the model's own, as
+    transformers ranks beams.
+    """
+    wanted = [columns.rows[i].num_candidates for i in columns.beams]
+    altered = logits[columns.beams]
+    packed = PackedLogprobs.largest(altered, altered.argmax(-1), max(wanted), totals)
+    return _Told(packed, columns.beams, wanted, are_beams=True)
+
+
+def _with_logprobs(tokens: Tensor, told: list[_Told]) -> DrawnTokens:
+    """Return the tokens with what is told of them: one transfer for all."""
+    arriving = Arriving(
+        torch.cat([tokens.double(), *(each.packed.rows.flatten() for each in told)])
     )
+    return DrawnTokens(tokens, lambda: _read_told(arriving.wait().tolist(), len(tokens), told))
 
 
-def _read_logprobs(
-    flat: list[float], num_rows: int, num_top: int, asked: list[tuple[int, int]]
-) -> Sampled:
-    """Read the tokens of all rows and, of each row that asked, what `_with_logprobs` packed."""
+def _read_told(flat: list[float], num_rows: int, told: list[_Told]) -> Sampled:
+    """Read the tokens of all rows and what `_with_logprobs` packed. A beam's is the likeliest."""
     token_ids = [int(token) for token in flat[:num_rows]]
     logprobs: list[Logprob | None] = [None] * num_rows
-    width = 2 * num_top + 1
-    for place, (row, wanted) in enumerate(asked):
-        packed = flat[num_rows + place * width :][:width]
-        logprob = read_logprob(packed, token_ids[row], num_top, wanted)
-        if logprob is None:
-            token_ids[row] = NO_TOKEN
-        elif token_ids[row] != NO_TOKEN:
-            logprobs[row] = logprob
+    begin = num_rows
+    for packed, places, wanted, are_beams in told:
+        width = 2 * packed.num_top + 1
+        for row, count in zip(places, wanted, strict=True):
+            values, begin = flat[begin : begin + width], begin + width
+            if are_beams:
+                token_ids[row] = int(values[0])
+            logprob = read_logprob(values, token_ids[row], packed.num_top, count)
+            if logprob is None:
+                token_ids[row] = NO_TOKEN
+            elif token_ids[row] != NO_TOKEN:
+                logprobs[row] = logprob
     return Sampled(token_ids, logprobs)

@@ -99,12 +99,14 @@ class Scheduler:
         Each sequence computes the token that it draws now. Those that end with it by their length
         are left out: the second value is the places of the others, None if these are all. Return
         None where `schedule` might choose another step: a prompt is being read, one that waits
-        might start, or blocks are short.
+        might start, blocks are short, or a search has not said which beams go on.
         """
         columns, could_start = self.columns, self.waiting and not self._is_full
         gives_way = self.waiting and self.preemption_threshold is not None
         everyone_draws = len(plan.drawing) == len(plan) == len(self.running)
         if could_start or gives_way or not everyone_draws:
+            return None
+        if columns.is_beam[plan.rows].any():
             return None
         goes_on = plan.starts + plan.counts + 1 < columns.longest[plan.rows]
         places = None if goes_on.all() else np.flatnonzero(goes_on)
@@ -284,7 +286,7 @@ class Scheduler:
 
     def _fork(self, seq: Sequence, leader: Sequence) -> list[tuple[int, int]] | None:
         """Let the sequence go on from its leader's prompt; return the blocks to be copied."""
-        copies = self.pool.fork(seq, leader) if self._rows else None
+        copies = self.pool.fork(seq, leader, seq.num_prompt) if self._rows else None
         if copies is None:
             return None
         self.waiting.remove(seq)
@@ -292,6 +294,24 @@ class Scheduler:
             seq.num_cached = seq.num_prompt
             self.num_admitted_tokens += seq.num_prompt
             self.num_cached_tokens += seq.num_prompt
+        self.num_forks += 1
+        self._enter(seq)
+        return copies
+
+    def branch(self, seq: Sequence, beam: Sequence) -> list[tuple[int, int]]:
+        """Start a sequence that is a beam with another token; return the blocks to be copied.
+
+        The beam has no new token yet. A sequence without a row or blocks waits, as any other.
+        """
+        num_tokens = len(beam.token_ids)
+        seq.num_cached, seq.num_before = beam.num_cached, num_tokens
+        seq.digests = [*beam.digests]
+        is_running = beam.status is Status.RUNNING and self._rows
+        copies = self.pool.fork(seq, beam, num_tokens) if is_running else None
+        if copies is None:
+            self.add(seq)
+            return []
+        seq.place = beam.place
         self.num_forks += 1
         self._enter(seq)
         return copies

@@ -47,6 +47,7 @@ class Sequence:
     row         its row in the persistent batch while running
     prompt_logprobs  of its prompt's second token and on, as far as they are known; None where
                 nobody asks for them, or they were given
+    is_beam     whether a search says how it goes on, once it knows all its beams' likeliest tokens
     """
 
     seq_id: str
@@ -73,6 +74,7 @@ class Sequence:
     group: str = ""
     row: int = -1
     prompt_logprobs: list[Logprob] | None = None
+    is_beam: bool = False
 
     @property
     def num_pending(self) -> int:

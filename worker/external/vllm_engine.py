@@ -32,7 +32,8 @@ _SAME = (
 # Of a word that another worker's completion began vLLM would not see the beginning.
 UNSUPPORTED = frozenset(
     {
-        "best_of", "bad_words", "prompt_logprobs", "thinking_token_budget", "repetition_detection",
+        "best_of", "use_beam_search", "length_penalty", "early_stopping",
+        "bad_words", "prompt_logprobs", "thinking_token_budget", "repetition_detection",
         "top_n_sigma", "top_a", "typical_p", "xtc_probability", "xtc_threshold",
         "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
         "dry_sequence_breakers", "structured_outputs.structural_tag",

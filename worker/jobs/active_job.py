@@ -109,7 +109,7 @@ class ActiveJob:
     def additions(self, cache_salt: bytes) -> list[AddSequence]:
         """Return a sequence for each choice that is not finished, with the ids drawn so far."""
         params, seed, pooling = self.sampling_params(), job_seed(self.job), self.job.pooling
-        drawn = params.num_drawn
+        drawn = params.num_sequences
         if pooling is not None:
             pooling = pooling.model_copy(update={"queries": []})  # they are in the prompts
         return [
@@ -273,7 +273,7 @@ class ActiveJob:
 
     def usage(self) -> Usage:
         """Return the tokens used. A prompt counts once, however many choices answer it."""
-        drawn = self.job.params.num_drawn
+        drawn = self.job.params.num_sequences
         firsts = range(0, len(self.prompts) * drawn, drawn)
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.prompts),

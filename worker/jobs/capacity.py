@@ -147,7 +147,8 @@ class Capacity:
             given = len(addition.prompt) + len(addition.completion)
             left = addition.params.max_tokens or COMPLETION_TOKENS
             self._sequences[addition.seq_id] = addition.priority
-            self._unseen[addition.seq_id] = self._blocks(given)
+            if not addition.params.use_beam_search:  # a search shows nothing before its end
+                self._unseen[addition.seq_id] = self._blocks(given)
             blocks = self._blocks(given + min(left, COMPLETION_TOKENS))
             self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
 

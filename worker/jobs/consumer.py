@@ -88,7 +88,7 @@ class Intake:
         ]
         named = job.params.bad_words or job.params.dry_multiplier
         words = await asyncio.to_thread(self.text.word_ids, job.params) if named else NO_WORDS
-        kind = ActiveJob if job.params.num_drawn == job.params.n else BestOfJob
+        kind = ActiveJob if job.params.num_sequences == job.params.n else BestOfJob
         return kind(
             started,
             prompts,

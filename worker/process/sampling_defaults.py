@@ -21,9 +21,12 @@ class Generation:
     defaults: Mapping[str, JsonValue]
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with the model's defaults for what they do not give."""
+        """Return the parameters with the model's defaults for what they do not give.
+
+        A search of beams has none: it draws nothing, and ranks by the model's own probabilities.
+        """
         missing = self.defaults.keys() - params.given()
-        if not missing:
+        if not missing or params.use_beam_search:
             return params
         return params.model_copy(update={name: self.defaults[name] for name in missing})
 

@@ -71,6 +71,11 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("n", "2", "n"),
     ("best_of", 0, "best_of"),
     ("best_of", 129, "best_of"),
+    ("use_beam_search", 1, "use_beam_search"),
+    ("length_penalty", 101, "length_penalty"),
+    ("length_penalty", 0.5, "length_penalty"),
+    ("early_stopping", "always", "early_stopping"),
+    ("early_stopping", True, "early_stopping"),
     ("seed", 2**63, "seed"),
     ("seed", 10**40, "seed"),
     ("seed", 1.5, "seed"),
@@ -218,6 +223,18 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"prompt": ["a"] * 9, "best_of": 128}, "best_of"),
         ({"n": 3, "best_of": 2}, "best_of"),
         ({"n": 1, "best_of": 2, "stream": True}, "best_of"),
+        *(
+            ({"use_beam_search": True, **fields}, name)
+            for fields, name in (
+                ({"temperature": 0.7}, "temperature"),
+                ({"top_k": 5}, "top_k"),
+                ({"stop": "x"}, "stop"),
+                ({"repetition_penalty": 1.1}, "repetition_penalty"),
+                ({"response_format": {"type": "json_object"}}, "structured_outputs"),
+                ({"echo": True, "logprobs": 1}, "prompt_logprobs"),
+                ({"prompt": ["a"] * 9, "best_of": 128}, "best_of"),
+            )
+        ),
         ({"regex": "a+", "json_schema": {"type": "null"}}, "response_format"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "response_format"),
@@ -379,10 +396,7 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("prompt_embeds", "x", [[]]),
     ("logits_processors", ["x"], [[]]),
     ("custom_logit_processor", "x", [""]),
-    ("use_beam_search", True, [False]),
     ("beam_width", 4, [1]),
-    ("length_penalty", 0.5, [1.0]),
-    ("early_stopping", True, [False]),
     ("detokenize", False, [True]),
     ("return_hidden_states", True, [False]),
     ("structural_tag", {"type": "structural_tag"}, ["", {}]),
@@ -469,7 +483,8 @@ def test_of_all_that_is_refused_each_is_tried() -> None:
 def test_parameters_that_ask_for_nothing_more_are_taken(http: httpx.Client) -> None:
     for fields in (FORCED, {"parallel_tool_calls": False}, {"add_special_tokens": False}):
         assert http.post("/v1/chat/completions", json=CHAT | fields).status_code == 200
-    for more in ({"n": 3, "best_of": 3}, {"add_special_tokens": True}):
+    beams = {"use_beam_search": True, "temperature": 0, "top_p": 1, "n": 2}
+    for more in ({"n": 3, "best_of": 3}, {"add_special_tokens": True}, beams):
         assert http.post("/v1/completions", json=TEXT | more).status_code == 200
 
 

@@ -94,6 +94,39 @@ def test_how_long_an_answer_took_is_told_where_it_is_asked_for(client: OpenAI) -
     assert "metrics" not in (plain.model_extra or {})
 
 
+def test_beams_are_ranked_by_what_a_token_costs(client: OpenAI) -> None:
+    beams = {"use_beam_search": True, "best_of": 5, "ignore_eos": True}
+    given = {"model": MODEL, "max_tokens": 30, "temperature": 0}
+    prompts = ["one", "two"]
+    wide = client.completions.create(**given, prompt=prompts, n=3, logprobs=0, extra_body=beams)  # type: ignore[call-overload]
+    assert [choice.index for choice in wide.choices] == [*range(6)]
+    totals = [sum(choice.logprobs.token_logprobs) for choice in wide.choices]
+    greedy = client.completions.create(
+        **given,  # type: ignore[call-overload]
+        prompt=prompts,
+        logprobs=0,
+        extra_body={"ignore_eos": True},
+    )
+    for place in range(2):
+        shown = totals[3 * place : 3 * place + 3]
+        assert shown == sorted(shown, reverse=True) and len(set(shown)) == 3
+    narrow = beams | {"best_of": 1}
+    one = client.completions.create(**given, prompt=prompts, logprobs=0, extra_body=narrow)  # type: ignore[call-overload]
+    assert [each.text for each in one.choices] == [each.text for each in greedy.choices]
+    assert wide.usage and wide.usage.completion_tokens == 6 * 30
+    chat = client.chat.completions.create(
+        **given, messages=HI, n=2, extra_body=beams | {"best_of": 2}
+    )  # type: ignore[call-overload]
+    streamed = client.chat.completions.create(  # type: ignore[call-overload]
+        **given, messages=HI, n=2, stream=True, extra_body=beams | {"best_of": 2}
+    )
+    texts = ["", ""]
+    for chunk in streamed:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [choice.message.content for choice in chat.choices] and texts[0] != texts[1]
+
+
 class Person(BaseModel):
     name: str
     age: int

@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -261,14 +262,14 @@ def test_the_best_of_several_come_at_the_end_and_all_are_counted(client: OpenAI)
     assert sum(len(chunk.choices) for chunk in same) > 10
 
 
-def best_of_three(server: Server, gateway: GatewayProcess, kills: bool) -> list[tuple[int, str]]:
-    job = {"prompt": ["one", "two", "three"], "n": 2, "best_of": 5, "max_tokens": 1500, "seed": 4}
-    with (
-        httpx.Client(base_url=gateway.url, timeout=120) as http,
-        WorkerProcess(server.url) as worker,
-    ):
+def best_of_three(
+    server: Server, gateway: GatewayProcess, model: str | Path, more: dict[str, object], kills: bool
+) -> list[tuple[int, str]]:
+    job = {"prompt": ["one", "two", "three"], "n": 2, "best_of": 5, "ignore_eos": True, **more}
+    with httpx.Client(base_url=gateway.url, timeout=120) as http:
+        worker = WorkerProcess(server.url, model)
         eventually(lambda: is_ready(gateway), within_s=240)
-        answer = http.post("/v1/jobs", json={"model": MODEL, **job, "ignore_eos": True})
+        answer = http.post("/v1/jobs", json={"model": worker.model, **job})
         path = f"/v1/jobs/{answer.json()['id']}"
         # Nothing is logged of it before its candidates have ended.
         eventually(lambda: http.get(path).json()["state"] == "admitting", within_s=60)
@@ -276,7 +277,7 @@ def best_of_three(server: Server, gateway: GatewayProcess, kills: bool) -> list[
         if kills:
             assert http.get(path).json()["state"] == "admitting"
             worker.kill()
-            worker = WorkerProcess(server.url)
+            worker = WorkerProcess(server.url, model)
         eventually(lambda: http.get(path).json()["state"] == "succeeded", within_s=120)
         shown = http.get(path).json()
         worker.kill()
@@ -284,8 +285,17 @@ def best_of_three(server: Server, gateway: GatewayProcess, kills: bool) -> list[
         return [(each["index"], each["text"]) for each in shown["result"]["choices"]]
 
 
-def test_the_best_are_the_same_where_a_worker_died_meanwhile() -> None:
+@pytest.mark.parametrize(
+    "model, more",
+    [
+        pytest.param(MODEL, {"seed": 4, "max_tokens": 1500}, id="drawn"),
+        pytest.param(BUNDLED_MODEL, {"use_beam_search": True, "max_tokens": 600}, id="beams"),
+    ],
+)
+def test_the_best_are_the_same_where_a_worker_died_meanwhile(
+    model: str | Path, more: dict[str, object]
+) -> None:
     with Server() as server, GatewayProcess(server.url) as gateway:
-        undisturbed = best_of_three(server, gateway, kills=False)
-        assert best_of_three(server, gateway, kills=True) == undisturbed
+        undisturbed = best_of_three(server, gateway, model, more, kills=False)
+        assert best_of_three(server, gateway, model, more, kills=True) == undisturbed
         assert [index for index, _ in undisturbed] == [*range(6)]

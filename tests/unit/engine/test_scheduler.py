@@ -39,7 +39,7 @@ def make_engine(
     if num_states is not None:
         rows = range(max_num_seqs, max_num_seqs + num_states)
         runner = StatefulRunner(num_blocks, block_size, rows.stop)
-        states = StatePool(rows, runner.copy) if rows else None
+        states = StatePool(rows, runner.copy_row) if rows else None
     pool = BlockPool(num_blocks, block_size, remembers and num_states != 0, states)
     scheduler = Scheduler(pool, max_num_seqs, budget, threshold)
     grammars = Grammars(Path(), 1000, frozenset())
