@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients
+.PHONY: demo up quick test slow lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -13,7 +13,12 @@ up: .venv/installed
 # times, and each would compile our modules anew where an environment forbids Python's caches.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
-	$(BIN)/pytest -n 4 --dist worksteal
+	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
+
+# The tests that take ten seconds or more each, as long together as all others.
+slow: export PYTHONDONTWRITEBYTECODE =
+slow: .venv/installed
+	$(BIN)/pytest -n 4 --dist worksteal -m slow
 
 # What needs no process, no server and no model: under a minute.
 quick: .venv/installed

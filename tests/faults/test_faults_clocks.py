@@ -31,6 +31,7 @@ def system() -> Iterator[System]:
         yield system
 
 
+@pytest.mark.slow
 @WRONG
 def test_the_clocks_of_workers_do_not_matter(system: System, shift_s: int) -> None:
     """A worker a day before or after: it keeps its lease, loses none, and deadlines hold."""

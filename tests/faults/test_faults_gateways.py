@@ -44,6 +44,7 @@ def test_a_gateway_is_told_to_stop_under_a_hundred_streams(system):
     run(system, asks(100, max_tokens=60, by_sdk=False, is_late=False), act, at_tokens=600)
 
 
+@pytest.mark.slow
 def test_foreground_jobs_of_a_killed_gateway_end_when_nobody_comes_back(system):
     """They free their places after a grace; a job in the background runs on."""
     killed = system.gateways[0]

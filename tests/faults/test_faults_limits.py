@@ -9,6 +9,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import httpx
+import pytest
 import redis
 
 from api_keys import issue
@@ -33,6 +34,7 @@ TOKENS = 20
 Store = redis.Redis
 
 
+@pytest.mark.slow
 def test_never_more_run_than_a_key_may_and_nothing_of_it_is_held_at_the_end(
     tmp_path: Path,
 ) -> None:

@@ -57,6 +57,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tokenizers_made.save(tokenizers_made.byte_level(), folder)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # 40 s alone; two models are loaded, one more after the kill
 def test_all_processes_and_redis_are_killed_in_the_middle_of_200_jobs(judge):
     """They are put in and read over HTTP. Who comes after the kill computes what was logged once

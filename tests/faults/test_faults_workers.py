@@ -95,6 +95,7 @@ def test_all_workers_are_killed_at_once_and_a_new_one_ends_their_jobs(system, mo
     run(system, asks(12, max_tokens=120), act, at_tokens=200, model=model)
 
 
+@pytest.mark.slow
 def test_ten_workers_are_killed_at_random_points_of_a_hundred_jobs(system, model):
     """Each with jobs in work, and with all of its processes; another is started in its place."""
     few, chance = ("--max-num-seqs", "8"), random.Random(10)
@@ -154,6 +155,7 @@ def test_sigterm_under_load_hands_everything_on(system, model):
     run(system, asks(16, max_tokens=150), act, at_tokens=200, model=model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_told_to_go_while_redis_is_away_a_worker_ends_in_order(system, model, comes_back):
     """What it cannot hand back others take from its lapsed lease; where Redis is back, all ends."""

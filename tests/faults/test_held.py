@@ -7,6 +7,7 @@ import pytest
 from faults.held import run
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # 15 s alone
 def test_calls_thinking_and_schemas_through_kills_of_workers(tmp_path: Path) -> None:
     counts = run(tmp_path / "held", 60, 2, seen=lambda places: places)

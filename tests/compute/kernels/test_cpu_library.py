@@ -170,6 +170,7 @@ def test_every_level_compiles_on_any_processor_of_its_kind(level: Level, tmp_pat
 NAMES = [level.name for level in levels()]
 
 
+@pytest.mark.slow
 def test_an_installed_tree_with_operations_made_ahead_needs_no_compiler(
     tmp_path: Path, hasty: Path
 ) -> None:

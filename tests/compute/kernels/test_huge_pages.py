@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.kernels.huge_pages import take
 
 _MIB = 2**20
@@ -62,6 +64,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_is_kept_for_what_comes_next() -> None:
     faults = {
         way: int(subprocess.check_output([sys.executable, "-c", FAULTS, way]))

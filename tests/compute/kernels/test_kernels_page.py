@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from paths import ROOT, SUPPORT
 
 LEFT_TO_SPILL = 400  # bytes a thread, of tiles of prompts; less was measured to be slower
 
 
+@pytest.mark.slow
 def test_the_kernels_compile_as_their_page_says() -> None:
     """In a process of its own: here triton was imported to interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

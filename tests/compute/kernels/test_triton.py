@@ -101,6 +101,7 @@ def test_rotating_and_storing(
     assert changed.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows, vocab, spread", [(5, 1, 3.0), (24, 15, 0.001), (24, 130, 40.0), (12, 1001, 3.0)]
 )
@@ -119,6 +120,7 @@ def test_sampled_tokens(rows, vocab, spread):
         assert got.tolist() == wanted.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_k, top_p", [(3, 1.0), (0, 0.1), (9, 0.5)])
 def test_equal_logits_are_all_drawn_or_none(top_k, top_p):
     logits = torch.full((40, 20), -20.0)
@@ -130,6 +132,7 @@ def test_equal_logits_are_all_drawn_or_none(top_k, top_p):
     assert set(drawn.tolist()) == set(range(5, 10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p, kept", [(0.5, 1), (0.75, 2), (0.875, 3), (0.876, 5)])
 def test_what_weighs_just_as_much_as_top_p_is_enough(top_p, kept):
     """Logits whose weights are whole parts of a power of two, as LOG2_E is their temperature."""

@@ -157,7 +157,7 @@ SHORTAGES = {
 
 @pytest.mark.parametrize("shortage", SHORTAGES)
 def test_shortages_change_no_answer(llama: Judged, shortage: str) -> None:
-    params = SamplingParams(n=4, use_beam_search=True, max_tokens=40, logprobs=0, best_of=5)
+    params = SamplingParams(n=4, use_beam_search=True, max_tokens=28, logprobs=0, best_of=5)
     prompts = [judges.prompt(length, length) for length in (1, 16, 37, 50)]
     engine = engine_of(llama.folder, **SHORTAGES[shortage])
     assert_equal(answers(engine, asked(prompts, params)), llama.model, prompts, params)

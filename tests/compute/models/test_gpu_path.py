@@ -93,6 +93,7 @@ class Replays:
         return replay, out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mistral_window", "qwen3"])
 def test_a_gpus_way_gives_the_same_text(
     name: str, tmp_path: Path, interpret: Callable[[], None]
@@ -123,6 +124,7 @@ def test_sizes_are_close_where_rows_are_few() -> None:
     assert all(after <= 2 * size for size, after in pairwise(graph_sizes(4000)))
 
 
+@pytest.mark.slow
 def test_the_script_of_figures_runs_without_a_gpu(tmp_path: Path) -> None:
     """In a process of its own, as a user starts it; the slow parts are left out."""
     out = tmp_path / "gpu.json"

@@ -285,6 +285,7 @@ def test_redis_is_never_imported():
     assert run.stdout.strip() == "3"
 
 
+@pytest.mark.slow
 def test_a_start_imports_neither_compilers_nor_activations(folder: Path) -> None:
     """They would take longer than all the rest of it. A meta device brings a compiler easily."""
     code = f"""

@@ -123,6 +123,7 @@ def test_host_times_every_part_of_a_step(capsys: pytest.CaptureFixture[str]) -> 
         assert f" {part} " in table
 
 
+@pytest.mark.slow
 def test_models_stand_beside_transformers_modules(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ from penstock.loadtest.requests.workload import Request, varied, workloads
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 
+@pytest.mark.slow
 def test_each_engine_answers_the_same_file_in_each_round(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_neighbour_is_there_while_it_is_asked_for_and_no_longer() -> None:
     assert 0 < neighbour.share <= 1.1
 
 
+@pytest.mark.slow
 def test_the_files_are_for_any_engine(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 

@@ -8,6 +8,7 @@ import pytest
 from penstock.loadtest import bench
 
 
+@pytest.mark.slow
 def test_streams_and_depths_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

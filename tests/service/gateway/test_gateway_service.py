@@ -219,6 +219,7 @@ def test_labels_stay_few_whatever_callers_send(http: httpx.Client) -> None:
     assert len(samples(http)) <= before + 4
 
 
+@pytest.mark.slow
 def test_without_redis_callers_are_told_and_all_goes_on_when_it_is_back() -> None:
     with Server() as server, GatewayProcess(server.url) as gateway:
 

@@ -136,6 +136,7 @@ def test_a_caller_who_hangs_up_frees_the_worker(gateway: GatewayProcess, client:
     assert running() == 0
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_when_its_worker_is_killed() -> None:
     flags = ("--lease-ttl-ms", "1000", "--fake-step-ms", "5")
     with (
@@ -189,6 +190,7 @@ def test_a_worker_that_drains_is_none_for_new_jobs() -> None:
         first.process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_found_takes_jobs() -> None:
     """From the first moment: who waits for it until it is no more 404 is never told 503."""
     told = set[int]()
@@ -285,6 +287,7 @@ def best_of_three(
         return [(each["index"], each["text"]) for each in shown["result"]["choices"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, more",
     [

@@ -106,6 +106,7 @@ def test_one_trace_from_the_request_to_the_last_token(
     assert not any(CANARY.encode() in body for body in collector.bodies)
 
 
+@pytest.mark.slow
 def test_after_a_workers_death_the_next_attempt_links_to_the_first(
     server: Server, gateway: GatewayProcess, collector: Collector
 ) -> None:

@@ -219,6 +219,7 @@ def test_a_job_of_vectors_is_followed_and_found_again(served: Served) -> None:
     ask(served.redis_url, asks)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_a_pause(folders: Path) -> None:
     """What was logged stays as it is; the next worker makes the others, and each comes once."""
     texts = [f"the fox {number}" for number in range(1500)]

@@ -280,6 +280,7 @@ def test_an_expired_batch_says_so_of_every_line_that_was_not_done(house: House) 
     assert {each["error"]["code"] for each in cut.values()} == {"batch_expired"}  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_batch_outlives_the_deaths_of_housekeeping_and_repeats_no_line(
     house: House, tmp_path: Path

@@ -417,6 +417,7 @@ class Stack:
         return subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_its_containers_serve_are_probed_and_drain(stack: Stack) -> None:
     get = {
         probe: stack.container("gateway")[probe]["httpGet"]["path"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import httpx
+import pytest
 
 from paths import ROOT
 from penstock.compose.server import binary, free_port
@@ -29,7 +30,8 @@ WANTS_VLLM = "it wants vLLM, and takes minutes"
 OF_ENGINES = "tests/service/operator/test_engines_page.py types it, with a server behind it"
 NEVER = {  # command: why it is not typed
     "make demo": "tests/service/operator/test_stack.py runs the demo",
-    "make test": "this is a part of it",
+    "make test": "this goes with it",
+    "make slow": "this is a part of it",
     "penstock completion bash > ~/.local/share/bash-completion/completions/penstock": (
         "tests/service/operator/test_completion.py types TAB"
     ),
@@ -270,6 +272,7 @@ class Terminal:
         return self.last(r"(wh_\w+)")
 
 
+@pytest.mark.slow
 def test_each_command_of_the_pages_works(tmp_path: Path) -> None:
     typed = set[str]()
     with Terminal(tmp_path) as terminal:

@@ -33,6 +33,7 @@ def tab(script: Path, *words: str) -> list[str]:
     return subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.slow
 def test_tab_completes_commands_flags_and_values(script: Path) -> None:
     assert tab(script, "se") == ["serve"]
     assert "scale" in tab(script, "bench", "s")

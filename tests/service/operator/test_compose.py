@@ -84,6 +84,7 @@ def stack(
         yield url, places, collector
 
 
+@pytest.mark.slow
 def test_its_services_serve_and_are_healthy(
     stack: tuple[str, dict[str, str], Collector],
 ) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import redis
 
 from api_keys import issue
@@ -35,6 +36,7 @@ def doctor(url: str, *flags: str, **environment: str) -> tuple[int, dict[str, li
     return run.returncode, found
 
 
+@pytest.mark.slow
 def test_where_all_is_well_nothing_is_bad() -> None:
     with (
         Server() as server,
@@ -52,6 +54,7 @@ def test_where_all_is_well_nothing_is_bad() -> None:
     assert set(found) == set(parts.split())
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with Server(options={"appendonly": "no"}) as server:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from test_commands import Terminal, commands
 
 from other_server import OtherServer
@@ -12,6 +13,7 @@ from penstock.worker.bundled.paths import BUNDLED_MODEL
 TITLE = "## Put Penstock before an existing vLLM in five minutes"
 
 
+@pytest.mark.slow
 def test_the_pages_commands_put_penstock_before_a_server(tmp_path: Path) -> None:
     page = (ROOT / "docs/engines.md").read_text()
     section = page.partition(TITLE)[2].partition("\n## ")[0]

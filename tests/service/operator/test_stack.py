@@ -146,6 +146,7 @@ def test_up_serves_restarts_what_dies_and_ends_in_order() -> None:
         assert not [pid for pid in components if _runs(pid)]
 
 
+@pytest.mark.slow
 def test_beside_a_running_up_commands_find_its_server_and_another_up_its_own(
     tmp_path: Path,
 ) -> None:
@@ -251,6 +252,7 @@ def test_a_model_that_cannot_be_served_is_said_once_and_ends_up() -> None:
     assert "/nowhere/at/all" in found.stdout and "Traceback" not in found.stdout + found.stderr
 
 
+@pytest.mark.slow
 def test_serve_takes_a_model_as_its_first_word_and_the_flags_of_every_part() -> None:
     flags = ("--max-model-len", "77", "--served-model-name", "small,alias", "--api-key", "k")
     with up(*flags, command=("serve", "fake")) as running:
@@ -271,6 +273,7 @@ def test_serve_takes_a_model_as_its_first_word_and_the_flags_of_every_part() -> 
     assert "--max-num-seqs" in penstock("serve", "--help").stdout
 
 
+@pytest.mark.slow
 def test_the_demo_streams_three_jobs_one_through_its_workers_death() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "penstock.compose.cli", "demo"],

@@ -226,6 +226,7 @@ def test_a_host_and_a_webhook_are_one_senders_at_a_time(redis_url: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_webhook_whose_sender_died_is_sent_again_and_never_twice_at_once() -> None:
     receiver = Receiver()

@@ -95,6 +95,7 @@ def test_a_key_lies_where_redis_says() -> None:
         assert slot_of(key.encode()) == redis.crc.key_slot(key.encode())
 
 
+@pytest.mark.slow
 def test_lanes_lie_on_every_server_and_their_jobs_end(cluster: Cluster) -> None:
     assert {cluster.owner(slot(lane)) for lane in LANES} == set(cluster.primaries)
 

@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -739,6 +740,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert result and result.state == known.state
 
 
+@pytest.mark.slow
 def test_every_order_of_events_keeps_the_promises(redis_url: str) -> None:
     run_machine(
         lambda: QueueMachine(redis_url),

@@ -120,6 +120,7 @@ async def costs(queue: WorkerQueue, meter: Meter, first: int) -> dict[str, Cost]
     return found
 
 
+@pytest.mark.slow
 def test_ten_thousand_queued_jobs_of_a_thousand_tenants_cost_as_much_each_as_a_hundred(server):
     async def main() -> None:
         async with lane_at(server) as (queue, meter):
@@ -271,6 +272,7 @@ async def test_after_an_hour_without_a_worker_tenants_still_take_turns(queue: Wo
     assert Counter(job.tenant for job in await run(queue, 8)) == {"a": 4, "b": 4}
 
 
+@pytest.mark.slow
 def test_a_batch_whose_housekeeping_is_killed_in_the_middle_answers_every_line_once():
     """`make big-batch` does the same with fifty thousand lines."""
     assert run_batch(1500).num_lines == 1500

@@ -278,6 +278,7 @@ async def test_a_dead_letter_says_all_but_the_text(queue: WorkerQueue) -> None:
     assert await redis_of(queue).keys(f"*{job.job_id}*") == []
 
 
+@pytest.mark.slow
 def test_a_suspect_is_not_charged_for_a_step_that_another_hangs_in(redis_url, offline):
     """A worker is asked to become empty for it while its engine hangs, and does not pretend to."""
     flags = ("--fake-poison", "poison", "--lease-ttl-ms", "3000", "--step-timeout-s", "6")

@@ -132,6 +132,7 @@ def test_a_killed_engine_leaves_its_last_plan_and_its_letter_names_the_file(
     assert set(letter["workers"].split()) == set(told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, exit_status, place", [("hang", None, "_fails"), ("raise", 1, "RuntimeError")]
 )

@@ -234,6 +234,7 @@ PROMISES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", TRIED.values(), ids=TRIED)
 def test_each_promise_holds(begin: Callable[[], AbstractContextManager[EngineStage]]) -> None:
     """One test, since each process of pytest would start the engines of its part anew."""

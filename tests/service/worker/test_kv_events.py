@@ -260,6 +260,7 @@ def test_nobody_follows_and_no_key_is_written_unless_it_is_asked_for(redis_url: 
     run(redis_url, scenario, kv_events_config={})
 
 
+@pytest.mark.slow
 def test_a_killed_workers_stream_goes_with_its_lease_and_never_held_a_token(redis_url) -> None:
     prompts = prompts_that_share(random.Random(10), 6)
     texts = list[list[int]]()

@@ -161,6 +161,7 @@ def test_a_damaged_model_is_refused_by_its_files_name(
     assert "\n" not in refused.value.message and len(refused.value.message) < 1000
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_load_says_so_once_and_is_not_started_again(
     whole: Path, tmp_path: Path, redis_url: str
 ) -> None:

@@ -317,6 +317,7 @@ def test_a_server_that_dies_is_a_crash(fault: str) -> None:
             one(engine, TEXT.encode(f"fail {fault}"))
 
 
+@pytest.mark.slow
 def test_of_two_servers_an_idle_one_may_go_and_come() -> None:
     with OtherServer(step_ms=10) as first, OtherServer(step_ms=10) as second:
         engine = engine_of(first, second, max_num_seqs=1)

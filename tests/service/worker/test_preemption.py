@@ -122,6 +122,7 @@ HIGH_PARAMS = SamplingParams(max_tokens=12, seed=4, ignore_eos=True)
 PROMPTS = ["Once upon a time", "The river was"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # two models are loaded
 def test_a_high_job_begins_on_a_full_worker_and_all_texts_are_whole(redis_url: str) -> None:
     flags = ("--deterministic", "--max-num-seqs", "2", "--lease-ttl-ms", "5000")

@@ -81,6 +81,7 @@ def offline() -> LLM:
     return LLM("fake", load_format="fake", fake_step_ms=0)
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_under_load_is_not_seen(redis_url, offline):
     """Three workers, one after another: equal texts; all is handed back, nothing reaped."""
     params = SamplingParams(max_tokens=100, ignore_eos=True, seed=3)

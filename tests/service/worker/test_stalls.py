@@ -50,6 +50,7 @@ async def tokens(client: Client, job_id: str, least: int) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_wedged_io_process_is_ended_and_its_jobs_go_on(redis_url, offline):
     """The engine lives, and so does the supervisor; the crash is told to the queue."""
     with WorkerProcess(redis_url, "fake", *FLAGS) as worker:
@@ -67,6 +68,7 @@ def test_a_wedged_io_process_is_ended_and_its_jobs_go_on(redis_url, offline):
         assert name not in incarnations(redis_url) and crashes(redis_url) >= 1
 
 
+@pytest.mark.slow
 def test_a_frozen_io_process_loses_its_jobs_with_its_lease(redis_url, offline):
     """Its supervisor lives, and its engine; long before a step would be found too long."""
     flags = ("--fake-step-ms", "20", "--lease-ttl-ms", "1500", "--step-timeout-s", "600")
@@ -90,6 +92,7 @@ def test_a_frozen_io_process_loses_its_jobs_with_its_lease(redis_url, offline):
         assert crashes(redis_url) == 0 and "lost its lease and dropped" in worker.logged()
 
 
+@pytest.mark.slow
 def test_an_engine_whose_steps_compute_nothing_is_ended(redis_url, offline):
     """Each step returns; its pulse goes on; and yet nothing comes of it."""
     with WorkerProcess(redis_url, "fake", *FLAGS) as worker:

@@ -87,6 +87,7 @@ def test_a_late_job_of_a_higher_class_overtakes_all_that_nobody_had_drawn(ran):
     assert len(before) <= 2 * SEATS
 
 
+@pytest.mark.slow
 def test_a_job_of_five_leases_is_one_attempt_under_one_epoch():
     """In a prefill, which commits nothing: beats alone renew. Another worker looks for lapses."""
     step_ms, step_tokens = 100, 64

@@ -206,6 +206,7 @@ def test_a_frozen_worker_loses_its_jobs_and_comes_back_under_a_new_name(fresh, o
         ask(fresh.url, asks)
 
 
+@pytest.mark.slow
 def test_a_wedged_engine_is_ended_and_its_jobs_go_on(fresh, offline):
     with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "3", *SLOW) as worker:
         worker.ready()
