@@ -78,7 +78,7 @@ class Asked(AskedOfModel):
     """The fields that chat and completion requests share."""
 
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: StreamOptions | None = Field(None, description="with stream alone")
     response_format: ResponseFormat | None = None
     return_token_ids: bool = Field(False, description="the ids of prompt and completion too")
     return_tokens_as_token_ids: bool = Field(
@@ -140,10 +140,12 @@ class ChatMessage(Report):
 
     model_config = ConfigDict(extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
     tool_calls: Annotated[list[ToolCall], FAIL_FAST] | None = None
     tool_call_id: str | None = None
+    name: str | None = None
+    function_call: FunctionCall | None = Field(None, description="the older form of tool_calls")
 
     @model_validator(mode="after")
     def says_something(self) -> Self:
@@ -151,7 +153,16 @@ class ChatMessage(Report):
             raise ValueError(f"content: a message of role {self.role} needs one")
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("tool_call_id: a message of role tool needs one")
+        if self.role == "function" and self.name is None:
+            raise ValueError("name: a message of role function needs the function's")
         return self
+
+    @property
+    def text(self) -> str:
+        """Return the content as one text."""
+        if isinstance(self.content, list):
+            return "\n".join(part.text for part in self.content)
+        return self.content or ""
 
 
 class Function(Report):
@@ -271,6 +282,12 @@ class ChatRequest(Asked):
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
     tools: list[Tool] = Field(default_factory=list, max_length=128, fail_fast=True)
     tool_choice: ToolChoice = "auto"
+    functions: list[Function] = Field(
+        default_factory=list, max_length=128, fail_fast=True, description="the older form of tools"
+    )
+    function_call: Literal["none", "auto"] | ToolName = Field(
+        "auto", description="the older form of tool_choice; the answer has the older form too"
+    )
     parallel_tool_calls: bool | None = Field(
         None, description="several calls; none: yes where the model chooses, else one"
     )
@@ -285,6 +302,17 @@ class ChatRequest(Asked):
     )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    echo: bool = Field(
+        False, description="vLLM's: the last message's text, if it is the assistant's, before it"
+    )
+
+    @model_validator(mode="after")
+    def asks_in_one_form(self) -> Self:
+        if self.functions and self.tools:
+            raise ValueError("functions: they are the older form of tools; give one of them")
+        if isinstance(self.function_call, ToolName) and not self.functions:
+            raise ValueError("function_call: asks for one that is not among functions")
+        return self
 
 
 class CompletionRequest(Asked):

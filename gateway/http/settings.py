@@ -17,6 +17,7 @@ from penstock.schemas.redis.url import RedisUrlSetting
 RELOADABLE = frozenset(
     {
         "api_key",
+        "enable_force_include_usage",
         "enable_per_request_metrics",
         "log_format",
         "log_level",
@@ -24,6 +25,7 @@ RELOADABLE = frozenset(
         "max_num_queued_reqs",
         "max_num_queued_tokens",
         "ping_s",
+        "return_tokens_as_token_ids",
         "webhook_private",
         "webhook_public",
     }
@@ -74,5 +76,11 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
     )
     enable_per_request_metrics: bool = Field(
         False, description="each chat and completion says how long it took, as by `include_metrics`"
+    )
+    enable_force_include_usage: bool = Field(
+        False, description="each chunk of a stream has the usage up to it"
+    )
+    return_tokens_as_token_ids: bool = Field(
+        False, description="log probabilities name tokens by their ids, as token_id:5"
     )
     drain_s: int = Field(30, ge=0, description="open streams may run on this long after SIGTERM")

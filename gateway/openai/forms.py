@@ -9,25 +9,29 @@ from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.to_job import (
     chat_job,
     hides_completion,
+    in_newer_form,
     prompts_of,
     reading_of,
     text_job,
 )
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.job import Job
-from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
+from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject, StreamOptions
 
 _OF_VECTORS = {"input", "documents", "text_2", "data_2"}
 
 
 def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a chat request. Raises InvalidJob."""
-    asked = validate(ChatRequest, body)
+    asked = in_newer_form(validate(ChatRequest, body))
     job = chat_job(job_id, caller, asked, body)
+    last = asked.messages[-1]
     return AnswerContext(
         job,
-        asked.stream_options,
+        asked.stream_options or StreamOptions(),
         reading_of(asked),
+        echo=[last.text] if asked.echo and last.role == "assistant" else None,
+        calls_functions=bool(asked.functions),
         is_streamed=asked.stream,
         shows_metrics=asked.include_metrics,
         num_scores=asked.prompt_logprobs,
@@ -46,7 +50,7 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     echo = [prompt for prompt in prompts if isinstance(prompt, str)] if asked.echo else None
     return AnswerContext(
         job,
-        asked.stream_options,
+        asked.stream_options or StreamOptions(),
         echo=echo,
         shows_ids=asked.return_token_ids,
         names_ids=asked.return_tokens_as_token_ids,

@@ -45,6 +45,7 @@ class AnswerContext:
     num_echoed: int | None = None  # the same in the echo's log probabilities
     hides_completion: bool = False  # only the prompt is shown
     shows_reasoning: bool = True
+    calls_functions: bool = False  # the older form: one `function_call`, without an id
     ignored: Sequence[str] = ()  # fields of the body that mean nothing here
     fingerprint: str = ""  # of the model's weights and numerics; "" where it is not known
     created_s: int = field(default_factory=lambda: int(time.time()))
@@ -171,6 +172,8 @@ def model_shape(card: ModelCard) -> JsonObject:
         "object": "model",
         "created": card.created_s,
         "owned_by": "penstock",
+        "root": card.name,
+        "parent": None,
         "max_model_len": card.max_model_len,
     }
 
@@ -225,8 +228,10 @@ def service_tier(job: Job) -> str:
     return SERVICE_TIERS[job.priority_class]
 
 
-def finish_reason(reason: FinishReason | None, num_calls: int) -> str | None:
-    return "tool_calls" if reason == "stop" and num_calls else reason
+def finish_reason(form: AnswerContext, reason: FinishReason | None, num_calls: int) -> str | None:
+    if reason == "stop" and num_calls:
+        return "function_call" if form.calls_functions else "tool_calls"
+    return reason
 
 
 def tool_call(form: AnswerContext, choice: int, piece: CallPiece) -> JsonObject:
@@ -310,14 +315,15 @@ class TextLogprobs:
         }
 
     def _alternatives(self, token: TokenLogprob) -> JsonObject:
-        """Return the log probabilities of a token's alternatives, by their texts or ids.
+        """Return the log probabilities of a token and its alternatives, by their texts or ids.
 
-        Of two tokens with the same text the likelier one counts. The drawn token is always there.
+        The token itself comes first. Of two with the same text the likelier one counts.
         """
-        alternatives: JsonObject = {}
-        for top in [*token.top, token]:
-            alternatives.setdefault(self._name(top), top.logprob)
-        return alternatives
+        alternatives = {self._name(token): token.logprob}
+        for top in token.top:
+            name = self._name(top)
+            alternatives[name] = max(top.logprob, alternatives.get(name, top.logprob))
+        return {**alternatives}
 
     def _passed(self, token: TokenLogprob) -> int:
         self._offset += len(token.token)
@@ -335,19 +341,21 @@ def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
         "index": choice.index,
         "message": _message(form, found, calls),
         "logprobs": chat_logprobs(form, choice.logprobs),
-        "finish_reason": finish_reason(choice.finish_reason, len(calls)),
+        "finish_reason": finish_reason(form, choice.finish_reason, len(calls)),
         "stop_reason": choice.stop_reason,
         **({"token_ids": [*choice.token_ids]} if form.shows_ids else {}),
     }
 
 
 def _message(form: AnswerContext, found: Sequence[Found], calls: list[JsonObject]) -> JsonObject:
-    content = "".join(each.content for each in found)
+    content = form.echo_of(0, None) + "".join(each.content for each in found)
     reasoning = "".join(each.reasoning for each in found)
     message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
     if reasoning and form.shows_reasoning:
         message |= {"reasoning": reasoning, "reasoning_content": reasoning}
-    if calls:
+    if calls and form.calls_functions:
+        message |= {"content": content or None, "function_call": calls[0]["function"]}
+    elif calls:
         message |= {"content": content or None, "tool_calls": list[JsonValue](calls)}
     return message
 

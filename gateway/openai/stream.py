@@ -144,23 +144,29 @@ class StreamRenderer:
                 yield from self._delta(Delta(event.position, [], index, finish_reason=reason))
 
     def _delta(self, event: Delta) -> list[bytes]:
-        choices = []
+        opening = []
         if event.index not in self._opened:
             self._opened.add(event.index)
-            choices += self.opening(event)
-        choices += self.pieces(event)
+            opening = self.opening(event)
+        choices = [*opening, *self.pieces(event)]
         if event.finish_reason:
             self._closed.add(event.index)
             choices.append(self.closing(event))
-        tail = self._tail
+        tail = before = self._tail
         if self.form.options.continuous_usage_stats:
             if event.prompt_tokens is not None:
                 self._prompt_tokens[event.index // self.form.job.params.n] = event.prompt_tokens
             num_prompt = sum(self._prompt_tokens.values())
-            tail = _usage_tail(Usage(prompt_tokens=num_prompt, completion_tokens=event.end))
-        chunks = [self._head + choice.encode() + tail for choice in choices]
+            before, tail = (
+                _usage_tail(Usage(prompt_tokens=num_prompt, completion_tokens=count))
+                for count in (event.position, event.end)
+            )
+        tails = [before] * len(opening) + [tail] * (len(choices) - len(opening))
+        chunks = [
+            self._head + choice.encode() + each for choice, each in zip(choices, tails, strict=True)
+        ]
         if self.tells_prompt_once and self.form.shows_ids and event.prompt_ids is not None:
-            ids = b'],"prompt_token_ids":' + _ids(event.prompt_ids).encode() + tail[1:]
+            ids = b'],"prompt_token_ids":' + _ids(event.prompt_ids).encode() + tails[0][1:]
             chunks[0] = self._head + choices[0].encode() + ids
         return chunks
 
@@ -186,7 +192,10 @@ class ChatChunks(StreamRenderer):
         self._num_calls = [0] * form.job.num_choices
 
     def opening(self, event: Delta) -> list[str]:
-        return [_chat_choice(event.index, '{"role":"assistant","content":""}')]
+        opening = [_chat_choice(event.index, '{"role":"assistant","content":""}')]
+        if echo := self.form.echo_of(event.index, None):
+            opening.append(_chat_choice(event.index, f'{{"content":{_quoted(echo)}}}'))
+        return opening
 
     def pieces(self, event: Delta) -> list[str]:
         reader = self._readers.get(event.index)
@@ -201,7 +210,7 @@ class ChatChunks(StreamRenderer):
         return pieces
 
     def closing(self, event: Delta) -> str:
-        reason = finish_reason(event.finish_reason, self._num_calls[event.index])
+        reason = finish_reason(self.form, event.finish_reason, self._num_calls[event.index])
         return _chat_choice(event.index, "{}", "null", finish_json(reason, event.stop_reason))
 
     def _found(self, index: int, found: Found, logprobs: list[TokenLogprob] | None) -> list[str]:
@@ -214,9 +223,11 @@ class ChatChunks(StreamRenderer):
             pieces.append(_chat_choice(index, f'{{"content":{_quoted(found.content)}}}', shown))
         for piece in found.calls:
             self._num_calls[index] = piece.number + 1
-            shown_call = {"index": piece.number, **tool_call(self.form, index, piece)}
-            delta = to_json({"tool_calls": [shown_call]}).decode()
-            pieces.append(_chat_choice(index, delta))
+            call = tool_call(self.form, index, piece)
+            delta: JsonObject = {"tool_calls": [{"index": piece.number, **call}]}
+            if self.form.calls_functions:
+                delta = {"function_call": call["function"]}
+            pieces.append(_chat_choice(index, to_json(delta).decode()))
         return pieces
 
 

@@ -25,6 +25,7 @@ from penstock.schemas.openai import (
     GrammarText,
     JsonObject,
     JsonSchemaFormat,
+    NamedTool,
     StructuralTagFormat,
     TextFormat,
     ToolCall,
@@ -62,6 +63,18 @@ LAST_S = LAST_MS // 1000
 # The job's fields by the names that callers give them, for `validate`.
 CALLED = {"prompts": "prompt", "params": "", "chat": ""}
 TIERS: dict[str, PriorityClass] = {"priority": "high", "flex": "batch"}
+
+
+def in_newer_form(asked: ChatRequest) -> ChatRequest:
+    """Return the request with tools in place of functions, which call one at a time."""
+    if not asked.functions:
+        return asked
+    chosen = asked.function_call
+    tools = [FunctionTool(type="function", function=each) for each in asked.functions]
+    choice = chosen if isinstance(chosen, str) else NamedTool(type="function", function=chosen)
+    return asked.model_copy(
+        update={"tools": tools, "tool_choice": choice, "parallel_tool_calls": False}
+    )
 
 
 def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) -> Job:
@@ -195,6 +208,9 @@ def made_job(
 
 
 def _refuse_streamed(asked: ChatRequest | CompletionRequest, body: JsonObject) -> None:
+    """Refuse what goes with `stream` alone, and what does not go with it. Raises InvalidJob."""
+    if asked.stream_options is not None and not asked.stream:
+        raise InvalidJob("stream_options: goes with stream; give that too", "stream_options")
     if asked.stream and body.get("best_of") not in (None, body.get("n", 1)):
         sentence = "the best are known at the end; leave stream out, or ask for n alone"
         raise InvalidJob(f"best_of: {sentence}", "best_of")
@@ -270,7 +286,10 @@ def _choice(asked: ChatRequest) -> JsonObject:
         names, mode = choice.names, "required"
     known = {tool.function.name for tool in asked.tools}
     if (mode == "required" and not known) or not known.issuperset(names):
-        raise InvalidJob("tool_choice: asks for a tool that is not among tools", "tool_choice")
+        name, among = (
+            ("function_call", "functions") if asked.functions else ("tool_choice", "tools")
+        )
+        raise InvalidJob(f"{name}: asks for one that is not among {among}", name)
     return {
         "tool_choice": mode,
         "callable_tools": [*names],
@@ -291,15 +310,17 @@ def _message(message: ChatMessage) -> JsonObject:
 
     There is one system role; content is text, and arguments are objects.
     """
-    shown: JsonObject = message.model_dump(exclude_none=True)
+    shown: JsonObject = message.model_dump(exclude_none=True, exclude={"function_call"})
     if message.role == "developer":
         shown["role"] = "system"
-    if isinstance(message.content, list):
-        shown["content"] = "\n".join(part.text for part in message.content)
-    elif message.content is None:
-        shown["content"] = ""
+    elif message.role == "function":
+        shown |= {"role": "tool", "tool_call_id": message.name}
+    shown["content"] = message.text
     if message.tool_calls:
         shown["tool_calls"] = [_past_call(call) for call in message.tool_calls]
+    elif message.function_call is not None:
+        called = message.function_call
+        shown["tool_calls"] = [_past_call(ToolCall(id=called.name, function=called))]
     return shown
 
 

@@ -51,20 +51,18 @@ NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
 }
 # Parameters that depend on others: the function says if the body asks for what it would not get.
 ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
-    "echo": lambda body: body["echo"] is True and "messages" in body,
     "documents": lambda body: body["documents"] != [] and "messages" not in body,
     "thinking_token_budget": lambda body: "messages" not in body,
     "modalities": lambda body: body["modalities"] not in ([], ["text"]),
-    "functions": lambda body: body["functions"] != [] and body.get("function_call") != "none",
-    "function_call": lambda body: body["function_call"] not in ("none", "auto"),
+    "functions": lambda body: (
+        body["functions"] != [] and body.get("function_call") != "none" and "messages" not in body
+    ),
 }
 UNSUPPORTED = NEUTRAL.keys() | ASKED.keys()
 INSTEAD = {
     "beam_width": "use_beam_search with n or best_of",
     "ebnf": "structured_outputs.grammar",
     "grammar": "structured_outputs.grammar",
-    "functions": "tools",
-    "function_call": "tool_choice",
     "no_stop_trim": "include_stop_str_in_output",
     "min_new_tokens": "min_tokens",
     "max_new_tokens": "max_tokens",

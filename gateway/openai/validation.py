@@ -14,6 +14,7 @@ from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
 MAX_DEPTH = 64
 MAX_FIELDS = 4096  # of one object, because each may bring an error of its own
+_MOST_NAMED = 16  # of the other fields that are wrong
 FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -83,7 +84,9 @@ def _invalid(
     param = _param(steps, called)
     tops = dict.fromkeys(_top(_param(each, called)) for each, _ in located)
     others = [name for name in tops if name not in ("", _top(param))]
-    more = f"; also wrong: {', '.join(others)}" if others else ""
+    beside = (each for each, one in located if one["type"] == error["type"] and each != steps)
+    others += [_param(each, called) for each in beside if each[:-1] == steps[:-1]]
+    more = f"; also wrong: {', '.join(others[:_MOST_NAMED])}" if others else ""
     sentence = f"{message}{shown}{more}"
     return InvalidJob(f"{param}: {sentence}" if param else sentence, param or None)
 

@@ -12,12 +12,15 @@ from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.sse import WholeAnswer
 from penstock.gateway.openai.endpoints import Form
 from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.responses import AnswerContext
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Done, Event, Failed, Result
 from penstock.schemas.job import Job
 from penstock.schemas.model import ModelCard
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.openai import JsonObject, StreamOptions
 from penstock.schemas.result import fold
+
+ALL_USAGE = StreamOptions(include_usage=True, continuous_usage_stats=True)
 
 
 def documented(*asked: type[BaseModel]) -> dict[str, object]:
@@ -27,11 +30,19 @@ def documented(*asked: type[BaseModel]) -> dict[str, object]:
 
 
 async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
-    """Submit the form's job, and return the form with the job's id."""
-    return replace(
+    """Submit the form's job; return the form with the job's id, and as the settings have it."""
+    settings = gateway.settings
+    form = replace(
         form,
         job=await gateway.admit(request, form.job),
-        shows_metrics=form.shows_metrics or gateway.settings.enable_per_request_metrics,
+        shows_metrics=form.shows_metrics or settings.enable_per_request_metrics,
+    )
+    if not isinstance(form, AnswerContext):
+        return form
+    return replace(
+        form,
+        names_ids=form.names_ids or settings.return_tokens_as_token_ids,
+        options=ALL_USAGE if settings.enable_force_include_usage else form.options,
     )
 
 

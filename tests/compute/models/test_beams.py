@@ -178,7 +178,12 @@ def test_latents_states_and_windows_follow_their_beams(family: str, tmp_path: Pa
         made.append({name: output.token_ids for name, output in found.items()})
     assert made[0] == made[1] == made[2]
     scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    engine = engine_of(tmp_path, hf_overrides=overrides, enable_prefix_caching=False)
+    engine = engine_of(
+        tmp_path,
+        hf_overrides=overrides,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=512,
+    )
     for name, output in found.items():
         prompt = prompts[int(name[0])]
         engine.add(AddSequence(name, prompt + output.token_ids, scored))

@@ -119,6 +119,7 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("logit_bias", {"foo": 1}, "logit_bias.foo"),
     ("logit_bias", {"-5": 1}, "logit_bias.-5"),
     ("logit_bias", [1], "logit_bias"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
     ("stream", "yes", "stream"),
     ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage"),
     ("ignore_eos", "no", "ignore_eos"),
@@ -173,6 +174,10 @@ WRONG_IN_CHAT: list[tuple[str, object, str]] = [
     ("tools", [TOOL] * 129, "tools"),
     ("tool_choice", "always", "tool_choice"),
     ("tool_choice", "required", "tool_choice"),  # without tools
+    ("functions", [{"name": ""}], "functions[0].name"),
+    ("function_call", "required", "function_call"),
+    ("function_call", {"name": "f"}, "function_call"),  # without functions
+    ("echo", "yes", "echo"),
     ("tool_choice", {"type": "function", "function": {"name": "f"}}, "tool_choice"),
     ("chat_template_kwargs", [1], "chat_template_kwargs"),
     ("reasoning_effort", "much", "reasoning_effort"),
@@ -252,6 +257,13 @@ def test_fields_that_disagree_are_named(
 ) -> None:
     response = http.post("/v1/completions", json=TEXT | fields)
     assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+def test_all_keys_of_an_object_that_are_wrong_are_named(http: httpx.Client) -> None:
+    body = CHAT | {"logit_bias": {"bad1": 1, "5": 1, "bad2": 2}, "n": 0}
+    error = error_of(http.post("/v1/chat/completions", json=body))
+    assert error["param"] == "logit_bias.bad1"
+    assert str(error["message"]).endswith("; also wrong: n, logit_bias.bad2")
 
 
 BODIES = {
@@ -379,7 +391,7 @@ IGNORED = {
     "prompt_cache_key": "k",
     "functions": [{"name": "old"}],
     "function_call": "none",
-    "stream_options": {"include_obfuscation": True},
+    "stream_options": None,
     "best_of": 1,
     "suffix": "",
     "a_field_of_next_year": {"deep": [1, 2, {"x": None}]},
@@ -423,11 +435,8 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("no_repeat_ngram_size", 3, [0]),
     ("adaptive_target", 0.5, [-1.0]),
     ("modalities", ["text", "audio"], [["text"]]),
-    ("functions", [{"name": "old"}], [[]]),
-    ("function_call", {"name": "old"}, ["none", "auto"]),
 ]
 IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
-    ({"echo": True}, "echo"),
     (
         {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
         "structured_outputs.whitespace_pattern",
@@ -436,6 +445,7 @@ IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
 IN_TEXT_ALONE: list[tuple[dict[str, object], str]] = [
     ({"documents": [{"text": "x"}]}, "documents"),
     ({"thinking_token_budget": 5}, "thinking_token_budget"),
+    ({"functions": [{"name": "old"}]}, "functions"),
 ]
 FORCED = {"tools": [TOOL], "parallel_tool_calls": False, "tool_choice": "required"}
 

@@ -187,6 +187,51 @@ def test_a_tool_that_the_model_calls_by_itself_arrives_as_a_call(client: OpenAI)
         assert not (choice.message.content or "").strip()
 
 
+@pytest.mark.parametrize("chosen", ["auto", {"name": "get_weather"}], ids=["auto", "forced"])
+def test_the_older_form_of_tools_is_answered_in_that_form(client: OpenAI, chosen: object) -> None:
+    given = {"model": MODEL, "functions": [WEATHER["function"]], "function_call": chosen}
+    said: list[object] = [about_weather("Paris")]
+    whole = client.chat.completions.create(**given, messages=said, temperature=0)  # type: ignore[call-overload]
+    choice = whole.choices[0]
+    assert choice.finish_reason == "function_call" and choice.message.tool_calls is None
+    call = choice.message.function_call
+    assert call.name == "get_weather" and json.loads(call.arguments).keys() == {"city"}
+    name, arguments, ends = "", "", []
+    for chunk in client.chat.completions.create(  # type: ignore[call-overload]
+        **given, messages=said, temperature=0, stream=True
+    ):
+        for piece in chunk.choices:
+            assert piece.delta.tool_calls is None
+            if piece.delta.function_call:
+                name += piece.delta.function_call.name or ""
+                arguments += piece.delta.function_call.arguments or ""
+            ends += [piece.finish_reason] if piece.finish_reason else []
+    assert (name, arguments, ends) == (call.name, call.arguments, ["function_call"])
+    said += [
+        choice.message.model_dump(exclude_none=True),
+        {"role": "function", "name": "get_weather", "content": "18 degrees and sunny"},
+    ]
+    tools = {"model": MODEL, "tools": [WEATHER], "parallel_tool_calls": False}
+    newer = [
+        said[0],
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"id": "get_weather", "type": "function", "function": call.model_dump()}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "get_weather", "content": "18 degrees and sunny"},
+    ]
+    older = client.chat.completions.create(
+        **given | {"function_call": "auto"},
+        messages=said,
+        temperature=0,  # type: ignore[call-overload]
+    )
+    same = client.chat.completions.create(**tools, messages=newer, temperature=0)  # type: ignore[call-overload]
+    assert older.choices[0].message.content == same.choices[0].message.content
+    assert older.usage.prompt_tokens == same.usage.prompt_tokens
+
+
 def test_a_forced_tool_is_called(client: OpenAI) -> None:
     with client.chat.completions.stream(
         model=MODEL,

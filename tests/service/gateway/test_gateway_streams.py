@@ -165,6 +165,43 @@ def test_usage_can_run_along(http: httpx.Client, actor: Actor) -> None:
     assert {usage["prompt_tokens"] for usage in usages if isinstance(usage, dict)} == {5}
 
 
+def test_a_role_comes_before_any_token_in_the_running_usage(
+    http: httpx.Client, actor: Actor
+) -> None:
+    actor.script = lambda job: spoken("a", "b")
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = CHAT | {"stream": True, "stream_options": options}
+    chunks = chunks_of(http.post("/v1/chat/completions", json=body).text)
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 2, 2]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("last", ["once ", [{"type": "text", "text": "once "}], None])
+def test_a_chat_that_goes_on_can_show_what_it_went_on_from(
+    http: httpx.Client, actor: Actor, last: object, n: int
+) -> None:
+    actor.script = lambda job: chosen("upon", "more")[:n]
+    said = [{"role": "user", "content": "hi"}]
+    if last is not None:
+        said.append({"role": "assistant", "content": last})  # type: ignore[dict-item]
+    body = CHAT | {
+        "messages": said,
+        "n": n,
+        "echo": True,
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+    }
+    begin = "once " if last else ""
+    texts = [begin + each for each in ("upon", "more")][:n]
+    whole = http.post("/v1/chat/completions", json=body).json()["choices"]
+    assert [choice["message"]["content"] for choice in whole] == texts
+    shown = [""] * n
+    for chunk in chunks_of(http.post("/v1/chat/completions", json=body | {"stream": True}).text):
+        for choice in chunk["choices"]:  # type: ignore[attr-defined]
+            shown[choice["index"]] += choice["delta"].get("content") or ""
+    assert shown == texts
+
+
 def test_choices_of_several_prompts_are_numbered_and_each_has_its_echo(
     http: httpx.Client, actor: Actor
 ) -> None:

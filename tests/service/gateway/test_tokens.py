@@ -116,10 +116,10 @@ def test_tokens_stream_as_they_come_whole(http: httpx.Client) -> None:
         "sampling_params": {"max_tokens": 9, "n": 2, "seed": 3, "logprobs": 2, "detokenize": True},
         "return_token_ids": True,
         "output_mode": "text",
-        "stream_options": {"include_usage": True},
     }
     whole = post(http, "/inference/v1/generate", **body)
-    chunks = events(http, "/inference/v1/generate", body)
+    usage = {"stream_options": {"include_usage": True}}
+    chunks = events(http, "/inference/v1/generate", body | usage)
     assert whole["prompt_token_ids"] == [1, 70, 80]
     assert {tuple(each["prompt_token_ids"]) for each in chunks if "prompt_token_ids" in each} == {
         (1, 70, 80)

@@ -31,7 +31,6 @@ OF_ENGINES = "tests/service/operator/test_engines_page.py types it, with a serve
 NEVER = {  # command: why it is not typed
     "make demo": "tests/service/operator/test_stack.py runs the demo",
     "make test": "this goes with it",
-    "make slow": "this is a part of it",
     "penstock completion bash > ~/.local/share/bash-completion/completions/penstock": (
         "tests/service/operator/test_completion.py types TAB"
     ),
