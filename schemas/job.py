@@ -158,7 +158,7 @@ class Job(Wire):
         """Return about how many bytes each token of the answer takes in memory."""
         if self.pooling is not None:
             return TOKEN_BYTES + VECTOR_BYTES
-        return TOKEN_BYTES + _logprob_bytes(self.params.logprobs)
+        return TOKEN_BYTES + _logprob_bytes(self.params.num_told)
 
     def _score_bytes(self) -> int:
         """Return about how many bytes a prompt's token takes in the answer."""

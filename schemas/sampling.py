@@ -19,6 +19,7 @@ from penstock.schemas.output_types import constraint_of
 from penstock.schemas.wire import Wire, at_most_bytes
 
 MAX_LOGPROBS = 20
+MAX_NAMED = 128
 MAX_CHOICES = 128
 MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_STOP_BYTES = 256
@@ -38,6 +39,7 @@ BESIDE_NO_BEAMS = (
     "frequency_penalty",
     "repetition_penalty",
     "stop",
+    "logprob_token_ids",
     "prompt_logprobs",
     "thinking_token_budget",
     "repetition_detection",
@@ -220,6 +222,13 @@ class SamplingParams(Wire):
         le=MAX_LOGPROBS,
         description="alternatives a token; 0 gives the drawn one's alone",
     )
+    logprob_token_ids: list[TokenId] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_NAMED,
+        fail_fast=True,
+        description="the tokens that `logprobs` tells in place of the likeliest",
+    )
     prompt_logprobs: int | None = Field(
         None,
         ge=0,
@@ -240,6 +249,11 @@ class SamplingParams(Wire):
     )
     repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
+
+    @property
+    def num_told(self) -> int | None:
+        """Return how many tokens beside the drawn one have log probabilities; None: it has none."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
 
     @property
     def num_drawn(self) -> int:
@@ -287,6 +301,8 @@ class SamplingParams(Wire):
         elif self.length_penalty != 1 or self.early_stopping:
             name = "length_penalty" if self.length_penalty != 1 else "early_stopping"
             raise ValueError(f"{name}: only beams have it; give use_beam_search, or leave it out")
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise ValueError("logprob_token_ids: goes with logprobs; give that too")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: give at least 1, or -1 for what has room")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:

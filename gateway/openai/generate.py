@@ -15,7 +15,7 @@ from penstock.gateway.openai.responses import (
     prompt_logprobs,
     usage,
 )
-from penstock.gateway.openai.stream import StreamRenderer, finish_json
+from penstock.gateway.openai.stream import NO_FINISH, StreamRenderer, finish_json
 from penstock.gateway.openai.to_job import IN_PARAMS, hides_completion
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
@@ -51,7 +51,11 @@ def generate_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerC
         *(name for name in body if name not in _KNOWN),
         *(f"sampling_params.{name}" for name in given.keys() - _SAMPLING - _OF_VLLM),
     ]
+    if asked.output_mode == "text" and given.get("detokenize") is False:
+        sentence = "contradicts output_mode text; leave one of them out"
+        raise InvalidJob(f"detokenize: {sentence}", "sampling_params.detokenize")
     text_body: JsonObject = {
+        "max_tokens": None,  # as many as the context allows
         **{name: each for name, each in given.items() if name in _SAMPLING},
         **{name: body[name] for name in _FROM_BODY if name in body},
         "prompt": list[JsonValue](asked.token_ids),
@@ -82,6 +86,12 @@ class TokenChunks(StreamRenderer):
         return []
 
     def pieces(self, event: Delta) -> list[str]:
+        return [] if event.finish_reason else [self._piece(event, NO_FINISH)]
+
+    def closing(self, event: Delta) -> str:
+        return self._piece(event, finish_json(event.finish_reason, event.stop_reason))
+
+    def _piece(self, event: Delta, end: str) -> str:
         shown: JsonObject = {
             "index": event.index,
             "token_ids": list[JsonValue](event.token_ids),
@@ -89,12 +99,7 @@ class TokenChunks(StreamRenderer):
         }
         if self.form.shows_text:
             shown["text"] = event.text
-        return [to_json(shown, ensure_ascii=True).decode()[:-1] + ',"finish_reason":null}']
-
-    def closing(self, event: Delta) -> str:
-        text = ',"text":""' if self.form.shows_text else ""
-        end = finish_json(event.finish_reason, event.stop_reason)
-        return f'{{"index":{event.index},"token_ids":[],"logprobs":null{text},{end}}}'
+        return f"{to_json(shown, ensure_ascii=True).decode()[:-1]},{end}}}"
 
 
 def _head(form: AnswerContext) -> JsonObject:

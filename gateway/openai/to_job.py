@@ -129,6 +129,9 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
         if sampling.get("prompt_logprobs") is None and not asked.echo:
             sentence = "0 goes with echo or prompt_logprobs; else ask for at least 1"
             raise InvalidJob(f"max_tokens: {sentence}", "max_tokens")
+        if sampling.get("logprob_token_ids") is not None:
+            sentence = "with max_tokens of 0 no token is shown that has them; leave one of them out"
+            raise InvalidJob(f"logprob_token_ids: {sentence}", "logprob_token_ids")
         sampling["max_tokens"] = 1
     return made_job(job_id, caller, asked, body, {"prompts": prompts, "params": sampling})
 

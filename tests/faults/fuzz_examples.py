@@ -40,6 +40,7 @@ SHARED: dict[str, object] = {
     "user": "u",
     "best_of": 2,
     "use_beam_search": False,
+    "logprob_token_ids": None,
     "length_penalty": 1,
     "early_stopping": False,
     "truncation_side": "right",

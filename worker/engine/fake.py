@@ -251,7 +251,7 @@ def fake_engine(
         block_size,
         max_num_seqs,
         frozenset([EOS]),
-        unsupported=frozenset(["use_beam_search"]),
+        unsupported=frozenset(["logprob_token_ids", "use_beam_search"]),
         pooling=PoolingFacts(("embed",), _VECTOR_SIZE),
     )
     noted = Stamps(stamps) if stamps else None

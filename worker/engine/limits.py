@@ -170,6 +170,7 @@ class EngineLimits:
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
             ("allowed_token_ids", params.allowed_token_ids),
+            ("logprob_token_ids", params.logprob_token_ids),
         ):
             if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
                 worst = max(ids) if max(ids) >= self.vocab_size else min(ids)

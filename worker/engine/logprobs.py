@@ -38,12 +38,23 @@ class PackedLogprobs:
 
         totals  [rows] float64, to be subtracted from logits so that they are log probabilities
         """
-        num_top = min(num_top, logits.shape[1])
-        top, top_ids = _ordered(*logits.topk(num_top))
+        top, top_ids = _ordered(*logits.topk(min(num_top, logits.shape[1])))
+        return cls._packed(logits, token_ids, top_ids, top, totals)
+
+    @classmethod
+    def named(cls, logits: Tensor, token_ids: Tensor, named: Tensor) -> "PackedLogprobs":
+        """Pack them with the tokens named [rows, some] int64 in place of the likeliest."""
+        totals = log_total(logits)
+        return cls._packed(logits, token_ids, named, logits.gather(1, named), totals)
+
+    @classmethod
+    def _packed(
+        cls, logits: Tensor, token_ids: Tensor, others: Tensor, values: Tensor, totals: Tensor
+    ) -> "PackedLogprobs":
         own = logits.gather(1, token_ids[:, None])
-        values = torch.cat([own, top], -1).double() - totals[:, None]
-        packed = torch.cat([top_ids.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
-        return cls(packed, num_top)
+        values = torch.cat([own, values], -1).double() - totals[:, None]
+        packed = torch.cat([others.double(), values.clamp_(min=LEAST_LOGPROB)], -1)
+        return cls(packed, others.shape[1])
 
 
 def read_logprob(row: list[float], token_id: int, num_top: int, wanted: int) -> Logprob | None:
@@ -56,6 +67,13 @@ def read_logprob(row: list[float], token_id: int, num_top: int, wanted: int) -> 
     if math.isnan(logprob):
         return None
     return Logprob(token_id, logprob, [int(each) for each in row[:count]], others)
+
+
+def with_drawn(told: Logprob) -> Logprob:
+    """Return it with the drawn token among the others, each once and the likeliest first."""
+    pairs = dict(zip(told.top_ids, told.top_logprobs, strict=True)) | {told.token_id: told.logprob}
+    ids = sorted(pairs, key=lambda each: (-pairs[each], each))
+    return Logprob(told.token_id, told.logprob, ids, [pairs[each] for each in ids])
 
 
 def _ordered(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ A row's token depends on nothing but the row: its logits, its params, its token 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from penstock.schemas.sampling import MAX_STOP_BYTES, SamplingParams
 from penstock.worker.engine.cuts import CutRow, Cuts, asks_for_cuts
 from penstock.worker.engine.dry import DryTokens
 from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
-from penstock.worker.engine.logprobs import PackedLogprobs, read_logprob
+from penstock.worker.engine.logprobs import PackedLogprobs, read_logprob, with_drawn
 from penstock.worker.engine.messages import NO_WORDS, Logprob, WordIds
 from penstock.worker.engine.penalties import SeenTokens, penalise
 from penstock.worker.engine.transfers import Arriving, send
@@ -71,8 +71,7 @@ class SamplerRow:
             self.allowed = torch.tensor(params.allowed_token_ids)
         alters = params.logit_bias or params.min_tokens or self.allowed is not None
         looks_back = self.seen or self.dry or self.words.bad_words
-        is_told = params.logprobs is not None or self.num_candidates
-        self.is_plain = not (alters or looks_back or self.is_cut or is_told)
+        self.is_plain = not (alters or looks_back or self.is_cut or self.tells)
 
     def forbidden(self) -> list[int]:
         """Return the tokens that would end a bad word, of those that the completion began."""
@@ -82,6 +81,15 @@ class SamplerRow:
             for ids in self.words.bad_words
             if len(ids) <= len(made) + 1 and made[len(made) + 1 - len(ids) :] == ids[:-1]
         ]
+
+    @property
+    def tells(self) -> Literal["likeliest", "named", "candidates"] | None:
+        """Return of which tokens log probabilities are told; None: of none."""
+        if self.num_candidates:
+            return "candidates"
+        if self.params.logprobs is None:
+            return None
+        return "likeliest" if self.params.logprob_token_ids is None else "named"
 
     @property
     def is_masked(self) -> bool:
@@ -167,6 +175,7 @@ class Sampler:
             self._columns = self._read(rows)
         columns = self._columns
         raw = logits[columns.scored] if columns.scored else None
+        named = logits[columns.named] if columns.named else None
         totals = log_total(logits[columns.beams]) if columns.beams else None
         positions = columns.positions(lengths)
         self._alter(logits, columns, masks)
@@ -177,6 +186,8 @@ class Sampler:
         told = []
         if raw is not None:
             told.append(_scored(tokens, raw, columns))
+        if named is not None:
+            told.append(self._named(tokens, named, columns))
         if totals is not None:
             told.append(_candidates(logits, totals, columns))
         if told:
@@ -224,12 +235,9 @@ class Sampler:
             dry=[(i, row.dry) for i, row in special if row.dry is not None],
             cuts=self._cuts(special),
             masked_cuts=self._masked_cuts(special),
-            scored=[
-                i
-                for i, row in special
-                if row.params.logprobs is not None and not row.num_candidates
-            ],
-            beams=[i for i, row in special if row.num_candidates],
+            scored=[i for i, row in special if row.tells == "likeliest"],
+            named=[i for i, row in special if row.tells == "named"],
+            beams=[i for i, row in special if row.tells == "candidates"],
             sample=plan_sample(ways, self.vocab_size, self.device),
         )
 
@@ -261,6 +269,15 @@ class Sampler:
     def _cuts(self, rows: list[tuple[int, SamplerRow]]) -> Cuts | None:
         cut = [CutRow(i, row.params, row.seed, row.choice) for i, row in rows if row.is_cut]
         return Cuts(cut, self.vocab_size, self.device) if cut else None
+
+    def _named(self, tokens: Tensor, raw: Tensor, columns: "_Columns") -> "_Told":
+        """Return the log probabilities of the tokens that rows name, raw [named rows, vocab]."""
+        ids = [columns.rows[i].params.logprob_token_ids or [] for i in columns.named]
+        width = max(map(len, ids))
+        padded = torch.tensor([each + each[:1] * (width - len(each)) for each in ids])
+        drawn = tokens[columns.named].clamp(min=0)
+        packed = PackedLogprobs.named(raw, drawn, padded.to(self.device))
+        return _Told(packed, columns.named, [len(each) for each in ids], "named")
 
     def _masked_cuts(self, rows: list[tuple[int, SamplerRow]]) -> Tensor:
         return torch.tensor(
@@ -315,6 +332,7 @@ class _Columns:
     cuts: Cuts | None
     masked_cuts: Tensor  # the rows that are cut under a grammar
     scored: list[int]
+    named: list[int]
     beams: list[int]
     sample: Sample
 
@@ -348,7 +366,7 @@ class _Told(NamedTuple):
     packed: PackedLogprobs
     places: list[int]
     wanted: list[int]
-    are_beams: bool
+    kind: Literal["likeliest", "named", "candidates"]
 
 
 def _scored(tokens: Tensor, raw: Tensor, columns: _Columns) -> _Told:
@@ -358,7 +376,7 @@ def _scored(tokens: Tensor, raw: Tensor, columns: _Columns) -> _Told:
     """
     wanted = [columns.rows[i].params.logprobs or 0 for i in columns.scored]
     packed = PackedLogprobs.of(raw, tokens[columns.scored].clamp(min=0), any(wanted))
-    return _Told(packed, columns.scored, wanted, are_beams=False)
+    return _Told(packed, columns.scored, wanted, "likeliest")
 
 
 def _candidates(logits: Tensor, totals: Tensor, columns: _Columns) -> _Told:
@@ -370,7 +388,7 @@ def _candidates(logits: Tensor, totals: Tensor, columns: _Columns) -> _Told:
     wanted = [columns.rows[i].num_candidates for i in columns.beams]
     altered = logits[columns.beams]
     packed = PackedLogprobs.largest(altered, altered.argmax(-1), max(wanted), totals)
-    return _Told(packed, columns.beams, wanted, are_beams=True)
+    return _Told(packed, columns.beams, wanted, "candidates")
 
 
 def _with_logprobs(tokens: Tensor, told: list[_Told]) -> DrawnTokens:
@@ -386,15 +404,15 @@ def _read_told(flat: list[float], num_rows: int, told: list[_Told]) -> Sampled:
     token_ids = [int(token) for token in flat[:num_rows]]
     logprobs: list[Logprob | None] = [None] * num_rows
     begin = num_rows
-    for packed, places, wanted, are_beams in told:
+    for packed, places, wanted, kind in told:
         width = 2 * packed.num_top + 1
         for row, count in zip(places, wanted, strict=True):
             values, begin = flat[begin : begin + width], begin + width
-            if are_beams:
+            if kind == "candidates":
                 token_ids[row] = int(values[0])
             logprob = read_logprob(values, token_ids[row], packed.num_top, count)
             if logprob is None:
                 token_ids[row] = NO_TOKEN
             elif token_ids[row] != NO_TOKEN:
-                logprobs[row] = logprob
+                logprobs[row] = with_drawn(logprob) if kind == "named" else logprob
     return Sampled(token_ids, logprobs)

@@ -33,7 +33,8 @@ _SAME = (
 UNSUPPORTED = frozenset(
     {
         "best_of", "use_beam_search", "length_penalty", "early_stopping",
-        "bad_words", "prompt_logprobs", "thinking_token_budget", "repetition_detection",
+        "bad_words", "logprob_token_ids", "prompt_logprobs", "thinking_token_budget",
+        "repetition_detection",
         "top_n_sigma", "top_a", "typical_p", "xtc_probability", "xtc_threshold",
         "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
         "dry_sequence_breakers", "structured_outputs.structural_tag",

@@ -88,6 +88,10 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("allowed_token_ids", [-1], "allowed_token_ids[0]"),
     ("allowed_token_ids", "5", "allowed_token_ids"),
     ("allowed_token_ids", [1] * 65_537, "allowed_token_ids"),
+    ("logprob_token_ids", [5], "logprob_token_ids"),  # without logprobs
+    ("logprob_token_ids", [], "logprob_token_ids"),
+    ("logprob_token_ids", [-1], "logprob_token_ids[0]"),
+    ("logprob_token_ids", [5] * 129, "logprob_token_ids"),
     ("bad_words", "x", "bad_words"),
     ("bad_words", [""], "bad_words[0]"),
     ("bad_words", ["x" * 257], "bad_words[0]"),
@@ -237,6 +241,7 @@ def test_a_wrong_field_of_a_completion_is_named(
                 ({"repetition_penalty": 1.1}, "repetition_penalty"),
                 ({"response_format": {"type": "json_object"}}, "structured_outputs"),
                 ({"echo": True, "logprobs": 1}, "prompt_logprobs"),
+                ({"logprobs": 1, "logprob_token_ids": [5]}, "logprob_token_ids"),
                 ({"prompt": ["a"] * 9, "best_of": 128}, "best_of"),
             )
         ),
@@ -248,6 +253,10 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 4, "echo": True}, "echo"),
         ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        (
+            {"max_tokens": 0, "echo": True, "logprobs": 1, "logprob_token_ids": [5]},
+            "logprob_token_ids",
+        ),
         ({"prompt": [7] * 40_000, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt": [[7] * 900] * 64, "n": 16, "prompt_logprobs": 1}, "prompt_logprobs"),
     ],

@@ -127,6 +127,22 @@ def test_beams_are_ranked_by_what_a_token_costs(client: OpenAI) -> None:
     assert texts == [choice.message.content for choice in chat.choices] and texts[0] != texts[1]
 
 
+def test_tokens_that_are_named_are_told(client: OpenAI) -> None:
+    asked = {
+        "logprob_token_ids": [5, 70],
+        "allowed_token_ids": [42],
+        "return_tokens_as_token_ids": True,
+    }
+    given = {"model": MODEL, "max_tokens": 2, "extra_body": asked}
+    names = {"token_id:5", "token_id:70", "token_id:42"}
+    text = client.completions.create(**given, prompt="Hi", logprobs=5)  # type: ignore[call-overload]
+    assert [set(each) for each in text.choices[0].logprobs.top_logprobs] == [names] * 2
+    assert next(iter(text.choices[0].logprobs.top_logprobs[0])) == "token_id:42"
+    chat = client.chat.completions.create(**given, messages=HI, logprobs=True)  # type: ignore[call-overload]
+    for told in chat.choices[0].logprobs.content:
+        assert {each.token for each in told.top_logprobs} == names
+
+
 class Person(BaseModel):
     name: str
     age: int

@@ -236,6 +236,9 @@ def test_no_completion_has_a_bad_word_and_all_else_is_as_it_was() -> None:
         assert {5, 6, 7, 8, 1} <= set(text)
 
 
+NAMED = {"logprobs": 5, "logprob_token_ids": [30, 2, 11]}
+
+
 def random_params(rng: random.Random, allows_all: bool = True) -> SamplingParams:
     return SamplingParams(
         temperature=rng.choice([0, 0, 0.3, 1.0, 2.0]),
@@ -255,7 +258,7 @@ def random_params(rng: random.Random, allows_all: bool = True) -> SamplingParams
         max_tokens=100,
         stop_token_ids=rng.choice([[], [4, 9]]),
         allowed_token_ids=None if allows_all else rng.choice([None, [3, 4, 7, 8, 9, 30]]),
-        logprobs=rng.choice([None, None, 0, 3, 20]),
+        **rng.choice([{}, {}, {"logprobs": 0}, {"logprobs": 3}, {"logprobs": 20}, NAMED]),
     )
 
 
@@ -495,6 +498,30 @@ def test_logprobs_are_of_the_logits_that_the_model_gave() -> None:
         assert logprob.top_ids == top_ids.tolist()
         assert logprob.top_logprobs == pytest.approx(top.tolist(), abs=1e-5)
         assert logprob.logprob == pytest.approx(float(expected[i, token]), abs=1e-5)
+
+
+def test_tokens_that_are_named_are_told_in_place_of_the_likeliest() -> None:
+    logits = random_logits(30, 3000, 4)
+    expected = logits.double().log_softmax(-1)
+    named = [[7], [2999, 0, 5, 5], [*range(128)]]
+    params = [
+        SamplingParams(temperature=t, logprobs=count, logprob_token_ids=ids, logit_bias={9: 30})
+        for t in (0, 2)
+        for count in (0, 20)
+        for ids in (*named, None)
+    ]
+    found = sampler(3000).sample(logits[: len(params)], [row(each) for each in params])
+    for i, (token, told) in enumerate(zip(found.token_ids, found.logprobs, strict=True)):
+        ids = params[i].logprob_token_ids
+        assert told is not None and told.token_id == token
+        assert told.logprob == pytest.approx(float(expected[i, token]), abs=1e-5)
+        of_it = expected[i, told.top_ids].tolist()
+        assert told.top_logprobs == pytest.approx(of_it, abs=1e-5)
+        if ids is None:
+            assert told.top_ids == expected[i].topk(params[i].logprobs or 0)[1].tolist()
+            continue
+        assert sorted(told.top_ids) == sorted({*ids, token})
+        assert told.top_logprobs == sorted(told.top_logprobs, reverse=True)
 
 
 def test_alternatives_of_equal_logits_come_in_order_of_their_ids() -> None:

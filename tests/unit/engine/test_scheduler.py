@@ -488,6 +488,7 @@ def test_the_oldest_is_never_preempted() -> None:
         ([VOCAB], SamplingParams(), "prompt"),
         ([1], SamplingParams(logit_bias={VOCAB: 1.0}), "logit_bias"),
         ([1], SamplingParams(stop_token_ids=[VOCAB + 5]), "stop_token_ids"),
+        ([1], SamplingParams(logprobs=0, logprob_token_ids=[VOCAB]), "logprob_token_ids"),
     ],
 )
 def test_what_can_never_run_is_refused_by_name_and_disturbs_nobody(
