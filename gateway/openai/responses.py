@@ -191,21 +191,23 @@ def usage(count: Usage) -> JsonObject:
 def metrics(form: TimedJob, timing: Timing | None, count: Usage) -> JsonObject:
     """Return how long the answer took, under vLLM's names, where it was asked for.
 
-    As vLLM's do, `time_to_first_token_ms` counts from the job's start, after its wait in the queue.
-    With several choices nobody can say how fast one of them came, so these fields are null.
+    As vLLM's do, `time_to_first_token_ms` counts from the job's start, after its wait in the queue,
+    and `tokens_per_second` over the time from there to the last token. Of several choices nobody
+    can say how far apart their tokens came, so `mean_itl_ms` is of one.
     """
     if not form.shows_metrics or timing is None:
         return {}
     num_tokens, made_ms = count.completion_tokens, timing.decode_ms
-    is_one = form.job.num_choices == 1 and num_tokens > 1 and made_ms > 0
     shown: JsonObject = {
         "queue_time_ms": timing.queue_ms,
         "time_to_first_token_ms": timing.prefill_ms,
         "generation_time_ms": made_ms,
-        "mean_itl_ms": round(made_ms / (num_tokens - 1), 3) if is_one else None,
-        "tokens_per_second": round((num_tokens - 1) / made_ms * 1000, 3) if is_one else None,
         "num_attempts": timing.num_attempts,
     }
+    if form.job.num_choices == 1 and num_tokens > 1:
+        shown["mean_itl_ms"] = round(made_ms / (num_tokens - 1), 3)
+    if took_ms := timing.prefill_ms + made_ms:
+        shown["tokens_per_second"] = round(num_tokens / took_ms * 1000, 3)
     return {"metrics": shown}
 
 

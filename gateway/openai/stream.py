@@ -153,7 +153,8 @@ class StreamRenderer:
             self._closed.add(event.index)
             choices.append(self.closing(event))
         tail = before = self._tail
-        if self.form.options.continuous_usage_stats:
+        options = self.form.options
+        if options.include_usage and options.continuous_usage_stats:
             if event.prompt_tokens is not None:
                 self._prompt_tokens[event.index // self.form.job.params.n] = event.prompt_tokens
             num_prompt = sum(self._prompt_tokens.values())

@@ -161,6 +161,12 @@ class EngineLimits:
                 f"{self.max_model_len - num_prompt}",
                 "max_tokens",
             )
+        if addition.params.min_tokens > self.max_model_len - num_prompt:
+            return InvalidJob(
+                f"min_tokens: {addition.params.min_tokens} are more than the"
+                f" {self.max_model_len - num_prompt} that fit after {num_prompt} prompt tokens",
+                "min_tokens",
+            )
         return None
 
     def _check_ids(self, addition: AddSequence) -> PenstockError | None:

@@ -162,6 +162,9 @@ def test_usage_can_run_along(http: httpx.Client, actor: Actor) -> None:
     usages = [chunk["usage"] for chunk in chunks]
     counts = [usage["completion_tokens"] for usage in usages if isinstance(usage, dict)]
     assert counts == [1, 2, 3, 3, 3]
+    alone = body | {"stream_options": {"continuous_usage_stats": True}}
+    chunks = chunks_of(http.post("/v1/completions", json=alone).text)
+    assert len(chunks) == 4 and not any(chunk.get("usage") for chunk in chunks)
     assert {usage["prompt_tokens"] for usage in usages if isinstance(usage, dict)} == {5}
 
 

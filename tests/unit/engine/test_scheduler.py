@@ -485,6 +485,7 @@ def test_the_oldest_is_never_preempted() -> None:
         ([], SamplingParams(), "prompt"),
         ([1] * 256, SamplingParams(), "prompt"),
         ([1] * 250, SamplingParams(max_tokens=7), "max_tokens"),
+        ([1] * 250, SamplingParams(max_tokens=None, min_tokens=7), "min_tokens"),
         ([VOCAB], SamplingParams(), "prompt"),
         ([1], SamplingParams(logit_bias={VOCAB: 1.0}), "logit_bias"),
         ([1], SamplingParams(stop_token_ids=[VOCAB + 5]), "stop_token_ids"),
