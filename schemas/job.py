@@ -111,6 +111,8 @@ class Job(Wire):
                 f"{name}: {len(self.prompts)} prompts x {name}={num_drawn} are more than"
                 f" {MAX_ANSWERS} answers; ask for fewer"
             )
+        if self.params.suffix is not None and self.chat is not None:
+            raise ValueError("suffix: goes with prompts; a chat has none")
         if self.not_before_ms is not None and self.delay_ms is not None:
             raise ValueError("not_before_ms: give either it or delay_ms")
         return self

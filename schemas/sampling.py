@@ -241,6 +241,9 @@ class SamplingParams(Wire):
         description="how many tokens of a prompt are kept; -1: what leaves room for max_tokens",
     )
     truncation_side: Literal["left", "right"] = Field("left", description="where they are cut off")
+    suffix: str | None = Field(
+        None, description="of a prompt: what stands after the completion, which fills in between"
+    )
     add_special_tokens: bool | None = Field(
         None, description="which begin or end a text; none: a prompt gets them, a chat does not"
     )
@@ -285,6 +288,11 @@ class SamplingParams(Wire):
     def a_type_is_a_constraint(cls, asked: object) -> object:
         return constraint_of(asked)
 
+    @field_validator("suffix")
+    @classmethod
+    def nothing_is_no_suffix(cls, suffix: str | None) -> str | None:
+        return suffix or None
+
     @field_validator("stop", mode="before")
     @classmethod
     def one_stop_is_a_list(cls, stop: object) -> object:
@@ -301,6 +309,8 @@ class SamplingParams(Wire):
         elif self.length_penalty != 1 or self.early_stopping:
             name = "length_penalty" if self.length_penalty != 1 else "early_stopping"
             raise ValueError(f"{name}: only beams have it; give use_beam_search, or leave it out")
+        if self.suffix is not None and self.truncate_prompt_tokens is not None:
+            raise ValueError("suffix: a prompt with one is not cut; leave one of them out")
         if self.logprob_token_ids is not None and self.logprobs is None:
             raise ValueError("logprob_token_ids: goes with logprobs; give that too")
         if self.truncate_prompt_tokens == 0:

@@ -55,10 +55,20 @@ OF_STRUCTURE = {
     "guided_grammar": "grammar",
     "regex": "regex",
     "json_schema": "json",
+    "ebnf": "grammar",
+    "grammar": "grammar",
 }
 IN_PARAMS = SAMPLING | OF_STRUCTURE.keys() | UNSUPPORTED | {"logprobs", "structured_outputs"}
-NEUTRAL_OF_STRUCTURE: dict[str, tuple[JsonValue, ...]] = {"regex": ("",), "json_schema": ("", {})}
-ONE_OF = "give one of response_format, structured_outputs, regex, json_schema, a guided_ field"
+NEUTRAL_OF_STRUCTURE: dict[str, tuple[JsonValue, ...]] = {
+    "regex": ("",),
+    "json_schema": ("", {}),
+    "ebnf": ("",),
+    "grammar": ("",),
+}
+ONE_OF = (
+    "give one of response_format, structured_outputs, regex, json_schema, ebnf, grammar, a guided_"
+    " field"
+)
 LAST_S = LAST_MS // 1000
 # The job's fields by the names that callers give them, for `validate`.
 CALLED = {"prompts": "prompt", "params": "", "chat": ""}
@@ -121,6 +131,9 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
         sampling["logprobs"] = asked.logprobs
     if asked.echo and body.get("truncate_prompt_tokens") is not None:
         sentence = "what is left of a prompt that is cut cannot be shown; leave one of them out"
+        raise InvalidJob(f"echo: {sentence}", "echo")
+    if asked.echo and asked.logprobs is not None and sampling.get("suffix"):
+        sentence = "with a suffix the prompt has other tokens than its text; leave logprobs out"
         raise InvalidJob(f"echo: {sentence}", "echo")
     is_text = all(isinstance(prompt, str) for prompt in prompts)
     if asked.echo and (asked.logprobs is not None or not is_text):  # a worker spells the ids

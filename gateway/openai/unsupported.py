@@ -12,7 +12,6 @@ from penstock.schemas.openai import JsonObject
 
 # Parameters, each with the values that ask for nothing and are let pass, as null always is.
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
-    "suffix": ("",),
     "prompt_embeds": ([],),
     "logits_processors": ([],),
     "custom_logit_processor": ("",),
@@ -22,8 +21,6 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "structural_tag": ("", {}),
     "guided_whitespace_pattern": ("",),
     "chat_template": ("",),
-    "ebnf": ("",),
-    "grammar": ("",),
     "stop_regex": ("", []),
     "no_stop_trim": (False,),
     "min_new_tokens": (0,),
@@ -51,6 +48,7 @@ NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
 }
 # Parameters that depend on others: the function says if the body asks for what it would not get.
 ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
+    "suffix": lambda body: body["suffix"] != "" and "messages" in body,
     "documents": lambda body: body["documents"] != [] and "messages" not in body,
     "thinking_token_budget": lambda body: "messages" not in body,
     "modalities": lambda body: body["modalities"] not in ([], ["text"]),
@@ -61,8 +59,6 @@ ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
 UNSUPPORTED = NEUTRAL.keys() | ASKED.keys()
 INSTEAD = {
     "beam_width": "use_beam_search with n or best_of",
-    "ebnf": "structured_outputs.grammar",
-    "grammar": "structured_outputs.grammar",
     "no_stop_trim": "include_stop_str_in_output",
     "min_new_tokens": "min_tokens",
     "max_new_tokens": "max_tokens",

@@ -29,7 +29,7 @@ _STRUCTURES = ("json", "regex", "choice", "grammar")
 _ABOVE = frozenset(
     (
         "n", "seed", "max_tokens", "stop", "include_stop_str_in_output", "skip_special_tokens",
-        "truncate_prompt_tokens", "truncation_side", "add_special_tokens",
+        "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "suffix",
     )
 )  # fmt: skip
 

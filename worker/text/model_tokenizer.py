@@ -27,6 +27,7 @@ from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.answer_form import AnswerForm, answer_form
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.detokenizer import Detokenizer, PieceDecoder
+from penstock.worker.text.fill_in import fill_in
 from penstock.worker.text.markup import (
     AS_FOUND,
     Parsers,
@@ -92,11 +93,17 @@ class ModelTokenizer:
     ) -> list[int]:
         """Return a prompt's ids, as many as `truncate_prompt_tokens` says.
 
+        With a `suffix` the prompt asks for what stands before it.
+
         room  the number that its -1 stands for
         """
         most = _most(params, room)
         if not isinstance(prompt, str):
+            if params.suffix is not None:
+                raise InvalidJob("suffix: goes with prompts of text; leave it out", "suffix")
             return _kept(prompt, most, params)
+        if params.suffix is not None:
+            prompt = fill_in(prompt, params.suffix, self._backend.token_to_id)
         return self._encode_cut(
             prompt, "prompt", params.add_special_tokens is not False, params, most
         )

@@ -127,6 +127,7 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("stream", "yes", "stream"),
     ("stream_options", {"include_usage": "yes"}, "stream_options.include_usage"),
     ("ignore_eos", "no", "ignore_eos"),
+    ("suffix", 5, "suffix"),
     ("response_format", {"type": "xml"}, "response_format"),
     ("response_format", {"type": "json_schema"}, "response_format.json_schema"),
     ("response_format", "json", "response_format"),
@@ -137,6 +138,7 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("structured_outputs", {"choice": ["a", ""]}, "structured_outputs.choice"),
     ("structured_outputs", {"regex": "a" * 70_000}, "structured_outputs.regex"),
     ("guided_regex", 5, "structured_outputs.regex"),
+    ("ebnf", 5, "structured_outputs.grammar"),
     ("guided_choice", "yes", "structured_outputs.choice"),
     ("timeout_ms", 0, "timeout_ms"),
     ("timeout_ms", "soon", "timeout_ms"),
@@ -252,6 +254,8 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"max_tokens": 0}, "max_tokens"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": 4, "echo": True}, "echo"),
+        ({"truncate_prompt_tokens": 4, "suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True, "logprobs": 1}, "echo"),
         ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
         (
             {"max_tokens": 0, "echo": True, "logprobs": 1, "logprob_token_ids": [5]},
@@ -413,7 +417,6 @@ IGNORED = {
 
 # (field, a value that asks for what it would not get, values that ask for nothing)
 UNSUPPORTED: list[tuple[str, object, list[object]]] = [
-    ("suffix", "x", [""]),
     ("prompt_embeds", "x", [[]]),
     ("logits_processors", ["x"], [[]]),
     ("custom_logit_processor", "x", [""]),
@@ -423,8 +426,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("structural_tag", {"type": "structural_tag"}, ["", {}]),
     ("guided_whitespace_pattern", " ", [""]),
     ("chat_template", "{{ messages }}", [""]),
-    ("ebnf", 'root ::= "a"', [""]),
-    ("grammar", 'root ::= "a"', [""]),
     ("stop_regex", "a+", ["", []]),
     ("no_stop_trim", True, [False]),
     ("min_new_tokens", 3, [0]),
@@ -446,6 +447,7 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("modalities", ["text", "audio"], [["text"]]),
 ]
 IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
+    ({"suffix": "x"}, "suffix"),
     (
         {"structured_outputs": {"json_object": True, "whitespace_pattern": " "}},
         "structured_outputs.whitespace_pattern",

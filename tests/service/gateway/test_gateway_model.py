@@ -145,6 +145,23 @@ def test_tokens_that_are_named_are_told(client: OpenAI) -> None:
         assert {each.token for each in told.top_logprobs} == names
 
 
+@pytest.mark.parametrize("name", ["grammar", "ebnf", "guided_grammar"])
+@pytest.mark.parametrize("grammar", ['root ::= ("ab" | "cd")+', 'start: ("ab" | "cd")+'])
+def test_a_grammar_of_either_kind_is_held(client: OpenAI, name: str, grammar: str) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="Hi", max_tokens=20, extra_body={name: grammar}
+    )
+    text = answer.choices[0].text
+    assert text and {text[at : at + 2] for at in range(0, len(text) - 1, 2)} <= {"ab", "cd"}
+
+
+def test_a_suffix_is_refused_where_the_tokenizer_knows_of_none(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="suffix: this model's tokenizer has no tok"):
+        client.completions.create(model=MODEL, prompt="def f(", suffix="return x", max_tokens=5)
+    answer = client.completions.create(model=MODEL, prompt="def f(", suffix="", max_tokens=5)
+    assert answer.choices[0].text
+
+
 class Person(BaseModel):
     name: str
     age: int

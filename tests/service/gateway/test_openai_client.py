@@ -189,6 +189,8 @@ def test_a_schema_is_asked_for_and_parsed(client: OpenAI, actor: Actor) -> None:
         ({"guided_choice": ["a"]}, "choice", '["a"]'),
         ({"guided_grammar": "start: x"}, "grammar", "start: x"),
         ({"regex": "a+", "json_schema": {}}, "regex", "a+"),
+        ({"ebnf": 'root ::= "a"', "grammar": ""}, "grammar", 'root ::= "a"'),
+        ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"'),
         ({"json_schema": {"type": "null"}}, "json", '{"type": "null"}'),
         ({"json_schema": '{"type":"null"}', "regex": ""}, "json", '{"type":"null"}'),
         ({"response_format": {"type": "json_object"}}, "json", '{"type":"object"}'),

@@ -276,6 +276,51 @@ def test_a_prompt_is_cut_as_transformers_cuts_it(name, side, adds):
         assert text(name).prompt_ids(written, by_room, most) == expected
 
 
+@pytest.mark.parametrize(
+    "before, between, after",
+    [  # what each model's own pages write before, between and behind the two parts
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001
+        ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ],
+)
+def test_a_suffix_is_written_with_the_models_own_tokens(tmp_path, before, between, after):
+    tokenizer = tokenizers_made.byte_level()
+    tokenizer.add_special_tokens([after, before, between])
+    made = ModelTokenizer(tokenizers_made.save(tokenizer, tmp_path))
+
+    def ids(part: str) -> list[int]:
+        return tokenizer.encode(part, add_special_tokens=False).ids
+
+    marks = [tokenizer.token_to_id(each) for each in (before, between, after)]
+    expected = [marks[0], *ids("def f("), marks[1], *ids("\n  return x"), marks[2]]
+    params = SamplingParams(suffix="\n  return x")
+    assert made.prompt_ids("def f(", params) == [tokenizer.token_to_id("<s>"), *expected]
+    bare = SamplingParams(suffix="\n  return x", add_special_tokens=False)
+    assert made.prompt_ids("def f(", bare) == expected
+    assert made.prompt_ids("", bare) == [marks[0], marks[1], *ids("\n  return x"), marks[2]]
+
+
+def test_codestral_has_its_suffix_first(tmp_path):
+    tokenizer = tokenizers_made.byte_level()
+    tokenizer.add_special_tokens(["[SUFFIX]", "[PREFIX]"])
+    made = ModelTokenizer(tokenizers_made.save(tokenizer, tmp_path))
+    found = made.prompt_ids("before", SamplingParams(suffix="after", add_special_tokens=False))
+    assert made.decode(found, skip_special_tokens=False) == "[SUFFIX]after[PREFIX]before"
+
+
+def test_a_suffix_that_cannot_be_written_is_refused():
+    for prompt in ("def f(", [1, 2, 3]):
+        with pytest.raises(InvalidJob, match="suffix: ") as refused:
+            text("byte_level").prompt_ids(prompt, SamplingParams(suffix="x"))
+        assert refused.value.param == "suffix"
+    with pytest.raises(ValueError, match="suffix: a prompt with one is not cut"):
+        SamplingParams(suffix="x", truncate_prompt_tokens=5)
+    assert SamplingParams(suffix="").suffix is None
+
+
 def test_ids_and_chats_are_cut_where_they_are_asked_to_be():
     ids, right = list(range(9)), {"truncation_side": "right"}
     for fields, kept in (
