@@ -15,7 +15,7 @@ test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
 	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
 
-# The tests that take ten seconds or more each, as long together as all others.
+# The tests that take six seconds or more each: most of those that start whole systems and kill them.
 slow: export PYTHONDONTWRITEBYTECODE =
 slow: .venv/installed
 	$(BIN)/pytest -n 4 --dist worksteal -m slow

@@ -50,6 +50,7 @@ def check_deadlines(system: System) -> None:
     assert "expired" in {each.end.state for each in told[6:] if each.end}
 
 
+@pytest.mark.slow
 @WRONG
 def test_the_clocks_of_gateways_and_housekeeping_do_not_matter(
     system: System, tmp_path: Path, shift_s: int
@@ -109,6 +110,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_a_chore_of_a_lost_host_is_done_by_one_whose_clock_is_behind(system: System) -> None:
     words = [sys.executable, "-c", HAND_OVER, system.url]
     subprocess.run(words, env=os.environ | skewed(90_000), check=True, timeout=100)

@@ -26,6 +26,7 @@ def system() -> Iterator[System]:
         yield system.ready()
 
 
+@pytest.mark.slow
 def test_a_gateway_is_killed_under_a_hundred_streams_and_their_callers_come_back(system):
     """Each reads on where it was, through the other; none sees a gap or a token twice."""
     run(
@@ -36,6 +37,7 @@ def test_a_gateway_is_killed_under_a_hundred_streams_and_their_callers_come_back
     )
 
 
+@pytest.mark.slow
 def test_a_gateway_is_told_to_stop_under_a_hundred_streams(system):
     def act() -> None:
         system.gateways[0].terminate()
@@ -76,6 +78,7 @@ def test_foreground_jobs_of_a_killed_gateway_end_when_nobody_comes_back(system):
     assert states(system) == ["cancelled"] * 8 + ["succeeded"]
 
 
+@pytest.mark.slow
 def test_a_caller_that_hangs_up_during_a_giant_prefill_frees_the_worker(system):
     """Its job is cancelled as its first step ends; the one behind it runs."""
     until(lambda: bool(system.gateway_urls()), "a gateway")
@@ -102,6 +105,7 @@ def test_a_caller_that_hangs_up_during_a_giant_prefill_frees_the_worker(system):
     run(system, [Ask(prompt="after", seed=1, max_tokens=20)])
 
 
+@pytest.mark.slow
 def test_a_gateway_that_is_stopped_while_redis_is_frozen_says_that_it_was(system):
     """Who waits for an answer gets one that may be asked for again, elsewhere."""
     gateway = system.gateways[0]

@@ -322,6 +322,7 @@ def by_choice(deltas: list[Delta]) -> dict[int, tuple[object, ...]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_more_jobs_than_kv_blocks_take_turns_and_end_whole(judge):
     """Sequences outgrow what was expected of them: some are preempted, none is lost or changed."""

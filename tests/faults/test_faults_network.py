@@ -21,6 +21,7 @@ def system() -> Iterator[System]:
         yield system.ready()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("held", ["up", "down", "both"])
 def test_a_worker_is_parted_past_its_lease_and_its_jobs_go_on_elsewhere(system, held):
     """What it decoded meanwhile, and sends once it is heard again, is neither kept nor shown."""

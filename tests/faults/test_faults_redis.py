@@ -30,10 +30,12 @@ def system() -> Iterator[System]:
         yield system.ready()
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_has_everything(system):
     run(system, asks(16, max_tokens=120), lambda: system.restart_server(0.3), at_tokens=200)
 
 
+@pytest.mark.slow
 def test_where_every_write_waits_for_the_disk_it_has_everything_too():
     with System(appendfsync="always", durability="fsync") as system:
         system.worker(*WORKER)
@@ -80,6 +82,7 @@ def test_killed_it_still_knows_what_an_idempotency_key_stands_for(system):
         check_leftovers(store, lane)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lasts_s", [0.7, 3.0])
 def test_frozen_it_is_waited_for(system, lasts_s):
     """Shorter than a lease, and twice as long: then all workers come back under new names."""

@@ -38,6 +38,7 @@ def serve(system: System, model: str, *flags: str, **env: str) -> Worker:
     return system.worker("--served-model-name", model, *SLOW, *flags, **env)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point",
     [
@@ -59,6 +60,7 @@ def test_a_worker_dies_at_a_named_point_and_its_jobs_go_on(system, model, tmp_pa
     assert mark.exists(), "the point was never reached"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "point", ["workers/start.answered:2", "workers/finish.asked", "workers/release.answered"]
 )
@@ -82,6 +84,7 @@ def test_a_machine_is_lost_at_a_named_point_and_another_takes_over(system, model
     assert other.is_alive
 
 
+@pytest.mark.slow
 def test_all_workers_are_killed_at_once_and_a_new_one_ends_their_jobs(system, model):
     first, second = serve(system, model), serve(system, model)
     first.ready()

@@ -218,6 +218,7 @@ def test_a_team_does_each_item_once(threads: int, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
+@pytest.mark.slow
 def test_any_thread_and_a_forked_process_get_the_same_products() -> None:
     """Two callers at once, helpers that sleep between calls, and a process without helpers."""
     code = """

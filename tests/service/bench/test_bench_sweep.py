@@ -14,6 +14,7 @@ FAKE = ["sweep", "--model", "fake", "--load-format", "fake", "--fake-step-ms", "
 FAKE += ["--dataset-name", "random", "--input-len", "9", "--output-len", "12"]
 
 
+@pytest.mark.slow
 def test_each_load_is_a_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot, found = tmp_path / "plot.svg", tmp_path / "found.json"
     words = ["--concurrencies", "1,3", "--plot", str(plot), "--output-json", str(found)]

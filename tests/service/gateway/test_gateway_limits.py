@@ -292,6 +292,7 @@ def test_a_job_may_wait_for_its_time(http: httpx.Client, actor: Actor, form: obj
         assert one.post(f"{url}/cancel").json()["state"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_batchs_lines_count_for_its_key(actor: Actor, tmp_path: Path) -> None:
     actor.script = lambda job: spoken("a", "b")
     folder = ("--files-folder", str(tmp_path))

@@ -229,6 +229,7 @@ def large(num_tokens: int) -> Script:
     return lambda job: events
 
 
+@pytest.mark.slow
 def test_the_loop_goes_on_while_a_large_answer_is_read(
     actor: Actor, gateway: WatchedGateway
 ) -> None:

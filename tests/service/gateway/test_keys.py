@@ -311,6 +311,7 @@ def test_keys_may_be_demanded_before_there_is_one(redis_url: str) -> None:
         eventually(lambda: status("/version", text) == 200, within_s=30)
 
 
+@pytest.mark.slow
 def test_keys_are_known_while_redis_is_away_for_a_moment() -> None:
     with Server() as server:
         text = issue(server.url)

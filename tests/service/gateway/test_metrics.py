@@ -104,6 +104,7 @@ def checked(families: list[Metric]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_all_that_vllms_dashboard_queries_is_published(house: House) -> None:
     lines: dict[str, list[Any]] = {}
     for family in house.families().values():

@@ -4,6 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 import redis
 from test_gateway_service import samples
 
@@ -27,6 +28,7 @@ async def announce(url: str) -> None:
         await Registry(link).register(ModelCard(name=MODEL))
 
 
+@pytest.mark.slow
 def test_a_hundred_jobs_wait_for_the_first_worker_and_are_counted_until_they_ended() -> None:
     with (
         Server() as server,

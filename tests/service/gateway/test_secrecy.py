@@ -128,6 +128,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield made
 
 
+@pytest.mark.slow
 def test_a_cached_prefix_is_felt_by_its_own_tenant_alone(service: Service) -> None:
     assert service.num_cached("tenant") == 0
     assert service.num_cached("tenant") > 0
@@ -225,6 +226,7 @@ def written(service: Service) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_a_canary_is_found_nowhere_but_in_its_job(service: Service) -> None:
     ids = []
     for path, body, statuses in ASKED:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import httpx
+import pytest
 
 from event_source import EventSource
 from penstock.schemas.delivery import Commit, Started
@@ -120,6 +121,7 @@ class Follower:
                 await asyncio.sleep(self.pace_s)
 
 
+@pytest.mark.slow
 def test_callers_who_stop_reading_cost_the_others_nothing_and_lose_nothing(redis_url: str) -> None:
     async def main(gateway: GatewayProcess) -> None:
         async with queue_at(redis_url, lease_ms=600_000) as queue:
@@ -191,6 +193,7 @@ def test_callers_who_stop_reading_cost_the_others_nothing_and_lose_nothing(redis
         asyncio.run(asyncio.wait_for(main(gateway), 150))
 
 
+@pytest.mark.slow
 def test_one_who_takes_nothing_is_cut_off_and_goes_on_at_its_cursor(redis_url: str) -> None:
     """A slow one is not, however long it takes."""
 

@@ -162,6 +162,7 @@ def test_an_end_is_not_told_before_it_is_on_the_disk(server: Server) -> None:
     over(server, test)
 
 
+@pytest.mark.slow
 def test_over_http_what_was_answered_is_not_taken_back(server: Server) -> None:
     """A gateway's process: a power loss takes what it did not answer, and nothing else."""
     jobs, body = "/v1/jobs", {"model": MODEL, "prompt": "x"}

@@ -73,6 +73,7 @@ def test_the_wheel_of_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None
     assert names(out / built("wheel", source, out)) == names(wheel)
 
 
+@pytest.mark.slow
 def test_a_project_with_packages_of_these_names_uses_both(wheel: Path, tmp_path: Path) -> None:
     project, site = tmp_path / "project", tmp_path / "site"
     for name in THEIRS:

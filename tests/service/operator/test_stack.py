@@ -116,6 +116,7 @@ def up(
         running.process.wait(120)
 
 
+@pytest.mark.slow
 def test_up_keeps_what_a_crash_left_in_the_home(tmp_path: Path) -> None:
     with up(HOME=str(tmp_path)) as running:
         supervisor = running.children()["worker"]
@@ -128,6 +129,7 @@ def test_up_keeps_what_a_crash_left_in_the_home(tmp_path: Path) -> None:
         assert '"exit": "SIGKILL"' in dump.read_text()
 
 
+@pytest.mark.slow
 def test_up_serves_restarts_what_dies_and_ends_in_order() -> None:
     with up() as running:
         assert httpx.get(f"{running.url}/health/ready").status_code == 200

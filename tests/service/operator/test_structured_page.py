@@ -4,11 +4,14 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from paths import ROOT
 
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_programs_of_the_page_print_values() -> None:
     page = (ROOT / "docs" / "structured.md").read_text()
     program = "\n".join(PROGRAM.findall(page))

@@ -104,6 +104,7 @@ def play(job: Job) -> Sequence[Line]:
     )
 
 
+@pytest.mark.slow
 def test_a_webhook_is_tried_under_one_id_until_it_arrives_and_openai_verifies_it(
     house: House,
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_job_that_was_cut_short_is_incomplete_whatever_it_says(house: House) -
     assert (post.event["data"]["id"], post.event["data"]["state"]) == (job_id, "succeeded")
 
 
+@pytest.mark.slow
 def test_each_end_has_its_event_and_bad_receivers_are_given_up(house: House) -> None:
     house.receiver.answers["/gone"] = [410]
     house.receiver.answers["/never"] = [503] * 100
@@ -167,6 +169,7 @@ def test_each_end_has_its_event_and_bad_receivers_are_given_up(house: House) -> 
     assert len(house.receiver.posts["/never"]) == 5
 
 
+@pytest.mark.slow
 def test_an_operators_endpoint_hears_of_every_job_and_may_have_it_again(house: House) -> None:
     added = house.say("add", f"{house.receiver.url}/all")
     assert "whsec_" in added
@@ -283,6 +286,7 @@ def test_an_operators_words_are_answered(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_housekeeping_reads_its_receivers_again_and_ends_in_order(
     house: House, tmp_path: Path
 ) -> None:

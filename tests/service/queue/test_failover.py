@@ -96,6 +96,7 @@ def over(url: str, test: Callable[[Client], Awaitable[None]]) -> None:
         asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_of_several_hosts_the_promoted_replica_is_found() -> None:
     with pair() as (primary, replica, _):
 
@@ -107,6 +108,7 @@ def test_of_several_hosts_the_promoted_replica_is_found() -> None:
         over(url, lambda client: jobs_outlive(client, fail_over))
 
 
+@pytest.mark.slow
 def test_a_primary_that_steps_down_is_left_for_the_new_one() -> None:
     with pair() as (primary, replica, _):
 
@@ -118,6 +120,7 @@ def test_a_primary_that_steps_down_is_left_for_the_new_one() -> None:
         over(url, lambda client: jobs_outlive(client, step_down))
 
 
+@pytest.mark.slow
 def test_sentinels_say_who_is_primary_after_the_old_one_died(tmp_path: Path) -> None:
     with pair() as (primary, replica, _), sentinel(primary, tmp_path) as port:
         url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/queue?timeout_s=2"

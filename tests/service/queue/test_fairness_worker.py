@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import chain
 from statistics import median
 
+import pytest
 import redis
 
 from penstock.compose.server import Server
@@ -19,6 +20,7 @@ Turn = tuple[int, int]
 LANE, NUM_FLOOD, NUM_SMALL, SLOTS = Lane("fake"), 1000, 10, 4
 
 
+@pytest.mark.slow
 def test_a_thousand_jobs_of_one_tenant_delay_anothers_ten_less_than_twice() -> None:
     flags = ("--max-num-seqs", str(SLOTS), "--fake-step-ms", "2")
     with (

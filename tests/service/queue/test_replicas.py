@@ -137,6 +137,7 @@ async def is_known(client: Client, job_id: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_without_a_replica_it_is_refused_by_name_until_one_is_back() -> None:
     with pair() as two:
         two.replica.kill()

@@ -191,6 +191,7 @@ def test_blocked_accounts_cost_a_call_no_more_than_so_many_commands(server):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_ten_thousand_workers_come_and_go_and_leave_nothing(server):
     """Half leave in order, a quarter crash, and of a quarter the lease lapses, all at once."""
 

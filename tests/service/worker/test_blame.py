@@ -319,6 +319,7 @@ def offline() -> LLM:
     return LLM("fake", load_format="fake", fake_step_ms=0)
 
 
+@pytest.mark.slow
 def test_a_poison_job_among_others_dies_and_all_others_are_whole(redis_url, offline):
     params = SamplingParams(max_tokens=100, ignore_eos=True, seed=4)
     prompts = [f"innocent {number}" for number in range(63)]

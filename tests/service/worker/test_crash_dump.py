@@ -97,6 +97,7 @@ def test_settings_are_shown_without_what_is_secret():
     assert told["max_num_seqs"] == 7 and told["model"] == "m"
 
 
+@pytest.mark.slow
 def test_a_killed_engine_leaves_its_last_plan_and_its_letter_names_the_file(
     redis_url, tmp_path, capsys
 ):
@@ -167,6 +168,7 @@ async def see_it_stand_still(client: Client) -> None:
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_real_engine_leaves_its_plan(redis_url, tmp_path):
     params = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0)
     with worker(redis_url, tmp_path, "--deterministic", model=BUNDLED_MODEL) as process:
@@ -187,6 +189,7 @@ def test_a_real_engine_leaves_its_plan(redis_url, tmp_path):
         ask(redis_url, asks)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_stops_nobody(redis_url, tmp_path):
     in_the_way = tmp_path / "file"
     in_the_way.touch()

@@ -33,6 +33,7 @@ async def now_ms(client: Client) -> int:
     return seconds * 1000 + micros // 1000
 
 
+@pytest.mark.slow
 def test_a_delayed_job_begins_on_time_though_redis_and_all_else_are_started_again(server):
     times: dict[str, int] = {}
     ids: dict[str, str] = {}
@@ -96,6 +97,7 @@ def test_a_worker_whose_time_is_up_lets_go_of_all_its_jobs_at_once(server, is_to
         ask(server.url, asks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_ms, most, slack", [(10, 64, 40), (100, 20, 10)])
 def test_while_redis_is_away_no_more_is_decoded_than_is_promised(server, step_ms, most, slack):
     """Sixty-four tokens, or those of two seconds; counted as the log has them in the end."""

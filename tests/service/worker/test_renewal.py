@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 
+import pytest
 import redis
 
 from cluster import Cluster
@@ -32,6 +33,7 @@ def left_s(server: Server, lanes: list[Lane]) -> float:
         return min(pipe.execute()) / 1000 - seconds - micros / 1e6
 
 
+@pytest.mark.slow
 def test_one_frozen_server_makes_no_other_servers_lanes_late() -> None:
     told: list[Signals | Renewed] = []
 

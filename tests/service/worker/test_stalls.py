@@ -186,6 +186,7 @@ def test_what_was_made_of_a_job_is_logged_before_it_is_handed_back(redis_url, is
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_was_frozen_does_not_renew_what_ran_out(redis_url, offline):
     """Nobody reaped its lease, so the queue would renew it; the worker itself takes a new name."""
     with WorkerProcess(redis_url, "fake", *FLAGS, "--lease-ttl-ms", "1500") as worker:

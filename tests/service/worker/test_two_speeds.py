@@ -63,6 +63,7 @@ def ran() -> Iterator[Ran]:
         yield found[0]
 
 
+@pytest.mark.slow
 def test_jobs_are_shared_out_by_speed(ran):
     """One is a hundred and sixty times as fast; a fortieth of that is left on a busy machine."""
     assert {job.state for job in ran.jobs} == {"succeeded"}

@@ -56,6 +56,7 @@ async def read_while(client: Client, job_id: str, act: Callable[[], None]) -> Re
     return await client.result(job_id)
 
 
+@pytest.mark.slow
 def test_sigterm_hands_running_jobs_to_another_worker(fresh, offline):
     """And the text is whole, equal to the undisturbed one; the exit status is 0."""
     with WorkerProcess(fresh.url, "fake", "--drain-s", "0.1", "--fake-step-ms", "150") as first:
@@ -146,6 +147,7 @@ def test_a_second_sigterm_hands_back_at_once(fresh, offline):
         ask(fresh.url, asks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["penstock.worker.jobs.service", "penstock.worker.engine_process"]
 )
@@ -162,6 +164,7 @@ def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module
         ask(fresh.url, asks)
 
 
+@pytest.mark.slow
 def test_the_children_end_with_their_supervisor(fresh, offline):
     with WorkerProcess(fresh.url, "fake", *SLOW) as first:
         first.ready()
@@ -184,6 +187,7 @@ def test_the_children_end_with_their_supervisor(fresh, offline):
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "them to end")
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_loses_its_jobs_and_comes_back_under_a_new_name(fresh, offline):
     with WorkerProcess(fresh.url, "fake", *SLOW) as first:
         first.ready()
