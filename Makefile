@@ -18,7 +18,7 @@ test: .venv/installed
 # The tests that take six seconds or more each: most of those that start whole systems and kill them.
 slow: export PYTHONDONTWRITEBYTECODE =
 slow: .venv/installed
-	$(BIN)/pytest -n 4 --dist worksteal -m slow
+	$(BIN)/pytest -n 3 --dist worksteal -m slow
 
 # What needs no process, no server and no model: under a minute.
 quick: .venv/installed
