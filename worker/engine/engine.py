@@ -13,7 +13,7 @@ from penstock.schemas import names
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import FinishReason
 from penstock.worker.engine.beam_search import num_candidates
-from penstock.worker.engine.beams import Beams
+from penstock.worker.engine.beams import Beams, CopyingRunner
 from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
@@ -25,7 +25,7 @@ from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.sequence import Plan, Sequence, Status
 
 
-class Runner(Protocol):
+class Runner(CopyingRunner, Protocol):
     """A way to compute plans."""
 
     def run(self, plan: Plan) -> Sampled:
@@ -36,9 +36,6 @@ class Runner(Protocol):
 
     def zero(self, blocks: list[int]) -> None:
         """Make the blocks harmless to the sequences that get them next."""
-
-    def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
-        """Make the second of each pair a copy of the first: blocks, and the states of rows."""
 
 
 class AheadRunner(Protocol):
