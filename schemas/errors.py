@@ -6,6 +6,7 @@ PenstockError
 |   +-- InputTooLong
 |   +-- AnswerTooLarge
 |   +-- UnsupportedParameter
+|   +-- UnsupportedSchema
 |   +-- UnsupportedTask
 |   +-- ModelNotFound 404
 +-- Unauthorized 401
@@ -104,6 +105,12 @@ class UnsupportedParameter(InvalidJob):
     def __init__(self, param: str, instead: str | None = None) -> None:
         advice = f"use {instead}" if instead else "leave it out"
         super().__init__(f"{param}: has no effect on this server; {advice}", param)
+
+
+class UnsupportedSchema(InvalidJob):
+    """Raised for a JSON Schema that answers cannot be held to."""
+
+    code = "unsupported_schema"
 
 
 class UnsupportedByEngine(InvalidJob):

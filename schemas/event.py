@@ -116,6 +116,8 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     prompt_ids     of the prompt, where they are asked for, on the choice's first delta; a job of
                    `text` has nothing else, and its one token is 0
     token_strs     the same as the tokenizer's strings
+    schema_error   on a choice's last delta: why its text is not what its schema says, where the
+                   schema could be held only in part
     """
 
     position: int
@@ -132,6 +134,7 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     prompt_tokens: int | None = None
     prompt_ids: list[int] | None = None
     token_strs: list[str] | None = None
+    schema_error: str | None = None
 
     @property
     def type(self) -> Literal["delta"]:
@@ -236,6 +239,7 @@ class Choice(Report):
     prompt_tokens: int | None = Field(None, description="how many its prompt has")
     prompt_ids: list[int] | None = Field(None, description="of its prompt, where asked for")
     token_strs: list[str] | None = Field(None, description="the same as the tokenizer's strings")
+    schema_error: str | None = Field(None, description="why it is not what its schema says")
 
     @property
     def numbers(self) -> list[float]:

@@ -68,6 +68,7 @@ class KeptResult(Result):
                 prompt_logprobs=None if begin else choice.prompt_logprobs,
                 markup=None if begin else choice.markup,
                 prompt_tokens=None if begin else choice.prompt_tokens,
+                schema_error=choice.schema_error if is_last else None,
             )
             position += num_tokens
         yield self._end(*(self.ended_at or (position, checksum)))
@@ -152,6 +153,7 @@ def _choice(index: int, deltas: Sequence[Delta], reason: FinishReason | None) ->
         prompt_tokens=deltas[0].prompt_tokens if deltas else None,
         prompt_ids=deltas[0].prompt_ids if deltas else None,
         token_strs=deltas[0].token_strs if deltas else None,
+        schema_error=last.schema_error if last else None,
     )
 
 

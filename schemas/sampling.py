@@ -52,7 +52,7 @@ ConstraintKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
 
 
 class StructuredOutputs(Wire):
-    """A constraint that the completion must match. Exactly one field is given; names are vLLM's."""
+    """A constraint that the completion must match. Exactly one is given; their names are vLLM's."""
 
     json_schema: dict[str, JsonValue] | str | bool | None = Field(None, alias="json")
     json_object: bool = False
@@ -61,6 +61,12 @@ class StructuredOutputs(Wire):
     grammar: str | None = None
     structural_tag: str | None = Field(
         None, description="JSON: marks in free text, and the forms of what they begin; xgrammar's"
+    )
+    lenient: bool = Field(
+        False, description="of a schema that cannot be held whole, hold what can be, and check it"
+    )
+    asked_as: str | None = Field(
+        None, max_length=64, description="the field of the request that asked, for errors"
     )
 
     model_config = ConfigDict(populate_by_name=True)
@@ -72,9 +78,8 @@ class StructuredOutputs(Wire):
 
     @model_validator(mode="after")
     def asks_for_one_thing(self) -> Self:
-        given = [
-            name for name in type(self).model_fields if getattr(self, name) not in (None, False)
-        ]
+        kinds = type(self).model_fields.keys() - {"lenient", "asked_as"}
+        given = [name for name in kinds if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise ValueError(
                 "give exactly one of json, json_object, regex, choice, grammar, structural_tag; "
@@ -101,6 +106,11 @@ class StructuredOutputs(Wire):
             return "json", '{"type":"object"}'
         schema = self.json_schema
         return "json", schema if isinstance(schema, str) else json.dumps(schema)
+
+    def as_vllm_has_it(self) -> dict[str, JsonValue]:
+        """Return the constraint alone, in vLLM's form."""
+        left_out = {"lenient", "asked_as"}
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=left_out)
 
 
 class RepetitionDetection(Wire):

@@ -43,12 +43,18 @@ _WAIT_S = 0.1  # at most; a grammar may be compiling
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
+    """One answer.
+
+    schema_error  why it is not what its schema says, where that could be held only in part
+    """
+
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    schema_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,6 +454,7 @@ def _completion_output(index: int, completion: Completion) -> CompletionOutput:
         logprobs=choice.logprobs,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
+        schema_error=choice.schema_error,
     )
 
 

@@ -13,6 +13,7 @@ from penstock.gateway.openai.responses import (
     metrics,
     prompt_ids,
     prompt_logprobs,
+    schema_error,
     usage,
 )
 from penstock.gateway.openai.stream import NO_FINISH, StreamRenderer, finish_json
@@ -89,7 +90,8 @@ class TokenChunks(StreamRenderer):
         return [] if event.finish_reason else [self._piece(event, NO_FINISH)]
 
     def closing(self, event: Delta) -> str:
-        return self._piece(event, finish_json(event.finish_reason, event.stop_reason))
+        end = finish_json(event.finish_reason, event.stop_reason, event.schema_error)
+        return self._piece(event, end)
 
     def _piece(self, event: Delta, end: str) -> str:
         shown: JsonObject = {
@@ -117,6 +119,7 @@ def _choice(form: AnswerContext, choice: Choice) -> JsonObject:
         "token_ids": list[JsonValue](choice.token_ids),
         "logprobs": _logprobs(choice.logprobs),
         "finish_reason": choice.finish_reason,
+        **schema_error(choice),
         "stop_reason": choice.stop_reason,
     }
     return shown | ({"text": choice.text} if form.shows_text else {})

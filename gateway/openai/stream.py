@@ -212,7 +212,8 @@ class ChatChunks(StreamRenderer):
 
     def closing(self, event: Delta) -> str:
         reason = finish_reason(self.form, event.finish_reason, self._num_calls[event.index])
-        return _chat_choice(event.index, "{}", "null", finish_json(reason, event.stop_reason))
+        end = finish_json(reason, event.stop_reason, event.schema_error)
+        return _chat_choice(event.index, "{}", "null", end)
 
     def _found(self, index: int, found: Found, logprobs: list[TokenLogprob] | None) -> list[str]:
         pieces = []
@@ -265,7 +266,7 @@ class TextChunks(StreamRenderer):
 
     def closing(self, event: Delta) -> str:
         end = self.form.shown_end(event.finish_reason, event.stop_reason)
-        return _text_choice(event.index, "", "null", finish_json(*end))
+        return _text_choice(event.index, "", "null", finish_json(*end, event.schema_error))
 
 
 NO_FINISH = '"finish_reason":null'
@@ -285,9 +286,12 @@ def _ids(token_ids: list[int]) -> str:
     return to_json(token_ids).decode()
 
 
-def finish_json(reason: str | None, stop_reason: int | str | None) -> str:
+def finish_json(
+    reason: str | None, stop_reason: int | str | None, schema_error: str | None = None
+) -> str:
     stop = to_json(stop_reason).decode()
-    return f'"finish_reason":"{reason}","stop_reason":{stop}'
+    told = "" if schema_error is None else f',"schema_error":{_quoted(schema_error)}'
+    return f'"finish_reason":"{reason}","stop_reason":{stop}{told}'
 
 
 def _usage_tail(count: Usage) -> bytes:

@@ -34,7 +34,11 @@ from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 
 # Fields that go from the body into the job under their own names.
 SAMPLING = set(SamplingParams.model_fields) - {"logprobs", "structured_outputs"}
-STRUCTURES = {field.alias or name for name, field in StructuredOutputs.model_fields.items()}
+STRUCTURES = {
+    field.alias or name
+    for name, field in StructuredOutputs.model_fields.items()
+    if name != "asked_as"
+}
 OPTIONS = (
     "timeout_ms",
     "queue_timeout_ms",
@@ -272,13 +276,15 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
     """Return all the constraints on the answer's form that the request gives, in any field."""
     structures: list[JsonValue] = []
     wanted = asked.response_format
+    named: JsonObject = {"asked_as": "response_format"}
     if isinstance(wanted, JsonSchemaFormat):
-        schema = wanted.json_schema.schema_
-        structures.append({"json": closed(schema) if wanted.json_schema.strict else schema})
+        schema, is_strict = wanted.json_schema.schema_, wanted.json_schema.strict is True
+        held = closed(schema) if is_strict else schema
+        structures.append({"json": held, "lenient": not is_strict, **named})
     elif isinstance(wanted, StructuralTagFormat):
-        structures.append({"structural_tag": wanted.model_dump()})
+        structures.append({"structural_tag": wanted.model_dump(), **named})
     elif wanted is not None and not isinstance(wanted, TextFormat):
-        structures.append({"json_object": True})
+        structures.append({"json_object": True, **named})
     own = body.get("structured_outputs")
     if isinstance(own, dict):
         own = {name: own[name] for name in STRUCTURES if own.get(name) is not None}
@@ -287,7 +293,7 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
     for name, kind in OF_STRUCTURE.items():
         is_neutral = body.get(name) in NEUTRAL_OF_STRUCTURE.get(name, ())
         if body.get(name) is not None and not is_neutral:
-            structures.append({kind: body[name]})
+            structures.append({kind: body[name], "asked_as": name})
     return structures
 
 

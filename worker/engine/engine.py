@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from penstock.schemas import names
@@ -377,18 +378,32 @@ class Engine:
         finish_reason, stop_reason = _finish(seq, token_id)
         if finish_reason is not None:
             self._end(seq)
-        logprobs = None if logprob is None else [logprob]
-        return [
-            Output(
-                seq.seq_id,
-                [token_id],
-                logprobs,
-                finish_reason,
-                stop_reason,
-                seq.num_cached or 0,
-                prompt_logprobs=scores,
-            )
-        ]
+        output = Output(
+            seq.seq_id,
+            [token_id],
+            None if logprob is None else [logprob],
+            finish_reason,
+            stop_reason,
+            seq.num_cached or 0,
+            prompt_logprobs=scores,
+        )
+        if finish_reason == "stop" and seq.constraint is not None and seq.constraint.unheld:
+            self._check(seq, output)
+            return []
+        return [output]
+
+    def _check(self, seq: Sequence, output: Output) -> None:
+        """Hold the sequence's last output back until it is known whether its form is right."""
+        assert seq.constraint is not None
+        completion = seq.token_ids[seq.num_prompt :]
+        if completion[-1] in seq.stop_ids:
+            completion.pop()
+        checked = self.grammars.check(seq.constraint.unheld, completion)
+
+        def told() -> Output:
+            return msgspec.structs.replace(output, schema_error=checked.result() or None)
+
+        checked.add_done_callback(lambda _: self._inbox.put(told))
 
 
 def _unscored(addition: AddSequence) -> list[Logprob] | None:

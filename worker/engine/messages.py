@@ -68,6 +68,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     vector  of a pooled prompt: float32, the lower bytes first; it comes with the token 0
     prompt_logprobs  where they are asked for, with the first token: of the prompt's second token
             and on; the first has nothing before it
+    schema_error  why a completion that was held loosely is not what its schema says
 
     It is no dataclass, because one is made for each token and sent to another process.
     """
@@ -81,6 +82,7 @@ class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     error: ErrorBody | None = None
     vector: bytes | None = None
     prompt_logprobs: list[Logprob] | None = None
+    schema_error: str | None = None
 
 
 class StoredBlock(NamedTuple):

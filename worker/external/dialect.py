@@ -78,9 +78,7 @@ class Dialect:
         if params.logprobs is not None:
             given["logprobs"] = max(params.logprobs, self.fixed.get("logprobs", 0))
         if params.structured_outputs is not None:
-            given["structured_outputs"] = params.structured_outputs.model_dump(
-                mode="json", by_alias=True, exclude_defaults=True
-            )
+            given["structured_outputs"] = params.structured_outputs.as_vllm_has_it()
         if self.salt and seq.addition.cache_salt:
             given[self.salt] = seq.addition.cache_salt.hex()
         own: dict[str, JsonValue] = {"model": model, "prompt": prompt, "max_tokens": seq.num_left}

@@ -366,9 +366,7 @@ def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> 
 def _structure(params: SamplingParams, make: Callable[..., object]) -> object | None:
     if params.structured_outputs is None:
         return None
-    return make(
-        **params.structured_outputs.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    )
+    return make(**params.structured_outputs.as_vllm_has_it())
 
 
 def _logprobs(

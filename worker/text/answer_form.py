@@ -43,17 +43,18 @@ def answer_form(
         tags = _call_tags(chat, tools, has_mark)
         form = tags.format(markup.calls) if holds_tags else None
         if form is not None:
-            given = _structure(form, is_needed=tags.is_forced)
+            given = _structure(form, "tools", is_needed=tags.is_forced)
         elif tags.is_forced:
             markup = msgspec.structs.replace(markup, calls="json")
-            form = {"type": "json_schema", "json_schema": tags.as_json()}
-            given = _structure(form, is_needed=True)
+            lenient = not any(tool.is_strict for tool in tools)
+            form = {"type": "json_schema", "json_schema": tags.as_json(), "lenient": lenient}
+            given = _structure(form, "tools", is_needed=True)
     thinks, budget = holds_tags and markup.reasoning in THINKING, params.thinking_token_budget
     if not (thinks and has_mark(THINKING[markup.reasoning or ""][1])):
         refuse_budget(params)
     if thinks and ((given and form) or budget is not None):
         form = _after_thinking(markup, form if given else None, budget)
-        given = _structure(form, is_needed=True)
+        given = _structure(form, given.asked_as if given else None, is_needed=True)
     elif given is not None and markup.reasoning in THINKING:
         markup = msgspec.structs.replace(markup, reasoning=None, is_open=False)
     # With tools it is said even of an answer that can call none: its text is not to be searched.
@@ -99,7 +100,7 @@ def _as_format(structure: StructuredOutputs) -> Format | None:
     except (ValueError, RecursionError):
         return None  # the engine says what is wrong with it
     if kind == "json":
-        return {"type": "json_schema", "json_schema": value}
+        return {"type": "json_schema", "json_schema": value, "lenient": structure.lenient}
     if kind == "choice" and isinstance(value, list):
         return {"type": "or", "elements": [{"type": "const_string", "value": e} for e in value]}
     inner = value.get("format", value) if isinstance(value, dict) else None
@@ -124,7 +125,7 @@ def _after_thinking(markup: Markup, form: Format | None, budget: int | None) -> 
     return {"type": "sequence", "elements": [first, form or {"type": "any_text"}]}
 
 
-def _structure(form: Format, is_needed: bool) -> StructuredOutputs | None:
+def _structure(form: Format, asked_as: str | None, is_needed: bool) -> StructuredOutputs | None:
     """Return the constraint; None where it is too large and the job does not need it.
 
     Raises InvalidJob where it does.
@@ -137,5 +138,7 @@ def _structure(form: Format, is_needed: bool) -> StructuredOutputs | None:
         raise InvalidJob(f"tools: {sentence}; give fewer or smaller ones", "tools")
     if form["type"] == "json_schema":
         schema = form["json_schema"]
-        return StructuredOutputs(json_schema=schema if isinstance(schema, dict) else {})
-    return StructuredOutputs(structural_tag=text)
+        schema = schema if isinstance(schema, dict) else {}
+        lenient = form.get("lenient") is True
+        return StructuredOutputs(json_schema=schema, lenient=lenient, asked_as=asked_as)
+    return StructuredOutputs(structural_tag=text, asked_as=asked_as)

@@ -29,6 +29,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int | None = None
     prompt_ids: list[int] | None = None
     token_strs: list[str] | None = None
+    schema_error: str | None = None
 
     def joined(self, later: "TextPiece") -> "TextPiece":
         both = self.logprobs is not None and later.logprobs is not None
@@ -42,6 +43,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             markup=self.markup,
             prompt_tokens=self.prompt_tokens,
             prompt_ids=self.prompt_ids,
+            schema_error=later.schema_error,
         )
 
     def delta(self, position: int, index: int, checksum: int) -> Delta:
@@ -60,6 +62,7 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
             prompt_tokens=self.prompt_tokens,
             prompt_ids=self.prompt_ids,
             token_strs=self.token_strs,
+            schema_error=self.schema_error,
         )
 
 
@@ -96,6 +99,7 @@ class Completion:
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob] | None = None
+        self.schema_error: str | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -123,6 +127,7 @@ class Completion:
             markup=None if self.token_ids else self._markup,
             prompt_tokens=None if self.token_ids else len(self._prompt) or None,
             prompt_ids=[*self._prompt] if self._tells_prompt and not self.token_ids else None,
+            schema_error=None if match else output.schema_error,
         )
         self._append(piece)
         return piece
@@ -165,6 +170,7 @@ class Completion:
                 delta.finish_reason,
                 delta.stop_reason,
                 prompt_logprobs=delta.prompt_logprobs,
+                schema_error=delta.schema_error,
             )
         )
 
@@ -179,6 +185,7 @@ class Completion:
             prompt_logprobs=self.prompt_logprobs,
             markup=self._markup,
             prompt_tokens=len(self._prompt) or None,
+            schema_error=self.schema_error,
         )
 
     def _append(self, piece: TextPiece) -> None:
@@ -190,6 +197,7 @@ class Completion:
             self.prompt_logprobs = piece.prompt_logprobs
         self.finish_reason = piece.finish_reason
         self.stop_reason = piece.stop_reason
+        self.schema_error = piece.schema_error
 
     def _spelled(
         self, logprobs: Sequence[Logprob] | None, num_kept: int

@@ -12,12 +12,16 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from openai.types.chat import (
     ChatCompletionFunctionToolParam,
     ChatCompletionMessageFunctionToolCall,
     ChatCompletionMessageParam,
     ChatCompletionStreamOptionsParam,
+)
+from openai.types.shared_params.response_format_json_schema import (
+    JSONSchema,
+    ResponseFormatJSONSchema,
 )
 from pydantic import BaseModel
 
@@ -176,6 +180,53 @@ def test_a_schema_is_kept(client: OpenAI) -> None:
         model=MODEL, messages=[question], response_format=Person, max_tokens=200, temperature=0
     )
     assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def schema_format(schema: dict[str, object], strict: bool) -> ResponseFormatJSONSchema:
+    named: JSONSchema = {"name": "made", "schema": schema, "strict": strict}
+    return {"type": "json_schema", "json_schema": named}
+
+
+def test_a_schema_that_is_not_strict_is_held_in_part_and_the_answer_says_where_it_is_broken(
+    client: OpenAI,
+) -> None:
+    three_of_two: dict[str, object] = {
+        "type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3,
+        "uniqueItems": True,
+    }  # fmt: skip
+    question: ChatCompletionMessageParam = {"role": "user", "content": "Count."}
+    asked = {"model": MODEL, "messages": [question], "max_tokens": 100}
+    for strict in (False, True):  # of items alone it is told even then
+        form = schema_format(three_of_two, strict)
+        whole = client.chat.completions.create(**asked, response_format=form, n=2)
+        for choice in whole.choices:
+            assert choice.finish_reason == "stop" and choice.model_extra is not None
+            assert "non-unique" in choice.model_extra["schema_error"], choice
+        chunks = [*client.chat.completions.create(**asked, response_format=form, stream=True)]
+        ends = [chunk.choices[0] for chunk in chunks if chunk.choices]
+        told = [each.finish_reason for each in ends if "schema_error" in (each.model_extra or {})]
+        assert told == ["stop"]
+    never_b: dict[str, object] = {
+        "type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
+        "additionalProperties": False, "not": {"required": ["b"]},
+    }  # fmt: skip
+    made = client.chat.completions.create(**asked, response_format=schema_format(never_b, False))
+    assert "schema_error" not in (made.choices[0].model_extra or {})
+    assert isinstance(json.loads(made.choices[0].message.content or "")["a"], bool)
+
+
+def test_a_strict_schema_that_cannot_be_held_is_refused_with_its_place(client: OpenAI) -> None:
+    schema: dict[str, object] = {
+        "type": "object", "properties": {"a": {"type": "string", "not": {"const": ""}}},
+        "required": ["a"],
+    }  # fmt: skip
+    with pytest.raises(BadRequestError, match=r"response_format: #/properties/a: not:") as refused:
+        client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Hi"}],
+            response_format=schema_format(schema, strict=True),
+        )
+    assert (refused.value.code, refused.value.param) == ("unsupported_schema", "response_format")
 
 
 WEATHER: ChatCompletionFunctionToolParam = {

@@ -60,10 +60,14 @@ MAY_IMPORT = {
     "worker.engine.grammar.sandbox_process": {
         "schemas", "worker.engine.grammar", "llguidance",
     },
-    "worker.engine.grammar.json_schema": {"pydantic"},
+    "worker.engine.grammar.checked": {
+        "worker.engine.grammar.json_schema", "jsonschema_rs", "pydantic",
+    },
+    "worker.engine.grammar.json_schema": {"worker.engine.grammar.one_of", "pydantic"},
+    "worker.engine.grammar.one_of": {"pydantic"},
     "worker.engine.grammar.structural_tag": {"pydantic"},
     "worker.engine.grammar.structured": ENGINE
-    | {"llguidance", "outlines", "jsonschema", "pydantic"},
+    | {"llguidance", "outlines", "pydantic"},
     "worker": {
         "worker", "schemas", "msgspec", "pydantic", "pydantic_settings", "uvloop", "rich",
     },
@@ -123,7 +127,7 @@ MAY_IMPORT = {
     "loadtest.commands.host": LOADTEST | {"worker.engine", "worker.layers", "torch"},
 }  # fmt: skip
 NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}
-COMPUTES = {*NEVER_WITH_THE_GATEWAY, "numpy", "llguidance", "outlines", "jsonschema", "jinja2"}
+COMPUTES = {*NEVER_WITH_THE_GATEWAY, "numpy", "llguidance", "outlines", "jsonschema_rs", "jinja2"}
 SERVES = {"fastapi", "uvicorn", "prometheus_client", "opentelemetry"}
 CALLS_OUT = {"httpx", "httpcore", "rich"}
 BESIDE_A_WORKER = (COMPUTES | SERVES | CALLS_OUT | {"gateway"}) - {"worker"}

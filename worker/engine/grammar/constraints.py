@@ -4,6 +4,7 @@ A grammar is compiled once, and each sequence that follows it has a matcher of i
 """
 
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,13 +20,14 @@ from torch import Tensor
 
 from penstock.schemas.errors import NotServed
 from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
-from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits, Tried
+from penstock.worker.engine.grammar.sandbox import OverLimit, Sandbox, SandboxLimits, Tried
 from penstock.worker.engine.grammar.structural_tag import free_until, looser, special_ids
 from penstock.worker.engine.grammar.structured import LIMITS, alternatives, reason_of, refusal
 from penstock.worker.models.errors import is_failure, reason
 
 BITS = 32  # tokens in one word of a mask
 ALL_ALLOWED = -1
+_COMPARES_ITEMS = re.compile(r'"uniqueItems"\s*:\s*true')  # which no grammar can
 
 
 class Constraint:
@@ -36,13 +38,19 @@ class Constraint:
     """
 
     def __init__(
-        self, matcher: LLMatcher, completion: list[int], wakes_at: int | None = None
+        self,
+        matcher: LLMatcher,
+        completion: list[int],
+        wakes_at: int | None = None,
+        unheld: str = "",
     ) -> None:
         """Take the matcher over, and replay the completion, which was drawn before.
 
         wakes_at  the token before which all are allowed; None where there is none
+        unheld    the schema that the grammar holds only in part; "" where it holds all
         """
         self.matcher = matcher
+        self.unheld = unheld
         self.is_awake = wakes_at is None
         self._wakes_at = wakes_at
         self._num_consumed = 0
@@ -80,17 +88,25 @@ class Constraint:
 class Grammar:
     """A compiled form; any number of sequences may follow it.
 
-    wakes_at  the token before which all are allowed; None where there is none
+    wakes_at, unheld  as its constraints have them
     """
 
-    def __init__(self, prototype: LLMatcher, num_bytes: int, wakes_at: int | None = None) -> None:
+    def __init__(
+        self,
+        prototype: LLMatcher,
+        num_bytes: int,
+        wakes_at: int | None = None,
+        unheld: str = "",
+    ) -> None:
         self.num_bytes = num_bytes  # approximate memory
         self._prototype = prototype
         self._wakes_at = wakes_at
+        self._unheld = unheld
 
     def constraint(self, completion: list[int]) -> Constraint:
         """Return the constraint of a sequence that starts, or continues after these tokens."""
-        return Constraint(self._prototype.deep_copy(), completion, self._wakes_at)
+        copy_of_it = self._prototype.deep_copy()
+        return Constraint(copy_of_it, completion, self._wakes_at, self._unheld)
 
 
 class Grammars:
@@ -133,7 +149,8 @@ class Grammars:
 
         One form has one future while it is kept.
         """
-        key = blake2b("\0".join(outputs.constraint).encode(errors="surrogatepass")).digest()
+        parts = *outputs.constraint, outputs.asked_as or "", str(outputs.lenient)
+        key = blake2b("\0".join(parts).encode(errors="surrogatepass")).digest()
         with self._kept_lock:
             if key not in self._kept:
                 self._kept[key] = self._pool.submit(self._compile_timed, outputs)
@@ -143,6 +160,16 @@ class Grammars:
             while len(self._kept) > 1 and self._is_over():
                 self._kept.popitem(last=False)
             return self._kept[key]
+
+    def check(self, unheld: str, completion: list[int]) -> Future[str]:
+        """Return a future of why the tokens are not what the schema says; "" where they are."""
+
+        def found() -> str:
+            tokenizer, sandbox = self._load_once()
+            text = tokenizer.decode_bytes(completion).decode(errors="replace")
+            return sandbox.schema_error(unheld, text)
+
+        return self._pool.submit(found)
 
     def close(self) -> None:
         """End the threads and the sandbox, and cancel what was not begun."""
@@ -169,7 +196,7 @@ class Grammars:
         try:
             if kind == "choice":  # needs no sandbox, which lacks the large libraries
                 kind, text = "regex", alternatives(json.loads(text))
-            tried = _tried(sandbox, kind, text)
+            tried, is_whole = _tried(sandbox, kind, text, outputs.lenient)
         except ValueError as error:
             raise refusal(outputs, str(error)) from None
         prototype = LLMatcher(tokenizer, tried.grammar, log_level=0, limits=LIMITS)
@@ -177,7 +204,8 @@ class Grammars:
         if prototype.is_error():
             raise refusal(outputs, reason_of(prototype))
         wakes_at = free_until(text, self._special_ids) if kind == "structural_tag" else None
-        return Grammar(prototype, tried.num_bytes, wakes_at)
+        unheld = text if kind == "json" and not is_whole else ""
+        return Grammar(prototype, tried.num_bytes, wakes_at, unheld)
 
     def _load_once(self) -> tuple[LLTokenizer, Sandbox]:
         with self._loaded_lock:
@@ -202,14 +230,24 @@ class Grammars:
         return tokenizer, Sandbox(backend, self.vocab_size, ends, self.limits)
 
 
-def _tried(sandbox: Sandbox, kind: ConstraintKind, text: str) -> Tried:
-    """Return the grammar; of what need not be held strictly, a looser one if need be."""
+def _tried(
+    sandbox: Sandbox, kind: ConstraintKind, text: str, is_lenient: bool
+) -> tuple[Tried, bool]:
+    """Return the grammar, and whether it holds all that is asked.
+
+    Of what need not be held strictly it is a looser one if need be.
+    """
     try:
-        return sandbox.attempt(kind, text)
-    except ValueError:
-        if kind != "structural_tag" or (loose := looser(text)) == text:
-            raise
-        return sandbox.attempt(kind, loose)
+        return sandbox.attempt(kind, text), not _COMPARES_ITEMS.search(text)
+    except ValueError as error:
+        if kind == "structural_tag" and (loose := looser(text)) != text:
+            return sandbox.attempt(kind, loose), False
+        if kind == "json" and is_lenient and not isinstance(error, OverLimit):
+            try:
+                return sandbox.attempt("loose json", text), False
+            except ValueError:
+                raise error from None
+        raise
 
 
 class Masks:

@@ -2,7 +2,7 @@
 
 Keywords that llguidance does not know are left out where JSON Schema says to ignore them, and are
 said in other words where that is possible. All others are still refused, with their place in the
-schema.
+schema, or are left out of a schema that need not be held whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from itertools import islice
 
 from pydantic import JsonValue
 
-Schema = dict[str, JsonValue]
+from penstock.worker.engine.grammar.one_of import Schema, without_one_of
 
 _MAX_STEP = 60  # characters of a name that an error shows
 MAX_PROBES = 200  # parts of a schema to try, to find the one that is refused
@@ -18,6 +18,16 @@ MAX_PROBES = 200  # parts of a schema to try, to find the one that is refused
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
+# Days that the calendar has, of the years 1 to 9999, and no leap second: RFC 3339 has few more texts,
+# and the readers of most languages do without those.
+_LEAP = r"0[48]|[2468][048]|[13579][26]"
+_DATE = (
+    r"((\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)-("
+    r"(0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))"
+    rf"|(\d\d({_LEAP})|({_LEAP})00)-02-29)"
+)
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_OF_FORMAT = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 # A text of the format on the right is also one of the format on the left.
 _NARROWER = {
     "idn-email": "email",
@@ -44,18 +54,45 @@ _DATA = frozenset(("const", "enum", "default", "example", "examples"))
 _ALWAYS: tuple[JsonValue, ...] = ({}, True)
 
 
-def respelled(schema: JsonValue) -> JsonValue:
+def respelled(schema: Schema) -> JsonValue:
     """Return the schema in keywords that llguidance knows, in every part where that is possible."""
+    return _respelled(schema, schema)
+
+
+def _respelled(schema: JsonValue, root: Schema) -> JsonValue:
     if isinstance(schema, list):
-        return [respelled(each) for each in schema]
+        return [_respelled(each, root) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if "not" in schema and schema["not"] in _ALWAYS:
         return False
-    found = {name: _inner(name, value) for name, value in schema.items()}
+    if "$id" in schema:
+        root = schema
+    found = _with_parts(schema, lambda part: _respelled(part, root))
     for rewrite in (_format, _pattern, _bounds, _names):
         rewrite(found)
+    without_one_of(found, root)
     found.pop("uniqueItems", None)  # no grammar can compare items; see docs/http.md
+    return found
+
+
+def loosened(schema: JsonValue, is_pattern: Callable[[str], bool]) -> JsonValue:
+    """Return the schema without names of other documents, and patterns that are none here."""
+    if isinstance(schema, list):
+        return [loosened(each, is_pattern) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = _with_parts(schema, lambda part: loosened(part, is_pattern))
+    reference, pattern = found.get("$ref"), found.get("pattern")
+    if isinstance(reference, str) and not reference.startswith("#"):
+        del found["$ref"]
+    found.pop("$schema", None)
+    if isinstance(pattern, str) and not is_pattern(pattern):
+        del found["pattern"]
+    patterns = found.get("patternProperties")
+    if isinstance(patterns, dict) and not all(map(is_pattern, patterns)):
+        del found["patternProperties"]
+        found.pop("additionalProperties", None)
     return found
 
 
@@ -97,21 +134,29 @@ def _step(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")[:_MAX_STEP]
 
 
-def _inner(name: str, value: JsonValue) -> JsonValue:
-    if name in _DATA:
-        return value
-    if name in _NAMED and isinstance(value, dict):
-        return {key: respelled(each) for key, each in value.items()}
-    return respelled(value)
+def _with_parts(schema: Schema, change: Callable[[JsonValue], JsonValue]) -> Schema:
+    """Return the schema with each schema, or list of them, directly inside it changed."""
+
+    def changed(name: str, value: JsonValue) -> JsonValue:
+        if name in _DATA:
+            return value
+        if name in _NAMED and isinstance(value, dict):
+            return {key: change(each) for key, each in value.items()}
+        return change(value)
+
+    return {name: changed(name, value) for name, value in schema.items()}
 
 
 def _format(schema: Schema) -> None:
     """Replace a format that llguidance does not know by a narrower one, or drop it.
 
-    JSON Schema lets unknown formats be ignored.
+    JSON Schema lets unknown formats be ignored. Those of dates and times become patterns.
     """
     wanted = schema.get("format")
-    if isinstance(wanted, str) and wanted not in _FORMATS:
+    if isinstance(wanted, str) and wanted in _OF_FORMAT and "pattern" not in schema:
+        del schema["format"]
+        schema["pattern"] = _OF_FORMAT[wanted]
+    elif isinstance(wanted, str) and wanted not in _FORMATS:
         del schema["format"]
         if wanted in _NARROWER:
             schema["format"] = _NARROWER[wanted]

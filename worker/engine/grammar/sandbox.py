@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from threading import Lock
 
 from penstock.schemas.errors import WorkerFailed
-from penstock.schemas.sampling import ConstraintKind
 from penstock.worker.engine.grammar import sandbox_process
 from penstock.worker.engine.grammar.sandbox_process import (
     Question,
@@ -22,6 +21,7 @@ from penstock.worker.engine.grammar.sandbox_process import (
     receive,
     send,
 )
+from penstock.worker.engine.grammar.structured import FormKind
 
 _START_S = 120.0  # to load a large vocabulary on a busy machine
 _GRACE_S = 20.0  # after the limits; then the process itself hangs
@@ -34,6 +34,10 @@ class SandboxLimits:
     cpu_s: int = 2
     wall_s: float = 10.0  # long, since a busy machine is no fault of the grammar
     memory_bytes: int = 1 << 30  # in addition to what the tokenizer takes
+
+
+class OverLimit(ValueError):
+    """Raised where an attempt ended at its limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +72,25 @@ class Sandbox:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
-    def attempt(self, kind: ConstraintKind, text: str) -> Tried:
+    def attempt(self, kind: FormKind, text: str) -> Tried:
         """Compile the grammar of a text within the limits.
 
         Raises ValueError with the reason why there is no grammar, and WorkerFailed when none could
         be tried, which is not the text's fault.
         """
+        return self._asked(Question(kind=kind, text=text, completion=None))
+
+    def schema_error(self, schema: str, completion: str) -> str:
+        """Return why the completion is not what the schema says; "" where it is."""
         try:
-            return self._ask(kind, text)
-        except (OSError, EOFError):
-            self.close()  # somebody killed the process: start it again
-        try:
-            return self._ask(kind, text)
-        except (OSError, EOFError) as error:
-            self.close()
-            raise WorkerFailed("grammars cannot be tried: the sandbox ended") from error
+            self._asked(Question(kind="json", text=schema, completion=completion))
+        except OverLimit:
+            return f"not checked: that takes more than {self._limits.cpu_s} s, or too much memory"
+        except WorkerFailed as error:
+            return f"not checked: {error}"
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         """End the process; attempts under way end by their own limits."""
@@ -93,18 +101,29 @@ class Sandbox:
                 self._process.wait()
             self._process = self._control = None
 
-    def _ask(self, kind: ConstraintKind, text: str) -> Tried:
+    def _asked(self, question: Question) -> Tried:
+        try:
+            return self._ask(question)
+        except (OSError, EOFError):
+            self.close()  # somebody killed the process: start it again
+        try:
+            return self._ask(question)
+        except (OSError, EOFError) as error:
+            self.close()
+            raise WorkerFailed("grammars cannot be tried: the sandbox ended") from error
+
+    def _ask(self, question: Question) -> Tried:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 socket.send_fds(self._started(), [b"g"], [theirs.fileno()])
             ours.settimeout(self._limits.wall_s + _GRACE_S)
-            send(ours, Question(kind=kind, text=text))
+            send(ours, question)
             told = json.loads(receive(ours))
             answer: SandboxAnswer | None = told if "grammar" in told else None
             verdict: Verdict = told if answer is None else json.loads(receive(ours))
         if answer is None:
-            raise ValueError(_why(verdict["status"], self._limits))
+            raise OverLimit(_why(verdict["status"], self._limits))
         if answer["reason"]:
             raise ValueError(answer["reason"])
         return Tried(answer["grammar"], verdict["num_bytes"])

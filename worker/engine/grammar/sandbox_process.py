@@ -1,7 +1,10 @@
-"""The sandbox process: for each grammar it forks a child that is killed at the limits.
+"""The sandbox process: for each question it forks a child that is killed at the limits.
+
+A question is whether a grammar can be made of a text, or whether a completion is what a schema
+says.
 
 The process is the template of its children, so it stays small (no torch, no transformers) and
-starts no thread. A child gets one grammar over a socket that comes with the request, and answers
+starts no thread. A child gets one question over a socket that comes with the request, and answers
 over the same socket.
 """
 
@@ -20,10 +23,11 @@ from typing import TypedDict
 
 from llguidance import LLMatcher, LLTokenizer
 
-from penstock.schemas.sampling import ConstraintKind
+from penstock.worker.engine.grammar.checked import schema_error
 from penstock.worker.engine.grammar.structural_tag import special_ids
 from penstock.worker.engine.grammar.structured import (
     LIMITS,
+    FormKind,
     Marks,
     grammar_of,
     place_in,
@@ -48,12 +52,18 @@ class Start(TypedDict):
 
 
 class Question(TypedDict):
-    kind: ConstraintKind
+    """A form to compile, or a schema and a completion to be checked against it."""
+
+    kind: FormKind
     text: str
+    completion: str | None
 
 
 class SandboxAnswer(TypedDict):
-    """The grammar that compiled, or the reason why none did; the other one is empty."""
+    """The grammar that compiled, or the reason why none did; the other one is empty.
+
+    For a completion the reason is why it is not what the schema says.
+    """
 
     grammar: str
     reason: str
@@ -85,7 +95,7 @@ def receive(wire: socket.socket) -> bytes:
 def main() -> None:
     """Serve the control socket whose number is the only argument.
 
-    The tokenizer comes first, then a socket for each grammar.
+    The tokenizer comes first, then a socket for each question.
     """
     control = socket.socket(fileno=int(sys.argv[1]))
     start: Start = json.loads(receive(control))
@@ -110,7 +120,7 @@ def main() -> None:
 
 
 def _watch(wire: socket.socket, tokenizer: LLTokenizer, marks: Marks, start: Start) -> None:
-    """Fork once more to try the grammar, and report how that child ended."""
+    """Fork once more to answer the question, and report how that child ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
@@ -143,6 +153,8 @@ def _limit(start: Start) -> None:
 def _tried(tokenizer: LLTokenizer, question: Question, marks: Marks) -> tuple[str, str]:
     """Return the grammar that compiled and no reason, or no grammar and the reason."""
     kind, text = question["kind"], question["text"]
+    if question["completion"] is not None:
+        return "", schema_error(text, question["completion"])
     try:
         grammar = grammar_of(kind, text, marks)
     except ValueError as error:

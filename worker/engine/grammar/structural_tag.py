@@ -52,6 +52,7 @@ class TagGrammar:
     special_ids  the tokens that text does not match, by what they are written as
     end_ids      the tokens that end a completion
     of_schema    returns the grammar of a schema; raises ValueError
+    of_part      the same of what can be held of a schema
     of_regex     the same of a pattern
     refusal_of   returns why a grammar cannot be used by itself; "" where it can
     """
@@ -61,12 +62,14 @@ class TagGrammar:
         special_ids: Mapping[str, int],
         end_ids: Sequence[int],
         of_schema: Callable[[str], str],
+        of_part: Callable[[str], str],
         of_regex: Callable[[str], str],
         refusal_of: Callable[[str], str],
     ) -> None:
         self._special_ids = special_ids
         self._end_ids = end_ids
         self._of_schema = of_schema
+        self._of_part = of_part
         self._of_regex = of_regex
         self._refusal_of = refusal_of
         self._rules: list[str] = []
@@ -240,19 +243,27 @@ class TagGrammar:
     def _schema(self, schema: JsonValue, lenient: bool, path: str) -> str:
         """Return a reference to a schema's grammar.
 
-        A lenient schema that cannot be held counts as one that any object matches.
+        A lenient schema that cannot be held is held in part, or as one that any object matches.
         """
+        text = json.dumps(schema, ensure_ascii=False)
         try:
-            made = self._inside(path, self._of_schema, json.dumps(schema, ensure_ascii=False))
-            if reason := self._refusal_of(made):
-                raise ValueError(f"{path}: {reason}")
+            made = self._usable(path, self._of_schema, text)
         except ValueError:
             if not lenient:
                 raise
-            made = self._of_schema(json.dumps(_ANYTHING))
+            try:
+                made = self._usable(path, self._of_part, text)
+            except ValueError:
+                made = self._of_schema(json.dumps(_ANYTHING))
         name = self._name("g")
         self._inner.append({**json.loads(made)["grammars"][0], "name": name})
         return f"@{name}"
+
+    def _usable(self, path: str, make: Callable[[str], str], text: str) -> str:
+        made = self._inside(path, make, text)
+        if reason := self._refusal_of(made):
+            raise ValueError(f"{path}: {reason}")
+        return made
 
     @staticmethod
     def _inside(path: str, make: Callable[[str], str], text: str) -> str:

@@ -5,14 +5,15 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, grammar_from, regex_to_lark
 from pydantic import JsonValue
 
-from penstock.schemas.errors import InvalidJob
+from penstock.schemas.errors import InvalidJob, UnsupportedSchema
 from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
-from penstock.worker.engine.grammar.json_schema import Schema, place_of, respelled
+from penstock.worker.engine.grammar.json_schema import loosened, place_of, respelled
+from penstock.worker.engine.grammar.one_of import Schema
 from penstock.worker.engine.grammar.structural_tag import TagGrammar
 
 MAX_DEPTH = 32  # of nested brackets in a schema
@@ -47,16 +48,26 @@ class Marks(NamedTuple):
 NO_MARKS = Marks({}, (), lambda grammar: "")
 
 
-def grammar_of(kind: ConstraintKind, text: str, marks: Marks = NO_MARKS) -> str:
+FormKind = ConstraintKind | Literal["loose json"]
+
+
+def grammar_of(kind: FormKind, text: str, marks: Marks = NO_MARKS) -> str:
     """Return the grammar in llguidance's form. Raises ValueError where the text itself is broken.
 
     A hostile text can take minutes or gigabytes, or end the process: call this in the sandbox.
     """
+
+    def loose(schema: str) -> str:
+        return _loose_grammar(_schema(schema), marks.refusal_of)
+
     try:
         if kind == "json":
             return _of_schema(text)
+        if kind == "loose json":
+            return loose(text)
         if kind == "structural_tag":
-            return TagGrammar(*marks[:2], _of_schema, _regex_grammar, marks.refusal_of).made(text)
+            made = TagGrammar(*marks[:2], _of_schema, loose, _regex_grammar, marks.refusal_of)
+            return made.made(text)
         if kind == "grammar":
             check_repetitions(text)
             return grammar_from("grammar", text)
@@ -67,7 +78,7 @@ def grammar_of(kind: ConstraintKind, text: str, marks: Marks = NO_MARKS) -> str:
         raise ValueError("brackets inside brackets, too deep") from None
 
 
-def place_in(kind: ConstraintKind, text: str, reason: str, why: Callable[[str], str]) -> str:
+def place_in(kind: FormKind, text: str, reason: str, why: Callable[[str], str]) -> str:
     """Return the reason with its place in the schema; `why` tells what is wrong with a grammar."""
     if kind != "json":
         return reason
@@ -99,12 +110,14 @@ def alternatives(choices: list[str]) -> str:
 def refusal(outputs: StructuredOutputs, reason: str) -> InvalidJob:
     """Return the error that names the field and says why."""
     kind, _ = outputs.constraint
-    alias = " (response_format)" if kind == "json" else ""
+    field = outputs.asked_as or "structured_outputs"
+    made = UnsupportedSchema if kind in ("json", "structural_tag") else InvalidJob
     told = " ".join(reason.split())
     if len(told) > MAX_REASON:  # a long pattern, quoted twice around the one line that matters
         lines = [line for line in reason.splitlines() if line.startswith("error: ")]
         told = (lines or [told])[0][:MAX_REASON]
-    return InvalidJob(f"structured_outputs.{kind}{alias}: {told}", "structured_outputs")
+    named = field if outputs.asked_as else f"{field}.{kind}"
+    return made(f"{named}: {told}", field)
 
 
 def reason_of(matcher: LLMatcher) -> str:
@@ -121,7 +134,23 @@ def _of_schema(text: str) -> str:
     return _json_grammar(json.dumps(_schema(text), ensure_ascii=False))
 
 
-def _json_grammar(schema: str) -> str:
+def _loose_grammar(schema: Schema, refusal_of: Callable[[str], str]) -> str:
+    """Return the grammar of what can be held of a schema; who uses it checks what was made."""
+    grammar = _json_grammar(json.dumps(schema, ensure_ascii=False), is_loose=True)
+    if not refusal_of(grammar):
+        return grammar
+
+    def is_pattern(pattern: str) -> bool:
+        try:
+            return not refusal_of(_regex_grammar(pattern))
+        except ValueError:
+            return False
+
+    looser = loosened(schema, is_pattern)
+    return _json_grammar(json.dumps(looser, ensure_ascii=False), is_loose=True)
+
+
+def _json_grammar(schema: str, is_loose: bool = False) -> str:
     """Return the grammar of a schema, with little white space.
 
     Unbounded white space lets a weak model write it for ever. One space after a comma or a colon is
@@ -133,8 +162,8 @@ def _json_grammar(schema: str) -> str:
             "whitespace_flexible": False,
             "item_separator": ", ?",
             "key_separator": ": ?",
-            "lenient": False,
-            "coerce_one_of": False,
+            "lenient": is_loose,  # leave out what it does not know
+            "coerce_one_of": is_loose,  # take it for anyOf
         },
     )
 
