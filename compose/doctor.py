@@ -175,7 +175,7 @@ def of_model(model: str | None) -> Iterator[Finding]:
     from penstock.worker.models.errors import ModelError
     from penstock.worker.models.impl import plan_model
     from penstock.worker.models.spec import ModelSpec
-    from penstock.worker.process.settings import model_folder
+    from penstock.worker.process.model_folder import model_folder
     from penstock.worker.text.model_tokenizer import ModelTokenizer
 
     try:

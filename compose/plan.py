@@ -123,7 +123,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     from penstock.worker.models.impl import plan_model
     from penstock.worker.models.sentence_folder import pools
     from penstock.worker.models.spec import ModelSpec
-    from penstock.worker.process.settings import model_folder
+    from penstock.worker.process.model_folder import model_folder
 
     folder = model_folder(settings.model, with_weights=False, with_code=settings.trust_remote_code)
     spec = ModelSpec(

@@ -43,6 +43,9 @@ class Chat(Wire):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: list[dict[str, JsonValue]] = Field(default_factory=list, max_length=128)
     template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    chat_template: str | None = Field(
+        None, max_length=65_536, description="in place of the model's, where its workers trust it"
+    )
     tool_choice: Literal["auto", "required"] = Field(
         "auto", description="required: the answer is a call; auto: as the model likes"
     )

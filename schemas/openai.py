@@ -293,6 +293,9 @@ class ChatRequest(Asked):
     )
     include_reasoning: bool = Field(True, description="`reasoning`: what the model thinks")
     chat_template_kwargs: JsonObject = Field(default_factory=dict)
+    chat_template: str | None = Field(
+        None, max_length=65_536, description="Jinja, in place of the model's"
+    )
     reasoning_effort: Effort | None = Field(None, description="for the chat template")
     documents: list[JsonObject] = Field(
         default_factory=list,

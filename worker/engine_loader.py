@@ -125,4 +125,5 @@ def _config(settings: WorkerSettings) -> EngineConfig:
         quantization=settings.quantization,
         priority_preemption_threshold=settings.priority_preemption_threshold,
         pooler=settings.pooler_config,
+        tokenizer=settings.tokenizer_folder(),
     )

@@ -20,10 +20,10 @@ from penstock.schemas.text import TextParams
 from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
-    "chat_template": ("",),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
 }
+OF_CHATS: Mapping[str, tuple[JsonValue, ...]] = {"chat_template": ("",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ def tokenize_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextCon
         form = _of(chat_form(caller, body, job_id), shows_strings)
         others = [name for name in form.ignored if name != "return_token_strs"]
         return replace(form, ignored=others)
+    refuse_unless(OF_CHATS, body, {})
     asked = validate(TokenizeRequest, body)
     question: dict[str, object] = {
         "prompts": [asked.prompt],

@@ -110,6 +110,7 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
         "tools": [_tool(tool) for tool in tools],
         **choice,
         "template_kwargs": _for_template(asked) | asked.chat_template_kwargs,
+        "chat_template": asked.chat_template or None,
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
     }

@@ -20,7 +20,6 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "return_hidden_states": (False,),
     "structural_tag": ("", {}),
     "guided_whitespace_pattern": ("",),
-    "chat_template": ("",),
     "stop_regex": ("", []),
     "no_stop_trim": (False,),
     "min_new_tokens": (0,),
@@ -49,6 +48,7 @@ NEUTRAL_STRUCTURE: Mapping[str, tuple[JsonValue, ...]] = {
 # Parameters that depend on others: the function says if the body asks for what it would not get.
 ASKED: Mapping[str, Callable[[JsonObject], bool]] = {
     "suffix": lambda body: body["suffix"] != "" and "messages" in body,
+    "chat_template": lambda body: body["chat_template"] != "" and "messages" not in body,
     "documents": lambda body: body["documents"] != [] and "messages" not in body,
     "thinking_token_budget": lambda body: "messages" not in body,
     "modalities": lambda body: body["modalities"] not in ([], ["text"]),

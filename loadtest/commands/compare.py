@@ -50,7 +50,7 @@ from penstock.loadtest.requests.dataset import read
 from penstock.loadtest.requests.workload import DESCRIPTIONS, Request, varied, workloads
 from penstock.schemas.process.start import load_settings, words_of
 from penstock.worker.bundled.paths import BUNDLED_MODEL
-from penstock.worker.process.settings import model_folder
+from penstock.worker.process.model_folder import model_folder
 
 PROGRAM = "penstock bench compare"
 Words = Annotated[list[str], NoDecode, BeforeValidator(words_of)]

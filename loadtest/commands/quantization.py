@@ -32,7 +32,7 @@ from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.layers.arithmetic import Quantization
 from penstock.worker.layers.batch import Batch
 from penstock.worker.models.decoder import Decoder
-from penstock.worker.process.settings import model_folder
+from penstock.worker.process.model_folder import model_folder
 
 WEIGHTS: tuple[Quantization | None, ...] = (None, "int8", "int4_g128", "int4_g64")
 AT_ONCE = (1, 8)

@@ -8,7 +8,8 @@ from pydantic import Field
 from pydantic_settings import CliSuppress
 
 from penstock.worker.bundled.paths import BUNDLED_MODEL
-from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.process.model_folder import model_folder
+from penstock.worker.process.settings import WorkerSettings
 
 _FAKE_IDS = 256
 

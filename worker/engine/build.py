@@ -97,7 +97,7 @@ def build_engine(config: EngineConfig) -> Engine:
         limits,
         scheduler,
         runner,
-        Grammars(config.model, facts.vocab_size, facts.eos_token_ids),
+        Grammars(config.tokenizer or config.model, facts.vocab_size, facts.eos_token_ids),
         runner if goes_ahead else None,
     )
 

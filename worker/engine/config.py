@@ -38,3 +38,4 @@ class EngineConfig:
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = None
     priority_preemption_threshold: int | None = None
     pooler: PoolerConfig = AS_IT_SAYS
+    tokenizer: Path | None = None  # the model's folder

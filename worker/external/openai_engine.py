@@ -153,7 +153,7 @@ def load_openai_engine(settings: WorkerSettings) -> OpenAIEngine:
     fitness = asyncio.run_coroutine_threadsafe(_first_fit(servers, settings, shape), loop).result()
     limits = _limits(settings, shape, fitness, len(servers))
     letters: SimpleQueue[Letter] = SimpleQueue()
-    speller = Speller(ModelTokenizer(folder), shape.vocab_size)
+    speller = Speller(ModelTokenizer(settings.tokenizer_folder()), shape.vocab_size)
     if fitness.dialect.tells == "text":
         log.warning("servers tell no token ids: a job that is handed on goes on from its text")
 

@@ -359,6 +359,7 @@ def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> 
         "max_num_seqs": settings.max_num_seqs,
         "scheduling_policy": "priority",
         **changed,
+        **({"tokenizer": str(settings.tokenizer_folder())} if settings.tokenizer else {}),
         **settings.engine_args,
     }
 

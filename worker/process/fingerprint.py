@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.worker.process.loading import loading
+from penstock.worker.process.model_folder import given_template
 from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
 
@@ -37,6 +38,8 @@ def fingerprint(settings: WorkerSettings) -> str:
         with loading(settings.model):
             folder = settings.checkpoint()
             files = [*folder.glob("*"), *folder.glob("[0-9]_*/*")]  # the latter: of sentence models
+            if settings.tokenizer is not None:
+                files += settings.tokenizer_folder().glob("*.json")
             for path in sorted(files):
                 if path.suffix in suffixes and path.is_file():
                     for piece in _pieces(path):
@@ -60,6 +63,8 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
         "runner": settings.runner,
         "pooler_config": settings.pooler_config.model_dump(exclude_defaults=True),
         "generation": dict(load_generation(settings).defaults),
+        "chat_template": given_template(settings.chat_template),
+        "chat_template_content_format": settings.chat_template_content_format,
         # It groups the sums of attention, which counts where bits are promised.
         "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
     }
@@ -72,6 +77,8 @@ def _computed(settings: WorkerSettings) -> tuple[object, ...]:
         "runner": "auto",
         "pooler_config": {},
         "generation": {},
+        "chat_template": None,
+        "chat_template_content_format": "auto",
         "block_size": _BLOCK_SIZE,
     }
     told = {name: json.dumps(each, sort_keys=True) for name, each in others.items()}

@@ -9,7 +9,8 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.sampling import MODEL_DEFAULTS, SamplingParams
 from penstock.worker.models.files import read_object
 from penstock.worker.process.loading import loading
-from penstock.worker.process.settings import WorkerSettings, model_folder
+from penstock.worker.process.model_folder import model_folder
+from penstock.worker.process.settings import WorkerSettings
 
 _FILE = "generation_config.json"
 
@@ -69,7 +70,12 @@ def _from_folder(settings: WorkerSettings) -> dict[str, JsonValue]:
     source = settings.generation_config
     if settings.is_fake or source == "vllm":
         return {}
-    path = (settings.checkpoint() if source == "auto" else model_folder(source)) / _FILE
+    folder = (
+        settings.checkpoint()
+        if source == "auto"
+        else model_folder(source, with_weights=False, param="generation_config")
+    )
+    path = folder / _FILE
     if source == "auto" and not path.exists():
         return {}
     with loading(str(path)):

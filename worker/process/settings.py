@@ -17,15 +17,14 @@ from pydantic import (
 )
 from pydantic_settings import CliSuppress, NoDecode
 
-from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event_stream import is_http_url
 from penstock.schemas.keys import Lane
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import object_of, words_of
 from penstock.schemas.process.tracing import TracingSettings
 from penstock.schemas.redis.url import RedisUrlSetting
-from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.models.sentence_folder import PoolerConfig, pools
+from penstock.worker.process.model_folder import model_folder
 
 FAKE = "fake"
 # Settings of how a model is computed: those that vLLM has too, and those that it has not.
@@ -80,6 +79,12 @@ class WorkerSettings(TracingSettings):
 
     model: str = Field(
         description="a checkpoint's folder, a name on the Hugging Face hub, or penstock-5m"
+    )
+    tokenizer: str | None = Field(
+        None, description="a folder or a name on the hub in place of the model's own"
+    )
+    revision: str | None = Field(
+        None, description="of a model on the hub: a branch, a tag or a commit"
     )
     engine: Literal["native", "vllm", "openai"] = Field(
         "native",
@@ -153,6 +158,17 @@ class WorkerSettings(TracingSettings):
     reasoning_parser: Literal[
         "auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"
     ] = Field("auto", description="form of thinking; auto: as the model's template shows it")
+    chat_template: str | None = Field(
+        None, description="a file, or the template itself, in place of the model's own"
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto",
+        description="messages' contents as one text, or as OpenAI's lists of parts; auto: as the "
+        "template reads them",
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="a chat may bring a template of its own, which can run for ever"
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="of prompt and completion; none: what the model is made for"
     )
@@ -306,7 +322,13 @@ class WorkerSettings(TracingSettings):
     def checkpoint(self) -> Path:
         """Return the model's folder, fetched as far as the engine needs it. Raises InvalidJob."""
         has_weights = self.engine != "openai"
-        return model_folder(self.model, has_weights, with_code=self.trust_remote_code)
+        return model_folder(self.model, has_weights, self.trust_remote_code, self.revision)
+
+    def tokenizer_folder(self) -> Path:
+        """Return the folder of the tokenizer and its chat template. Raises InvalidJob."""
+        if self.tokenizer is None:
+            return self.checkpoint()
+        return model_folder(self.tokenizer, with_weights=False, param="tokenizer")
 
     @property
     def pools(self) -> bool:
@@ -341,35 +363,6 @@ class WorkerSettings(TracingSettings):
         return hashlib.blake2b(
             secret, key=self.cache_salt_secret.encode()[:64], digest_size=16
         ).digest()
-
-
-def model_folder(model: str, with_weights: bool = True, with_code: bool = False) -> Path:
-    """Return the checkpoint's folder.
-
-    A name that is no folder is fetched from the Hugging Face hub, or from its local cache. Raises
-    InvalidJob.
-    """
-    try:
-        folder = Path(model).expanduser()
-        if folder.is_dir():
-            return folder
-    except (OSError, RuntimeError, ValueError) as error:  # not to be looked at, or nobody's home
-        raise InvalidJob(f"model: {model!r} cannot be read: {error}", "model") from error
-    if model == BUNDLED_MODEL.name:
-        return BUNDLED_MODEL
-    if model.count("/") != 1 or model.startswith((".", "/", "~")):
-        known = f"neither a folder nor a name like org/model; {BUNDLED_MODEL.name} is bundled"
-        raise InvalidJob(f"model: {model!r} is {known}", "model")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    wanted = ["*.json", "*.jinja", "*.model"]
-    wanted += ["*.safetensors"] * with_weights + ["*.py"] * with_code
-    try:
-        return Path(snapshot_download(model, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise InvalidJob(f"model: {model!r} could not be fetched: {said}", "model") from error
 
 
 def pulse_every_s(settings: WorkerSettings) -> float:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from operator import methodcaller
 from pathlib import Path
+from typing import Literal
 
 from jinja2 import TemplateError
 from pydantic import JsonValue
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.job import Chat
+from penstock.schemas.job import Chat, Message
 from penstock.worker.models.errors import BrokenModel, is_failure, reason
 from penstock.worker.models.files import read_object
 from penstock.worker.text.messages import plain_messages
@@ -24,6 +25,10 @@ _OF_FOLDER = {"name_or_path", "tokenizer_object", "chat_template"}  # not of the
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _OTHER_FORMS = ("*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 
+_REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+_PROBE = "what is said here"  # written by a template that reads it
+_PART_AS_PYTHON = "'type':"  # of a list that was written as it stands
+
 # What a job may not set through `template_kwargs`: the template itself above all.
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {
     "documents",
@@ -32,17 +37,35 @@ _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_templ
 
 
 class ChatTemplate:
-    """The template and the tokenizer of one folder."""
+    """The template and the tokenizer of one folder.
 
-    def __init__(self, folder: Path) -> None:
+    given           the template that stands in the place of the folder's
+    content_format  string: a message's content is one text; openai: a list of parts; auto: as the
+                    template reads it
+    trusts_jobs     a chat may bring a template of its own
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        given: str | None = None,
+        content_format: Literal["auto", "string", "openai"] = "auto",
+        trusts_jobs: bool = False,
+    ) -> None:
         self._tokenizer = _load(folder)
+        self._trusts_jobs = trusts_jobs
         source = folder / "chat_template.jinja"
         if not source.is_file():
             source = folder / "tokenizer_config.json"
         if not self.is_there and (folder / _TEMPLATE).is_file():
             source = folder / _TEMPLATE
             self._tokenizer.chat_template = _separate(source)
-        _check_template(source, self._tokenizer.chat_template)
+        if given is not None:
+            self._tokenizer.chat_template = given
+        _check_template(f"model: {source}" if given is None else "chat_template", self._template)
+        self._reads_parts = content_format == "openai"
+        if content_format == "auto" and self.is_there:
+            self._reads_parts = not self._shows(_PROBE) and self._shows([_part(_PROBE)])
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -69,32 +92,51 @@ class ChatTemplate:
         return {**config, "tokenizer_class": type(given).__name__, **template}
 
     def write(self, chat: Chat) -> str:
-        if not self.is_there:
+        if chat.chat_template is not None and not self._trusts_jobs:
+            raise InvalidJob(
+                "chat_template: the model's workers run none but their own; start them with "
+                "--trust-request-chat-template",
+                "chat_template",
+            )
+        if not self.is_there and chat.chat_template is None:
             raise InvalidJob("messages: this model has no chat template; send a prompt", "messages")
         if taken := _RESERVED & chat.template_kwargs.keys():
             raise InvalidJob(
                 f"chat_template_kwargs: {', '.join(sorted(taken))} cannot be given by a job",
                 "chat_template_kwargs",
             )
-        if "documents" in chat.template_kwargs and "documents" not in str(
-            self._tokenizer.chat_template
-        ):
+        template = chat.chat_template or self._template
+        if "documents" in chat.template_kwargs and "documents" not in str(template):
             raise InvalidJob("documents: this model's chat template reads none", "documents")
-        # By name, because transformers' annotation knows messages of plain strings only.
-        render = methodcaller(
-            "apply_chat_template",
-            plain_messages(chat.messages),
-            tools=[_shown_tool(tool) for tool in chat.tools] or None,
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            tokenize=False,
-            **chat.template_kwargs,
-        )
         try:
-            return str(render(self._tokenizer))
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            return self._render(
+                plain_messages(chat.messages, self._reads_parts),
+                chat_template=chat.chat_template,
+                tools=[_shown_tool(tool) for tool in chat.tools] or None,
+                add_generation_prompt=chat.add_generation_prompt,
+                continue_final_message=chat.continue_final_message,
+                **chat.template_kwargs,
+            )
+        except _REFUSALS as error:
             message = f"messages: the model's chat template refused them: {error}"
             raise InvalidJob(message, "messages") from error
+
+    @property
+    def _template(self) -> object:
+        return self._tokenizer.chat_template
+
+    def _render(self, messages: list[Message], **given: object) -> str:
+        # By name, because transformers' annotation knows messages of plain strings only.
+        render = methodcaller("apply_chat_template", messages, tokenize=False, **given)
+        return str(render(self._tokenizer))
+
+    def _shows(self, content: JsonValue) -> bool:
+        """Return whether the template writes a content of this form as the text that it has."""
+        try:
+            written = self._render([{"role": "user", "content": content}])
+        except _REFUSALS:
+            return False
+        return _PROBE in written and _PART_AS_PYTHON not in written
 
 
 def _shown_tool(tool: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -188,22 +230,26 @@ def _separate(path: Path) -> str:
     return found
 
 
-def _check_template(source: Path, template: object) -> None:
+def _part(text: str) -> JsonValue:
+    return {"type": "text", "text": text}
+
+
+def _check_template(source: str, template: object) -> None:
     """Raise InvalidJob if a template cannot be compiled."""
+    param = source.partition(":")[0]
     several = template.values() if isinstance(template, dict) else [template]
     for each in several:
         if each is not None and not isinstance(each, str):
             raise InvalidJob(
-                f"model: {source}: chat_template is a {type(each).__name__}; it must be a text",
-                "model",
+                f"{source}: chat_template is a {type(each).__name__}; it must be a text", param
             )
         try:
             render_jinja_template(conversations=[], chat_template=each or "")  # compiles it
         except TemplateError as error:
             raise InvalidJob(
-                f"model: {source}: its chat template is broken: {reason(error)}; mend it, or fetch "
+                f"{source}: its chat template is broken: {reason(error)}; mend it, or fetch "
                 "it again",
-                "model",
+                param,
             ) from error
 
 

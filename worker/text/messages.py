@@ -8,24 +8,28 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Message
 
 
-def plain_messages(messages: list[Message]) -> list[Message]:
+def plain_messages(messages: list[Message], in_parts: bool = False) -> list[Message]:
     """Return the messages with content as one string or absent, and calls' arguments as objects.
 
     Raises InvalidJob that names the message and the field that cannot be read so.
+
+    in_parts  content is a list of parts or absent
     """
-    return [_plain(message, place) for place, message in enumerate(messages)]
+    return [_plain(message, place, in_parts) for place, message in enumerate(messages)]
 
 
-def _plain(message: Message, place: int) -> Message:
-    """Return a message as templates expect it: content one string, tool arguments objects."""
+def _plain(message: Message, place: int, in_parts: bool) -> Message:
     if not isinstance(message.get("role"), str):
         raise InvalidJob(f"messages[{place}].role: give a string", "messages")
     plain = dict(message)
     content = message.get("content")
-    if isinstance(content, list):
-        plain["content"] = "\n".join(_part_text(part, place) for part in content)
-    elif content is not None and not isinstance(content, str):
+    if not isinstance(content, str | list | None):
         raise InvalidJob(f"messages[{place}].content: give a string or a list of parts", "messages")
+    if content is not None:
+        parts = content if isinstance(content, list) else [content]
+        texts = [_part_text(part, place) for part in parts]
+        told: list[JsonValue] = [{"type": "text", "text": text} for text in texts]
+        plain["content"] = told if in_parts else "\n".join(texts)
     calls = message.get("tool_calls")
     if calls is not None:
         plain["tool_calls"] = _calls(calls, place)

@@ -23,6 +23,7 @@ from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob, WordIds
 from penstock.worker.models.errors import is_failure, reason
 from penstock.worker.process.loading import loading
+from penstock.worker.process.model_folder import given_template
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.answer_form import AnswerForm, answer_form
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
@@ -78,6 +79,7 @@ class ModelTokenizer:
         self._backend.no_padding()
         self._decoder = PieceDecoder(self._backend)
         self._token_texts: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self._parsers = parsers
         self._markup = find_markup(self._template.source, parsers)
 
     @property
@@ -234,7 +236,10 @@ class ModelTokenizer:
         holds_tags  the engine obeys structural tags
         """
         end = self.decode(prompt[-_TAIL_IDS:], skip_special_tokens=False)
-        markup = of_answer(self._markup, bool(chat.tools), end)
+        known = self._markup
+        if chat.chat_template is not None:
+            known = find_markup(chat.chat_template, self._parsers)
+        markup = of_answer(known, bool(chat.tools), end)
         return answer_form(chat, params, markup, holds_tags, self._has_mark)
 
     def _has_mark(self, mark: str) -> bool:
@@ -332,9 +337,19 @@ class ModelTokenizer:
 
 def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:
     """Return the tokenizer that belongs to the engine of these settings. Raises InvalidJob."""
+    parsers = Parsers(settings.tool_call_parser, settings.reasoning_parser)
     with loading(f"the tokenizer of {settings.model}"):
-        source = ByteTokenizer() if settings.is_fake else settings.checkpoint()
-        return ModelTokenizer(source, Parsers(settings.tool_call_parser, settings.reasoning_parser))
+        if settings.is_fake:
+            return ModelTokenizer(ByteTokenizer(), parsers)
+        from penstock.worker.text.chat_template import ChatTemplate  # half a second
+
+        source = ChatTemplate(
+            settings.tokenizer_folder(),
+            given_template(settings.chat_template),
+            settings.chat_template_content_format,
+            settings.trust_request_chat_template,
+        )
+        return ModelTokenizer(source, parsers)
 
 
 def _most(params: SamplingParams, room: int) -> int | None:

@@ -184,10 +184,15 @@ def test_odd_jobs_end_and_disturb_nobody(infinite: Path, dtype: str) -> None:
     assert tokens(found) == alone
     for name in ODD:
         error = found[name][-1].error
-        assert (error.code if error else None) == ("invalid_value" if name in WRONG else None), name
+        assert (error.code if error else None) == WRONG.get(name), name
 
 
-WRONG = {"no text", "no end", "no schema", "nothing allowed to it"}
+WRONG = {
+    "no text": "invalid_value",
+    "no end": "invalid_value",
+    "no schema": "unsupported_schema",
+    "nothing allowed to it": "invalid_value",
+}
 
 
 def test_sixteen_choices_with_room_for_one_take_turns(infinite: Path) -> None:

@@ -425,7 +425,6 @@ UNSUPPORTED: list[tuple[str, object, list[object]]] = [
     ("return_hidden_states", True, [False]),
     ("structural_tag", {"type": "structural_tag"}, ["", {}]),
     ("guided_whitespace_pattern", " ", [""]),
-    ("chat_template", "{{ messages }}", [""]),
     ("stop_regex", "a+", ["", []]),
     ("no_stop_trim", True, [False]),
     ("min_new_tokens", 3, [0]),
@@ -455,6 +454,7 @@ IN_CHAT_ALONE: list[tuple[dict[str, object], str]] = [
 ]
 IN_TEXT_ALONE: list[tuple[dict[str, object], str]] = [
     ({"documents": [{"text": "x"}]}, "documents"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
     ({"thinking_token_budget": 5}, "thinking_token_budget"),
     ({"functions": [{"name": "old"}]}, "functions"),
 ]

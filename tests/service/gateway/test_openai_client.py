@@ -385,9 +385,12 @@ def test_effort_and_documents_are_for_the_template(client: OpenAI, actor: Actor)
         "documents": [{"text": "x"}],
         "enable_thinking": True,
     }
-    client.chat.completions.create(model=MODEL, messages=HI)
+    client.chat.completions.create(model=MODEL, messages=HI, extra_body={"chat_template": "own"})
     chat = actor.jobs[-1].chat
-    assert chat is not None and chat.template_kwargs == {}
+    assert chat is not None and (chat.template_kwargs, chat.chat_template) == ({}, "own")
+    client.chat.completions.create(model=MODEL, messages=HI, extra_body={"chat_template": ""})
+    chat = actor.jobs[-1].chat
+    assert chat is not None and chat.chat_template is None
 
 
 def test_the_answer_of_a_tool_goes_back_as_objects(client: OpenAI, actor: Actor) -> None:

@@ -71,8 +71,9 @@ MAY_IMPORT = {
     "worker": {
         "worker", "schemas", "msgspec", "pydantic", "pydantic_settings", "uvloop", "rich",
     },
+    "worker.process.model_folder": {"worker.bundled.paths", "schemas", "huggingface_hub"},
     "worker.process.settings": {
-        "worker", "schemas", "pydantic", "pydantic_settings", "huggingface_hub",
+        "worker", "schemas", "pydantic", "pydantic_settings",
     },
     "worker.external.vllm_engine": {"worker", "schemas", "pydantic", "vllm"},
     "worker.external": {"worker", "schemas", "msgspec", "pydantic", "uvloop"},
@@ -94,7 +95,8 @@ MAY_IMPORT = {
     "loadtest": LOADTEST,
     # What is measured: engines in process, ours and others'.
     "loadtest.gpu": LOADTEST | {"worker.engine", "kernels", "torch", "transformers", "triton"},
-    "loadtest.engines.own": LOADTEST | {"worker.bundled.paths", "worker.process.settings"},
+    "loadtest.engines.own": LOADTEST
+    | {"worker.bundled.paths", "worker.process.model_folder", "worker.process.settings"},
     "loadtest.engines.timed_llm": LOADTEST
     | {"worker.engine.messages", "worker.llm", "worker.progress"},
     "loadtest.commands.latency": LOADTEST | {"worker.llm"},
@@ -116,14 +118,15 @@ MAY_IMPORT = {
     "loadtest.commands.memory": LOADTEST | {"worker.engine"},
     "loadtest.commands.quantization": LOADTEST
     | {"worker.bundled", "worker.engine", "worker.layers", "worker.models"}
-    | {"worker.process.settings"}
+    | {"worker.process.model_folder", "worker.process.settings"}
     | {"torch"},
     "loadtest.engines.decoding": LOADTEST | {"worker.engine"},
     "loadtest.commands.embed": LOADTEST
     | {"worker.bundled.paths", "worker.llm", "torch", "transformers", "sentence_transformers"},
     "loadtest.commands.models": LOADTEST
     | {"worker.engine", "worker.layers", "worker.models", "torch", "transformers"},
-    "loadtest.commands.compare": LOADTEST | {"worker.bundled.paths", "worker.process.settings"},
+    "loadtest.commands.compare": LOADTEST
+    | {"worker.bundled.paths", "worker.process.model_folder", "worker.process.settings"},
     "loadtest.commands.host": LOADTEST | {"worker.engine", "worker.layers", "torch"},
 }  # fmt: skip
 NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}

@@ -60,10 +60,24 @@ def test_equal_files_are_one_model_wherever_they_lie(folder, tmp_path):
         {"load_format": "dummy"},
         {"quantization": "int8"},
         {"hf_overrides": {"rope_theta": 5e5}},
+        {"chat_template": "{{ messages }}"},
+        {"chat_template_content_format": "openai"},
     ],
 )
 def test_another_way_to_compute_is_another_model(folder, settings):
     assert of(folder) != of(folder, **settings)
+
+
+def test_the_template_and_the_tokenizer_that_are_given_are_a_part(folder, tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokenizer.json").write_text("{}")
+    by_file = of(folder, chat_template=str(tmp_path / "own.jinja"))
+    assert by_file == of(folder, chat_template="{{ messages }}")
+    other = of(folder, tokenizer=str(tmp_path / "other"))
+    assert len({of(folder), by_file, other}) == 3
+    (tmp_path / "other/tokenizer.json").write_text("[]")
+    assert of(folder, tokenizer=str(tmp_path / "other")) != other
 
 
 def test_code_of_the_folder_is_a_part_where_it_is_run(folder):

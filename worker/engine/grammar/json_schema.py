@@ -18,7 +18,7 @@ MAX_PROBES = 200  # parts of a schema to try, to find the one that is refused
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-# Days that the calendar has, of the years 1 to 9999, and no leap second: RFC 3339 has few more texts,
+# Days of the calendar, of the years 1 to 9999, and no leap second: RFC 3339 has few more texts,
 # and the readers of most languages do without those.
 _LEAP = r"0[48]|[2468][048]|[13579][26]"
 _DATE = (
