@@ -23,7 +23,8 @@ _OF_VECTORS = {"input", "documents", "text_2", "data_2"}
 
 def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a chat request. Raises InvalidJob."""
-    asked = in_newer_form(validate(ChatRequest, body))
+    given = validate(ChatRequest, body)
+    asked = in_newer_form(given)
     job = chat_job(job_id, caller, asked, body)
     last = asked.messages[-1]
     return AnswerContext(
@@ -38,7 +39,7 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         shows_reasoning=asked.include_reasoning,
         shows_ids=asked.return_token_ids,
         names_ids=asked.return_tokens_as_token_ids,
-        ignored=ignored(ChatRequest, body),
+        ignored=ignored(given, body),
     )
 
 
@@ -59,7 +60,7 @@ def text_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         num_scores=asked.prompt_logprobs,
         num_echoed=asked.logprobs,
         hides_completion=hides_completion(body),
-        ignored=ignored(CompletionRequest, body),
+        ignored=ignored(asked, body),
     )
 
 

@@ -567,6 +567,35 @@ ODD = {"a name": 1, "line\r\nbreak": 1, "é": 1, "x" * 65: 1}
         ("/v1/jobs", TEXT, {"foo": 1, "params": {"top_k": 1, "bar": 2}}, ["foo", "params.bar"]),
         ("/v1/jobs", TEXT, {"stream": True, "include_metrics": True}, ["stream"]),
         ("/v1/jobs", CHAT, {"include_reasoning": False, "stream": False}, ["include_reasoning"]),
+        (
+            "/v1/chat/completions",
+            CHAT,
+            {
+                "stream_options": {"include_usage": True, "foo": 1, "bar": None},
+                "stream": True,
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"foo": 1}, "bar": 1},
+                },
+            },
+            ["stream_options.foo", "response_format.json_schema.bar"],
+        ),
+        (
+            "/v1/chat/completions",
+            CHAT,
+            {
+                "tools": [TOOL, TOOL | {"function": {"name": "x", "defer": True}, "foo": 1}],
+                "tool_choice": {"type": "function", "function": {"name": "x"}, "foo": 1},
+                "messages": [USER | {"foo": 1}],
+            },
+            ["tools.1.foo", "tools.1.function.defer", "tool_choice.foo"],
+        ),
+        (
+            "/v1/completions",
+            TEXT,
+            {"structured_outputs": {"regex": "a", "foo": 1, "whitespace_pattern": None}},
+            ["structured_outputs.foo"],
+        ),
         ("/v1/completions", TEXT, ODD, None),
         ("/v1/completions", TEXT, {"temperature": 0.5, "metadata": {}}, None),
     ],
