@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -11,17 +12,17 @@ import msgspec
 import numpy as np
 
 from penstock.schemas import names
-from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
-from penstock.schemas.event import FinishReason
-from penstock.worker.engine.beam_search import num_candidates
+from penstock.schemas.errors import PenstockError, WorkerFailed
+from penstock.worker.engine.additions import sequence_of
 from penstock.worker.engine.beams import Beams, CopyingRunner
 from penstock.worker.engine.block_changes import BlockChanges
 from penstock.worker.engine.columns import Numbers
+from penstock.worker.engine.endings import end_of, refusal, why_no_token
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 from penstock.worker.engine.runner import Launched
-from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled, SamplerRow
+from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.sequence import Plan, Sequence, Status
 
@@ -79,7 +80,7 @@ class Engine:
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
         self._seqs: dict[str, Sequence] = {}
-        self._beams = Beams(scheduler, runner, self._sequence, self._note_end)
+        self._beams = Beams(scheduler, runner, partial(sequence_of, limits=limits), self._note_end)
         self._stats = Stats(limits.num_blocks, limits.block_size, scheduler.max_num_batched_tokens)
         self._tallies = {each.stat: each.tally() for each in names.STEP_HISTOGRAMS}
         self._step_tokens = self._tallies["step_tokens"]
@@ -206,11 +207,11 @@ class Engine:
     def _add(self, addition: AddSequence) -> Output | None:
         error = self.limits.check(addition)
         if error:
-            return _refusal(addition.seq_id, error)
+            return refusal(addition.seq_id, error)
         if addition.params.use_beam_search:
             self._beams.add(addition)
             return None
-        seq = self._sequence(addition)
+        seq = sequence_of(addition, self.limits)
         self._seqs[seq.seq_id] = seq
         if addition.params.structured_outputs is None:
             self.scheduler.add(seq)
@@ -219,40 +220,6 @@ class Engine:
         grammar.add_done_callback(lambda _: self._inbox.put(lambda: self._constrain(seq, grammar)))
         return None
 
-    def _sequence(self, addition: AddSequence) -> Sequence:
-        params, num_prompt = addition.params, len(addition.prompt)
-        token_ids = addition.prompt + addition.completion
-        ends = frozenset() if params.ignore_eos else self.limits.eos_token_ids
-        # A tokenizer may have ids that the head has no row for: nobody can draw them.
-        known = [ids for ids in addition.words.bad_words if max(ids) < self.limits.vocab_size]
-        words = addition.words._replace(bad_words=known)
-        stop_ids = ends | frozenset(params.stop_token_ids)
-        return Sequence(
-            seq_id=addition.seq_id,
-            params=params,
-            token_ids=token_ids,
-            num_prompt=num_prompt,
-            max_tokens=self.limits.max_tokens(num_prompt, params),
-            stop_ids=stop_ids,
-            cache_salt=addition.cache_salt,
-            priority=addition.priority,
-            turn=addition.turn,
-            # The last token was drawn, and nothing computed of it.
-            num_before=len(token_ids) - 1 if addition.completion else 0,
-            sampling=SamplerRow(
-                params,
-                addition.seed,
-                addition.choice,
-                token_ids,
-                num_prompt,
-                words,
-                num_candidates(params, stop_ids),
-            ),
-            prompt_logprobs=_unscored(addition),
-            group="" if params.use_beam_search else addition.group,
-            is_beam=params.use_beam_search,
-        )
-
     def _constrain(self, seq: Sequence, grammar: Future[Grammar]) -> Output | None:
         """Start a sequence whose grammar is ready, or refuse it. Until now it held no blocks."""
         if seq.status is Status.FINISHED:
@@ -260,7 +227,7 @@ class Engine:
         error = grammar.exception()
         if error is not None:
             del self._seqs[seq.seq_id]
-            return _refusal(
+            return refusal(
                 seq.seq_id, error if isinstance(error, PenstockError) else WorkerFailed(str(error))
             )
         seq.constraint = grammar.result().constraint(seq.token_ids[seq.num_prompt :])
@@ -355,13 +322,13 @@ class Engine:
     def _spoil(self, seq: Sequence) -> list[Output]:
         """End the sequence with an error, and clear the blocks of its own, which may hold NaN."""
         self.runner.zero(self.scheduler.pool.forget_own(seq))
-        return self._fail(seq, _why_no_token(seq))
+        return self._fail(seq, why_no_token(seq))
 
     def _fail(self, seq: Sequence, error: PenstockError) -> list[Output]:
         if seq.is_beam:
             return self._beams.fail(seq, error)
         self._end(seq)
-        return [_refusal(seq.seq_id, error)]
+        return [refusal(seq.seq_id, error)]
 
     def _append(
         self,
@@ -374,8 +341,8 @@ class Engine:
         if seq.constraint is not None:
             seq.constraint.advance(token_id)
             if seq.constraint.error is not None:
-                return self._fail(seq, _why_no_token(seq))
-        finish_reason, stop_reason = _finish(seq, token_id)
+                return self._fail(seq, why_no_token(seq))
+        finish_reason, stop_reason = end_of(seq, token_id)
         if finish_reason is not None:
             self._end(seq)
         output = Output(
@@ -404,42 +371,3 @@ class Engine:
             return msgspec.structs.replace(output, schema_error=checked.result() or None)
 
         checked.add_done_callback(lambda _: self._inbox.put(told))
-
-
-def _unscored(addition: AddSequence) -> list[Logprob] | None:
-    """Return where its prompt's log probabilities go; None for no list: with the first token."""
-    is_asked = addition.params.prompt_logprobs is not None and not addition.completion
-    return [] if is_asked else None
-
-
-def _finish(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
-    """Return why the sequence ends with this token, and the id in `stop_token_ids` that ended it.
-
-    Both are None where the sequence goes on; the id is None where something else ended it.
-    """
-    if token_id in seq.stop_ids:
-        return "stop", token_id if token_id in seq.params.stop_token_ids else None
-    if seq.constraint is not None and seq.constraint.is_complete:
-        return "stop", None
-    if len(seq.token_ids) >= seq.num_prompt + seq.max_tokens:
-        return "length", None
-    repeats = seq.params.repetition_detection
-    if repeats is not None and repeats.ends(seq.token_ids[seq.num_prompt :]):
-        return "repetition", None
-    return None, None
-
-
-def _why_no_token(seq: Sequence) -> PenstockError:
-    if seq.constraint is not None and seq.constraint.error is not None:
-        return InvalidJob(f"structured_outputs: {seq.constraint.error}", "structured_outputs")
-    for name in ("allowed_token_ids", "bad_words"):
-        if getattr(seq.params, name):
-            why = "no token is left that may come next; forbid fewer"
-            return InvalidJob(f"{name}: {why}", name)
-    return WorkerFailed(
-        "the model's logits for the next token were no numbers (NaN), or all ruled out"
-    )
-
-
-def _refusal(seq_id: str, error: PenstockError) -> Output:
-    return Output(seq_id=seq_id, token_ids=[], error=error.body())

@@ -14,7 +14,8 @@ from penstock.worker.engine.batch import PersistentBatch
 from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.grammar.constraints import Constraint
 from penstock.worker.engine.prompt_scores import PromptScores
-from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled, Sampler, SamplerRow
+from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled, Sampler
+from penstock.worker.engine.sampler_row import SamplerRow
 from penstock.worker.engine.sequence import Plan, Sequence
 from penstock.worker.engine.transfers import Arriving, send
 from penstock.worker.models.served import Network

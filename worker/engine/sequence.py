@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.grammar.constraints import Constraint
 from penstock.worker.engine.messages import Logprob
-from penstock.worker.engine.sampler import SamplerRow
+from penstock.worker.engine.sampler_row import SamplerRow
 
 
 class Status(Enum):

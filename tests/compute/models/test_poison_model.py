@@ -13,7 +13,8 @@ from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.messages import AddSequence, Output
-from penstock.worker.engine.sampler import Sampler, SamplerRow
+from penstock.worker.engine.sampler import Sampler
+from penstock.worker.engine.sampler_row import SamplerRow
 
 SPOILT = 300  # a token whose embedding is no number
 EVERY_ID = range(judges.VOCAB)

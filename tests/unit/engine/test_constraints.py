@@ -25,7 +25,8 @@ from penstock.worker.engine.grammar.constraints import (
     Masks,
     without_rows_past,
 )
-from penstock.worker.engine.sampler import Sampler, SamplerRow
+from penstock.worker.engine.sampler import Sampler
+from penstock.worker.engine.sampler_row import SamplerRow
 
 Schema = dict[str, JsonValue]
 HEAD = 800  # rows of the head: more than the tokenizer has tokens

@@ -20,7 +20,8 @@ from transformers import (
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.cuts import CutRow, Cuts
 from penstock.worker.engine.dry import DryTokens
-from penstock.worker.engine.sampler import NO_TOKEN, Sampler, SamplerRow
+from penstock.worker.engine.sampler import NO_TOKEN, Sampler
+from penstock.worker.engine.sampler_row import SamplerRow
 
 CPU = torch.device("cpu")
 VOCAB = 500

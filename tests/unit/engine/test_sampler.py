@@ -24,7 +24,8 @@ from penstock.kernels.philox import key_schedule, philox, uniforms
 from penstock.kernels.token_mask import allow_all_but
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.messages import WordIds
-from penstock.worker.engine.sampler import NO_TOKEN, Sampler, SamplerRow
+from penstock.worker.engine.sampler import NO_TOKEN, Sampler
+from penstock.worker.engine.sampler_row import SamplerRow
 
 EOS = 2
 SOME_FORM = StructuredOutputs(regex="a*")

@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "worker.engine": ENGINE,
     "worker.engine.config": ENGINE | {"pydantic"},
     "worker.engine.sampler": ENGINE | {"kernels"},
+    "worker.engine.sampler_row": ENGINE | {"kernels.sample"},
     "schemas.output_types": {"outlines", "pydantic"},
     "worker.outlines_model": {"outlines", "pydantic", "schemas", "worker.llm"},
     "worker.engine.cuts": ENGINE | {"kernels.draw", "kernels.philox"},
