@@ -55,6 +55,9 @@ class Chat(Wire):
     parallel_tool_calls: bool | None = Field(
         None, description="several calls; none: with auto yes, else one"
     )
+    thinking_budget: int | None = Field(
+        None, ge=0, le=2**31 - 1, description="tokens of thinking; of a model that thinks"
+    )
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 

@@ -38,6 +38,7 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/v1/files", "batches"),
     ("/v1/chat/completions", "inference"),
     ("/v1/completions", "inference"),
+    ("/v1/messages", "inference"),
     ("/v1/embeddings", "inference"),
     ("/v1/score", "inference"),
     ("/v1/rerank", "inference"),
@@ -122,7 +123,8 @@ class Access:
         if asgi["path"] in self._open_paths:
             return Caller(traceparent=trace)
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        text = given.strip() if scheme.lower() == "bearer" else ""
+        bearer = given.strip() if scheme.lower() == "bearer" else ""
+        text = bearer or headers.get("x-api-key", "")  # the latter is Anthropic's
         text = text if len(text) <= MAX_CHARS else ""
         token = text if text.startswith(TOKEN_HEAD) else _shared(asgi)
         if token:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue, field_validator
 
-from penstock.gateway.openai.endpoints import ENDPOINTS
+from penstock.gateway.batches.endpoints import ENDPOINTS
 from penstock.gateway.tasks.due import Due, fields_of, server_time_ms
 from penstock.schemas.account import Account
 from penstock.schemas.errors import JobNotFound, PenstockError, QueueFull

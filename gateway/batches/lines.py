@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.openai.endpoints import ENDPOINTS
+from penstock.gateway.batches.endpoints import ENDPOINTS
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext, error

@@ -1,4 +1,4 @@
-"""Responses for every failure: OpenAI's error form, a status, and advice to retry or not."""
+"""Responses for every failure: an error in the form of its path, a status, and advice to retry."""
 
 import re
 import time
@@ -9,6 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import JsonValue
 from starlette.exceptions import HTTPException
 
+from penstock.gateway.anthropic.answers import error_answer
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import error
 from penstock.schemas.errors import InvalidJob, PenstockError, Unavailable
@@ -18,7 +19,7 @@ from penstock.schemas.event import ErrorBody
 NOT_SERVED = re.compile(
     r"/v1/(responses|audio|realtime|images|videos|moderations|uploads"
     r"|fine_tuning|assistants|threads|vector_stores|evals|conversations|containers|webhooks"
-    r"|messages)(/.*)?"
+    r"|messages/batches)(/.*)?"
 )
 
 
@@ -26,8 +27,11 @@ def error_response(
     body: ErrorBody,
     retry_after_ms: int | None = None,
     more: Mapping[str, JsonValue] | None = None,
+    path: str = "",
 ) -> Response:
-    """Return an error as a response in OpenAI's form; `more` goes beside its message.
+    """Return an error as a response, in Anthropic's form under its paths, else in OpenAI's.
+
+    In OpenAI's `more` goes beside the message.
 
     The header `x-should-retry` overrules the guess that OpenAI's clients make from the status.
     """
@@ -39,37 +43,41 @@ def error_response(
         headers["retry-after"] = str(-(-retry_after_ms // 1000))
     if body.status == 401:
         headers["www-authenticate"] = "Bearer"
-    content = to_json_in_pieces(error(body, more))
+    shown = error_answer(body) if path.startswith("/v1/messages") else error(body, more)
+    content = to_json_in_pieces(shown)
     return Response(content, body.status, headers, "application/json")
 
 
-def response_to(failure: PenstockError) -> Response:
+def response_to(failure: PenstockError, path: str) -> Response:
     wait_ms = failure.retry_after_ms if isinstance(failure, Unavailable) else None
-    return error_response(failure.body(), wait_ms)
+    return error_response(failure.body(), wait_ms, path=path)
 
 
 def install(app: FastAPI) -> None:
-    """Let `app` answer every error in OpenAI's form, never with a stack trace or HTML."""
+    """Let `app` answer every error in its path's form, never with a stack trace or HTML."""
 
     @app.exception_handler(PenstockError)
     async def ours(request: Request, failure: PenstockError) -> Response:
-        return response_to(failure)
+        return response_to(failure, request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(request: Request, failure: RequestValidationError) -> Response:
         first = failure.errors()[0]
         param = str(first["loc"][-1])
-        return error_response(InvalidJob(f"{param}: {first['msg']}", param).body())
+        refusal = InvalidJob(f"{param}: {first['msg']}", param)
+        return response_to(refusal, request.url.path)
 
     @app.exception_handler(HTTPException)
     async def routing(request: Request, failure: HTTPException) -> Response:
-        response = error_response(_routing_error(request, failure.status_code))
+        told = _routing_error(request, failure.status_code)
+        response = error_response(told, path=request.url.path)
         response.headers.update(failure.headers or {})
         return response
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, failure: Exception) -> Response:
-        return error_response(PenstockError("the gateway failed; its log says why").body())
+        unknown = PenstockError("the gateway failed; its log says why")
+        return response_to(unknown, request.url.path)
 
 
 def _routing_error(request: Request, status: int) -> ErrorBody:

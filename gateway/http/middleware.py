@@ -60,7 +60,7 @@ class Middleware:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 shown = MutableHeaders(scope=message)
-                shown["x-request-id"] = request_id
+                shown["x-request-id"] = shown["request-id"] = request_id  # OpenAI's, Anthropic's
                 shown["openai-processing-ms"] = str((time.time_ns() - began_ns) // 1_000_000)
                 shown.update(scope.get(MORE_HEADERS, {}))
                 self._metrics.responses.labels(str(status)).inc()
@@ -72,13 +72,13 @@ class Middleware:
                 caller = await self._access.caller(scope, headers)
                 scope[CALLER] = self._traced(scope, caller, began_ns)
             except PenstockError as refusal:
-                app = response_to(refusal)
+                app = response_to(refusal, scope["path"])
             await app(scope, receive, send_with_id)
         except asyncio.CancelledError:  # the time to drain is up
             if status:
                 raise
             stopped = GatewayStopped("the gateway ended before it could answer; ask again")
-            await response_to(stopped)(scope, receive, send_with_id)
+            await response_to(stopped, scope["path"])(scope, receive, send_with_id)
         finally:
             if span := span_of(scope):
                 _end(span, scope, status, request_id)

@@ -127,7 +127,7 @@ class EventStream(Listened):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = await anext(self.batches)
         if isinstance(first[0], Failed):
-            return await error_response(first[0].error)(scope, receive, send)
+            return await error_response(first[0].error, path=scope["path"])(scope, receive, send)
         return await self.relay(send, first)
 
     async def relay(self, send: Send, first: list[Event]) -> None:

@@ -25,7 +25,7 @@ def ignored(asked: Asked, body: JsonObject) -> Sequence[str]:
     known = _known(type(asked))
     names = [name for name, value in body.items() if name not in known and value is not None]
     inside = {name: value for name, value in body.items() if name not in _OPEN}
-    names += _unknown_inside(asked, inside, "")
+    names += unknown_inside(asked, inside, "")
     structures = body.get("structured_outputs")
     if isinstance(structures, dict):
         names += [
@@ -53,7 +53,7 @@ _STRUCTURES = STRUCTURES | {
 }  # fmt: skip
 
 
-def _unknown_inside(made: BaseModel, given: JsonObject, way: str) -> Iterator[str]:
+def unknown_inside(made: BaseModel, given: JsonObject, way: str) -> Iterator[str]:
     """Yield the unknown fields of the objects that are fields of the object `given`."""
     for name, field in type(made).model_fields.items():
         shown = field.alias or name
@@ -75,7 +75,7 @@ def _unknown(made: object, given: JsonValue, way: str) -> Iterator[str]:
                 for name, value in given.items()
                 if name not in known and value is not None
             )
-        yield from _unknown_inside(made, given, f"{way}.")
+        yield from unknown_inside(made, given, f"{way}.")
 
 
 @cache

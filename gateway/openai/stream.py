@@ -5,13 +5,12 @@ Each choice opens with its role or its echo, and closes with an empty piece that
 reason.
 """
 
-import re
 from collections.abc import Iterator
 from json.encoder import encode_basestring_ascii
-from typing import NamedTuple, Self
 
 from pydantic_core import to_json
 
+from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
 from penstock.gateway.markup.reader import TextReader
 from penstock.gateway.markup.source import Found
 from penstock.gateway.openai.responses import (
@@ -24,66 +23,22 @@ from penstock.gateway.openai.responses import (
     usage,
 )
 from penstock.gateway.openai.responses import error as shown_error
-from penstock.schemas.cursor import Had
-from penstock.schemas.errors import StreamDiverged
 from penstock.schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
 from penstock.schemas.openai import JsonObject
 
 DONE = b"data: [DONE]\n\n"
-_ID = re.compile(r"([^.]*)(?:[.]([0-9]{1,6}))?")
 
 
-class ReaderPosition(NamedTuple):
-    """The place up to which a caller has a stream.
-
-    The caller has the tokens that `had` counts, and `num_chunks` chunks of the event after them.
-    The checksum in `had` is that of the last event that the caller has, wholly or in part.
-    """
-
-    id: str
-    had: Had
-    num_chunks: int = 0
-
-    @classmethod
-    def parse(cls, text: str, param: str) -> Self:
-        """Read a chunk's id. Raises InvalidJob."""
-        found = _ID.fullmatch(text)
-        head, number = found.groups() if found else (text, None)
-        return cls(text, Had.parse(head, param), int(number or 0))
-
-    def fits(self, event: Delta | Done) -> bool:
-        """Return whether the event is one of those that the caller had, or comes after them."""
-        tokens, checksum = self.had
-        if isinstance(event, Done):
-            return tokens + bool(self.num_chunks) <= event.position
-        is_whole = not event.position < tokens < event.end
-        is_its = tokens == (event.position if self.num_chunks else event.end)
-        return is_whole and (
-            not is_its or None in (checksum, event.checksum) or checksum == event.checksum
-        )
-
-
-NOTHING = ReaderPosition("", Had(0))
-
-
-class StreamRenderer:
-    """Renders the chunks of one stream. A subclass says what a choice looks like.
-
-    The last chunk of an event has the event's id. The id of a chunk before it is the number of
-    tokens delivered before the event, a dash, the event's checksum, a dot, and the chunk's number
-    in the event. A caller who comes back with an id gets what follows it. What goes before is
-    rendered again, to find the place in calls and choices, but is not shown. Where that is not what
-    the caller had, StreamDiverged is raised.
-    """
+class StreamRenderer(ResumableStream):
+    """Renders the chunks of one stream. A subclass says what a choice looks like."""
 
     prefix = ""
     kind = ""
     tells_prompt_once = False  # the ids of a prompt beside the choices, not in each
 
     def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
+        super().__init__(form.job.job_id, seen)
         self.form = form
-        self.last_id = seen.id
-        self._seen = seen
         self._head = b"data: " + to_json(self.head())[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
         self._opened: set[int] = set()
@@ -100,22 +55,7 @@ class StreamRenderer:
             "system_fingerprint": self.form.system_fingerprint,
         }
 
-    def render(self, event: Delta | Done | Failed) -> bytes:
-        """Return the event's chunks, without those that the caller has.
-
-        Raises StreamDiverged where the event does not fit what the caller has.
-        """
-        if isinstance(event, Failed):
-            return self.render_error(event)
-        if not self._seen.fits(event):
-            raise StreamDiverged(self.form.job.job_id, self._seen.had.position)
-        if isinstance(event, Delta):
-            chunks = self._delta(event)
-            if event.end <= self._seen.had.position:
-                return b""
-            if len(chunks) == 1:
-                return b"id: %b\n%b" % (event.id.encode(), chunks[0])
-            return b"".join(self._numbered(event, chunks))
+    def ending(self, event: Done) -> bytes:
         last = b"".join(self._ends(event, event.finish_reason)) if event.finish_reason else b""
         shown = metrics(self.form, event.timing, event.usage)
         if self.form.options.include_usage:
@@ -127,23 +67,13 @@ class StreamRenderer:
     def render_error(self, error: Failed) -> bytes:
         return b"data: " + to_json(shown_error(error.error)) + b"\n\n" + DONE
 
-    def _numbered(self, event: Delta, chunks: list[bytes]) -> Iterator[bytes]:
-        _, had, num_seen = self._seen
-        had_of_it = num_seen if event.position == had.position else 0
-        before = Had(event.position, event.checksum)
-        for number, chunk in enumerate(chunks, 1):
-            if number == len(chunks):
-                yield b"id: %b\n%b" % (event.id.encode(), chunk)
-            elif number > had_of_it:
-                yield b"id: %b.%d\n%b" % (before.id.encode(), number, chunk)
-
     def _ends(self, event: Done, reason: FinishReason) -> Iterator[bytes]:
         """Yield the closing chunks of the choices that no delta ended."""
         for index in range(self.form.job.num_choices):
             if index not in self._closed:
-                yield from self._delta(Delta(event.position, [], index, finish_reason=reason))
+                yield from self.chunks(Delta(event.position, [], index, finish_reason=reason))
 
-    def _delta(self, event: Delta) -> list[bytes]:
+    def chunks(self, event: Delta) -> list[bytes]:
         opening = []
         if event.index not in self._opened:
             self._opened.add(event.index)

@@ -331,14 +331,16 @@ def _tool(tool: FunctionTool | CustomTool) -> JsonObject:
 def _message(message: ChatMessage) -> JsonObject:
     """Return the message as chat templates want it.
 
-    There is one system role; content is text, and arguments are objects.
+    There is one system role; content is text, or parts of text where there are several, which a
+    template may tell apart; arguments are objects.
     """
     shown: JsonObject = message.model_dump(exclude_none=True, exclude={"function_call"})
     if message.role == "developer":
         shown["role"] = "system"
     elif message.role == "function":
         shown |= {"role": "tool", "tool_call_id": message.name}
-    shown["content"] = message.text
+    if not isinstance(message.content, list) or len(message.content) < 2:
+        shown["content"] = message.text
     if message.tool_calls:
         shown["tool_calls"] = [_past_call(call) for call in message.tool_calls]
     elif message.function_call is not None:

@@ -1,18 +1,25 @@
-"""Whole answers: the job is submitted, and its result is shown once it is there."""
+"""Answers to requests that a model answers at once: whole, or as a stream."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from fastapi import Request, Response
 from pydantic import BaseModel, JsonValue
 
-from penstock.gateway.http.context import Gateway
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.follow.resumable import NOTHING, ReaderPosition
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway
 from penstock.gateway.http.errors import error_response
 from penstock.gateway.http.metrics import RequestTimer
-from penstock.gateway.http.sse import WholeAnswer
+from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.http.sse import EventStream, WholeAnswer, Writer
 from penstock.gateway.openai.endpoints import Form
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Done, Event, Failed, Result
 from penstock.schemas.job import Job
@@ -20,6 +27,7 @@ from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import JsonObject, StreamOptions
 from penstock.schemas.result import fold
 
+Told = TypeVar("Told", AnswerContext, TextContext)
 ALL_USAGE = StreamOptions(include_usage=True, continuous_usage_stats=True)
 
 
@@ -65,6 +73,49 @@ def with_model(cards: Mapping[str, ModelCard], body: JsonObject) -> JsonObject:
     return body if "model" in body else {"model": only(cards), **body}
 
 
+async def read_form(
+    request: Request, gateway: Gateway, read_body: Callable[[Caller, JsonObject], Told]
+) -> Told:
+    """Read the request's body as a form, and tell which of its fields are ignored."""
+    form = await read(request, gateway, partial(read_body, caller_of(request)))
+    gateway.tell_ignored(request, form.ignored)
+    if not isinstance(form, AnswerContext):
+        return form
+    card = (await gateway.client.models()).get(form.job.model)
+    return replace(form, fingerprint=card.fingerprint) if card else form
+
+
+async def streamed(
+    request: Request,
+    gateway: Gateway,
+    watch: RequestTimer,
+    form: AnswerContext,
+    renderer: Callable[[AnswerContext, ReaderPosition], Writer],
+) -> Response:
+    """Submit the form's job, and answer with its events as the renderer writes them."""
+    position = _seen(request)
+    if position != NOTHING:
+        gateway.metrics.reconnects.inc()
+    form = await admitted(request, gateway, form)
+    leave = gateway.leaving(request, form.job)
+    events = events_of(gateway, watch, form.job)
+    return EventStream(events, leave, renderer(form, position), gateway.settings.ping_s)
+
+
+def _seen(request: Request) -> ReaderPosition:
+    """Return what the caller has already of a stream that it comes back to.
+
+    It comes back under its idempotency key. Raises InvalidJob where it gives none.
+    """
+    last_event_id = request.headers.get(LAST_EVENT_ID)
+    if last_event_id is None:
+        return NOTHING
+    if IDEMPOTENCY_KEY not in request.headers:
+        sentence = "resumes a stream that was asked under an Idempotency-Key; give that one too"
+        raise InvalidJob(f"Last-Event-ID: {sentence}", "Last-Event-ID")
+    return ReaderPosition.parse(last_event_id, "Last-Event-ID")
+
+
 async def whole(
     request: Request,
     gateway: Gateway,
@@ -82,7 +133,8 @@ async def whole(
             body = to_json_in_pieces(shape(form, result))
             return Response(body, media_type="application/json")
         so_far: JsonObject = {"partial": shape(form, result)} if deltas else {}
-        return error_response(end.error, more={"job_id": job.job_id, **so_far})
+        told = {"job_id": job.job_id, **so_far}
+        return error_response(end.error, more=told, path=request.url.path)
 
     async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
         num_scored = sum(len(delta.prompt_logprobs or ()) for delta in deltas)

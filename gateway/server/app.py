@@ -28,6 +28,7 @@ from penstock.gateway.routes import batches as batch_routes
 from penstock.gateway.routes import files as file_routes
 from penstock.gateway.routes import health as health_routes
 from penstock.gateway.routes import jobs as job_routes
+from penstock.gateway.routes import messages as message_routes
 from penstock.gateway.routes import openai as openai_routes
 from penstock.gateway.routes import page as page_routes
 from penstock.gateway.routes import pooling as pooling_routes
@@ -110,6 +111,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.add_middleware(Middleware, access=access, metrics=gateway.metrics, tracing=gateway.tracing)
     for routes in (
         openai_routes,
+        message_routes,
         pooling_routes,
         text_routes,
         job_routes,

@@ -52,6 +52,8 @@ def answer_form(
     thinks, budget = holds_tags and markup.reasoning in THINKING, params.thinking_token_budget
     if not (thinks and has_mark(THINKING[markup.reasoning or ""][1])):
         refuse_budget(params)
+    elif budget is None:
+        budget = chat.thinking_budget
     if thinks and ((given and form) or budget is not None):
         form = _after_thinking(markup, form if given else None, budget)
         given = _structure(form, given.asked_as if given else None, is_needed=True)

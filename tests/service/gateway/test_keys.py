@@ -176,7 +176,8 @@ def test_where_a_key_exists_one_is_demanded_and_none_gets_in_without(
     for header in (key, f"Basic {key}", f"bearer{key}"):
         assert http.get("/v1/models", headers={"authorization": header}).status_code == 401
     assert http.get("/v1/models").status_code == 401
-    assert http.get("/v1/models", headers={"x-api-key": key}).status_code == 401
+    assert http.get("/v1/models", headers={"x-api-key": key}).status_code == 200
+    assert http.get("/v1/models", headers={"x-api-key": key + "x"}).status_code == 401
     assert http.get("/health").status_code == 200
 
 

@@ -173,6 +173,17 @@ def test_every_call_that_can_be_drawn_is_read_and_valid(
     assert num_ended > 3 and (num_calls > 3 or (choice == "auto" and reader is PLAIN))
 
 
+def test_a_budget_of_a_chat_is_for_a_model_that_thinks() -> None:
+    asked = chat({}).model_copy(update={"thinking_budget": 4})
+    has_mark = THINKER.backend.token_to_id
+    for reasoning in ("qwen3", None):
+        markup = Markup(None, reasoning, is_open=True) if reasoning else Markup()
+        form = answer_form(
+            asked, SamplingParams(), markup, True, lambda mark: has_mark(mark) is not None
+        )
+        assert (form.structure is not None) == bool(reasoning)
+
+
 def test_thinking_has_a_budget_although_calls_have_no_tokens() -> None:
     params = SamplingParams(thinking_token_budget=4)
     _, structure = held("hermes", "qwen3", True, params, THINKER)

@@ -1,0 +1,193 @@
+"""A job's result, and its events as they come, as Anthropic's message."""
+
+from collections.abc import Iterator
+
+from pydantic import JsonValue
+from pydantic_core import from_json, to_json
+
+from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
+from penstock.gateway.markup.source import CallPiece, Found, joined
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.texts import TextContext
+from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Result, Usage
+from penstock.schemas.openai import JsonObject
+
+_STOP_REASONS: dict[FinishReason, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "budget": "max_tokens",
+    "repetition": "end_turn",
+}
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def message_answer(form: AnswerContext, result: Result) -> JsonObject:
+    choice = result.choices[0]
+    reader = form.reading.reader(choice.markup)
+    found = [reader.feed(choice.text), reader.finish()]
+    calls = joined(piece for each in found for piece in each.calls)
+    thought = "".join(each.reasoning for each in found)
+    said = "".join(each.content for each in found)
+    content: list[JsonValue] = []
+    if thought and form.shows_reasoning:
+        content.append({"type": "thinking", "thinking": thought, "signature": ""})
+    if said:
+        content.append({"type": "text", "text": said, "citations": None})
+    content += [{**_tool_use(form, call), "input": _input(call.arguments)} for call in calls]
+    reason, sequence = _stop(choice.finish_reason, choice.stop_reason, bool(calls))
+    return {
+        **_head(form),
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": sequence,
+        "usage": _usage(result.usage),
+    }
+
+
+def count_answer(form: TextContext, result: Result) -> JsonObject:
+    return {"input_tokens": len(result.choices[0].prompt_ids or ())}
+
+
+def error_answer(body: ErrorBody) -> JsonObject:
+    """Return an error in Anthropic's form."""
+    kind = _ERRORS.get(body.status, "api_error" if body.status >= 500 else _ERRORS[400])
+    return {"type": "error", "error": {"type": kind, "message": body.message, "code": body.code}}
+
+
+class MessageEvents(ResumableStream):
+    """Renders a message as the events of its blocks: thinking, text and the use of tools."""
+
+    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
+        super().__init__(form.job.job_id, seen)
+        self._form = form
+        self._reader = form.reading.reader(None)
+        self._is_begun = False
+        self._kind = ""  # of the open block
+        self._num_blocks = 0
+        self._num_calls = 0
+        self._stop: tuple[str | None, str | None] = (None, None)
+
+    def chunks(self, event: Delta) -> list[bytes]:
+        chunks = []
+        if not self._is_begun:
+            self._is_begun = True
+            self._reader = self._form.reading.reader(event.markup)
+            chunks.append(self._start(event.prompt_tokens or 0))
+        chunks += self._blocks(self._reader.feed(event.text))
+        if event.finish_reason:
+            chunks += self._blocks(self._reader.finish())
+            chunks += self._closed()
+            self._stop = _stop(event.finish_reason, event.stop_reason, self._num_calls > 0)
+        return chunks
+
+    def ending(self, event: Done) -> bytes:
+        chunks = [] if self._is_begun else [self._start(event.usage.prompt_tokens)]
+        chunks += self._closed()
+        if self._stop[0] is None:
+            self._stop = _stop(event.finish_reason, None, self._num_calls > 0)
+        reason, sequence = self._stop
+        delta: JsonObject = {"stop_reason": reason, "stop_sequence": sequence}
+        chunks.append(_event("message_delta", delta=delta, usage=_usage(event.usage)))
+        return b"".join([*chunks, _event("message_stop")])
+
+    def render_error(self, error: Failed) -> bytes:
+        return b"event: error\ndata: " + to_json(error_answer(error.error)) + b"\n\n"
+
+    def _start(self, num_prompt: int) -> bytes:
+        usage = _usage(Usage(prompt_tokens=num_prompt))
+        open_end: JsonObject = {"stop_reason": None, "stop_sequence": None}
+        message = {**_head(self._form), "content": [], **open_end, "usage": usage}
+        return _event("message_start", message=message)
+
+    def _blocks(self, found: Found) -> Iterator[bytes]:
+        if found.reasoning and self._form.shows_reasoning:
+            yield from self._opened("thinking", {"thinking": "", "signature": ""})
+            yield self._delta("thinking_delta", thinking=found.reasoning)
+        if found.content:
+            yield from self._opened("text", {"text": "", "citations": None})
+            yield self._delta("text_delta", text=found.content)
+        for piece in found.calls:
+            if piece.name is not None:
+                self._num_calls += 1
+                yield from self._closed()
+                yield from self._opened("tool_use", {**_tool_use(self._form, piece), "input": {}})
+            if piece.arguments:
+                yield self._delta("input_json_delta", partial_json=piece.arguments)
+
+    def _opened(self, kind: str, block: JsonObject) -> Iterator[bytes]:
+        """Open a block of a kind, unless the last one is of that kind and still open."""
+        if kind == self._kind:
+            return
+        yield from self._closed()
+        self._kind = kind
+        yield self._of_block("content_block_start", content_block={"type": kind, **block})
+
+    def _closed(self) -> Iterator[bytes]:
+        if self._kind:
+            yield self._of_block("content_block_stop")
+            self._kind = ""
+            self._num_blocks += 1
+
+    def _delta(self, kind: str, **told: JsonValue) -> bytes:
+        return self._of_block("content_block_delta", delta={"type": kind, **told})
+
+    def _of_block(self, kind: str, **told: JsonValue) -> bytes:
+        return _event(kind, index=self._num_blocks, **told)
+
+
+def _head(form: AnswerContext) -> JsonObject:
+    return {
+        "id": f"msg_{form.job.job_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": form.job.model,
+    }
+
+
+def _stop(
+    reason: FinishReason | None, stop_reason: int | str | None, has_calls: bool
+) -> tuple[str | None, str | None]:
+    """Return why a message ended, and the sequence that ended it."""
+    if reason == "stop" and isinstance(stop_reason, str):
+        return "stop_sequence", stop_reason
+    if reason == "stop" and has_calls:
+        return "tool_use", None
+    return (_STOP_REASONS[reason] if reason else None), None
+
+
+def _tool_use(form: AnswerContext, piece: CallPiece) -> JsonObject:
+    """Return the block's beginning. Its id follows from the job."""
+    block_id = f"toolu_{form.job.job_id[-26:]}_{piece.number}"
+    return {"type": "tool_use", "id": block_id, "name": piece.name}
+
+
+def _input(arguments: str) -> JsonValue:
+    """Return the input of a tool; of arguments that were cut off, what there is."""
+    try:
+        given: JsonValue = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {"unparsed_arguments": arguments}
+    return given
+
+
+def _usage(usage: Usage) -> JsonObject:
+    """Return the tokens. Those of the prompt that were found computed are told apart."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _event(kind: str, **told: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json({"type": kind, **told}))

@@ -1,0 +1,200 @@
+"""Anthropic's requests, read as chats."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+from pydantic import JsonValue
+from pydantic_core import to_json
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.forms import chat_form
+from penstock.gateway.openai.ignored import unknown_inside
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.texts import TextContext, tokenize_form
+from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
+from penstock.gateway.openai.unsupported import refuse_unless
+from penstock.gateway.openai.validation import validate
+from penstock.schemas.anthropic import (
+    AnthropicChoice,
+    AnthropicMessage,
+    AnthropicTool,
+    CountTokensRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.openai import JsonObject
+
+Form = TypeVar("Form")
+
+# What asks for work of Anthropic's own servers.
+_THEIRS: dict[str, tuple[JsonValue, ...]] = {
+    "mcp_servers": ([],),
+    "container": ("",),
+    "context_management": ({}, {"edits": []}),
+    "fallbacks": ([],),
+}
+_OF_THEM = {"inference_geo", "speed", "cache_control"}  # says nothing of the answer
+_ALSO = (SAMPLING | {*OPTIONS, "include_metrics", "priority"}) - {"stop", "n", "best_of"}
+# Claude Code tells its accounting in a part of the system prompt that is another in each request:
+# no prefix of its prompts would ever be found again.
+_ACCOUNTING = "x-anthropic-billing-header"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_MAX_USER = 64  # characters that metadata may have
+
+
+def messages_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
+    """Read a request for a message. Raises InvalidJob."""
+    refuse_unless(_THEIRS, body, {})
+    asked = validate(MessagesRequest, body)
+    chat = _chat(asked, body) | {"stream": asked.stream}
+    if asked.stop_sequences:
+        chat["stop"] = list[JsonValue](asked.stop_sequences)
+    if asked.metadata.user_id is not None:
+        chat["metadata"] = {"user_id": asked.metadata.user_id[:_MAX_USER]}
+    form = _read(lambda: chat_form(caller, chat, job_id))
+    assert form.job.chat is not None
+    thinks = {"thinking_budget": asked.thinking.budget_tokens}
+    return replace(
+        form,
+        job=form.job.model_copy(update={"chat": form.job.chat.model_copy(update=thinks)}),
+        shows_reasoning=asked.thinking.type != "disabled",
+        ignored=_ignored(asked, body),
+    )
+
+
+def count_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
+    """Read a request for the number of a prompt's tokens. Raises InvalidJob."""
+    refuse_unless(_THEIRS, body, {})
+    asked = validate(CountTokensRequest, body)
+    form = _read(lambda: tokenize_form(caller, _chat(asked, body), job_id))
+    return replace(form, ignored=_ignored(asked, body))
+
+
+def _chat(asked: CountTokensRequest, body: JsonObject) -> JsonObject:
+    """Return the body of a chat that asks for the same."""
+    chat: JsonObject = {name: value for name, value in body.items() if name in _ALSO}
+    chat |= {
+        "model": asked.model,
+        "messages": list[JsonValue](_messages(asked)),
+        "chat_template_kwargs": {"enable_thinking": asked.thinking.type != "disabled"},
+    }
+    if asked.tools:
+        chat["tools"] = [_tool(tool) for tool in asked.tools]
+        chat |= _choice(asked.tool_choice or AnthropicChoice(type="auto"))
+    if asked.messages[-1].role == "assistant":  # its message is to go on
+        chat |= {"add_generation_prompt": False, "continue_final_message": True}
+    if asked.output_config.effort is not None:
+        chat["reasoning_effort"] = asked.output_config.effort
+    form = asked.output_config.format or asked.output_format
+    if form is not None:
+        named: JsonObject = {"name": "output", "schema": form.schema_, "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": named}
+    return chat
+
+
+def _messages(asked: CountTokensRequest) -> Iterator[JsonObject]:
+    system = asked.system
+    if isinstance(system, list):
+        parts = [each for each in system if not each.text.startswith(_ACCOUNTING)]
+        if parts:
+            yield {"role": "system", "content": _texts(parts)}
+    elif system:
+        yield {"role": "system", "content": system}
+    for message in asked.messages:
+        if isinstance(message.content, str):
+            yield {"role": message.role, "content": message.content}
+        elif message.role == "assistant":
+            yield _said(message)
+        else:
+            yield from _told(message)
+    last = asked.messages[-1]
+    if last.role == "assistant" and any(isinstance(each, ToolUseBlock) for each in last.content):
+        raise InvalidJob("messages: the last one uses a tool; give its result", "messages")
+
+
+def _said(message: AnthropicMessage) -> JsonObject:
+    """Return what the model said: its text, its calls, and what it thought."""
+    texts, calls, thoughts = list[TextBlock](), list[JsonValue](), list[str]()
+    for block in message.content:
+        if isinstance(block, TextBlock):
+            texts.append(block)
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            arguments = to_json(block.input).decode()
+            function: JsonObject = {"name": block.name, "arguments": arguments}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        elif isinstance(block, ToolResultBlock):
+            raise InvalidJob("messages: a tool_result stands in a message of the user", "messages")
+    said: JsonObject = {"role": message.role, "content": _texts(texts) if texts else ""}
+    if calls:
+        said["tool_calls"] = calls
+    if thoughts:
+        said["reasoning_content"] = "\n".join(thoughts)
+    return said
+
+
+def _told(message: AnthropicMessage) -> Iterator[JsonObject]:
+    """Yield what the model was told: results of tools, each as a message, and then the text."""
+    texts = list[TextBlock]()
+    for block in message.content:
+        if isinstance(block, TextBlock):
+            texts.append(block)
+        elif isinstance(block, ToolResultBlock):
+            told = block.content
+            text = told if isinstance(told, str) else "\n".join(each.text for each in told)
+            content = f"Error: {text}" if block.is_error else text
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+        else:
+            sentence = "thinking and tool_use stand in messages of the assistant"
+            raise InvalidJob(f"messages: {sentence}", "messages")
+    if texts or not message.content:
+        yield {"role": message.role, "content": _texts(texts) if texts else ""}
+
+
+def _texts(blocks: list[TextBlock]) -> JsonValue:
+    return [{"type": "text", "text": block.text} for block in blocks]
+
+
+def _tool(tool: AnthropicTool) -> JsonValue:
+    function: JsonObject = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: AnthropicChoice) -> JsonObject:
+    """Return which tools may be called, as chats say it. Raises InvalidJob."""
+    chosen: JsonValue = _CHOICES.get(choice.type)
+    if choice.type == "tool":
+        if choice.name is None:
+            raise InvalidJob("tool_choice.name: give the tool's name", "tool_choice")
+        chosen = {"type": "function", "function": {"name": choice.name}}
+    single: JsonObject = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    return {"tool_choice": chosen, **single}
+
+
+def _read(form: Callable[[], Form]) -> Form:
+    """Read a chat; an error names the field that its caller gave."""
+    try:
+        return form()
+    except InvalidJob as error:
+        if error.param is None or not error.param.startswith("stop"):
+            raise
+        renamed = error.message.replace("stop", "stop_sequences", 1)
+        raise InvalidJob(renamed, error.param.replace("stop", "stop_sequences", 1)) from None
+
+
+def _ignored(asked: CountTokensRequest, body: JsonObject) -> list[str]:
+    known = type(asked).model_fields.keys() | _ALSO | _THEIRS.keys() | _OF_THEM
+    names = [name for name in body if name not in known]
+    inside = {name: value for name, value in body.items() if name != "messages"}
+    found = unknown_inside(asked, inside, "")
+    return names + [each for each in found if not each.endswith(".cache_control")]

@@ -1,0 +1,15 @@
+"""The endpoints that the lines of a batch may ask."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.gateway.anthropic.answers import message_answer
+from penstock.gateway.anthropic.requests import messages_form
+from penstock.gateway.openai import endpoints as openai
+from penstock.gateway.openai.endpoints import RequestKind
+from penstock.schemas.anthropic import MessagesRequest
+
+ENDPOINTS: Mapping[str, RequestKind[Any]] = {
+    **openai.ENDPOINTS,
+    "/v1/messages": RequestKind(MessagesRequest, messages_form, message_answer),
+}

@@ -1,0 +1,29 @@
+"""Anthropic's routes: messages, and how many tokens they have."""
+
+from fastapi import APIRouter, Request, Response
+
+from penstock.gateway.anthropic.answers import MessageEvents, count_answer, message_answer
+from penstock.gateway.anthropic.requests import count_form, messages_form
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.metrics import RequestTimer
+from penstock.gateway.http.middleware import span_of
+from penstock.gateway.routes.whole import documented, read_form, streamed, whole
+from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
+
+router = APIRouter(tags=["anthropic"])
+
+
+@router.post("/v1/messages", openapi_extra=documented(MessagesRequest))
+async def messages(request: Request, gateway: Open) -> Response:
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
+    form = await read_form(request, gateway, messages_form)
+    if form.is_streamed:
+        return await streamed(request, gateway, watch, form, MessageEvents)
+    return await whole(request, gateway, watch, form, message_answer)
+
+
+@router.post("/v1/messages/count_tokens", openapi_extra=documented(CountTokensRequest))
+async def count_tokens(request: Request, gateway: Open) -> Response:
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
+    form = await read_form(request, gateway, count_form)
+    return await whole(request, gateway, watch, form, count_answer)

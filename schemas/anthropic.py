@@ -1,0 +1,109 @@
+"""Requests in Anthropic's form, as far as they mean something here."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.schemas.job import MAX_MESSAGES
+from penstock.schemas.openai import AskedOfModel, JsonObject
+from penstock.schemas.wire import Report
+
+
+class TextBlock(Report):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(Report):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedBlock(Report):
+    """Thinking that only its maker can read: it is left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(Report):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: JsonObject
+
+
+class ToolResultBlock(Report):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: bool = False
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
+]
+
+
+class AnthropicMessage(Report):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(fail_fast=True)]
+
+
+class AnthropicTool(Report):
+    """A tool of the caller's. The server runs none itself."""
+
+    type: Literal["custom"] = "custom"
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+
+
+class AnthropicChoice(Report):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, description="of the tool, for type tool")
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Report):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+
+
+class OutputFormat(Report):
+    type: Literal["json_schema"]
+    schema_: JsonObject = Field(alias="schema")
+
+
+class OutputConfig(Report):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class RequestMetadata(Report):
+    user_id: str | None = None
+
+
+class CountTokensRequest(AskedOfModel):
+    """The fields that say what the prompt is."""
+
+    messages: Annotated[list[AnthropicMessage], Field(fail_fast=True)] = Field(
+        min_length=1, max_length=MAX_MESSAGES
+    )
+    system: str | list[TextBlock] = ""
+    tools: list[AnthropicTool] = Field(default_factory=list, max_length=128)
+    tool_choice: AnthropicChoice | None = None
+    thinking: Thinking = Thinking(type="disabled")
+    output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = Field(None, description="the older place of its format")
+
+
+class MessagesRequest(CountTokensRequest):
+    """A request for the next message."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool = False
+    stop_sequences: list[str] = Field(default_factory=list)
+    temperature: float = Field(1.0, ge=0, le=2)
+    metadata: RequestMetadata = RequestMetadata()
