@@ -697,3 +697,5 @@ def test_all_that_is_wrong_is_named(http: httpx.Client) -> None:
     assert error["param"] in ("stop[0]", "logit_bias.5") and message.startswith(str(error["param"]))
     others = message.rpartition("; also wrong: ")[2].split(", ")
     assert {*others, str(error["param"]).partition("[")[0].partition(".")[0]} == wrong.keys()
+    error = error_of(http.post("/v1/chat/completions", json={}))
+    assert error["message"] == "model: Field required; also wrong: messages"
