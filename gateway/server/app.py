@@ -32,6 +32,7 @@ from penstock.gateway.routes import messages as message_routes
 from penstock.gateway.routes import openai as openai_routes
 from penstock.gateway.routes import page as page_routes
 from penstock.gateway.routes import pooling as pooling_routes
+from penstock.gateway.routes import responses as response_routes
 from penstock.gateway.routes import texts as text_routes
 from penstock.gateway.server.entrance import LetsNobodyIn, check_list, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
@@ -112,6 +113,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     for routes in (
         openai_routes,
         message_routes,
+        response_routes,
         pooling_routes,
         text_routes,
         job_routes,

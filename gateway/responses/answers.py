@@ -1,0 +1,133 @@
+"""A job's result, and its events as they come, as OpenAI's response."""
+
+import time
+from collections.abc import Iterator
+
+from pydantic_core import to_json
+
+from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
+from penstock.gateway.openai.responses import AnswerContext, metrics, service_tier
+from penstock.gateway.responses.items import Items, Told
+from penstock.schemas.event import Delta, Done, Failed, FinishReason, Result, Timing, Usage
+from penstock.schemas.openai import JsonObject
+
+_CUT = ("length", "budget")
+
+
+def response_answer(form: AnswerContext, result: Result) -> JsonObject:
+    choice = result.choices[0]
+    made, reader = Items(form), form.reading.reader(choice.markup)
+    for _ in made.take(reader.feed(choice.text), choice.logprobs):
+        pass
+    for _ in made.take(reader.finish(), None):
+        pass
+    for _ in made.closed(_item_status(choice.finish_reason)):
+        pass
+    return _ended(form, made, choice.finish_reason, result.usage, result.timing)
+
+
+class ResponseEvents(ResumableStream):
+    """Renders a response as the events of its items, numbered from 0."""
+
+    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
+        super().__init__(form.job.job_id, seen)
+        self._form = form
+        self._items = Items(form)
+        self._reader = form.reading.reader(None)
+        self._reason: FinishReason | None = None
+        self._is_begun = False
+        self._num_events = 0
+
+    def chunks(self, event: Delta) -> list[bytes]:
+        chunks: list[bytes] = []
+        if not self._is_begun:
+            self._reader = self._form.reading.reader(event.markup)
+            chunks += self._begun()
+        chunks += self._events(self._items.take(self._reader.feed(event.text), event.logprobs))
+        if event.finish_reason:
+            self._reason = event.finish_reason
+            chunks += self._events(self._items.take(self._reader.finish(), None))
+            chunks += self._events(self._items.closed(_item_status(event.finish_reason)))
+        return chunks
+
+    def ending(self, event: Done) -> bytes:
+        chunks = [] if self._is_begun else [*self._begun()]
+        reason = self._reason or event.finish_reason
+        chunks += self._events(self._items.closed(_item_status(reason)))
+        whole = _ended(self._form, self._items, reason, event.usage, event.timing)
+        chunks.append(self._event(f"response.{whole['status']}", {"response": whole}))
+        return b"".join(chunks)
+
+    def render_error(self, error: Failed) -> bytes:
+        chunks = [] if self._is_begun else [*self._begun()]
+        chunks += self._events(self._items.closed("incomplete"))
+        told: JsonObject = {"code": error.error.code, "message": error.error.message}
+        whole = _head(self._form, "failed") | {"error": told, "output": [*self._items.items]}
+        chunks.append(self._event("response.failed", {"response": whole}))
+        return b"".join(chunks)
+
+    def _begun(self) -> Iterator[bytes]:
+        self._is_begun = True
+        for name in ("created", "in_progress"):
+            response = _head(self._form, "in_progress")
+            yield self._event(f"response.{name}", {"response": response})
+
+    def _events(self, told: Iterator[Told]) -> Iterator[bytes]:
+        for kind, fields in told:
+            yield self._event(kind, fields)
+
+    def _event(self, kind: str, fields: JsonObject) -> bytes:
+        numbered = {"type": kind, "sequence_number": self._num_events, **fields}
+        self._num_events += 1
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(numbered))
+
+
+def _ended(
+    form: AnswerContext,
+    made: Items,
+    reason: FinishReason | None,
+    usage: Usage,
+    timing: Timing | None,
+) -> JsonObject:
+    is_cut = reason in _CUT
+    return {
+        **_head(form, "incomplete" if is_cut else "completed"),
+        "completed_at": None if is_cut else int(time.time()),
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": [*made.items],
+        "usage": _usage(usage),
+        **metrics(form, timing, usage),
+    }
+
+
+def _head(form: AnswerContext, status: str) -> JsonObject:
+    return {
+        "id": f"resp_{form.job.job_id}",
+        "object": "response",
+        "created_at": form.created_s,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "model": form.job.model,
+        "output": [],
+        "service_tier": service_tier(form.job),
+        "usage": None,
+        **form.repeated,
+    }
+
+
+def _item_status(reason: FinishReason | None) -> str:
+    return "incomplete" if reason in _CUT else "completed"
+
+
+def _usage(usage: Usage) -> JsonObject:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,217 @@
+"""Requests for a response, read as chats."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from pydantic import JsonValue
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.forms import chat_form
+from penstock.gateway.openai.ignored import unknown_inside
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
+from penstock.gateway.openai.unsupported import refuse_unless
+from penstock.gateway.openai.validation import validate
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.openai import CUSTOM_INPUT, JsonObject
+from penstock.schemas.responses import (
+    AllowedChoices,
+    CallOutputItem,
+    CustomCallItem,
+    FunctionCallItem,
+    InputGrammar,
+    Item,
+    MessageItem,
+    NamedChoice,
+    Part,
+    ReasoningItem,
+    ResponseCustom,
+    ResponseFunction,
+    ResponsesRequest,
+)
+
+# What asks for what is not kept here, or for work of OpenAI's own servers.
+_THEIRS: dict[str, tuple[JsonValue, ...]] = {
+    "previous_response_id": ("",),
+    "conversation": ("",),
+    "background": (False,),
+    "prompt": ({},),
+    "max_tool_calls": (),
+    "context_management": ([],),
+}
+_OF_THEM = {"store", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+_ALSO = (SAMPLING | {*OPTIONS, "include_metrics", "priority"}) - {
+    "n", "best_of", "max_tokens", "background",
+}  # fmt: skip
+_INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
+_WHOLE_PROMPT = -1  # as much of it as there is room for
+
+
+def responses_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
+    """Read a request for a response. Raises InvalidJob."""
+    refuse_unless(_THEIRS, body, {})
+    asked = validate(ResponsesRequest, body)
+    if unknown := [each for each in asked.include if each not in _INCLUDED]:
+        raise InvalidJob(f"include: {unknown[0]} is not here; leave it out", "include")
+    form = chat_form(caller, _chat(asked, body), job_id)
+    return replace(form, repeated=_repeated(asked, body), ignored=_ignored(asked, body))
+
+
+def _chat(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
+    """Return the body of a chat that asks for the same."""
+    chat: JsonObject = {name: value for name, value in body.items() if name in _ALSO}
+    chat |= {
+        "model": asked.model,
+        "messages": list[JsonValue](_messages(asked)),
+        "stream": asked.stream,
+        "service_tier": asked.service_tier,
+    }
+    if asked.tools:
+        chat |= {
+            "tools": [_tool(tool) for tool in asked.tools],
+            "tool_choice": _choice(asked),
+            "parallel_tool_calls": asked.parallel_tool_calls,
+        }
+    if asked.max_output_tokens is not None:
+        chat["max_completion_tokens"] = asked.max_output_tokens
+    if asked.reasoning.effort is not None:
+        chat["reasoning_effort"] = asked.reasoning.effort
+    if asked.text.verbosity is not None:
+        chat["chat_template_kwargs"] = {"verbosity": asked.text.verbosity}
+    if asked.truncation == "auto":
+        chat["truncate_prompt_tokens"] = _WHOLE_PROMPT
+    if asked.top_logprobs or "message.output_text.logprobs" in asked.include:
+        chat |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+    if asked.text.format.type != "text":
+        chat["response_format"] = _form(asked)
+    return chat
+
+
+def _form(asked: ResponsesRequest) -> JsonValue:
+    form = asked.text.format
+    if form.type == "json_object":
+        return {"type": "json_object"}
+    if form.schema_ is None:
+        raise InvalidJob("text.format.schema: give the schema", "text")
+    named: JsonObject = {"name": form.name or "output", "schema": form.schema_}
+    if form.strict is not None:
+        named["strict"] = form.strict
+    return {"type": "json_schema", "json_schema": named}
+
+
+def _messages(asked: ResponsesRequest) -> Iterator[JsonObject]:
+    if asked.instructions:
+        yield {"role": "system", "content": asked.instructions}
+    if isinstance(asked.input, str):
+        yield {"role": "user", "content": asked.input}
+        return
+    said: JsonObject = {}  # what the assistant said, thought and called, in several items
+    for item in asked.input:
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            if said:
+                yield said
+                said = {}
+            yield {"role": item.role, "content": _content(item.content)}
+        elif isinstance(item, CallOutputItem):
+            if said:
+                yield said
+                said = {}
+            content = _content(item.output)
+            yield {"role": "tool", "tool_call_id": item.call_id, "content": content}
+        elif said and not _goes_with(item, said):
+            yield said
+            said = _added({}, item)
+        else:
+            said = _added(said, item)
+    if said:
+        yield said
+
+
+def _goes_with(item: Item, said: JsonObject) -> bool:
+    """Return whether an item is a part of the same turn: thinking, then text, then calls."""
+    if isinstance(item, ReasoningItem):
+        return said.keys() == {"role", "reasoning_content"}
+    return not isinstance(item, MessageItem) or not {"content", "tool_calls"} & said.keys()
+
+
+def _added(said: JsonObject, item: Item) -> JsonObject:
+    """Return the assistant's message with one item more."""
+    said = {"role": "assistant", **said}
+    if isinstance(item, MessageItem):
+        said["content"] = _content(item.content)
+    elif isinstance(item, ReasoningItem):
+        thought = "\n".join(part.text for part in (item.content or item.summary))
+        before = said.get("reasoning_content")
+        said["reasoning_content"] = f"{before}\n{thought}" if before else thought
+    elif isinstance(item, FunctionCallItem | CustomCallItem):
+        calls = said.get("tool_calls")
+        said["tool_calls"] = [*(calls if isinstance(calls, list) else []), _past_call(item)]
+    return said
+
+
+def _past_call(item: FunctionCallItem | CustomCallItem) -> JsonValue:
+    if isinstance(item, CustomCallItem):
+        custom: JsonObject = {"name": item.name, CUSTOM_INPUT: item.input}
+        return {"id": item.call_id, "type": "custom", "custom": custom}
+    function: JsonObject = {"name": item.name, "arguments": item.arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _content(content: str | Sequence[Part]) -> JsonValue:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": part.text} for part in content]
+
+
+def _tool(tool: ResponseFunction | ResponseCustom) -> JsonValue:
+    told: JsonObject = tool.model_dump(exclude={"type"}, exclude_none=True)
+    if isinstance(tool, ResponseCustom) and isinstance(tool.format, InputGrammar):
+        grammar = tool.format.model_dump(exclude={"type"})
+        told["format"] = {"type": "grammar", "grammar": grammar}  # in chats it lies deeper
+    return {"type": tool.type, tool.type: told}
+
+
+def _choice(asked: ResponsesRequest) -> JsonValue:
+    choice = asked.tool_choice
+    if isinstance(choice, NamedChoice):
+        return _named(choice)
+    if isinstance(choice, AllowedChoices):
+        allowed: JsonObject = {"mode": choice.mode, "tools": [_named(one) for one in choice.tools]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return choice
+
+
+def _named(choice: NamedChoice) -> JsonObject:
+    return {"type": choice.type, choice.type: {"name": choice.name}}
+
+
+def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
+    """Return what a response repeats of its request."""
+    return {
+        "background": False,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": dict[str, JsonValue](asked.metadata),
+        "parallel_tool_calls": asked.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": asked.reasoning.effort, "summary": asked.reasoning.summary},
+        "store": False,
+        "temperature": body.get("temperature"),
+        "text": {
+            "format": asked.text.format.model_dump(by_alias=True, exclude_none=True),
+            "verbosity": asked.text.verbosity or "medium",
+        },
+        "tool_choice": body.get("tool_choice", "auto"),
+        "tools": body.get("tools", []),
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": body.get("top_p"),
+        "truncation": asked.truncation,
+        "user": body.get("user"),
+    }
+
+
+def _ignored(asked: ResponsesRequest, body: JsonObject) -> list[str]:
+    known = type(asked).model_fields.keys() | _ALSO | _THEIRS.keys() | _OF_THEM
+    names = [name for name in body if name not in (known | {"stream_options"})]
+    inside = {name: value for name, value in body.items() if name != "input"}
+    return [*names, *unknown_inside(asked, inside, "")]

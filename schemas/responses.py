@@ -1,0 +1,157 @@
+"""Requests in the form of OpenAI's Responses, as far as they mean something here."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from penstock.schemas.job import MAX_MESSAGES
+from penstock.schemas.openai import AskedOfModel, CustomGrammar, Effort, FreeText, JsonObject
+from penstock.schemas.wire import Report
+
+
+class InputText(Report):
+    type: Literal["input_text", "output_text", "summary_text", "reasoning_text", "text"]
+    text: str
+
+
+class Refusal(Report):
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+Part = Annotated[InputText | Refusal, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(fail_fast=True)]
+
+
+class MessageItem(Report):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Parts
+
+
+class FunctionCallItem(Report):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class CustomCallItem(Report):
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+
+
+class CallOutputItem(Report):
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: str | Parts
+
+
+class ReasoningItem(Report):
+    """An item of thinking. That of another maker's server is encrypted, and left out."""
+
+    type: Literal["reasoning"]
+    summary: Parts = Field(default_factory=list)
+    content: Parts | None = None
+
+
+Item = Annotated[
+    MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem,
+    Field(discriminator="type"),
+]
+
+
+class ResponseFunction(Report):
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class InputGrammar(CustomGrammar):
+    type: Literal["grammar"]
+
+
+class ResponseCustom(Report):
+    type: Literal["custom"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    format: Annotated[FreeText | InputGrammar, Field(discriminator="type")] | None = None
+
+
+ResponseTool = Annotated[ResponseFunction | ResponseCustom, Field(discriminator="type")]
+
+
+class NamedChoice(Report):
+    type: Literal["function", "custom"]
+    name: str
+
+
+class AllowedChoices(Report):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice] = Field(min_length=1, max_length=128)
+
+
+class TextForm(Report):
+    """A form of the text; the fields of a schema stand beside its type."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    schema_: JsonObject | None = Field(None, alias="schema")
+
+
+class TextConfig(Report):
+    format: TextForm = TextForm(type="text")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="for the chat template"
+    )
+
+
+class ReasoningConfig(Report):
+    effort: Effort | None = Field(None, description="for the chat template")
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="the thinking is shown whole, and not summarized"
+    )
+
+
+class ResponsesRequest(AskedOfModel):
+    """A request for the next items of a conversation."""
+
+    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    tools: list[ResponseTool] = Field(default_factory=list, max_length=128, fail_fast=True)
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedChoice | AllowedChoices, Field(discriminator="type")]
+    ) = "auto"
+    parallel_tool_calls: bool = True
+    text: TextConfig = TextConfig()
+    reasoning: ReasoningConfig = ReasoningConfig()
+    truncation: Literal["auto", "disabled"] = Field(
+        "disabled", description="auto: of a prompt that is too long the end is kept"
+    )
+    stream: bool = False
+    include: list[str] = Field(default_factory=list)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def an_item_without_a_type_is_a_message(cls, given: object) -> object:
+        if not isinstance(given, list):
+            return given
+        return [
+            {"type": "message", **each} if isinstance(each, dict) and "type" not in each else each
+            for each in given
+        ]

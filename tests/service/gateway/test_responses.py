@@ -1,0 +1,370 @@
+"""OpenAI's official client understands every response, whole and streamed."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+import httpx
+import openai
+import pytest
+from msgspec.structs import replace
+from openai import OpenAI
+from openai.types.responses import (
+    FunctionToolParam,
+    Response,
+    ResponseInputParam,
+    ResponseStreamEvent,
+)
+from pydantic import BaseModel
+
+from penstock.compose.server import Server
+from penstock.schemas.event import Delta
+from penstock.schemas.job import Chat
+from penstock.schemas.markup import Markup
+from stage import MODEL, Actor, GatewayProcess, failed, logprob, spoken
+
+WEATHER: FunctionToolParam = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather at a place",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bern"}}\n</tool_call>'
+THINKS = Markup("hermes", "qwen3", is_open=True)
+EVENTS = {  # by their types
+    get_args(each.model_fields["type"].annotation)[0]: each
+    for each in get_args(get_args(ResponseStreamEvent)[0])
+}
+
+
+@pytest.fixture(scope="module")
+def actor() -> Iterator[Actor]:
+    with Server() as server, Actor(server.url) as actor:
+        yield actor
+
+
+@pytest.fixture(scope="module")
+def client(actor: Actor) -> Iterator[OpenAI]:
+    with GatewayProcess(actor.redis_url) as gateway:
+        yield OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
+
+
+def marked(markup: Markup, *texts: str) -> list[Delta]:
+    first, *others = spoken(*texts)
+    return [replace(first, markup=markup), *others]
+
+
+def chat_of(actor: Actor) -> Chat:
+    chat = actor.jobs[-1].chat
+    assert chat is not None
+    return chat
+
+
+def test_a_response(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("Hello", " you")
+    made = client.responses.create(
+        model=MODEL,
+        input="hi",
+        instructions="Be kind.",
+        max_output_tokens=20,
+        temperature=0.5,
+        metadata={"a": "b"},
+        extra_body={"top_k": 5},
+    )
+    assert (made.object, made.status, made.model, made.id[:9]) == (
+        "response", "completed", MODEL, "resp_job_",
+    )  # fmt: skip
+    assert made.output_text == "Hello you" and made.error is None
+    [message] = made.output
+    assert message.type == "message" and message.status == "completed"
+    assert made.usage is not None
+    told = made.usage
+    assert (told.input_tokens, told.input_tokens_details.cached_tokens) == (5, 3)
+    assert (told.output_tokens, told.total_tokens) == (2, 7)
+    assert (made.instructions, made.temperature, made.metadata) == ("Be kind.", 0.5, {"a": "b"})
+    job = actor.jobs[-1]
+    assert (job.params.max_tokens, job.params.top_k, job.metadata) == (20, 5, {"a": "b"})
+    assert chat_of(actor).messages == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+    ]
+
+
+SCRIPTS: dict[str, list[Delta]] = {
+    "text": spoken("Hel", "", "lo ", "é\u2028", "!"),
+    "thinking": marked(THINKS, "I ", "see</thi", "nk>\n\nHel", "lo"),
+    "a call": marked(Markup("hermes"), "Let me", " look. <tool", CALL[5:20], CALL[20:]),
+    "calls": marked(Markup("hermes"), CALL + "\n", CALL.replace("Bern", "Basel")),
+    "all": marked(THINKS, "So</think>", "\n\nWell. ", CALL[:30], CALL[30:60], CALL[60:]),
+    "nothing": spoken(""),
+    "cut off": [replace(marked(Markup("hermes"), CALL[:55])[0], finish_reason="length")],
+}
+TYPES = {
+    "text": ["message"],
+    "thinking": ["reasoning", "message"],
+    "a call": ["message", "function_call"],
+    "calls": ["function_call", "function_call"],
+    "all": ["reasoning", "message", "function_call"],
+    "nothing": [],
+    "cut off": ["function_call"],
+}
+
+
+def bare(made: Response) -> object:
+    """The response without what is another for each job."""
+    shape = made.model_dump(mode="json", exclude={"id", "created_at", "completed_at"})
+    for item in shape["output"]:
+        assert item.pop("id")
+        item.pop("call_id", None)
+        item.pop("parsed_arguments", None)
+        for part in item.get("content") or ():
+            part.pop("parsed", None)
+    return shape
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_streamed_response_adds_up_to_the_whole_one(
+    client: OpenAI, actor: Actor, name: str
+) -> None:
+    actor.script = lambda job: SCRIPTS[name]
+    tools = [WEATHER] if TYPES[name][-1:] == ["function_call"] else []
+    whole = client.responses.create(model=MODEL, input="hi", tools=tools)
+    with client.responses.stream(model=MODEL, input="hi", tools=tools) as stream:
+        events = list(stream)
+        last = events[-1]
+        assert last.type in ("response.completed", "response.incomplete")
+        assert bare(last.response) == bare(whole)
+        if name != "cut off":
+            assert bare(stream.get_final_response()) == bare(whole)
+    assert [item.type for item in whole.output] == TYPES[name]
+    assert whole.status == ("incomplete" if name == "cut off" else "completed")
+    if name == "cut off":
+        assert whole.incomplete_details is not None
+        assert whole.incomplete_details.reason == "max_output_tokens"
+        assert whole.output[-1].status == "incomplete"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_events_are_numbered_and_are_what_their_types_say(
+    client: OpenAI, actor: Actor, name: str
+) -> None:
+    """Strictly: each is one of the client's own models, and the deltas are all of the text."""
+    actor.script = lambda job: SCRIPTS[name]
+    tools = [WEATHER] if TYPES[name][-1:] == ["function_call"] else []
+    body = {"model": MODEL, "input": "hi", "stream": True, "tools": tools}
+    text = httpx.post(f"{client.base_url}responses", json=body).text
+    events = []
+    for block in filter(None, text.split("\n\n")):
+        lines = dict(line.split(": ", 1) for line in block.split("\n"))
+        event = EVENTS[lines["event"]].model_validate_json(lines["data"], strict=True)
+        assert event.type == lines["event"]
+        events.append(event)
+    assert [event.sequence_number for event in events] == [*range(len(events))]
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds.count("response.output_item.added") == len(TYPES[name])
+    assert kinds.count("response.output_item.done") == len(TYPES[name])
+    grown: dict[str, str] = {}
+    for event in events:
+        if event.type.endswith(".delta"):
+            grown[event.item_id] = grown.get(event.item_id, "") + event.delta
+        elif event.type.endswith("text.done"):
+            assert grown[event.item_id] == event.text
+        elif event.type.endswith("arguments.done"):
+            assert grown[event.item_id] == event.arguments
+
+
+def test_a_call_and_its_result(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: SCRIPTS["all"]
+    made = client.responses.create(model=MODEL, input="hi", tools=[WEATHER])
+    call = made.output[-1]
+    assert call.type == "function_call"
+    assert (call.name, call.arguments) == ("weather", '{"place": "Bern"}')
+    later: ResponseInputParam = [
+        {"role": "user", "content": "hi"},
+        *[item.model_dump(exclude_none=True) for item in made.output],  # type: ignore[list-item]
+        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
+        {"role": "user", "content": [{"type": "input_text", "text": "And?"}]},
+    ]
+    actor.script = lambda job: spoken("Rain.")
+    client.responses.create(model=MODEL, input=later, tools=[WEATHER])
+    asked, said, told, more = chat_of(actor).messages
+    assert asked == {"role": "user", "content": "hi"}
+    function = {"name": "weather", "arguments": {"place": "Bern"}}
+    assert said == {
+        "role": "assistant",
+        "content": "Well.",
+        "reasoning_content": "So",
+        "tool_calls": [{"type": "function", "id": call.call_id, "function": function}],
+    }
+    assert told == {"role": "tool", "tool_call_id": call.call_id, "content": "rain"}
+    assert more == {"role": "user", "content": "And?"}
+
+
+def test_items_of_several_turns_are_told_apart(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a")
+    past: list[dict[str, object]] = [
+        {"type": "message", "role": "developer", "content": "d"},
+        {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "xyz"},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "one"},
+        {"type": "function_call_output", "call_id": "2", "output": "two"},
+        {"role": "assistant", "content": "first"},
+        {"role": "assistant", "content": "second"},
+        {"type": "custom_tool_call", "call_id": "3", "name": "h", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "3", "output": "three"},
+    ]
+    client.responses.create(model=MODEL, input=past)  # type: ignore[arg-type]
+    shown = [
+        (each["role"], each.get("content"), len(each.get("tool_calls", ())))  # type: ignore[arg-type]
+        for each in chat_of(actor).messages
+    ]
+    assert shown == [
+        ("system", "d", 0),
+        ("assistant", "", 2),
+        ("tool", "one", 0),
+        ("tool", "two", 0),
+        ("assistant", "first", 0),
+        ("assistant", "second", 1),
+        ("tool", "three", 0),
+    ]
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_a_schema_is_held_and_parsed(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken('{"name": "Ann",', ' "age": 31}')
+    made = client.responses.parse(model=MODEL, input="hi", text_format=Person)
+    assert made.output_parsed == Person(name="Ann", age=31)
+    held = actor.jobs[-1].params.structured_outputs
+    assert held is not None and isinstance(held.json_schema, dict) and not held.lenient
+    assert set(held.json_schema["properties"]) == {"name", "age"}  # type: ignore[arg-type]
+    client.responses.create(model=MODEL, input="hi", text={"format": {"type": "json_object"}})
+    held = actor.jobs[-1].params.structured_outputs
+    assert held is not None and held.json_object
+
+
+def test_a_custom_tool_gets_its_text(client: OpenAI, actor: Actor) -> None:
+    call = '<tool_call>\n{"name": "run", "arguments": {"input": "ls"}}\n</tool_call>'
+    actor.script = lambda job: marked(Markup("hermes"), call[:30], call[30:])
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
+    tools = [{"type": "custom", "name": "run", "description": "d", "format": grammar}]
+    made = client.responses.create(model=MODEL, input="hi", tools=tools)  # type: ignore[call-overload]
+    [item] = made.output
+    assert item.type == "custom_tool_call" and (item.name, item.input) == ("run", "ls")
+    schema = chat_of(actor).tools[0]["function"]
+    assert isinstance(schema, dict) and "[a-z]+" in str(schema["parameters"])
+    with client.responses.stream(model=MODEL, input="hi", tools=tools) as stream:
+        assert bare(stream.get_final_response()) == bare(made)
+
+
+@pytest.mark.parametrize(
+    "choice, wanted, callable_tools",
+    [
+        ("required", "required", []),
+        ({"type": "function", "name": "weather"}, "required", ["weather"]),
+        (
+            {
+                "type": "allowed_tools", "mode": "auto",
+                "tools": [{"type": "function", "name": "weather"}],
+            },
+            "auto",
+            ["weather"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_choice_of_tools(
+    client: OpenAI, actor: Actor, choice: object, wanted: str, callable_tools: list[str]
+) -> None:
+    actor.script = lambda job: marked(Markup("hermes"), CALL)
+    made = client.responses.create(  # type: ignore[call-overload]
+        model=MODEL, input="hi", tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False
+    )
+    chat = chat_of(actor)
+    assert (chat.tool_choice, chat.callable_tools) == (wanted, callable_tools)
+    assert chat.parallel_tool_calls is False and made.parallel_tool_calls is False
+
+
+def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) -> None:
+    first = replace(spoken("a")[0], logprobs=[logprob("a", -0.5, ("a", -0.5), ("b", -1.0))])
+    actor.script = lambda job: [first]
+    made = client.responses.create(
+        model=MODEL,
+        input="hi",
+        reasoning={"effort": "low"},
+        text={"verbosity": "low"},
+        truncation="auto",
+        top_logprobs=2,
+    )
+    job = actor.jobs[-1]
+    assert chat_of(actor).template_kwargs == {"reasoning_effort": "low", "verbosity": "low"}
+    assert (job.params.truncate_prompt_tokens, job.params.logprobs) == (-1, 2)
+    part = made.output[0].content[0]  # type: ignore[union-attr,index]
+    assert part.type == "output_text" and part.logprobs is not None
+    assert [each.token for each in part.logprobs[0].top_logprobs] == ["a", "b"]
+    assert made.reasoning is not None and made.reasoning.effort == "low"
+
+
+@pytest.mark.parametrize(
+    "wrong, field",
+    [
+        ({"input": []}, "messages"),
+        ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"temperature": 9}, "temperature"),
+    ],
+)
+def test_what_is_wrong_or_not_here_is_named(
+    client: OpenAI, wrong: dict[str, object], field: str
+) -> None:
+    body = {"model": MODEL, "input": "hi"} | wrong
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.post("/responses", body=body, cast_to=Response)
+    assert str(refused.value.body["message"]).startswith(field)  # type: ignore[index]
+
+
+def test_a_failure_in_the_middle_of_a_stream_is_told(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: [*spoken("a", "b")[:1], failed(at=1)]
+    events = list(client.responses.create(model=MODEL, input="hi", stream=True))
+    last = events[-1]
+    assert last.type == "response.failed" and last.response.error is not None
+    assert "disk is gone" in last.response.error.message
+    assert last.response.output_text == "a"
+
+
+def test_a_stream_goes_on_after_each_of_its_events(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: SCRIPTS["all"]
+    body = {"model": MODEL, "input": "hi", "stream": True, "tools": [WEATHER]}
+    url, headers = f"{client.base_url}responses", {"idempotency-key": "one"}
+    whole = httpx.post(url, json=body, headers=headers).text
+    ids = [line[4:] for line in whole.split("\n") if line.startswith("id: ")]
+    assert len(ids) == len(set(ids)) > 8
+    for last in ids:
+        rest = httpx.post(url, json=body, headers=headers | {"last-event-id": last}).text
+        there = whole.partition(f"id: {last}\n")[2].partition("\n\n")[2]
+        assert rest.count("\nevent: ") == there.count("\nevent: ")
+        assert rest.split('"response":')[0] == there.split('"response":')[0]
+
+
+def test_fields_that_mean_nothing_are_told(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a")
+    body = {
+        "model": MODEL, "input": "hi", "foo": 1, "store": True, "user": "u",
+        "tools": [WEATHER | {"bar": 1}], "stream_options": {"include_obfuscation": False},
+    }  # fmt: skip
+    response = httpx.post(f"{client.base_url}responses", json=body)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-penstock-ignored"] == "foo, tools.0.bar"
+    assert response.json()["store"] is False
