@@ -191,9 +191,11 @@ def test_of_a_name_on_the_hub_no_more_is_fetched_than_is_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[set[str]] = []
+    named: list[tuple[str, str | None]] = []
 
-    def fetch(name: str, allow_patterns: list[str]) -> str:
+    def fetch(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append(set(allow_patterns))
+        named.append((name, revision))
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
@@ -203,6 +205,10 @@ def test_of_a_name_on_the_hub_no_more_is_fetched_than_is_used(
         assert settings.checkpoint() == tmp_path
     plain, of_servers, trusted = asked
     assert plain - of_servers == {"*.safetensors"} and trusted - plain == {"*.py"}
+    other = {"model": "org/model", "revision": "v2", "tokenizer": "org/words"}
+    settings = WorkerSettings.model_validate(other)
+    assert settings.checkpoint() == settings.tokenizer_folder() == tmp_path
+    assert named[-2:] == [("org/model", "v2"), ("org/words", None)]
 
 
 def test_what_the_tokenizer_cannot_encode_is_the_jobs_fault_alone(
