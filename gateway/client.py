@@ -223,13 +223,14 @@ class Client:
         account: Account | None = None,
         note: str | None = None,
         remember_s: int = 0,
+        kept_s: int | None = None,
     ) -> Submission:
         """Submit a job whose id `name_job` made. Submitting it again makes no second job.
 
         The job counts for the account, under its quota. Without an account it counts for its
         tenant, without limits. `note` is handed to housekeeping when the job ends
         (`gateway.tasks.outbox`). The id is remembered for at least `remember_s` seconds, even
-        after its result is gone.
+        after its result is gone. With `kept_s` the job itself is kept with its result, so long.
         """
         queue = await self._lanes.queue(job.job_id)
         max_model_len = self._lanes.max_model_len(job.model)
@@ -250,7 +251,8 @@ class Client:
             dumped=dumped,
             max_queued=self.max_queued,
             max_queued_tokens=self.max_queued_tokens,
-            result_ttl_s=self.result_ttl_s,
+            result_ttl_s=self.result_ttl_s if kept_s is None else kept_s,
+            keeps_request=kept_s is not None,
             account=self._lanes.share(queue.lane, account),
             note=note,
             remember_s=remember_s,
@@ -351,6 +353,10 @@ class Client:
         if status.ended_ms is not None:  # an end is shown once it cannot be taken back
             await self._disk.wait(mark)
         return status
+
+    async def request(self, job_id: str, tenant: str | None = None) -> Job:
+        """Return a job as it was submitted, where it is kept. Raises JobNotFound, JobGone."""
+        return await (await self._lanes.queue(job_id)).request(tenant or self.tenant, job_id)
 
     async def recent(self, most: int = 20, tenant: str | None = None) -> list[JobStatus]:
         """Return the jobs that something befell last, the latest first.

@@ -97,6 +97,9 @@ class Job(Wire):
         1, ge=1, le=1024, description="tokens of a choice that come together, after its first"
     )
     return_token_ids: bool = Field(False, description="a choice tells its prompt's ids")
+    repeated: dict[str, JsonValue] = Field(
+        default_factory=dict, description="of the request, what an API repeats that keeps both"
+    )
     traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
 
     @model_validator(mode="after")

@@ -142,6 +142,9 @@ class ResponsesRequest(AskedOfModel):
         "disabled", description="auto: of a prompt that is too long the end is kept"
     )
     stream: bool = False
+    store: bool = Field(True, description="it is kept, to be asked for again")
+    background: bool = Field(False, description="it is made although nobody waits")
+    previous_response_id: str | None = Field(None, description="the conversation that goes on")
     include: list[str] = Field(default_factory=list)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)

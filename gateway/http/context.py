@@ -46,8 +46,12 @@ class Gateway:
     overview: Overview
     tracing: "Tracing | None" = None
 
-    async def admit(self, request: Request, job: Job, note: str | None = None) -> Job:
+    async def admit(
+        self, request: Request, job: Job, note: str | None = None, kept_s: int | None = None
+    ) -> Job:
         """Submit the job on the caller's account, and return it with its id.
+
+        With `kept_s` it is kept for so long after its end, with its result.
 
         The same idempotency key gives the same id for a day. The response's headers say what is
         left of the account's limits for this minute.
@@ -64,7 +68,7 @@ class Gateway:
         if span:
             span.set_attributes({"penstock.job.id": job_id, "gen_ai.request.model": job.model})
         try:
-            await self.client.submit(job, account, note, remember_s)
+            await self.client.submit(job, account, note, remember_s, kept_s)
         except PenstockError as error:
             self.metrics.reject(job.model, error)
             raise

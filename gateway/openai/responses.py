@@ -46,7 +46,7 @@ class AnswerContext:
     hides_completion: bool = False  # only the prompt is shown
     shows_reasoning: bool = True
     calls_functions: bool = False  # the older form: one `function_call`, without an id
-    repeated: JsonObject = field(default_factory=dict)  # of the request, what the answer repeats
+    is_kept: bool = False  # the job is kept with its result, for who asks again
     ignored: Sequence[str] = ()  # fields of the body that mean nothing here
     fingerprint: str = ""  # of the model's weights and numerics; "" where it is not known
     created_s: int = field(default_factory=lambda: int(time.time()))

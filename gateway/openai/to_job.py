@@ -106,7 +106,7 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
         sampling["logprobs"] = asked.top_logprobs
     tools = asked.tools if asked.tool_choice != "none" else []
     chat: JsonObject = {
-        "messages": [_message(message) for message in asked.messages],
+        "messages": [job_message(message) for message in asked.messages],
         "tools": [_tool(tool) for tool in tools],
         **choice,
         "template_kwargs": _for_template(asked) | asked.chat_template_kwargs,
@@ -328,7 +328,7 @@ def _tool(tool: FunctionTool | CustomTool) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def _message(message: ChatMessage) -> JsonObject:
+def job_message(message: ChatMessage) -> JsonObject:
     """Return the message as chat templates want it.
 
     There is one system role; content is text, or parts of text where there are several, which a

@@ -29,9 +29,13 @@ def response_answer(form: AnswerContext, result: Result) -> JsonObject:
 class ResponseEvents(ResumableStream):
     """Renders a response as the events of its items, numbered from 0."""
 
-    def __init__(self, form: AnswerContext, seen: ReaderPosition = NOTHING) -> None:
+    def __init__(
+        self, form: AnswerContext, seen: ReaderPosition = NOTHING, after: int = -1
+    ) -> None:
+        """Begin a stream, for a caller who has the events up to the number `after`."""
         super().__init__(form.job.job_id, seen)
         self._form = form
+        self._after = after
         self._items = Items(form)
         self._reader = form.reading.reader(None)
         self._reason: FinishReason | None = None
@@ -48,7 +52,7 @@ class ResponseEvents(ResumableStream):
             self._reason = event.finish_reason
             chunks += self._events(self._items.take(self._reader.finish(), None))
             chunks += self._events(self._items.closed(_item_status(event.finish_reason)))
-        return chunks
+        return [*filter(None, chunks)]
 
     def ending(self, event: Done) -> bytes:
         chunks = [] if self._is_begun else [*self._begun()]
@@ -77,8 +81,10 @@ class ResponseEvents(ResumableStream):
             yield self._event(kind, fields)
 
     def _event(self, kind: str, fields: JsonObject) -> bytes:
-        numbered = {"type": kind, "sequence_number": self._num_events, **fields}
-        self._num_events += 1
+        number, self._num_events = self._num_events, self._num_events + 1
+        if number <= self._after:
+            return b""
+        numbered = {"type": kind, "sequence_number": number, **fields}
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(numbered))
 
 
@@ -112,7 +118,7 @@ def _head(form: AnswerContext, status: str) -> JsonObject:
         "output": [],
         "service_tier": service_tier(form.job),
         "usage": None,
-        **form.repeated,
+        **form.job.repeated,
     }
 
 
@@ -130,4 +136,23 @@ def _usage(usage: Usage) -> JsonObject:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def running_answer(form: AnswerContext, status: str) -> JsonObject:
+    """Return a response that is not made yet."""
+    return _head(form, status)
+
+
+def failed_answer(form: AnswerContext, result: Result) -> JsonObject:
+    """Return a response that was cancelled or failed, with what there is of it."""
+    assert result.error is not None
+    so_far = response_answer(form, result)
+    is_cancelled = result.state == "cancelled"
+    told: JsonObject = {"code": result.error.code, "message": result.error.message}
+    return so_far | {
+        "status": "cancelled" if is_cancelled else "failed",
+        "completed_at": None,
+        "incomplete_details": None,
+        "error": None if is_cancelled else told,
     }

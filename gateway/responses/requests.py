@@ -1,6 +1,6 @@
 """Requests for a response, read as chats."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pydantic import JsonValue
@@ -9,10 +9,12 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import chat_form
 from penstock.gateway.openai.ignored import unknown_inside
 from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.texts import TextContext, tokenize_form
 from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.errors import InvalidJob
+from penstock.schemas.job import Message
 from penstock.schemas.openai import CUSTOM_INPUT, JsonObject
 from penstock.schemas.responses import (
     AllowedChoices,
@@ -30,16 +32,14 @@ from penstock.schemas.responses import (
     ResponsesRequest,
 )
 
-# What asks for what is not kept here, or for work of OpenAI's own servers.
+# What asks for what is not here, or for work of OpenAI's own servers.
 _THEIRS: dict[str, tuple[JsonValue, ...]] = {
-    "previous_response_id": ("",),
     "conversation": ("",),
-    "background": (False,),
     "prompt": ({},),
     "max_tool_calls": (),
     "context_management": ([],),
 }
-_OF_THEM = {"store", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+_OF_THEM = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 _ALSO = (SAMPLING | {*OPTIONS, "include_metrics", "priority"}) - {
     "n", "best_of", "max_tokens", "background",
 }  # fmt: skip
@@ -47,14 +47,38 @@ _INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
 _WHOLE_PROMPT = -1  # as much of it as there is room for
 
 
-def responses_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
-    """Read a request for a response. Raises InvalidJob."""
+def responses_form(
+    caller: Caller, body: JsonObject, job_id: str = "", before: Sequence[Message] = ()
+) -> AnswerContext:
+    """Read a request for a response. Raises InvalidJob.
+
+    before  the messages of the conversation that `previous_response_id` names
+    """
     refuse_unless(_THEIRS, body, {})
     asked = validate(ResponsesRequest, body)
+    if asked.background and not asked.store:
+        raise InvalidJob("store: what runs in the background is stored; leave it out", "store")
     if unknown := [each for each in asked.include if each not in _INCLUDED]:
         raise InvalidJob(f"include: {unknown[0]} is not here; leave it out", "include")
     form = chat_form(caller, _chat(asked, body), job_id)
-    return replace(form, repeated=_repeated(asked, body), ignored=_ignored(asked, body))
+    assert form.job.chat is not None
+    said = form.job.chat.messages
+    place = 1 if asked.instructions else 0
+    chat = form.job.chat.model_copy(update={"messages": [*said[:place], *before, *said[place:]]})
+    own = {"chat": chat, "repeated": _repeated(asked, body), "background": asked.background}
+    return replace(
+        form,
+        job=form.job.model_copy(update=own),
+        is_kept=asked.store,
+        ignored=_ignored(asked, body),
+    )
+
+
+def input_tokens_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
+    """Read a request for the number of a prompt's tokens. Raises InvalidJob."""
+    refuse_unless(_THEIRS | {"previous_response_id": ("",)}, body, {})
+    asked = validate(ResponsesRequest, body)
+    return tokenize_form(caller, _chat(asked, body), job_id)
 
 
 def _chat(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
@@ -104,9 +128,14 @@ def _messages(asked: ResponsesRequest) -> Iterator[JsonObject]:
         yield {"role": "system", "content": asked.instructions}
     if isinstance(asked.input, str):
         yield {"role": "user", "content": asked.input}
-        return
+    else:
+        yield from turns(asked.input)
+
+
+def turns(items: Iterable[Item]) -> Iterator[JsonObject]:
+    """Yield the messages of a chat that items are."""
     said: JsonObject = {}  # what the assistant said, thought and called, in several items
-    for item in asked.input:
+    for item in items:
         if isinstance(item, MessageItem) and item.role != "assistant":
             if said:
                 yield said
@@ -188,14 +217,14 @@ def _named(choice: NamedChoice) -> JsonObject:
 def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
     """Return what a response repeats of its request."""
     return {
-        "background": False,
+        "background": asked.background,
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
         "metadata": dict[str, JsonValue](asked.metadata),
         "parallel_tool_calls": asked.parallel_tool_calls,
-        "previous_response_id": None,
+        "previous_response_id": asked.previous_response_id,
         "reasoning": {"effort": asked.reasoning.effort, "summary": asked.reasoning.summary},
-        "store": False,
+        "store": asked.store,
         "temperature": body.get("temperature"),
         "text": {
             "format": asked.text.format.model_dump(by_alias=True, exclude_none=True),

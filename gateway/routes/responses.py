@@ -1,13 +1,34 @@
-"""OpenAI's route for responses."""
+"""OpenAI's routes for responses: a new one, and those that were stored."""
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated, Literal
 
-from penstock.gateway.http.context import Open
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import JsonValue
+
+from penstock.gateway.follow.resumable import NOTHING
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.metrics import RequestTimer
-from penstock.gateway.http.middleware import span_of
-from penstock.gateway.responses.answers import ResponseEvents, response_answer
-from penstock.gateway.responses.requests import responses_form
-from penstock.gateway.routes.whole import documented, read_form, streamed, whole
+from penstock.gateway.http.middleware import caller_of, span_of, tenant_of
+from penstock.gateway.http.sse import OpenedStream
+from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.texts import TextContext
+from penstock.gateway.responses.answers import ResponseEvents, response_answer, running_answer
+from penstock.gateway.responses.requests import input_tokens_form, responses_form
+from penstock.gateway.responses.stored import (
+    conversation,
+    form_of,
+    input_items,
+    job_id_of,
+    shown,
+)
+from penstock.gateway.routes.whole import admitted, documented, read_form, streamed, whole
+from penstock.schemas.delivery import JobStatus
+from penstock.schemas.errors import JobGone, JobNotFound
+from penstock.schemas.event import Result
+from penstock.schemas.job import Message
+from penstock.schemas.openai import JsonObject
 from penstock.schemas.responses import ResponsesRequest
 from penstock.schemas.sampling import SamplingParams
 
@@ -17,7 +38,133 @@ router = APIRouter(tags=["openai"])
 @router.post("/v1/responses", openapi_extra=documented(ResponsesRequest, SamplingParams))
 async def responses(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read_form(request, gateway, responses_form)
+    form = await _read(request, gateway)
     if form.is_streamed:
         return await streamed(request, gateway, watch, form, ResponseEvents)
-    return await whole(request, gateway, watch, form, response_answer)
+    if not form.job.background:
+        return await whole(request, gateway, watch, form, response_answer)
+    form = await admitted(request, gateway, form)
+    return _json(running_answer(form, "queued"))
+
+
+@router.post("/v1/responses/input_tokens", openapi_extra=documented(ResponsesRequest))
+async def input_tokens(request: Request, gateway: Open) -> Response:
+    """Count the tokens of a prompt."""
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
+    form = await read_form(request, gateway, input_tokens_form)
+
+    def counted(form: TextContext, result: Result) -> JsonObject:
+        count = len(result.choices[0].prompt_ids or ())
+        return {"object": "response.input_tokens", "input_tokens": count}
+
+    return await whole(request, gateway, watch, form, counted)
+
+
+@router.get("/v1/responses/{response_id}")
+async def response(
+    response_id: str,
+    request: Request,
+    gateway: Open,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1, description="the last event's number")] = -1,
+) -> Response:
+    """Show a stored response, or stream its events after a number."""
+    job_id, tenant = job_id_of(response_id), tenant_of(request)
+    if not stream:
+        return await _shown(gateway, job_id, tenant)
+    form, _ = await _stored(gateway, job_id, tenant)
+    events = gateway.client.event_batches(job_id, tenant=tenant)
+    writer = ResponseEvents(form, NOTHING, starting_after)
+    return OpenedStream(events, _stays, writer, gateway.settings.ping_s)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(response_id: str, request: Request, gateway: Open) -> Response:
+    job_id, tenant = job_id_of(response_id), tenant_of(request)
+    await _stored(gateway, job_id, tenant)  # a job that is no response is not found
+    await gateway.client.cancel(job_id, tenant)
+    return await _shown(gateway, job_id, tenant)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(response_id: str, request: Request, gateway: Open) -> Response:
+    job_id, tenant = job_id_of(response_id), tenant_of(request)
+    await _stored(gateway, job_id, tenant)
+    await gateway.client.delete(job_id, tenant)
+    return _json({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def items(
+    response_id: str,
+    request: Request,
+    gateway: Open,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(description="the last item's id")] = None,
+) -> Response:
+    """List what a response was asked with, the turns before it among them."""
+    form, _ = await _stored(gateway, job_id_of(response_id), tenant_of(request))
+    found = input_items(form.job)
+    ordered = found if order == "asc" else found[::-1]
+    ids = [each["id"] if isinstance(each, dict) else None for each in ordered]
+    begin = ids.index(after) + 1 if after in ids else 0
+    page = ordered[begin : begin + limit]
+    return _json(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": ids[begin] if page else None,
+            "last_id": ids[begin + len(page) - 1] if page else None,
+            "has_more": begin + len(page) < len(ordered),
+        }
+    )
+
+
+async def _read(request: Request, gateway: Gateway) -> AnswerContext:
+    """Read a request, with the conversation that it goes on with."""
+    caller = caller_of(request)
+    body = await read(request, gateway, lambda body: body)
+    before: list[Message] = []
+    previous = body.get("previous_response_id")
+    if isinstance(previous, str) and previous:
+        job_id = job_id_of(previous, "previous_response_id")
+        form, _ = await _stored(gateway, job_id, caller.tenant)
+        result = await gateway.client.result(job_id, wait=False, tenant=caller.tenant)
+        before = conversation(form, result)
+    num_bytes = int(request.headers.get("content-length", 0))
+
+    def made() -> AnswerContext:
+        return responses_form(caller, body, before=before)
+
+    form = await gateway.client.off_loop.run(num_bytes, made)
+    gateway.tell_ignored(request, form.ignored)
+    return form
+
+
+async def _stored(gateway: Gateway, job_id: str, tenant: str) -> tuple[AnswerContext, JobStatus]:
+    """Return a stored response's form, and how its job stands. Raises JobNotFound."""
+    status = await gateway.client.status(job_id, tenant)
+    try:
+        job = await gateway.client.request(job_id, tenant)
+    except JobGone:  # another route's, or not to be stored, or too old
+        raise JobNotFound(job_id) from None
+    return form_of(job, status.created_ms), status
+
+
+async def _shown(gateway: Gateway, job_id: str, tenant: str) -> Response:
+    form, status = await _stored(gateway, job_id, tenant)
+    result = None
+    if status.ended_ms is not None:
+        result = await gateway.client.result(job_id, wait=False, tenant=tenant)
+    num_bytes = sum(len(choice.text) for choice in result.choices) if result else 0
+    shape = await gateway.client.off_loop.run(num_bytes, shown, form, status, result)
+    return _json(shape)
+
+
+async def _stays() -> None:
+    """Do nothing when a reader leaves: the job is no request's own."""
+
+
+def _json(shape: JsonValue) -> Response:
+    return Response(to_json_in_pieces(shape), media_type="application/json")

@@ -15,6 +15,7 @@ from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gatewa
 from penstock.gateway.http.errors import error_response
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.http.sse import EventStream, WholeAnswer, Writer
 from penstock.gateway.openai.endpoints import Form
 from penstock.gateway.openai.large_json import to_json_in_pieces
@@ -42,7 +43,7 @@ async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
     settings = gateway.settings
     form = replace(
         form,
-        job=await gateway.admit(request, form.job),
+        job=await gateway.admit(request, form.job, kept_s=_kept_s(form, settings)),
         shows_metrics=form.shows_metrics or settings.enable_per_request_metrics,
     )
     if not isinstance(form, AnswerContext):
@@ -52,6 +53,11 @@ async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
         names_ids=form.names_ids or settings.return_tokens_as_token_ids,
         options=ALL_USAGE if settings.enable_force_include_usage else form.options,
     )
+
+
+def _kept_s(form: Form, settings: GatewaySettings) -> int | None:
+    is_kept = isinstance(form, AnswerContext) and form.is_kept
+    return settings.responses_kept_s if is_kept else None
 
 
 def events_of(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator[list[Event], None]:

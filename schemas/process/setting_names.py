@@ -145,6 +145,7 @@ NAMES = frozenset(
         "request_rates",
         "requests_per_minute",
         "require_api_keys",
+        "responses_kept_s",
         "result_dir",
         "result_filename",
         "results",

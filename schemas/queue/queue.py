@@ -76,6 +76,7 @@ class Queue:
         account: Account | None = None,
         note: str | None = None,
         remember_s: int = 0,
+        keeps_request: bool = False,
     ) -> Submission:
         """Submit a job, and return whether it was accepted or why not. Raises InvalidJob.
 
@@ -90,6 +91,7 @@ class Queue:
                       the tenant, without limits
         note          is put in the lane's outbox when the job ends
         remember_s    how long the job's id is known after the end, at least twice result_ttl_s
+        keeps_request  the job is kept as long as its result
         """
         text, own_digest = dumped or job.dump_and_digest()
         options: dict[str, object] = {
@@ -116,6 +118,8 @@ class Queue:
             options["account"] = account.model_dump(exclude_none=True)
         if note is not None:
             options["note"] = note
+        if keeps_request:
+            options["keeps_request"] = True
         reply = await self._run(
             "jobs/enqueue",
             job.job_id,
@@ -293,6 +297,17 @@ class Queue:
             timeline=_timeline(int(created), history, _int(ended), state),
             resume="text" if resumes else "tokens",
         )
+
+    async def request(self, tenant: str, job_id: str) -> Job:
+        """Return a job as it was submitted.
+
+        Raises JobNotFound, and JobGone where it is kept no longer.
+        """
+        reply = await self._run("jobs/request", tenant, job_id)
+        _known(reply, job_id)
+        if not reply[1]:
+            raise JobGone(job_id)
+        return await _apart(Job.model_validate_json, reply[1])
 
     async def recent(self, tenant: str, most: int) -> list[tuple[int, str]]:
         """Return when something befell a job of the tenant last, and its id; the latest first.

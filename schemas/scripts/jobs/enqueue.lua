@@ -20,6 +20,7 @@
 --   ttl_s            how long the result is kept, in seconds; 3600
 --   remember_s       how long the id is known after the end, at least twice ttl_s; 0
 --   metadata         {name: text, ..}, given back with the job's status; {}
+--   keeps_request    whether the job is kept as long as its result; false
 --   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
 -- Outcomes:
@@ -40,7 +41,7 @@ local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 
 local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
   .. 'prompt_tokens completion_tokens over_limit account max_queued '
-  .. 'max_queued_tokens ttl_s remember_s metadata note '
+  .. 'max_queued_tokens ttl_s remember_s metadata keeps_request note '
 local ACCOUNT_OPTIONS = ' name limits '
 local LIMIT_OPTIONS = ' ' .. table.concat(LIMITS, ' ') .. ' '
 
@@ -100,6 +101,9 @@ local function wrong_option()
   local note = options.note
   if note ~= nil and (type(note) ~= 'string' or note == '' or #note > 4096) then
     return 'options.note is a text of 1 to 4096 bytes'
+  end
+  if type(options.keeps_request or false) ~= 'boolean' then
+    return 'options.keeps_request is true or false'
   end
   if type(options.metadata or {}) ~= 'table' then return 'options.metadata is an object' end
   return unknown(options, 'options', OPTIONS)
@@ -224,6 +228,7 @@ if waits then redis.call('HSET', key, 'waits', 1) end
 if options.remember_s then redis.call('HSET', key, 'remember', options.remember_s) end
 if options.metadata then redis.call('HSET', key, 'metadata', cjson.encode(options.metadata)) end
 if options.note then redis.call('HSET', key, 'note', options.note) end
+if options.keeps_request then redis.call('HSET', key, 'keeps', 1) end
 if deadline then redis.call('HSET', key, 'deadline', deadline) end
 if start_by then redis.call('HSET', key, 'start_by', start_by) end
 local last_ms = math.min(deadline or LAST_MS, start_by or LAST_MS)

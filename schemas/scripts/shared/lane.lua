@@ -249,14 +249,16 @@ local function settle(job, epoch, state, event, result)
   redis.call('ZREM', PREFIX .. 'foreign', job.id)
   if job.owner then redis.call('SREM', attention_key(job.owner), job.id) end
   note_end()
-  local values = redis.call('HMGET', job.key, 'erase', 'ttl', 'note', 'remember')
-  local erases, ttl, note, remember = unpack(values)
+  local values = redis.call('HMGET', job.key, 'erase', 'ttl', 'note', 'remember', 'keeps')
+  local erases, ttl, note, remember, keeps = unpack(values)
   if note then leave_note(job, state, event, note, result) end
   if erases then return erase(job) end
   list_recent(job.tenant, job.id, job.class)
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)
   if state == 'dead' then
     redis.call('EXPIRE', job.key .. ':request', DEAD_TTL_S)
+  elseif keeps then
+    redis.call('EXPIRE', job.key .. ':request', ttl)
   else
     redis.call('DEL', job.key .. ':request')
   end

@@ -1,5 +1,6 @@
 """OpenAI's official client understands every response, whole and streamed."""
 
+import time
 from collections.abc import Iterator
 from typing import get_args
 
@@ -16,11 +17,12 @@ from openai.types.responses import (
 )
 from pydantic import BaseModel
 
+import api_keys
 from penstock.compose.server import Server
 from penstock.schemas.event import Delta
 from penstock.schemas.job import Chat
 from penstock.schemas.markup import Markup
-from stage import MODEL, Actor, GatewayProcess, failed, logprob, spoken
+from stage import MODEL, Actor, GatewayProcess, Wait, failed, logprob, spoken
 
 WEATHER: FunctionToolParam = {
     "type": "function",
@@ -317,9 +319,9 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' is no response"),
         ({"conversation": "conv_1"}, "conversation"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
@@ -361,10 +363,202 @@ def test_a_stream_goes_on_after_each_of_its_events(client: OpenAI, actor: Actor)
 def test_fields_that_mean_nothing_are_told(client: OpenAI, actor: Actor) -> None:
     actor.script = lambda job: spoken("a")
     body = {
-        "model": MODEL, "input": "hi", "foo": 1, "store": True, "user": "u",
+        "model": MODEL, "input": "hi", "foo": 1, "store": False, "user": "u",
         "tools": [WEATHER | {"bar": 1}], "stream_options": {"include_obfuscation": False},
     }  # fmt: skip
     response = httpx.post(f"{client.base_url}responses", json=body)
     assert response.status_code == 200, response.text
     assert response.headers["x-penstock-ignored"] == "foo, tools.0.bar"
     assert response.json()["store"] is False
+
+
+# Stored responses.
+
+
+def wait_for(client: OpenAI, response_id: str) -> Response:
+    made = client.responses.retrieve(response_id)
+    while made.status in ("queued", "in_progress"):
+        time.sleep(0.02)
+        made = client.responses.retrieve(response_id)
+    return made
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_response_is_shown_again(client: OpenAI, actor: Actor, name: str) -> None:
+    actor.script = lambda job: SCRIPTS[name]
+    tools = [WEATHER] if TYPES[name][-1:] == ["function_call"] else []
+    made = client.responses.create(
+        model=MODEL, input="hi", tools=tools, instructions="Be kind.", metadata={"a": "b"}
+    )
+    again = client.responses.retrieve(made.id)
+    assert bare(again) == bare(made) and again.id == made.id and made.store  # type: ignore[attr-defined]
+    assert [item.id for item in again.output] == [item.id for item in made.output]
+
+
+def test_one_in_the_background_is_made_although_nobody_waits(client: OpenAI, actor: Actor) -> None:
+    held = Wait()
+    actor.script = lambda job: [held, *SCRIPTS["all"]]
+    made = client.responses.create(model=MODEL, input="hi", background=True, tools=[WEATHER])
+    assert (made.status, made.output, made.background) == ("queued", [], True)
+    assert client.responses.retrieve(made.id).status in ("queued", "in_progress")
+    held.set()
+    done = wait_for(client, made.id)
+    assert done.status == "completed" and [item.type for item in done.output] == TYPES["all"]
+    assert actor.jobs[-1].background
+
+
+def test_events_of_a_stored_response_follow_from_any_number(client: OpenAI, actor: Actor) -> None:
+    """While it is made, and from its result."""
+    held = Wait()
+    first, *others = SCRIPTS["all"]
+    actor.script = lambda job: [first, held, *others]
+    made = client.responses.create(
+        model=MODEL, input="hi", background=True, tools=[WEATHER], extra_body={"timeout_ms": 60_000}
+    )
+    live = client.responses.retrieve(made.id, stream=True)
+    begun = next(live)
+    assert begun.type == "response.created" and begun.sequence_number == 0
+    held.set()
+    whole = [begun, *live]
+    assert [event.sequence_number for event in whole] == [*range(len(whole))]
+    assert whole[-1].type == "response.completed"
+    for after in range(-1, len(whole) - 1):
+        given = {} if after < 0 else {"starting_after": after}
+        rest = list(client.responses.retrieve(made.id, stream=True, **given))  # type: ignore[call-overload]
+        assert [each.to_dict() for each in rest[:-1]] == [
+            each.to_dict() for each in whole[after + 1 : -1]
+        ]
+        assert rest[-1].sequence_number == len(whole) - 1
+
+
+def test_a_stream_that_was_cut_goes_on_from_the_store(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: SCRIPTS["all"]
+    asked = {"model": MODEL, "input": "hi", "tools": [WEATHER]}
+    whole = list(client.responses.create(**asked, stream=True, background=True))  # type: ignore[call-overload]
+    rest = client.responses.retrieve(whole[0].response.id, stream=True, starting_after=4)
+    told = [each.to_dict() for each in rest]
+    assert told[:-1] == [each.to_dict() for each in whole[5:-1]]
+
+
+def test_one_is_cancelled(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: [*spoken("a", "b")[:1], Wait()]
+    made = client.responses.create(model=MODEL, input="hi", background=True)
+    while client.responses.retrieve(made.id).status == "queued":
+        time.sleep(0.02)
+    client.responses.cancel(made.id)
+    done = wait_for(client, made.id)
+    assert (done.status, done.error, done.output_text) == ("cancelled", None, "a")
+
+
+def test_one_that_failed_says_why(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: [*spoken("a", "b")[:1], failed(at=1)]
+    made = client.responses.create(model=MODEL, input="hi", background=True)
+    done = wait_for(client, made.id)
+    assert (done.status, done.output_text) == ("failed", "a")
+    assert done.error is not None and "disk is gone" in done.error.message
+
+
+def test_a_conversation_goes_on(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: SCRIPTS["all"]
+    first = client.responses.create(
+        model=MODEL, input="hi", tools=[WEATHER], instructions="Be kind."
+    )
+    call = first.output[-1]
+    assert call.type == "function_call"
+    actor.script = lambda job: spoken("Rain.")
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    second = client.responses.create(
+        model=MODEL,
+        input=[output],  # type: ignore[list-item]
+        previous_response_id=first.id,
+        instructions="Be short.",
+        tools=[WEATHER],
+    )
+    assert second.previous_response_id == first.id
+    third = client.responses.create(model=MODEL, input="Thanks", previous_response_id=second.id)
+    function = {"name": "weather", "arguments": {"place": "Bern"}}
+    turns = [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": "Well.",
+            "reasoning_content": "So",
+            "tool_calls": [{"id": call.call_id, "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": call.call_id, "content": "rain"},
+        {"role": "assistant", "content": "Rain."},
+    ]
+    *before, last = chat_of(actor).messages
+    assert before == turns and last == {"role": "user", "content": "Thanks"}
+    items = client.responses.input_items.list(third.id, order="asc").data
+    assert [each.type for each in items] == [
+        "message", "reasoning", "message", "function_call", "function_call_output", "message",
+        "message",
+    ]  # fmt: skip
+    newest = client.responses.input_items.list(third.id, limit=2)
+    assert [each.id for each in newest.data] == [each.id for each in items[::-1][:2]]
+    assert [each.id for each in newest] == [each.id for each in items[::-1]]  # over all pages
+
+
+def test_what_is_not_stored_or_deleted_or_anothers_is_not_found(
+    client: OpenAI, actor: Actor
+) -> None:
+    actor.script = lambda job: spoken("a")
+    apart = client.responses.create(model=MODEL, input="hi", store=False)
+    gone = client.responses.create(model=MODEL, input="hi")
+    client.responses.delete(gone.id)
+    chat = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hi"}])
+    for response_id in (apart.id, gone.id, chat.id.replace("chatcmpl-", "resp_")):
+        for ask in (
+            client.responses.retrieve,
+            client.responses.cancel,
+            client.responses.delete,
+            client.responses.input_items.list,
+            lambda each: client.responses.create(
+                model=MODEL, input="hi", previous_response_id=each
+            ),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask(response_id)
+    with pytest.raises(openai.BadRequestError, match="is no response's id"):
+        client.responses.retrieve("resp_123")
+
+
+def test_a_kept_job_that_is_no_response_is_not_found(client: OpenAI, actor: Actor) -> None:
+    held = Wait()
+    actor.script = lambda job: [held]
+    body = {"model": MODEL, "prompt": "x"}
+    job = httpx.post(f"{client.base_url}jobs", json=body).json()
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(f"resp_{job['id']}")
+    held.set()
+
+
+def test_tenants_have_their_own() -> None:
+    with Server() as server, Actor(server.url) as actor:
+        actor.script = lambda job: spoken("a")
+        check_tenants(actor)
+
+
+def check_tenants(actor: Actor) -> None:
+    ann, bob = (api_keys.issue(actor.redis_url, tenant=each) for each in ("ann", "bob"))
+    with GatewayProcess(actor.redis_url) as gateway:
+        of = {
+            key: OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
+            for key in (ann, bob)
+        }
+        made = of[ann].responses.create(model=MODEL, input="hi")
+        assert of[ann].responses.retrieve(made.id).output_text == "a"
+        for ask in (of[bob].responses.retrieve, of[bob].responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                ask(made.id)
+        with pytest.raises(openai.NotFoundError):
+            of[bob].responses.create(model=MODEL, input="hi", previous_response_id=made.id)
+
+
+def test_tokens_of_a_prompt_are_counted(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: [
+        Delta(position=0, token_ids=[0], prompt_ids=[5, 6, 7], finish_reason="stop")
+    ]
+    told = client.responses.input_tokens.count(model=MODEL, input="hi", instructions="Be kind.")
+    assert told.input_tokens == 3 and len(chat_of(actor).messages) == 2

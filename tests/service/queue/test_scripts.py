@@ -648,6 +648,27 @@ async def test_a_result_kept_no_longer_is_gone_and_not_unknown(queue: WorkerQueu
 
 
 @on_a_lane
+async def test_a_kept_request_is_its_tenants_alone(queue: WorkerQueue) -> None:
+    kept, dropped = (a_job() for _ in range(2))
+    await queue.enqueue(kept, None, "d", result_ttl_s=100, keeps_request=True)
+    await queue.enqueue(dropped, None, "d")
+    for job in (kept, dropped):
+        assert await queue.request("default", job.job_id) == job
+    for job in (kept, dropped):
+        await finish(queue, await started(queue), deltas(job.job_id, 1))
+    assert await queue.request("default", kept.job_id) == kept
+    with pytest.raises(JobGone):
+        await queue.request("default", dropped.job_id)
+    with pytest.raises(JobNotFound):
+        await queue.request("other", kept.job_id)
+    key = LANE.job(kept.job_id)
+    left_s = [await redis_of(queue).ttl(f"{key}:{part}") for part in ("request", "result")]
+    assert all(90 < each <= 100 for each in left_s)
+    await queue.delete("default", kept.job_id)
+    assert await keys_of(queue, kept.job_id) == set()
+
+
+@on_a_lane
 async def test_a_deleted_job_leaves_nothing_behind(queue: WorkerQueue) -> None:
     running, ended, queued = (a_job(timeout_ms=60_000, metadata={"a": "b"}) for _ in range(3))
     for job in (running, ended, queued):

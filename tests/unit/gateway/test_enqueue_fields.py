@@ -15,6 +15,8 @@ OTHERWISE = {
 def test_every_field_of_a_job_can_be_given_with_its_own_default() -> None:
     taken = inspect.signature(Client.enqueue).parameters
     for name, field in Job.model_fields.items():
+        if name == "repeated":  # it is an API's that keeps jobs, above this one
+            continue
         keyword = OTHERWISE.get(name, name)
         assert keyword in taken
         default = taken[keyword].default

@@ -1,0 +1,107 @@
+"""Responses that were stored: their jobs and results, shown again."""
+
+from collections.abc import Iterator
+
+from pydantic import JsonValue, TypeAdapter
+from pydantic_core import to_json
+
+from penstock.gateway.markup.reader import Reading
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.to_job import job_message
+from penstock.gateway.responses.answers import failed_answer, response_answer, running_answer
+from penstock.gateway.responses.requests import turns
+from penstock.schemas.delivery import JobStatus
+from penstock.schemas.errors import InvalidJob, JobNotFound
+from penstock.schemas.event import Result
+from penstock.schemas.job import Job, Message
+from penstock.schemas.openai import ChatMessage, JsonObject, StreamOptions
+from penstock.schemas.responses import Item
+
+PREFIX = "resp_"
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+
+
+def job_id_of(response_id: str, param: str = "response_id") -> str:
+    """Return the id of a response's job. Raises InvalidJob for what is no response's id."""
+    if not response_id.startswith(f"{PREFIX}job_"):
+        raise InvalidJob(f"{param}: {response_id[:60]!r} is no response's id", param)
+    return response_id.removeprefix(PREFIX)
+
+
+def form_of(job: Job, created_ms: int) -> AnswerContext:
+    """Return how a stored job's answer looks. Raises JobNotFound for a job that is no response."""
+    chat = job.chat
+    if chat is None or not job.repeated:
+        raise JobNotFound(job.job_id)
+    tools = [tool["function"] for tool in chat.tools]
+    schemas: dict[str, JsonObject] = {}
+    for tool in tools:
+        if isinstance(tool, dict) and isinstance(parameters := tool.get("parameters"), dict):
+            schemas[str(tool["name"])] = parameters
+    asked = job.repeated.get("tools")
+    custom = frozenset(
+        str(tool.get("name"))
+        for tool in (asked if isinstance(asked, list) else [])
+        if isinstance(tool, dict) and tool.get("type") == "custom"
+    )
+    return AnswerContext(
+        job,
+        StreamOptions(),
+        Reading(schemas, custom, chat.tool_choice == "required"),
+        is_kept=True,
+        created_s=created_ms // 1000,
+    )
+
+
+def shown(form: AnswerContext, status: JobStatus, result: Result | None) -> JsonObject:
+    """Return a response as it is now. Its result is there once the job has ended."""
+    if result is None:
+        return running_answer(form, "queued" if status.started_ms is None else "in_progress")
+    if result.error is None:
+        return response_answer(form, result)
+    return failed_answer(form, result)
+
+
+def conversation(form: AnswerContext, result: Result | None) -> list[Message]:
+    """Return the messages up to a response's end, without its instructions. Raises InvalidJob."""
+    if result is None or result.error is not None:
+        why = "is not there yet" if result is None else "was not made"
+        raise InvalidJob(f"previous_response_id: the response {why}", "previous_response_id")
+    made = response_answer(form, result)["output"]
+    said = [ChatMessage.model_validate(each) for each in turns(_ITEMS.validate_python(made))]
+    return [*_asked(form.job), *map(job_message, said)]
+
+
+def input_items(job: Job) -> list[JsonValue]:
+    """Return what a response was asked with, as items, the earlier turns among them."""
+    items = [item for message in _asked(job) for item in _items(message)]
+    head = job.job_id[-26:]
+    return [{"id": f"item_{head}_{at}", **item} for at, item in enumerate(items)]
+
+
+def _asked(job: Job) -> list[Message]:
+    assert job.chat is not None
+    messages = job.chat.messages
+    return messages[1:] if job.repeated.get("instructions") else messages
+
+
+def _items(message: Message) -> Iterator[JsonObject]:
+    content = message.get("content")
+    if message["role"] == "tool":
+        call_id = message.get("tool_call_id")
+        yield {"type": "function_call_output", "call_id": call_id, "output": content}
+        return
+    if thought := message.get("reasoning_content"):
+        part: JsonObject = {"type": "reasoning_text", "text": thought}
+        yield {"type": "reasoning", "summary": [], "content": [part]}
+    if content:
+        kind = "output_text" if message["role"] == "assistant" else "input_text"
+        texts = content if isinstance(content, list) else [{"text": content}]
+        parts = [{"type": kind, "text": each["text"]} for each in texts if isinstance(each, dict)]
+        yield {"type": "message", "role": message["role"], "content": list[JsonValue](parts)}
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
+            arguments = to_json(function.get("arguments")).decode()
+            named: JsonObject = {"name": function.get("name"), "arguments": arguments}
+            yield {"type": "function_call", "call_id": call.get("id"), **named}
