@@ -32,6 +32,7 @@ RECONCILE_EVERY_MIN = 5
 LONG_AGO, KEPT_S = datetime.fromtimestamp(1, UTC), 86_400
 RECONCILE_S = 10.0  # for one lane; the next time goes on where this one stopped
 _INCOMPLETE = {"length": "max_output_tokens", "budget": "budget"}
+_OF_RESPONSES = {"succeeded": "completed", "incomplete": "incomplete", "cancelled": "cancelled"}
 log = logging.getLogger(__name__)
 
 
@@ -112,14 +113,7 @@ class Chores:
     async def _hand_on(self, ended: Ended) -> None:
         """Tell the webhook or batch that asked for it of a job's end. It may be repeated."""
         if ended.note.webhook is not None:
-            usage: JsonValue = ended.usage.model_dump()
-            told: dict[str, JsonValue] = {"state": ended.state, "usage": usage}
-            kind = f"job.{ended.state}"
-            if ended.state == "succeeded" and ended.cut:  # as OpenAI's response.incomplete
-                kind = "job.incomplete"
-                told["incomplete_details"] = {"reason": _INCOMPLETE[ended.cut]}
-            occurrence = Occurrence(ended.tenant, kind, ended.job, ended.ended_ms, told)
-            await self.postman.tell(occurrence, ended.note.webhook)
+            await self.postman.tell(_occurrence(ended), ended.note.webhook)
         if ended.note.batch is not None:
             await self.batches.due.poke(ended.note.batch, str(ended.note.line))
 
@@ -145,3 +139,17 @@ async def _hand_over(arq: ArqRedis, due: Due, chore: str) -> None:
         await arq.enqueue_job(
             chore, unit, turn, _job_id=name, _defer_until=LONG_AGO, _expires=KEPT_S
         )
+
+
+def _occurrence(ended: Ended) -> Occurrence:
+    """Return the event that tells of a job's end, under OpenAI's name if it is a response's."""
+    usage: JsonValue = ended.usage.model_dump()
+    told: dict[str, JsonValue] = {"state": ended.state, "usage": usage}
+    state: str = ended.state
+    if ended.state == "succeeded" and ended.cut:
+        state = "incomplete"
+        told["incomplete_details"] = {"reason": _INCOMPLETE[ended.cut]}
+    kind, subject = f"job.{state}", ended.job
+    if ended.note.is_response:
+        kind, subject = f"response.{_OF_RESPONSES.get(state, 'failed')}", f"resp_{ended.job}"
+    return Occurrence(ended.tenant, kind, subject, ended.ended_ms, told)

@@ -21,6 +21,7 @@ from penstock.gateway.openai.endpoints import Form
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext
+from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Done, Event, Failed, Result
 from penstock.schemas.job import Job
@@ -43,7 +44,9 @@ async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
     settings = gateway.settings
     form = replace(
         form,
-        job=await gateway.admit(request, form.job, kept_s=_kept_s(form, settings)),
+        job=await gateway.admit(
+            request, form.job, await _note(gateway, form), _kept_s(form, settings)
+        ),
         shows_metrics=form.shows_metrics or settings.enable_per_request_metrics,
     )
     if not isinstance(form, AnswerContext):
@@ -53,6 +56,14 @@ async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
         names_ids=form.names_ids or settings.return_tokens_as_token_ids,
         options=ALL_USAGE if settings.enable_force_include_usage else form.options,
     )
+
+
+async def _note(gateway: Gateway, form: Form) -> str | None:
+    """Return the note of a response that is made in the background, if anybody hears of its end."""
+    is_told = isinstance(form, AnswerContext) and form.is_kept and form.job.background
+    if is_told and await gateway.webhooks.has_endpoints(form.job.tenant):
+        return Note(webhook="", is_response=True).dump()
+    return None
 
 
 def _kept_s(form: Form, settings: GatewaySettings) -> int | None:

@@ -24,6 +24,7 @@ class Note(Report):
     webhook: str | None = Field(None, description="a URL; empty: the tenant's endpoints alone")
     batch: str | None = Field(None, description="the batch that the job is a line of")
     line: int = 0
+    is_response: bool = Field(False, description="it is told of under the names of responses")
 
 
 class Ended(Report):

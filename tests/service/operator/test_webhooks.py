@@ -190,6 +190,30 @@ def test_an_operators_endpoint_hears_of_every_job_and_may_have_it_again(house: H
     assert house.command("redeliver").returncode == 2
 
 
+def test_of_a_response_in_the_background_an_endpoint_hears_under_openais_names(
+    house: House,
+) -> None:
+    endpoint = house.say("add", f"{house.receiver.url}/responses").split()[0]
+    client = OpenAI(
+        base_url=f"{house.gateway_url}/v1",
+        api_key="none",
+        webhook_secret=house.say("secret").strip(),
+    )
+    wanted = {"ok": "completed", "long": "incomplete", "fail": "failed", "wait": "cancelled"}
+    for number, (plays, told) in enumerate(wanted.items(), 1):
+        made = client.responses.create(
+            model=MODEL, input="x", background=True, metadata={"play": plays}
+        )
+        if plays == "wait":
+            client.responses.cancel(made.id)
+        post = house.arrived("/responses", number)[-1]
+        event = client.webhooks.unwrap(post.content, post.headers)
+        assert (event.type, event.data.id) == (f"response.{told}", made.id)
+    client.responses.create(model=MODEL, input="x", metadata={"play": "ok"})  # somebody waits
+    house.say("remove", endpoint)
+    assert len(house.receiver.posts["/responses"]) == len(wanted)
+
+
 def test_a_dead_receiver_delays_no_other(house: House) -> None:
     for _ in range(20):
         house.submit("", webhook=f"{house.dead.url}/dead")
