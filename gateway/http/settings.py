@@ -78,7 +78,7 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
         False, description="each chat and completion says how long it took, as by `include_metrics`"
     )
     responses_kept_s: int = Field(
-        86_400, ge=1, le=31_536_000, description="how long /v1/responses keeps what is to be stored"
+        3600, ge=1, le=31_536_000, description="how long /v1/responses keeps what is to be stored"
     )
     enable_force_include_usage: bool = Field(
         False, description="each chunk of a stream has the usage up to it"
