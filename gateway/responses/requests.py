@@ -14,7 +14,7 @@ from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.job import Message
+from penstock.schemas.job import MAX_MESSAGES, Message
 from penstock.schemas.openai import CUSTOM_INPUT, JsonObject
 from penstock.schemas.responses import (
     AllowedChoices,
@@ -65,6 +65,9 @@ def responses_form(
     said = form.job.chat.messages
     place = 1 if asked.instructions else 0
     chat = form.job.chat.model_copy(update={"messages": [*said[:place], *before, *said[place:]]})
+    if len(chat.messages) > MAX_MESSAGES:
+        sentence = f"the conversation has {len(chat.messages)} messages, at most {MAX_MESSAGES}"
+        raise InvalidJob(f"previous_response_id: {sentence}", "previous_response_id")
     own = {"chat": chat, "repeated": _repeated(asked, body), "background": asked.background}
     return replace(
         form,
@@ -231,12 +234,20 @@ def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
             "verbosity": asked.text.verbosity or "medium",
         },
         "tool_choice": body.get("tool_choice", "auto"),
-        "tools": body.get("tools", []),
+        "tools": [_told_tool(tool) for tool in asked.tools],
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": body.get("top_p"),
         "truncation": asked.truncation,
         "user": body.get("user"),
     }
+
+
+def _told_tool(tool: ResponseFunction | ResponseCustom) -> JsonValue:
+    """Return a tool as it is understood: its arguments are held strictly, or as far as they can."""
+    told: JsonObject = tool.model_dump(exclude_none=True)
+    if isinstance(tool, ResponseFunction):
+        told = {"parameters": {}, **told, "strict": tool.strict is True}
+    return told
 
 
 def _ignored(asked: ResponsesRequest, body: JsonObject) -> list[str]:

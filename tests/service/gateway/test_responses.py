@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 from openai.types.responses import (
+    CustomTool,
+    FunctionTool,
     FunctionToolParam,
     Response,
     ResponseInputParam,
@@ -498,6 +500,27 @@ def test_a_conversation_goes_on(client: OpenAI, actor: Actor) -> None:
     newest = client.responses.input_items.list(third.id, limit=2)
     assert [each.id for each in newest.data] == [each.id for each in items[::-1][:2]]
     assert [each.id for each in newest] == [each.id for each in items[::-1]]  # over all pages
+
+
+def test_a_conversation_has_an_end(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a")
+    past: ResponseInputParam = [{"role": "user", "content": "x"}] * 2047
+    first = client.responses.create(model=MODEL, input=past)
+    with pytest.raises(openai.BadRequestError, match="has 2049 messages, at most 2048"):
+        client.responses.create(model=MODEL, input="y", previous_response_id=first.id)
+
+
+def test_tools_are_told_as_they_are_understood(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a")
+    body = {
+        "model": MODEL, "input": "x", "tool_choice": "none",
+        "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}],
+    }  # fmt: skip
+    made = httpx.post(f"{client.base_url}responses", json=body).json()
+    assert Response.model_validate(made, strict=True).tools == [
+        FunctionTool(type="function", name="f", parameters={}, strict=False),
+        CustomTool(type="custom", name="g"),
+    ]
 
 
 def test_what_is_not_stored_or_deleted_or_anothers_is_not_found(
