@@ -3,17 +3,43 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.gateway.anthropic.answers import message_answer
+from pydantic import JsonValue
+
+from penstock.gateway.anthropic.answers import error_answer, message_answer
 from penstock.gateway.anthropic.requests import messages_form
+from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai import endpoints as openai
 from penstock.gateway.openai.endpoints import RequestKind
+from penstock.gateway.openai.responses import AnswerContext, error
+from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.responses.answers import response_answer
 from penstock.gateway.responses.requests import responses_form
 from penstock.schemas.anthropic import MessagesRequest
+from penstock.schemas.event import ErrorBody
+from penstock.schemas.openai import JsonObject
 from penstock.schemas.responses import ResponsesRequest
+
+# A line is answered in the batch's file, and knows no other.
+_STORED: Mapping[str, tuple[JsonValue, ...]] = {
+    "store": (False,),
+    "background": (False,),
+    "previous_response_id": ("",),
+}
+
+
+def _response_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
+    """Read a line that asks for a response. Raises InvalidJob."""
+    refuse_unless(_STORED, body, {})
+    return responses_form(caller, {**body, "store": False}, job_id)
+
 
 ENDPOINTS: Mapping[str, RequestKind[Any]] = {
     **openai.ENDPOINTS,
     "/v1/messages": RequestKind(MessagesRequest, messages_form, message_answer),
-    "/v1/responses": RequestKind(ResponsesRequest, responses_form, response_answer),
+    "/v1/responses": RequestKind(ResponsesRequest, _response_form, response_answer),
 }
+
+
+def error_in(url: str, body: ErrorBody) -> JsonObject:
+    """Return an error in the form of an endpoint."""
+    return error_answer(body) if url == "/v1/messages" else error(body)

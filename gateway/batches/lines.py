@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.batches.endpoints import ENDPOINTS
+from penstock.gateway.batches.endpoints import ENDPOINTS, error_in
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.pooling import PoolingContext
-from penstock.gateway.openai.responses import AnswerContext, error
+from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.validation import refuse_extremes
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import ErrorBody, Result
@@ -106,9 +106,8 @@ def form_of(job_id: str, caller: Caller, line: BatchLine) -> AnswerContext | Poo
         raise InvalidJob("stream: a batch's lines are answered whole", "stream")
     body: JsonObject = {name: value for name, value in line.body.items() if value is not None}
     refuse_extremes(body)
-    body["background"] = True
     form: AnswerContext | PoolingContext = ENDPOINTS[line.url].form(caller, body, job_id)
-    return form
+    return replace(form, job=form.job.model_copy(update={"background": True}))
 
 
 def answered(
@@ -120,7 +119,11 @@ def answered(
 
 def refused(job_id: str, line: BatchLine, body: ErrorBody) -> bytes:
     """Return the output line of a request that failed, with the answer that HTTP would give."""
-    response: JsonObject = {"status_code": body.status, "request_id": job_id, "body": error(body)}
+    response: JsonObject = {
+        "status_code": body.status,
+        "request_id": job_id,
+        "body": error_in(line.url, body),
+    }
     return _written(job_id, line, response, None)
 
 

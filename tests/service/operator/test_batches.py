@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,6 +200,44 @@ def test_a_batch_answers_every_line_where_it_belongs(house: House) -> None:
     listed = house.client.batches.list(limit=1).data
     assert [each.id for each in listed] == [batch.id]
     assert house.client.files.retrieve(batch.output_file_id or "").purpose == "batch_output"
+
+
+@pytest.mark.parametrize(
+    "endpoint, asked, of_answer",
+    [
+        ("/v1/responses", {"input": "x"}, lambda body: body["output"][0]["content"][0]["text"]),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
+            lambda body: body["content"][0]["text"],
+        ),
+        ("/v1/completions", {"prompt": "x"}, lambda body: body["choices"][0]["text"]),
+    ],
+)
+def test_lines_of_each_protocol_are_answered_in_its_form(
+    house: House,
+    endpoint: str,
+    asked: dict[str, object],
+    of_answer: Callable[[dict], str],
+) -> None:
+    wrong = {"previous_response_id": "resp_1"} if endpoint == "/v1/responses" else {"top_k": -5}
+    lines = [
+        {"custom_id": f"{at}", "method": "POST", "url": endpoint, "body": {"model": MODEL, **body}}
+        for at, body in enumerate([asked, {**asked, **wrong}])
+    ]
+    made = house.client.batches.create(
+        input_file_id=house.upload(*lines),
+        endpoint=endpoint,  # type: ignore[arg-type]
+        completion_window="24h",
+    )
+    with house.housekeeping():
+        ended = house.ended(made.id)
+    assert (ended.status, ended.request_counts and ended.request_counts.failed) == ("completed", 1)
+    answered = house.lines_of(ended.output_file_id)["0"]["response"]
+    assert isinstance(answered, dict) and of_answer(answered["body"])
+    refused = house.lines_of(ended.error_file_id)["1"]["response"]
+    assert isinstance(refused, dict) and next(iter(wrong)) in refused["body"]["error"]["message"]
+    assert ("type" in refused["body"]) == (endpoint == "/v1/messages")
 
 
 def test_a_batch_whose_file_is_no_good_fails_and_says_which_lines(house: House) -> None:
