@@ -50,6 +50,7 @@ def test_a_verdict_says_what_became_of_the_mutant(new: str, limit_s: float, says
 @pytest.mark.parametrize(
     "then, limit_s, says", [("sleep(600)", 10, "HUNG"), ("_exit(3)", 100, "BROKE")]
 )
+@pytest.mark.slow
 def test_what_a_test_left_running_ends_with_it(then: str, limit_s: float, says: str) -> None:
     """In a session of its own, as workers and servers have."""
     words = ["sleep", f"600.{os.getpid()}"]

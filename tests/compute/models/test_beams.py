@@ -156,6 +156,7 @@ SHORTAGES = {
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES)
+@pytest.mark.slow
 def test_shortages_change_no_answer(llama: Judged, shortage: str) -> None:
     params = SamplingParams(n=4, use_beam_search=True, max_tokens=28, logprobs=0, best_of=5)
     prompts = [judges.prompt(length, length) for length in (1, 16, 37, 50)]
@@ -165,6 +166,7 @@ def test_shortages_change_no_answer(llama: Judged, shortage: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_latents_states_and_windows_follow_their_beams(family: str, tmp_path: Path) -> None:
     """Each answer's tokens are scored again, since transformers has no search of some of these."""
     families.save(family, tmp_path)

@@ -48,6 +48,7 @@ def token_ids(found: list[list[Output]]) -> list[list[int]]:
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
 def test_each_says_what_it_says_alone(root: Path, family: str, caching: bool) -> None:
     params = SamplingParams(n=5, max_tokens=20, temperature=1, ignore_eos=True, prompt_logprobs=1)
     for length in (1, 5, 16, 17, 50):

@@ -35,6 +35,7 @@ def llm(folder: Path) -> LLM:
     return LLM(str(folder), dtype="bfloat16", **limits)
 
 
+@pytest.mark.slow
 def test_every_finished_one_of_500_generations_validates(llm: LLM) -> None:
     asked = [(name, number) for name in FORMS for number in range(TIMES)]
     assert len(asked) >= 500 and len(FORMS) >= 20

@@ -363,6 +363,7 @@ def test_a_field_that_the_familys_module_ignores_is_refused(
             Played(folder, model_impl=asked)
 
 
+@pytest.mark.slow
 def test_an_override_counts(folders: Callable[[str], Path], tmp_path: Path) -> None:
     folder = copy(folders("gemma2"), tmp_path)
     change(folder, final_logit_softcapping=2.0)

@@ -116,6 +116,7 @@ def test_the_receiver_takes_what_is_signed_and_refuses_what_is_not(stack: Stack)
     assert stack.next_line() == f"job.succeeded {answer.json()['id']} succeeded\n"
 
 
+@pytest.mark.slow
 def test_a_model_answers_in_process() -> None:
     said = printed("in_process.py")
     assert said.startswith("Once upon a time ->") and "\nHow to bake a cake: ->" in said

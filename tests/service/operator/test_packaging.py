@@ -63,6 +63,7 @@ def test_it_holds_penstock_alone_and_no_training(wheel: Path) -> None:
     assert {"penstock/__init__.pyi", "penstock/py.typed", "penstock/kernels/cpu/linear.c"} <= held
 
 
+@pytest.mark.slow
 def test_the_wheel_of_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:
     tree, out = tmp_path / "tree", tmp_path / "dist"
     tree.mkdir()

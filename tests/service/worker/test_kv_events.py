@@ -152,6 +152,7 @@ def prompts_that_share(rng: random.Random, count: int) -> list[list[int]]:
 SMALL = {"num_gpu_blocks_override": 40, "max_num_seqs": 8, "max_num_batched_tokens": 32}
 
 
+@pytest.mark.slow
 def test_events_alone_rebuild_the_cache_through_evictions_and_preemptions(redis_url: str) -> None:
     rng = random.Random(5)
 

@@ -437,6 +437,7 @@ def test_steps_and_ends_of_sequences_are_tallied(remembers: bool) -> None:
     assert stats.recomputed_tokens == stats.computed_tokens - needed
 
 
+@pytest.mark.slow
 def test_a_shared_prefix_is_computed_once_for_a_thousand_who_arrive_together() -> None:
     engine, _ = make_engine(num_blocks=3000, block_size=16, max_num_seqs=64, budget=8192)
     prefix = [number % VOCAB for number in range(2048)]
