@@ -13,7 +13,7 @@ from penstock.gateway.openai.ignored import unknown_inside
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext, tokenize_form
 from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
-from penstock.gateway.openai.unsupported import refuse_unless
+from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unless
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.anthropic import (
     AnthropicChoice,
@@ -39,7 +39,10 @@ _THEIRS: dict[str, tuple[JsonValue, ...]] = {
     "fallbacks": ([],),
 }
 _OF_THEM = {"inference_geo", "speed", "cache_control"}  # says nothing of the answer
-_ALSO = (SAMPLING | {*OPTIONS, "include_metrics", "priority"}) - {"stop", "n", "best_of"}
+# What chats know beside, or refuse by name.
+_ALSO = (SAMPLING | UNSUPPORTED | {*OPTIONS, "include_metrics", "priority"}) - {
+    "stop", "n", "best_of",
+}  # fmt: skip
 # Claude Code tells its accounting in a part of the system prompt that is another in each request:
 # no prefix of its prompts would ever be found again.
 _ACCOUNTING = "x-anthropic-billing-header"

@@ -11,7 +11,7 @@ from penstock.gateway.openai.ignored import unknown_inside
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext, tokenize_form
 from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
-from penstock.gateway.openai.unsupported import refuse_unless
+from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unless
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import MAX_MESSAGES, Message
@@ -40,7 +40,8 @@ _THEIRS: dict[str, tuple[JsonValue, ...]] = {
     "context_management": ([],),
 }
 _OF_THEM = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-_ALSO = (SAMPLING | {*OPTIONS, "include_metrics", "priority"}) - {
+# What chats know beside, or refuse by name.
+_ALSO = (SAMPLING | UNSUPPORTED | {*OPTIONS, "include_metrics", "priority"}) - {
     "n", "best_of", "max_tokens", "background",
 }  # fmt: skip
 _INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}

@@ -324,6 +324,7 @@ def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"temperature": 3}, "temperature"),
+        ({"mirostat": 2}, "mirostat"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["x"] * 9}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),

@@ -325,6 +325,7 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"mirostat": 2}, "mirostat"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"temperature": 9}, "temperature"),
