@@ -61,7 +61,8 @@ dashboards: .venv/installed
 node: .venv/installed
 	$(BIN)/pytest -n 0 tests/node
 
-# LangChain's and openai-python's own tests, and scenarios of agents' frameworks, in an environment of their own.
+# LangChain's and openai-python's own tests, and scenarios of agents' frameworks, in an environment of their own
+# (apt-get install nodejs npm).
 clients: .venv/installed
 	$(PYTHON) -m venv .venv/clients
 	.venv/clients/bin/pip install --quiet langchain-openai langchain-anthropic langchain-tests openai-agents litellm \

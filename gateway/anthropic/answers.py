@@ -41,7 +41,7 @@ def message_answer(form: AnswerContext, result: Result) -> JsonObject:
     if thought and form.shows_reasoning:
         content.append({"type": "thinking", "thinking": thought, "signature": ""})
     if said:
-        content.append({"type": "text", "text": said, "citations": None})
+        content.append({"type": "text", "text": said})
     content += [{**_tool_use(form, call), "input": _input(call.arguments)} for call in calls]
     reason, sequence = _stop(choice.finish_reason, choice.stop_reason, bool(calls))
     return {
@@ -113,7 +113,7 @@ class MessageEvents(ResumableStream):
             yield from self._opened("thinking", {"thinking": "", "signature": ""})
             yield self._delta("thinking_delta", thinking=found.reasoning)
         if found.content:
-            yield from self._opened("text", {"text": "", "citations": None})
+            yield from self._opened("text", {"text": ""})
             yield self._delta("text_delta", text=found.content)
         for piece in found.calls:
             if piece.name is not None:

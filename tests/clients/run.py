@@ -56,7 +56,8 @@ def main(python: str) -> int:
         ):
             env |= {"TEST_API_BASE_URL": f"{gateway.url}/v1"}
             statuses += [
-                _own(python, each, env, folder) for each in ("langchain_chats", "frameworks")
+                *(_own(python, each, env, folder) for each in ("langchain_chats", "frameworks")),
+                _ai_sdk(env, folder),
             ]
     return max(statuses)
 
@@ -67,6 +68,14 @@ def _own(python: str, name: str, env: dict[str, str], folder: Path) -> int:
     options = ("asyncio_mode=auto", "asyncio_default_test_loop_scope=session")
     told = [word for option in options for word in ("-o", option)]
     return _run([python, "-m", "pytest", "-v", *told, str(own)], env, folder)
+
+
+def _ai_sdk(env: dict[str, str], folder: Path) -> int:
+    """Run the scenario of the Vercel AI SDK, which npm fetches."""
+    own = shutil.copy(Path(__file__).with_name("ai_sdk.mjs"), folder)
+    packages = ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod")
+    fetched = _run(["npm", "install", "--silent", "--no-save", *packages], env, folder)
+    return fetched or _run(["node", str(own)], env, folder)
 
 
 def _run(command: list[str], env: dict[str, str], folder: Path) -> int:
