@@ -81,6 +81,28 @@ class OutputConfig(Report):
     format: OutputFormat | None = None
 
 
+class KeptTurns(Report):
+    type: Literal["thinking_turns"]
+    value: int = Field(ge=1)
+
+
+class ClearThinking(Report):
+    """Earlier thinking is left out of the prompt, but for that of the last turns."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | KeptTurns = KeptTurns(type="thinking_turns", value=1)
+
+
+class ContextManagement(Report):
+    edits: list[ClearThinking] = Field(default_factory=list, max_length=8)
+
+    @property
+    def num_kept(self) -> int | None:
+        """Return of how many turns the thinking stays; None for all."""
+        kept = [each.keep.value for each in self.edits if isinstance(each.keep, KeptTurns)]
+        return min(kept, default=None)
+
+
 class RequestMetadata(Report):
     user_id: str | None = None
 
@@ -95,6 +117,7 @@ class CountTokensRequest(AskedOfModel):
     tools: list[AnthropicTool] = Field(default_factory=list, max_length=128)
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking = Thinking(type="disabled")
+    context_management: ContextManagement = ContextManagement()
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = Field(None, description="the older place of its format")
 

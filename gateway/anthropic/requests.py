@@ -35,7 +35,6 @@ Form = TypeVar("Form")
 _THEIRS: dict[str, tuple[JsonValue, ...]] = {
     "mcp_servers": ([],),
     "container": ("",),
-    "context_management": ({}, {"edits": []}),
     "fallbacks": ([],),
 }
 _OF_THEM = {"inference_geo", "speed", "cache_control"}  # says nothing of the answer
@@ -83,7 +82,7 @@ def _chat(asked: CountTokensRequest, body: JsonObject) -> JsonObject:
     chat: JsonObject = {name: value for name, value in body.items() if name in _ALSO}
     chat |= {
         "model": asked.model,
-        "messages": list[JsonValue](_messages(asked)),
+        "messages": list[JsonValue](_forgotten([*_messages(asked)], asked)),
         "chat_template_kwargs": {"enable_thinking": asked.thinking.type != "disabled"},
     }
     if asked.tools:
@@ -118,6 +117,17 @@ def _messages(asked: CountTokensRequest) -> Iterator[JsonObject]:
     last = asked.messages[-1]
     if last.role == "assistant" and any(isinstance(each, ToolUseBlock) for each in last.content):
         raise InvalidJob("messages: the last one uses a tool; give its result", "messages")
+
+
+def _forgotten(messages: list[JsonObject], asked: CountTokensRequest) -> list[JsonObject]:
+    """Return the messages without the thinking that is not to be kept."""
+    num_kept = asked.context_management.num_kept
+    if num_kept is None:
+        return messages
+    thoughtful = [at for at, each in enumerate(messages) if "reasoning_content" in each]
+    for at in thoughtful[: max(0, len(thoughtful) - num_kept)]:
+        messages[at] = {k: v for k, v in messages[at].items() if k != "reasoning_content"}
+    return messages
 
 
 def _said(message: AnthropicMessage) -> JsonObject:

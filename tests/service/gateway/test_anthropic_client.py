@@ -207,6 +207,43 @@ def test_what_was_thought_goes_back_to_the_template(client: Anthropic, actor: Ac
 
 
 @pytest.mark.parametrize(
+    "edits, kept",
+    [
+        ([], ["1", "2", "3"]),
+        ([{"type": "clear_thinking_20251015", "keep": "all"}], ["1", "2", "3"]),
+        ([{"type": "clear_thinking_20251015"}], ["3"]),
+        (
+            [
+                {
+                    "type": "clear_thinking_20251015",
+                    "keep": {"type": "thinking_turns", "value": 2},
+                }
+            ],
+            ["2", "3"],
+        ),
+    ],
+)
+def test_earlier_thinking_is_left_out_as_it_is_asked(
+    client: Anthropic, actor: Actor, edits: list[object], kept: list[str]
+) -> None:
+    actor.script = lambda job: spoken("a")
+    turns: list[dict[str, object]] = []
+    for number in range(1, 4):
+        thought = {"type": "thinking", "thinking": f"{number}", "signature": ""}
+        turns += [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "!"}]},
+        ]
+    body = {
+        "model": MODEL, "max_tokens": 2, "messages": [*turns, *HI],
+        "context_management": {"edits": edits},
+    }  # fmt: skip
+    assert httpx.post(f"{client.base_url}/v1/messages", json=body).status_code == 200
+    told = [each.get("reasoning_content") for each in chat_of(actor).messages]
+    assert [each for each in told if each] == kept
+
+
+@pytest.mark.parametrize(
     "choice, wanted, callable_tools, parallel",
     [
         ({"type": "auto"}, "auto", [], None),
@@ -329,6 +366,10 @@ def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
         ({"stop_sequences": ["x"] * 9}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        (
+            {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+            "context_management.edits[0].type",
+        ),
         ({"system": 3}, "system"),
     ],
 )  # fmt: skip
