@@ -470,3 +470,48 @@ def test_events_are_named_and_are_json(client: Anthropic, actor: Actor) -> None:
     for event in filter(None, text.split("\n\n")):
         lines = dict(line.split(": ", 1) for line in event.split("\n"))
         assert json.loads(lines["data"])["type"] == lines["event"]
+
+
+def test_a_request_as_claude_code_writes_it(client: Anthropic, actor: Actor) -> None:
+    actor.script = lambda job: SCRIPTS["all"]
+    cached = {"cache_control": {"type": "ephemeral"}}
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "properties": {"command": {"type": "string"}, "timeout": {"type": "number"}},
+        "required": ["command"],
+        "additionalProperties": False,
+    }
+    body = {
+        "model": MODEL,
+        "max_tokens": 500,
+        "stream": True,
+        "temperature": 1,
+        "system": [
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1;"},
+            {"type": "text", "text": "You are an agent.", **cached},
+        ],
+        "messages": [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "<system-reminder>a</system-reminder>"},
+                    {"type": "text", "text": "Look.", **cached},
+                ],
+            }
+        ],
+        "tools": [{"name": "Bash", "description": "Runs it", "input_schema": schema}, WEATHER],
+        "metadata": {"user_id": "user_" + "0" * 90},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+    }
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a,b", "x-api-key": "any"}
+    url = f"{client.base_url}/v1/messages?beta=true"
+    response = httpx.post(url, json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    assert "x-penstock-ignored" not in response.headers
+    assert response.text.rstrip().endswith('{"type":"message_stop"}')
+    chat = chat_of(actor)
+    assert chat.template_kwargs == {"enable_thinking": True, "reasoning_effort": "high"}
+    assert [each["role"] for each in chat.messages] == ["system", "user"]

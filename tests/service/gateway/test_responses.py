@@ -375,6 +375,47 @@ def test_fields_that_mean_nothing_are_told(client: OpenAI, actor: Actor) -> None
     assert response.json()["store"] is False
 
 
+def test_a_request_as_codex_writes_it(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: SCRIPTS["all"]
+    text = {"type": "input_text", "text": "Look."}
+    body = {
+        "model": MODEL,
+        "instructions": "You are an agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [text]},
+            {"type": "message", "role": "user", "content": [text]},
+            {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "x"},
+            {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "1"},
+            {"type": "function_call_output", "call_id": "1", "output": "done"},
+        ],
+        "tools": [
+            WEATHER,
+            {
+                "type": "function", "name": "shell", "description": "Runs it", "strict": False,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"command": {"type": "array", "items": {"type": "string"}}},
+                    "required": ["command"],
+                },
+            },
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0190",
+        "text": {"verbosity": "medium"},
+    }  # fmt: skip
+    response = httpx.post(f"{client.base_url}responses", json=body)
+    assert response.status_code == 200, response.text
+    assert "x-penstock-ignored" not in response.headers
+    assert "event: response.completed\n" in response.text
+    roles = [each["role"] for each in chat_of(actor).messages]
+    assert roles == ["system", "system", "user", "assistant", "tool"]
+
+
 # Stored responses.
 
 
