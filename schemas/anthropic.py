@@ -128,5 +128,4 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: int = Field(ge=1)
     stream: bool = False
     stop_sequences: list[str] = Field(default_factory=list)
-    temperature: float = Field(1.0, ge=0, le=2)
     metadata: RequestMetadata = RequestMetadata()

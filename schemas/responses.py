@@ -127,7 +127,7 @@ class ReasoningConfig(Report):
 class ResponsesRequest(AskedOfModel):
     """A request for the next items of a conversation."""
 
-    input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[ResponseTool] = Field(default_factory=list, max_length=128, fail_fast=True)

@@ -7,7 +7,7 @@ from pydantic_core import from_json, to_json
 
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
 from penstock.gateway.markup.source import CallPiece, Found, joined
-from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error
 from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Result, Usage
 from penstock.schemas.openai import JsonObject
@@ -50,6 +50,8 @@ def message_answer(form: AnswerContext, result: Result) -> JsonObject:
         "stop_reason": reason,
         "stop_sequence": sequence,
         "usage": _usage(result.usage),
+        **schema_error(choice.schema_error),
+        **metrics(form, result.timing, result.usage),
     }
 
 
@@ -75,6 +77,7 @@ class MessageEvents(ResumableStream):
         self._num_blocks = 0
         self._num_calls = 0
         self._stop: tuple[str | None, str | None] = (None, None)
+        self._schema_error: str | None = None
 
     def chunks(self, event: Delta) -> list[bytes]:
         chunks = []
@@ -87,6 +90,7 @@ class MessageEvents(ResumableStream):
             chunks += self._blocks(self._reader.finish())
             chunks += self._closed()
             self._stop = _stop(event.finish_reason, event.stop_reason, self._num_calls > 0)
+            self._schema_error = event.schema_error
         return chunks
 
     def ending(self, event: Done) -> bytes:
@@ -96,7 +100,9 @@ class MessageEvents(ResumableStream):
             self._stop = _stop(event.finish_reason, None, self._num_calls > 0)
         reason, sequence = self._stop
         delta: JsonObject = {"stop_reason": reason, "stop_sequence": sequence}
-        chunks.append(_event("message_delta", delta=delta, usage=_usage(event.usage)))
+        delta |= schema_error(self._schema_error)
+        told = metrics(self._form, event.timing, event.usage)
+        chunks.append(_event("message_delta", delta=delta, usage=_usage(event.usage), **told))
         return b"".join([*chunks, _event("message_stop")])
 
     def render_error(self, error: Failed) -> bytes:

@@ -9,11 +9,9 @@ from pydantic_core import to_json
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import chat_form
-from penstock.gateway.openai.ignored import unknown_inside
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext, tokenize_form
-from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
-from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unless
+from penstock.gateway.openai.translated import as_chat, ignored_beside, with_form_of
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.anthropic import (
     AnthropicChoice,
@@ -31,72 +29,68 @@ from penstock.schemas.openai import JsonObject
 
 Form = TypeVar("Form")
 
-# What asks for work of Anthropic's own servers.
+# What asks for work of Anthropic's own servers, or for what a message has no place for.
 _THEIRS: dict[str, tuple[JsonValue, ...]] = {
     "mcp_servers": ([],),
     "container": ("",),
     "fallbacks": ([],),
+    "top_logprobs": (0,),
+    "logprob_token_ids": (),
 }
 _OF_THEM = {"inference_geo", "speed", "cache_control"}  # says nothing of the answer
-# What chats know beside, or refuse by name.
-_ALSO = (SAMPLING | UNSUPPORTED | {*OPTIONS, "include_metrics", "priority"}) - {
-    "stop", "n", "best_of",
-}  # fmt: skip
 # Claude Code tells its accounting in a part of the system prompt that is another in each request:
 # no prefix of its prompts would ever be found again.
 _ACCOUNTING = "x-anthropic-billing-header"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_MAX_USER = 64  # characters that metadata may have
 
 
 def messages_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a request for a message. Raises InvalidJob."""
-    refuse_unless(_THEIRS, body, {})
     asked = validate(MessagesRequest, body)
-    chat = _chat(asked, body) | {"stream": asked.stream}
+    more: JsonObject = {"stream": asked.stream, "max_tokens": asked.max_tokens}
     if asked.stop_sequences:
-        chat["stop"] = list[JsonValue](asked.stop_sequences)
+        more["stop"] = list[JsonValue](asked.stop_sequences)
     if asked.metadata.user_id is not None:
-        chat["metadata"] = {"user_id": asked.metadata.user_id[:_MAX_USER]}
+        more["metadata"] = {"user_id": asked.metadata.user_id}
+    chat = _chat(asked, body, more)
     form = _read(lambda: chat_form(caller, chat, job_id))
     assert form.job.chat is not None
     thinks = {"thinking_budget": asked.thinking.budget_tokens}
+    job = form.job.model_copy(update={"chat": form.job.chat.model_copy(update=thinks)})
     return replace(
         form,
-        job=form.job.model_copy(update={"chat": form.job.chat.model_copy(update=thinks)}),
-        shows_reasoning=asked.thinking.type != "disabled",
+        job=with_form_of(job, "output_config.format"),
+        shows_reasoning=form.shows_reasoning and asked.thinking.type != "disabled",
         ignored=_ignored(asked, body),
     )
 
 
 def count_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a request for the number of a prompt's tokens. Raises InvalidJob."""
-    refuse_unless(_THEIRS, body, {})
     asked = validate(CountTokensRequest, body)
-    form = _read(lambda: tokenize_form(caller, _chat(asked, body), job_id))
+    form = _read(lambda: tokenize_form(caller, _chat(asked, body, {}), job_id))
     return replace(form, ignored=_ignored(asked, body))
 
 
-def _chat(asked: CountTokensRequest, body: JsonObject) -> JsonObject:
+def _chat(asked: CountTokensRequest, body: JsonObject, more: JsonObject) -> JsonObject:
     """Return the body of a chat that asks for the same."""
-    chat: JsonObject = {name: value for name, value in body.items() if name in _ALSO}
-    chat |= {
-        "model": asked.model,
+    own: JsonObject = {
+        **more,
         "messages": list[JsonValue](_forgotten([*_messages(asked)], asked)),
         "chat_template_kwargs": {"enable_thinking": asked.thinking.type != "disabled"},
     }
     if asked.tools:
-        chat["tools"] = [_tool(tool) for tool in asked.tools]
-        chat |= _choice(asked.tool_choice or AnthropicChoice(type="auto"))
+        own["tools"] = [_tool(tool) for tool in asked.tools]
+        own |= _choice(asked.tool_choice or AnthropicChoice(type="auto"))
     if asked.messages[-1].role == "assistant":  # its message is to go on
-        chat |= {"add_generation_prompt": False, "continue_final_message": True}
+        own |= {"add_generation_prompt": False, "continue_final_message": True}
     if asked.output_config.effort is not None:
-        chat["reasoning_effort"] = asked.output_config.effort
+        own["reasoning_effort"] = asked.output_config.effort
     form = asked.output_config.format or asked.output_format
     if form is not None:
         named: JsonObject = {"name": "output", "schema": form.schema_, "strict": True}
-        chat["response_format"] = {"type": "json_schema", "json_schema": named}
-    return chat
+        own["response_format"] = {"type": "json_schema", "json_schema": named}
+    return as_chat(asked, body, own, _THEIRS)
 
 
 def _messages(asked: CountTokensRequest) -> Iterator[JsonObject]:
@@ -206,8 +200,5 @@ def _read(form: Callable[[], Form]) -> Form:
 
 
 def _ignored(asked: CountTokensRequest, body: JsonObject) -> list[str]:
-    known = type(asked).model_fields.keys() | _ALSO | _THEIRS.keys() | _OF_THEM
-    names = [name for name in body if name not in known]
-    inside = {name: value for name, value in body.items() if name != "messages"}
-    found = unknown_inside(asked, inside, "")
-    return names + [each for each in found if not each.endswith(".cache_control")]
+    found = ignored_beside(asked, body, _THEIRS.keys() | _OF_THEM, "messages")
+    return [each for each in found if not each.endswith(".cache_control")]

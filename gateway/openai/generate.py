@@ -119,7 +119,7 @@ def _choice(form: AnswerContext, choice: Choice) -> JsonObject:
         "token_ids": list[JsonValue](choice.token_ids),
         "logprobs": _logprobs(choice.logprobs),
         "finish_reason": choice.finish_reason,
-        **schema_error(choice),
+        **schema_error(choice.schema_error),
         "stop_reason": choice.stop_reason,
     }
     return shown | ({"text": choice.text} if form.shows_text else {})

@@ -122,15 +122,15 @@ def _text_choice(form: AnswerContext, choice: Choice) -> JsonObject:
         "logprobs": _one_after_other(echoed, logprobs.next(choice.logprobs)),
         "finish_reason": reason,
         "stop_reason": stop_reason,
-        **schema_error(choice),
+        **schema_error(choice.schema_error),
         **_token_ids(form, choice),
         **prompt_logprobs(form, choice),
     }
 
 
-def schema_error(choice: Choice) -> JsonObject:
-    """Return why the choice is not what its schema says; nothing where it is, or has none."""
-    return {} if choice.schema_error is None else {"schema_error": choice.schema_error}
+def schema_error(told: str | None) -> JsonObject:
+    """Return why an answer is not what its schema says; nothing where it is, or has none."""
+    return {} if told is None else {"schema_error": told}
 
 
 def prompt_logprobs(form: AnswerContext, choice: Choice) -> JsonObject:
@@ -352,7 +352,7 @@ def _chat_choice(form: AnswerContext, choice: Choice) -> JsonObject:
         "logprobs": chat_logprobs(form, choice.logprobs),
         "finish_reason": finish_reason(form, choice.finish_reason, len(calls)),
         "stop_reason": choice.stop_reason,
-        **schema_error(choice),
+        **schema_error(choice.schema_error),
         **({"token_ids": [*choice.token_ids]} if form.shows_ids else {}),
     }
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pydantic_core import to_json
 
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
-from penstock.gateway.openai.responses import AnswerContext, metrics, service_tier
+from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error, service_tier
 from penstock.gateway.responses.items import Items, Told
 from penstock.schemas.event import Delta, Done, Failed, FinishReason, Result, Timing, Usage
 from penstock.schemas.openai import JsonObject
@@ -23,7 +23,8 @@ def response_answer(form: AnswerContext, result: Result) -> JsonObject:
         pass
     for _ in made.closed(_item_status(choice.finish_reason)):
         pass
-    return _ended(form, made, choice.finish_reason, result.usage, result.timing)
+    ended = _ended(form, made, choice.finish_reason, result.usage, result.timing)
+    return ended | schema_error(choice.schema_error)
 
 
 class ResponseEvents(ResumableStream):
@@ -39,6 +40,7 @@ class ResponseEvents(ResumableStream):
         self._items = Items(form)
         self._reader = form.reading.reader(None)
         self._reason: FinishReason | None = None
+        self._schema_error: str | None = None
         self._is_begun = False
         self._num_events = 0
 
@@ -49,7 +51,7 @@ class ResponseEvents(ResumableStream):
             chunks += self._begun()
         chunks += self._events(self._items.take(self._reader.feed(event.text), event.logprobs))
         if event.finish_reason:
-            self._reason = event.finish_reason
+            self._reason, self._schema_error = event.finish_reason, event.schema_error
             chunks += self._events(self._items.take(self._reader.finish(), None))
             chunks += self._events(self._items.closed(_item_status(event.finish_reason)))
         return [*filter(None, chunks)]
@@ -59,6 +61,7 @@ class ResponseEvents(ResumableStream):
         reason = self._reason or event.finish_reason
         chunks += self._events(self._items.closed(_item_status(reason)))
         whole = _ended(self._form, self._items, reason, event.usage, event.timing)
+        whole |= schema_error(self._schema_error)
         chunks.append(self._event(f"response.{whole['status']}", {"response": whole}))
         return b"".join(chunks)
 

@@ -7,11 +7,10 @@ from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import chat_form
-from penstock.gateway.openai.ignored import unknown_inside
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext, tokenize_form
-from penstock.gateway.openai.to_job import OPTIONS, SAMPLING
-from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unless
+from penstock.gateway.openai.translated import as_chat, ignored_beside, with_form_of
+from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import MAX_MESSAGES, Message
@@ -36,14 +35,11 @@ from penstock.schemas.responses import (
 _THEIRS: dict[str, tuple[JsonValue, ...]] = {
     "conversation": ("",),
     "prompt": ({},),
+    "stream_options": ({}, {"include_obfuscation": False}),
     "max_tool_calls": (),
     "context_management": ([],),
 }
 _OF_THEM = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-# What chats know beside, or refuse by name.
-_ALSO = (SAMPLING | UNSUPPORTED | {*OPTIONS, "include_metrics", "priority"}) - {
-    "n", "best_of", "max_tokens", "background",
-}  # fmt: skip
 _INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
 _WHOLE_PROMPT = -1  # as much of it as there is room for
 
@@ -55,7 +51,6 @@ def responses_form(
 
     before  the messages of the conversation that `previous_response_id` names
     """
-    refuse_unless(_THEIRS, body, {})
     asked = validate(ResponsesRequest, body)
     if asked.background and not asked.store:
         raise InvalidJob("store: what runs in the background is stored; leave it out", "store")
@@ -72,7 +67,7 @@ def responses_form(
     own = {"chat": chat, "repeated": _repeated(asked, body), "background": asked.background}
     return replace(
         form,
-        job=form.job.model_copy(update=own),
+        job=with_form_of(form.job.model_copy(update=own), "text.format"),
         is_kept=asked.store,
         ignored=_ignored(asked, body),
     )
@@ -80,39 +75,38 @@ def responses_form(
 
 def input_tokens_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
     """Read a request for the number of a prompt's tokens. Raises InvalidJob."""
-    refuse_unless(_THEIRS | {"previous_response_id": ("",)}, body, {})
+    refuse_unless({"previous_response_id": ("",)}, body, {})
     asked = validate(ResponsesRequest, body)
-    return tokenize_form(caller, _chat(asked, body), job_id)
+    form = tokenize_form(caller, _chat(asked, body), job_id)
+    return replace(form, ignored=_ignored(asked, body))
 
 
 def _chat(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
     """Return the body of a chat that asks for the same."""
-    chat: JsonObject = {name: value for name, value in body.items() if name in _ALSO}
-    chat |= {
-        "model": asked.model,
+    own: JsonObject = {
         "messages": list[JsonValue](_messages(asked)),
         "stream": asked.stream,
-        "service_tier": asked.service_tier,
+        "metadata": dict[str, JsonValue](asked.metadata),
     }
     if asked.tools:
-        chat |= {
+        own |= {
             "tools": [_tool(tool) for tool in asked.tools],
             "tool_choice": _choice(asked),
             "parallel_tool_calls": asked.parallel_tool_calls,
         }
     if asked.max_output_tokens is not None:
-        chat["max_completion_tokens"] = asked.max_output_tokens
+        own["max_completion_tokens"] = asked.max_output_tokens
     if asked.reasoning.effort is not None:
-        chat["reasoning_effort"] = asked.reasoning.effort
+        own["reasoning_effort"] = asked.reasoning.effort
     if asked.text.verbosity is not None:
-        chat["chat_template_kwargs"] = {"verbosity": asked.text.verbosity}
+        own["chat_template_kwargs"] = {"verbosity": asked.text.verbosity}
     if asked.truncation == "auto":
-        chat["truncate_prompt_tokens"] = _WHOLE_PROMPT
+        own["truncate_prompt_tokens"] = _WHOLE_PROMPT
     if asked.top_logprobs or "message.output_text.logprobs" in asked.include:
-        chat |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+        own |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
     if asked.text.format.type != "text":
-        chat["response_format"] = _form(asked)
-    return chat
+        own["response_format"] = _form(asked)
+    return as_chat(asked, body, own, _THEIRS)
 
 
 def _form(asked: ResponsesRequest) -> JsonValue:
@@ -252,7 +246,4 @@ def _told_tool(tool: ResponseFunction | ResponseCustom) -> JsonValue:
 
 
 def _ignored(asked: ResponsesRequest, body: JsonObject) -> list[str]:
-    known = type(asked).model_fields.keys() | _ALSO | _THEIRS.keys() | _OF_THEM
-    names = [name for name in body if name not in (known | {"stream_options"})]
-    inside = {name: value for name, value in body.items() if name != "input"}
-    return [*names, *unknown_inside(asked, inside, "")]
+    return ignored_beside(asked, body, _THEIRS.keys() | _OF_THEM, "input")

@@ -24,8 +24,10 @@ def end_of(seq: Sequence, token_id: int) -> tuple[FinishReason | None, int | Non
 
 
 def why_no_token(seq: Sequence) -> PenstockError:
-    if seq.constraint is not None and seq.constraint.error is not None:
-        return InvalidJob(f"structured_outputs: {seq.constraint.error}", "structured_outputs")
+    outputs = seq.params.structured_outputs
+    if outputs is not None and seq.constraint is not None and seq.constraint.error is not None:
+        field = outputs.asked_as or "structured_outputs"
+        return InvalidJob(f"{field}: {seq.constraint.error}", field)
     for name in ("allowed_token_ids", "bad_words"):
         if getattr(seq.params, name):
             why = "no token is left that may come next; forbid fewer"

@@ -39,7 +39,8 @@ def fingerprint(settings: WorkerSettings) -> str:
             folder = settings.checkpoint()
             files = [*folder.glob("*"), *folder.glob("[0-9]_*/*")]  # the latter: of sentence models
             if settings.tokenizer is not None:
-                files += settings.tokenizer_folder().glob("*.json")
+                beside = settings.tokenizer_folder().glob("*")
+                files += (path for path in beside if path.suffix != ".safetensors")
             for path in sorted(files):
                 if path.suffix in suffixes and path.is_file():
                     for piece in _pieces(path):

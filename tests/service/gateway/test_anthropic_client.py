@@ -336,7 +336,7 @@ def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
         ],
     )
     assert chat_of(actor).messages[0]["content"] == "You are a tool."
-    assert actor.jobs[-1].metadata == {"user_id": "u" * 64}
+    assert actor.jobs[-1].metadata == {"user_id": "u" * 100}
 
 
 @pytest.mark.parametrize(
@@ -362,6 +362,10 @@ def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"temperature": 3}, "temperature"),
         ({"mirostat": 2}, "mirostat"),
+        ({"n": 2}, "n"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"stop_sequences": ["a"], "stop": "b"}, "stop: another field says it"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["x"] * 9}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
@@ -515,3 +519,20 @@ def test_a_request_as_claude_code_writes_it(client: Anthropic, actor: Actor) -> 
     chat = chat_of(actor)
     assert chat.template_kwargs == {"enable_thinking": True, "reasoning_effort": "high"}
     assert [each["role"] for each in chat.messages] == ["system", "user"]
+
+
+def test_an_answer_that_is_not_what_its_schema_says_tells_so(
+    client: Anthropic, actor: Actor
+) -> None:
+    [last] = spoken("[1, 1]")
+    actor.script = lambda job: [replace(last, schema_error="not unique")]
+    form = {"type": "json_schema", "schema": {"type": "array", "uniqueItems": True}}
+    body = {
+        "model": MODEL, "messages": HI, "max_tokens": 9, "output_config": {"format": form},
+    }  # fmt: skip
+    whole = httpx.post(f"{client.base_url}/v1/messages", json=body).json()
+    assert whole["schema_error"] == "not unique"
+    held = actor.jobs[-1].params.structured_outputs
+    assert held is not None and (held.lenient, held.asked_as) == (False, "output_config.format")
+    streamed = httpx.post(f"{client.base_url}/v1/messages", json=body | {"stream": True}).text
+    assert streamed.count('"schema_error":"not unique"') == 1

@@ -100,6 +100,24 @@ def test_how_long_an_answer_took_is_told_where_it_is_asked_for(client: OpenAI) -
     assert "metrics" not in (plain.model_extra or {})
 
 
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/responses", {"input": "Hi", "max_output_tokens": 8}),
+        ("/messages", {"messages": HI, "max_tokens": 8}),
+    ],
+)
+def test_other_protocols_tell_too_how_long_an_answer_took(
+    client: OpenAI, path: str, body: dict[str, object]
+) -> None:
+    url, asked = f"{client.base_url}".rstrip("/") + path, {"model": MODEL, "include_metrics": True}
+    whole = httpx.post(url, json=asked | body).json()
+    assert whole["metrics"]["num_attempts"] == 1
+    streamed = httpx.post(url, json=asked | body | {"stream": True}).text
+    assert streamed.count('"metrics":') == 1
+    assert "metrics" not in httpx.post(url, json={"model": MODEL, **body}).json()
+
+
 def test_beams_are_ranked_by_what_a_token_costs(client: OpenAI) -> None:
     beams = {"use_beam_search": True, "best_of": 5, "ignore_eos": True}
     given = {"model": MODEL, "max_tokens": 30, "temperature": 0}

@@ -316,7 +316,7 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
 @pytest.mark.parametrize(
     "wrong, field",
     [
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
@@ -326,6 +326,11 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"mirostat": 2}, "mirostat"),
+        ({"n": 2}, "n"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+        ({"max_output_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens: another"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"temperature": 9}, "temperature"),
@@ -414,6 +419,36 @@ def test_a_request_as_codex_writes_it(client: OpenAI, actor: Actor) -> None:
     assert "event: response.completed\n" in response.text
     roles = [each["role"] for each in chat_of(actor).messages]
     assert roles == ["system", "system", "user", "assistant", "tool"]
+
+
+def test_what_only_chats_have_has_its_effect_here_too(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a")
+    body = {
+        "model": MODEL, "input": "x", "min_p": 0.5,
+        "structured_outputs": {"regex": "a+"}, "chat_template_kwargs": {"enable_thinking": False},
+        "text": {"verbosity": "low"},
+    }  # fmt: skip
+    response = httpx.post(f"{client.base_url}responses", json=body)
+    assert response.status_code == 200, response.text
+    params = actor.jobs[-1].params
+    assert params.min_p == 0.5 and params.structured_outputs is not None
+    assert params.structured_outputs.regex == "a+"
+    assert chat_of(actor).template_kwargs == {"enable_thinking": False, "verbosity": "low"}
+
+
+def test_an_answer_that_is_not_what_its_schema_says_tells_so(client: OpenAI, actor: Actor) -> None:
+    [last] = spoken("[1, 1]")
+    actor.script = lambda job: [replace(last, schema_error="not unique")]
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "array"}}
+    body = {"model": MODEL, "input": "x", "text": {"format": form}}
+    made = httpx.post(f"{client.base_url}responses", json=body).json()
+    assert made["schema_error"] == "not unique"
+    again = client.responses.retrieve(made["id"]).model_extra or {}
+    assert again["schema_error"] == "not unique"
+    held = actor.jobs[-1].params.structured_outputs
+    assert held is not None and (held.lenient, held.asked_as) == (True, "text.format")
+    streamed = httpx.post(f"{client.base_url}responses", json=body | {"stream": True}).text
+    assert streamed.count('"schema_error":"not unique"') == 1
 
 
 # Stored responses.

@@ -76,8 +76,10 @@ def test_the_template_and_the_tokenizer_that_are_given_are_a_part(folder, tmp_pa
     assert by_file == of(folder, chat_template="{{ messages }}")
     other = of(folder, tokenizer=str(tmp_path / "other"))
     assert len({of(folder), by_file, other}) == 3
+    (tmp_path / "other/chat_template.jinja").write_text("{{ messages }}")
+    templated = of(folder, tokenizer=str(tmp_path / "other"))
     (tmp_path / "other/tokenizer.json").write_text("[]")
-    assert of(folder, tokenizer=str(tmp_path / "other")) != other
+    assert len({of(folder, tokenizer=str(tmp_path / "other")), other, templated}) == 3
 
 
 def test_code_of_the_folder_is_a_part_where_it_is_run(folder):
