@@ -11,6 +11,7 @@ from penstock.gateway.responses.items import Items, Told
 from penstock.schemas.event import Delta, Done, Failed, FinishReason, Result, Timing, Usage
 from penstock.schemas.openai import JsonObject
 
+PREFIX = "resp_"  # of an id, before the job's
 _CUT = ("length", "budget")
 
 
@@ -111,7 +112,7 @@ def _ended(
 
 def _head(form: AnswerContext, status: str) -> JsonObject:
     return {
-        "id": f"resp_{form.job.job_id}",
+        "id": f"{PREFIX}{form.job.job_id}",
         "object": "response",
         "created_at": form.created_s,
         "status": status,

@@ -8,7 +8,12 @@ from pydantic_core import to_json
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.to_job import job_message
-from penstock.gateway.responses.answers import failed_answer, response_answer, running_answer
+from penstock.gateway.responses.answers import (
+    PREFIX,
+    failed_answer,
+    response_answer,
+    running_answer,
+)
 from penstock.gateway.responses.requests import turns
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import InvalidJob, JobNotFound
@@ -17,7 +22,6 @@ from penstock.schemas.job import Job, Message
 from penstock.schemas.openai import ChatMessage, JsonObject, StreamOptions
 from penstock.schemas.responses import Item
 
-PREFIX = "resp_"
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
@@ -72,7 +76,7 @@ def conversation(form: AnswerContext, result: Result | None) -> list[Message]:
     return [*_asked(form.job), *map(job_message, said)]
 
 
-def input_items(job: Job) -> list[JsonValue]:
+def input_items(job: Job) -> list[JsonObject]:
     """Return what a response was asked with, as items, the earlier turns among them."""
     items = [item for message in _asked(job) for item in _items(message)]
     head = job.job_id[-26:]

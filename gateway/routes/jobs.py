@@ -20,6 +20,7 @@ from penstock.gateway.openai.ignored import ignored_params
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.to_job import flattened
 from penstock.gateway.openai.validation import validate
+from penstock.gateway.routes.whole import num_bytes_of
 from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.cursor import Had
 from penstock.schemas.delivery import JobStatus
@@ -32,7 +33,6 @@ from penstock.schemas.wire import Report, Wire
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
-BYTES_A_TOKEN = 64  # of a result's JSON, by a guess
 NOT_FOR_GUESTS = {"metadata", "worker", "priority_class", "position", "reason"}
 
 
@@ -112,7 +112,7 @@ async def status(job_id: str, request: Request, gateway: Open) -> Response:
     shape = _shape(shown, result)
     if caller_of(request).is_guest:
         shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
-    num_bytes = 0 if result is None else _num_bytes(result)
+    num_bytes = 0 if result is None else num_bytes_of(result)
     content = await gateway.client.off_loop.run(num_bytes, to_json_in_pieces, shape)
     return Response(content, media_type="application/json")
 
@@ -180,16 +180,6 @@ async def _nothing() -> None:
 
     The job is another's, or its reader comes back.
     """
-
-
-def _num_bytes(result: Result) -> int:
-    """Return about how many bytes its JSON has; a token with log probabilities has many."""
-    return sum(
-        len(choice.token_ids) * BYTES_A_TOKEN * (20 if choice.logprobs else 1)
-        + len(choice.prompt_logprobs or ()) * BYTES_A_TOKEN * 20
-        + len(choice.vector or "")
-        for choice in result.choices
-    )
 
 
 def _shape(status: JobStatus, result: Result | None = None) -> dict[str, object]:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import JsonValue
 
+from penstock.gateway.auth.access import Caller
 from penstock.gateway.follow.resumable import NOTHING
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
@@ -23,11 +24,17 @@ from penstock.gateway.responses.stored import (
     job_id_of,
     shown,
 )
-from penstock.gateway.routes.whole import admitted, documented, read_form, streamed, whole
+from penstock.gateway.routes.whole import (
+    admitted,
+    documented,
+    num_bytes_of,
+    read_form,
+    streamed,
+    whole,
+)
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobGone, JobNotFound
 from penstock.schemas.event import Result
-from penstock.schemas.job import Message
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.responses import ResponsesRequest
 from penstock.schemas.sampling import SamplingParams
@@ -105,41 +112,53 @@ async def items(
 ) -> Response:
     """List what a response was asked with, the turns before it among them."""
     form, _ = await _stored(gateway, job_id_of(response_id), tenant_of(request))
-    found = input_items(form.job)
-    ordered = found if order == "asc" else found[::-1]
-    ids = [each["id"] if isinstance(each, dict) else None for each in ordered]
-    begin = ids.index(after) + 1 if after in ids else 0
-    page = ordered[begin : begin + limit]
-    return _json(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": ids[begin] if page else None,
-            "last_id": ids[begin + len(page) - 1] if page else None,
-            "has_more": begin + len(page) < len(ordered),
-        }
-    )
+
+    def listed() -> Response:
+        found = input_items(form.job)
+        ordered = found if order == "asc" else found[::-1]
+        ids = [each["id"] for each in ordered]
+        begin = ids.index(after) + 1 if after in ids else 0
+        page = ordered[begin : begin + limit]
+        return _json(
+            {
+                "object": "list",
+                "data": list[JsonValue](page),
+                "first_id": ids[begin] if page else None,
+                "last_id": ids[begin + len(page) - 1] if page else None,
+                "has_more": begin + len(page) < len(ordered),
+            }
+        )
+
+    return await gateway.client.off_loop.run(form.job.guess_bytes(), listed)
 
 
 async def _read(request: Request, gateway: Gateway) -> AnswerContext:
     """Read a request, with the conversation that it goes on with."""
     caller = caller_of(request)
-    body = await read(request, gateway, lambda body: body)
-    before: list[Message] = []
-    previous = body.get("previous_response_id")
-    if isinstance(previous, str) and previous:
-        job_id = job_id_of(previous, "previous_response_id")
-        form, _ = await _stored(gateway, job_id, caller.tenant)
-        result = await gateway.client.result(job_id, wait=False, tenant=caller.tenant)
-        before = conversation(form, result)
-    num_bytes = int(request.headers.get("content-length", 0))
 
-    def made() -> AnswerContext:
-        return responses_form(caller, body, before=before)
+    def understood(body: JsonObject) -> tuple[JsonObject, AnswerContext | None]:
+        goes_on = body.get("previous_response_id") not in (None, "")
+        return body, None if goes_on else responses_form(caller, body)
 
-    form = await gateway.client.off_loop.run(num_bytes, made)
+    body, form = await read(request, gateway, understood)
+    if form is None:
+        form = await _going_on(gateway, caller, body)
     gateway.tell_ignored(request, form.ignored)
     return form
+
+
+async def _going_on(gateway: Gateway, caller: Caller, body: JsonObject) -> AnswerContext:
+    """Read the body of a request that goes on with a stored response."""
+    previous = f"{body['previous_response_id']}"
+    job_id = job_id_of(previous, "previous_response_id")
+    form, status = await _stored(gateway, job_id, caller.tenant)
+    result = await _result(gateway, status, caller.tenant)
+
+    def made() -> AnswerContext:
+        return responses_form(caller, body, before=conversation(form, result))
+
+    num_bytes = gateway.settings.max_body_bytes  # as much as the two may have
+    return await gateway.client.off_loop.run(num_bytes, made)
 
 
 async def _stored(gateway: Gateway, job_id: str, tenant: str) -> tuple[AnswerContext, JobStatus]:
@@ -152,14 +171,21 @@ async def _stored(gateway: Gateway, job_id: str, tenant: str) -> tuple[AnswerCon
     return form_of(job, status.created_ms), status
 
 
+async def _result(gateway: Gateway, status: JobStatus, tenant: str) -> Result | None:
+    if status.ended_ms is None:
+        return None
+    return await gateway.client.result(status.job_id, wait=False, tenant=tenant)
+
+
 async def _shown(gateway: Gateway, job_id: str, tenant: str) -> Response:
     form, status = await _stored(gateway, job_id, tenant)
-    result = None
-    if status.ended_ms is not None:
-        result = await gateway.client.result(job_id, wait=False, tenant=tenant)
-    num_bytes = sum(len(choice.text) for choice in result.choices) if result else 0
-    shape = await gateway.client.off_loop.run(num_bytes, shown, form, status, result)
-    return _json(shape)
+    result = await _result(gateway, status, tenant)
+
+    def made() -> Response:
+        return _json(shown(form, status, result))
+
+    num_bytes = 0 if result is None else num_bytes_of(result)
+    return await gateway.client.off_loop.run(num_bytes, made)
 
 
 async def _stays() -> None:

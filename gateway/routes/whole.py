@@ -29,6 +29,7 @@ from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import JsonObject, StreamOptions
 from penstock.schemas.result import fold
 
+BYTES_A_TOKEN = 64  # of a result's JSON, by a guess
 Told = TypeVar("Told", AnswerContext, TextContext)
 ALL_USAGE = StreamOptions(include_usage=True, continuous_usage_stats=True)
 
@@ -160,3 +161,13 @@ async def whole(
 
     leave = gateway.leaving(request, job)
     return WholeAnswer(events_of(gateway, watch, job), leave, answered)
+
+
+def num_bytes_of(result: Result) -> int:
+    """Return about how many bytes its JSON has; a token with log probabilities has many."""
+    return sum(
+        len(choice.token_ids) * BYTES_A_TOKEN * (20 if choice.logprobs else 1)
+        + len(choice.prompt_logprobs or ()) * BYTES_A_TOKEN * 20
+        + len(choice.vector or "")
+        for choice in result.choices
+    )
