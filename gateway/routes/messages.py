@@ -7,7 +7,7 @@ from penstock.gateway.anthropic.requests import count_form, messages_form
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import span_of
-from penstock.gateway.routes.whole import documented, read_form, streamed, whole
+from penstock.gateway.routes.whole import answered, documented, read_form, whole
 from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
 
 router = APIRouter(tags=["anthropic"])
@@ -15,11 +15,7 @@ router = APIRouter(tags=["anthropic"])
 
 @router.post("/v1/messages", openapi_extra=documented(MessagesRequest))
 async def messages(request: Request, gateway: Open) -> Response:
-    watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read_form(request, gateway, messages_form)
-    if form.is_streamed:
-        return await streamed(request, gateway, watch, form, MessageEvents)
-    return await whole(request, gateway, watch, form, message_answer)
+    return await answered(request, gateway, messages_form, MessageEvents, message_answer)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=documented(CountTokensRequest))

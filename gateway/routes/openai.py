@@ -13,7 +13,7 @@ from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form
 from penstock.gateway.openai.responses import chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import ChatChunks, TextChunks
-from penstock.gateway.routes.whole import documented, read_form, streamed, whole, with_model
+from penstock.gateway.routes.whole import answered, documented, streamed, whole, with_model
 from penstock.schemas.errors import ModelNotFound
 from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest
 from penstock.schemas.sampling import SamplingParams
@@ -23,20 +23,12 @@ router = APIRouter(tags=["openai"])
 
 @router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, SamplingParams))
 async def chat_completions(request: Request, gateway: Open) -> Response:
-    watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read_form(request, gateway, chat_form)
-    if form.is_streamed:
-        return await streamed(request, gateway, watch, form, ChatChunks)
-    return await whole(request, gateway, watch, form, chat_answer)
+    return await answered(request, gateway, chat_form, ChatChunks, chat_answer)
 
 
 @router.post("/v1/completions", openapi_extra=documented(CompletionRequest, SamplingParams))
 async def completions(request: Request, gateway: Open) -> Response:
-    watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read_form(request, gateway, text_form)
-    if form.is_streamed:
-        return await streamed(request, gateway, watch, form, TextChunks)
-    return await whole(request, gateway, watch, form, text_answer)
+    return await answered(request, gateway, text_form, TextChunks, text_answer)
 
 
 @router.post("/inference/v1/generate", openapi_extra=documented(GenerateRequest))

@@ -14,7 +14,7 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway
 from penstock.gateway.http.errors import error_response
 from penstock.gateway.http.metrics import RequestTimer
-from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.http.sse import EventStream, WholeAnswer, Writer
 from penstock.gateway.openai.endpoints import Form
@@ -101,6 +101,21 @@ async def read_form(
         return form
     card = (await gateway.client.models()).get(form.job.model)
     return replace(form, fingerprint=card.fingerprint) if card else form
+
+
+async def answered(
+    request: Request,
+    gateway: Gateway,
+    read_body: Callable[[Caller, JsonObject], AnswerContext],
+    renderer: Callable[[AnswerContext, ReaderPosition], Writer],
+    shape: Callable[[AnswerContext, Result], JsonValue],
+) -> Response:
+    """Answer a request as a stream, where it asks for one, or whole."""
+    watch = RequestTimer(gateway.metrics, span_of(request.scope))
+    form = await read_form(request, gateway, read_body)
+    if form.is_streamed:
+        return await streamed(request, gateway, watch, form, renderer)
+    return await whole(request, gateway, watch, form, shape)
 
 
 async def streamed(

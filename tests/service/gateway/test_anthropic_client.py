@@ -10,10 +10,10 @@ from anthropic import Anthropic
 from anthropic.types import Message, MessageParam, ToolParam
 from msgspec.structs import replace
 
+from dialogues import CALL, SCRIPTS, THINKS, chat_of, marked
 from penstock.compose.server import Server
 from penstock.schemas.errors import PromptTooLong, QueueFull, WorkerFailed
 from penstock.schemas.event import Delta, Failed
-from penstock.schemas.job import Chat
 from penstock.schemas.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, failed, spoken
 
@@ -23,8 +23,6 @@ WEATHER: ToolParam = {
     "description": "The weather at a place",
     "input_schema": {"type": "object", "properties": {"place": {"type": "string"}}},
 }
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bern"}}\n</tool_call>'
-THINKS = Markup("hermes", "qwen3", is_open=True)
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +35,6 @@ def actor() -> Iterator[Actor]:
 def client(actor: Actor) -> Iterator[Anthropic]:
     with GatewayProcess(actor.redis_url) as gateway:
         yield Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
-
-
-def marked(markup: Markup, *texts: str) -> list[Delta]:
-    first, *others = spoken(*texts)
-    return [replace(first, markup=markup, prompt_tokens=5), *others]
-
-
-def chat_of(actor: Actor) -> Chat:
-    chat = actor.jobs[-1].chat
-    assert chat is not None
-    return chat
 
 
 def test_a_message(client: Anthropic, actor: Actor) -> None:
@@ -105,25 +92,11 @@ def same(one: Message, other: Message) -> None:
     assert bare(one) == bare(other)
 
 
-SCRIPTS: dict[str, list[Delta]] = {
-    "text": spoken("Hel", "", "lo ", "é\u2028", "!"),
-    "thinking": marked(THINKS, "I ", "see</thi", "nk>\n\nHel", "lo"),
-    "a call": marked(Markup("hermes"), "Let me", " look. <tool", CALL[5:20], CALL[20:]),
-    "calls": marked(Markup("hermes"), CALL + "\n", CALL.replace("Bern", "Basel")),
-    "all": marked(THINKS, "So</think>", "\n\nWell. ", CALL[:30], CALL[30:60], CALL[60:]),
-    "nothing": spoken(""),
-    "cut off": marked(Markup("hermes"), CALL[:55])[:1],
-}
-
-
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_streamed_message_adds_up_to_the_whole_one(
     client: Anthropic, actor: Actor, name: str
 ) -> None:
-    script = SCRIPTS[name]
-    if name == "cut off":
-        script = [replace(script[-1], finish_reason="length")]
-    actor.script = lambda job: script
+    actor.script = lambda job: SCRIPTS[name]
     asked: dict[str, object] = {"model": MODEL, "messages": HI, "max_tokens": 50}
     if "call" in name or name in ("all", "cut off"):
         asked["tools"] = [WEATHER]

@@ -20,9 +20,9 @@ from openai.types.responses import (
 from pydantic import BaseModel
 
 import api_keys
+from dialogues import CALL, SCRIPTS, chat_of, marked
 from penstock.compose.server import Server
 from penstock.schemas.event import Delta
-from penstock.schemas.job import Chat
 from penstock.schemas.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, failed, logprob, spoken
 
@@ -33,8 +33,6 @@ WEATHER: FunctionToolParam = {
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
     "strict": False,
 }
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bern"}}\n</tool_call>'
-THINKS = Markup("hermes", "qwen3", is_open=True)
 EVENTS = {  # by their types
     get_args(each.model_fields["type"].annotation)[0]: each
     for each in get_args(get_args(ResponseStreamEvent)[0])
@@ -51,17 +49,6 @@ def actor() -> Iterator[Actor]:
 def client(actor: Actor) -> Iterator[OpenAI]:
     with GatewayProcess(actor.redis_url) as gateway:
         yield OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
-
-
-def marked(markup: Markup, *texts: str) -> list[Delta]:
-    first, *others = spoken(*texts)
-    return [replace(first, markup=markup), *others]
-
-
-def chat_of(actor: Actor) -> Chat:
-    chat = actor.jobs[-1].chat
-    assert chat is not None
-    return chat
 
 
 def test_a_response(client: OpenAI, actor: Actor) -> None:
@@ -94,15 +81,6 @@ def test_a_response(client: OpenAI, actor: Actor) -> None:
     ]
 
 
-SCRIPTS: dict[str, list[Delta]] = {
-    "text": spoken("Hel", "", "lo ", "é\u2028", "!"),
-    "thinking": marked(THINKS, "I ", "see</thi", "nk>\n\nHel", "lo"),
-    "a call": marked(Markup("hermes"), "Let me", " look. <tool", CALL[5:20], CALL[20:]),
-    "calls": marked(Markup("hermes"), CALL + "\n", CALL.replace("Bern", "Basel")),
-    "all": marked(THINKS, "So</think>", "\n\nWell. ", CALL[:30], CALL[30:60], CALL[60:]),
-    "nothing": spoken(""),
-    "cut off": [replace(marked(Markup("hermes"), CALL[:55])[0], finish_reason="length")],
-}
 TYPES = {
     "text": ["message"],
     "thinking": ["reasoning", "message"],

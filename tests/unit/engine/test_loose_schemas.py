@@ -127,5 +127,6 @@ def test_a_check_that_would_take_for_ever_is_given_up(tokenizer: Tokenizer) -> N
     deep = "{" + '"a": {' * 38 + '"a": 1' + "}" * 39
     assert "not checked: that takes more than 1 s" in sandbox.schema_error(schema, deep)
     assert "backtracking" in sandbox.schema_error(schema, json.dumps("a" * 60 + "c"))
+    assert "too deep" in sandbox.schema_error('{"type": "null"}', "[" * 100_000)
     assert sandbox.schema_error('{"type": "null"}', "null") == ""
     sandbox.close()

@@ -24,6 +24,8 @@ def schema_error(schema: str, answer: str) -> str:
         value = json.loads(answer)
     except ValueError as error:
         return f"not JSON: {error}"
+    except RecursionError:
+        return "not checked: brackets inside brackets, too deep"
     wanted = json.loads(schema)
     try:
         try:

@@ -1,0 +1,35 @@
+"""What a scripted worker says to tests of several protocols: text, thinking and calls."""
+
+from msgspec.structs import replace
+
+from penstock.schemas.event import Delta
+from penstock.schemas.job import Chat
+from penstock.schemas.markup import Markup
+from stage import Actor, spoken
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bern"}}\n</tool_call>'
+THINKS = Markup("hermes", "qwen3", is_open=True)
+
+
+def marked(markup: Markup, *texts: str) -> list[Delta]:
+    """As `spoken`, with what its first event tells of the prompt and the answer's form."""
+    first, *others = spoken(*texts)
+    return [replace(first, markup=markup, prompt_tokens=5), *others]
+
+
+SCRIPTS: dict[str, list[Delta]] = {
+    "text": spoken("Hel", "", "lo ", "é\u2028", "!"),
+    "thinking": marked(THINKS, "I ", "see</thi", "nk>\n\nHel", "lo"),
+    "a call": marked(Markup("hermes"), "Let me", " look. <tool", CALL[5:20], CALL[20:]),
+    "calls": marked(Markup("hermes"), CALL + "\n", CALL.replace("Bern", "Basel")),
+    "all": marked(THINKS, "So</think>", "\n\nWell. ", CALL[:30], CALL[30:60], CALL[60:]),
+    "nothing": spoken(""),
+    "cut off": [replace(marked(Markup("hermes"), CALL[:55])[0], finish_reason="length")],
+}
+
+
+def chat_of(actor: Actor) -> Chat:
+    """The chat of the job that came last."""
+    chat = actor.jobs[-1].chat
+    assert chat is not None
+    return chat
