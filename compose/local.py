@@ -17,7 +17,7 @@ from rich.console import Console
 from penstock.compose.component import Component
 from penstock.compose.server import Server, ServerFailed
 from penstock.gateway.client import Client
-from penstock.gateway.server.listening import CannotListen, listen, url_of
+from penstock.gateway.http.listening import CannotListen, ListenSettings, close, listen, url_of
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.process.nearby import noted
@@ -28,7 +28,7 @@ from penstock.schemas.secret import BadSecret
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 
-class LocalSettings(SecretSettings, OutboundSettings):
+class LocalSettings(ListenSettings, SecretSettings, OutboundSettings):
     """Run server, gateway, worker and housekeeping on this machine.
 
     Each part takes its other settings from the environment or the --config file:
@@ -40,8 +40,6 @@ class LocalSettings(SecretSettings, OutboundSettings):
     folder: Path | None = Field(
         None, description="where the embedded server keeps its jobs; none: gone at the end"
     )
-    host: str = Field("127.0.0.1", description="the address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     num_workers: int = Field(1, ge=0, description="of this model, on this machine")
     ready_s: float = Field(600.0, gt=0, description="give up when not ready by then")
 
@@ -58,8 +56,8 @@ class Stack:
         self.settings = settings
         self.console = console
         self.quiet = quiet
-        self._listening = listen(settings.host, settings.port)
-        self.url = url_of(self._listening)
+        self._listening = listen(settings)
+        self.url = url_of(self._listening, settings.is_encrypted)
         self.redis_url = settings.redis_url or ""
         self.components: dict[str, Component] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -105,8 +103,11 @@ class Stack:
 
         So a restart loses no connection that is being made.
         """
-        fd = str(self._listening.fileno())
-        return self.start("gateway", "--fd", fd, "--host", self.settings.host, **env)
+        argv = ["--fd", str(self._listening.fileno()), "--host", self.settings.host]
+        for name in ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+            if (path := getattr(self.settings, name)) is not None:
+                argv += [f"--{name.replace('_', '-')}", str(path)]
+        return self.start("gateway", *argv, **env)
 
     def _told(self) -> dict[str, str]:
         """Return the environment variables that every part gets.
@@ -124,7 +125,7 @@ class Stack:
 
     def close(self) -> None:
         """Close the socket, so that no connection is accepted that no gateway takes."""
-        self._listening.close()
+        close(self._listening, self.settings)
 
     async def stop(self, name: str) -> None:
         task = self._running.pop(name, None)
@@ -149,9 +150,17 @@ class Stack:
                 raise NotReady(f"{name} did not get ready in {self.settings.ready_s:g} s")
 
     async def _gateway_lives(self) -> bool:
+        settings = self.settings
+        uds = str(settings.uds) if settings.uds else None
+        link = httpx.AsyncHTTPTransport(verify=False, uds=uds)  # it is our own child
+        url = "http://localhost" if uds else self.url
+        if uds and settings.is_encrypted:
+            url = "https://localhost"
         try:
-            async with httpx.AsyncClient(timeout=1, trust_env=False) as client:
-                return (await client.get(f"{self.url}/health/live")).is_success
+            async with httpx.AsyncClient(timeout=1, trust_env=False, transport=link) as client:
+                return (await client.get(f"{url}/health/live")).is_success
+        except httpx.ReadError:  # it wants a certificate, so it answers
+            return settings.ssl_ca_certs is not None
         except httpx.HTTPError:
             return False
 
@@ -241,7 +250,8 @@ async def _up(settings: LocalSettings) -> None:
     async with running(settings.model_copy(update={"server_secret": secret}), console) as stack:
         name = Path(settings.model).name
         with _noted(stack):
-            served = f"\nPenstock serves {name} at [bold]{stack.url}/v1[/bold], until Ctrl-C.\n"
+            url = stack.url if settings.uds else f"{stack.url}/v1"
+            served = f"\nPenstock serves {name} at [bold]{url}[/bold], until Ctrl-C.\n"
             console.print(served)
             await asyncio.Event().wait()
 

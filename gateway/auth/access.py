@@ -21,14 +21,28 @@ from penstock.schemas.errors import OutOfScope, Unauthorized
 from penstock.schemas.job import DEFAULT_TENANT, TRACEPARENT, PriorityClass
 from penstock.schemas.keys import READY
 
-PAGE_PATHS = frozenset({"/", "/page/page.css", "/page/page.js"})  # the page asks for a key itself
-OPEN_PATHS = PAGE_PATHS | {
-    "/health",
-    "/health/live",
-    "/health/queue",
-    "/health/ready",
-    "/ping",
-}
+# The pages ask for a key themselves, and what the API takes is no secret.
+PAGE_PATHS = frozenset({"/", "/page/page.css", "/page/page.js"})
+DOCS_PATHS = frozenset(
+    {
+        "/docs",
+        "/docs/docs.js",
+        "/docs/swagger-ui-bundle.js",
+        "/docs/swagger-ui.css",
+        "/openapi.json",
+    }
+)
+OPEN_PATHS = (
+    PAGE_PATHS
+    | DOCS_PATHS
+    | {
+        "/health",
+        "/health/live",
+        "/health/queue",
+        "/health/ready",
+        "/ping",
+    }
+)
 OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
 # The first entry that a path begins with names the scope its key needs; other paths take any key.

@@ -5,12 +5,22 @@ import hmac
 import re
 from collections.abc import Awaitable, Callable
 
+from pydantic import Field
+
 from penstock.schemas.errors import NotServed, Unauthorized
 from penstock.schemas.secret import sign
+from penstock.schemas.wire import Wire
 
 MAX_S = 30 * 86400
 TOKEN = re.compile(r"pss_([0-9]{1,12})_([a-z2-7]{52})")
 READABLE = re.compile(r"/v1/jobs/([^/]+)(/events)?")  # what a token opens, by GET only
+
+
+class ShareRequest(Wire):
+    """The body of a request for a token."""
+
+    expires_s: int = Field(3600, ge=1, le=MAX_S, description="from now")
+
 
 OwnerOf = Callable[[str], Awaitable[str | None]]
 TimeMs = Callable[[], Awaitable[int]]

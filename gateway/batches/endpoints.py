@@ -14,10 +14,8 @@ from penstock.gateway.openai.responses import AnswerContext, error
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.responses.answers import response_answer
 from penstock.gateway.responses.requests import responses_form
-from penstock.schemas.anthropic import MessagesRequest
 from penstock.schemas.event import ErrorBody
 from penstock.schemas.openai import JsonObject
-from penstock.schemas.responses import ResponsesRequest
 
 # A line is answered in the batch's file, and knows no other.
 _STORED: Mapping[str, tuple[JsonValue, ...]] = {
@@ -35,8 +33,8 @@ def _response_form(caller: Caller, body: JsonObject, job_id: str = "") -> Answer
 
 ENDPOINTS: Mapping[str, RequestKind[Any]] = {
     **openai.ENDPOINTS,
-    "/v1/messages": RequestKind(MessagesRequest, messages_form, message_answer),
-    "/v1/responses": RequestKind(ResponsesRequest, _response_form, response_answer),
+    "/v1/messages": RequestKind(messages_form, message_answer),
+    "/v1/responses": RequestKind(_response_form, response_answer),
 }
 
 

@@ -1,5 +1,6 @@
 """Reading of a request's body: up to a limit, and parsed strictly."""
 
+import zlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -28,17 +29,27 @@ async def read(
     A null field at its top counts as absent. Where a name is given twice the last value counts, for
     everything that reads the body. Raises UnreadableBody, BodyTooLarge, InvalidJob, Cancelled.
     """
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise UnreadableBody("the body is compressed; send it as it is")
-    raw = await _read(request, gateway.settings.max_body_bytes)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        known = "send it as it is, or by gzip"
+        raise UnreadableBody(f"Content-Encoding: {encoding[:40]!r} is not read here; {known}")
+    limit_bytes = gateway.settings.max_body_bytes
+    raw = await _read(request, limit_bytes)
     if not raw and may_be_empty:
         raw = b"{}"
-    return await gateway.client.off_loop.run(len(raw), lambda: understood(parsed(raw)))
+    if encoding == "identity":
+        return await gateway.client.off_loop.run(len(raw), lambda: understood(parsed(raw)))
+
+    def unpacked() -> T:
+        return understood(parsed(_unpacked(raw, limit_bytes)))
+
+    return await gateway.client.off_loop.run(limit_bytes, unpacked)
 
 
 def parsed(raw: bytes) -> JsonObject:
     """Parse a JSON object, and leave out the null fields at its top.
 
+    A field at the top that is a whole number counts as an integer: some languages write 16 as 16.0.
     Raises BodyTooLarge, InvalidJob.
     """
     if excess := too_much(raw):
@@ -50,7 +61,29 @@ def parsed(raw: bytes) -> JsonObject:
     if not isinstance(value, dict):
         raise InvalidJob("the body must be a JSON object")
     refuse_extremes(value)
-    return {name: field for name, field in value.items() if field is not None}
+    return {name: _whole(field) for name, field in value.items() if field is not None}
+
+
+def _whole(field: JsonValue) -> JsonValue:
+    is_whole = isinstance(field, float) and field.is_integer() and abs(field) < 2**53
+    return int(field) if is_whole else field  # type: ignore[arg-type]
+
+
+def _unpacked(raw: bytes, limit_bytes: int) -> bytes:
+    """Return what gzip made smaller, of one member or several. Raises BodyTooLarge, InvalidJob."""
+    whole, rest = bytearray(), raw
+    while rest:
+        member = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: gzip's head and checksum
+        try:
+            whole += member.decompress(rest, limit_bytes - len(whole) + 1)
+        except zlib.error as error:
+            raise InvalidJob(f"the body is not valid gzip: {error}") from None
+        if len(whole) > limit_bytes:
+            raise BodyTooLarge(f"the body is larger than {limit_bytes} bytes, unpacked")
+        if not member.eof:
+            raise InvalidJob("the body is not valid gzip: it ends too early")
+        rest = member.unused_data
+    return bytes(whole)
 
 
 async def _read(request: Request, limit_bytes: int) -> bytes:

@@ -2,12 +2,13 @@
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import JsonValue
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match
 
 from penstock.gateway.anthropic.answers import error_answer
 from penstock.gateway.openai.large_json import to_json_in_pieces
@@ -53,8 +54,11 @@ def response_to(failure: PenstockError, path: str) -> Response:
     return error_response(failure.body(), wait_ms, path=path)
 
 
-def install(app: FastAPI) -> None:
-    """Let `app` answer every error in its path's form, never with a stack trace or HTML."""
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Let `app`, which has these routes, answer every error in its path's form.
+
+    It never answers with a stack trace or HTML.
+    """
 
     @app.exception_handler(PenstockError)
     async def ours(request: Request, failure: PenstockError) -> Response:
@@ -71,13 +75,30 @@ def install(app: FastAPI) -> None:
     async def routing(request: Request, failure: HTTPException) -> Response:
         told = _routing_error(request, failure.status_code)
         response = error_response(told, path=request.url.path)
-        response.headers.update(failure.headers or {})
+        if failure.status_code == 405:
+            response.headers["allow"] = ", ".join(_allowed(routes, request))
         return response
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, failure: Exception) -> Response:
         unknown = PenstockError("the gateway failed; its log says why")
         return response_to(unknown, request.url.path)
+
+
+def _allowed(routes: Sequence[BaseRoute], request: Request) -> list[str]:
+    """Return the methods of a path. The router's own error names those of its first route alone.
+
+    A path that is written out is not also one with an id.
+    """
+    num_ids = dict[str, int]()
+    for method in ("DELETE", "GET", "POST"):
+        for route in routes:
+            match, found = route.matches({**request.scope, "method": method})
+            if match is Match.FULL:
+                num_ids.setdefault(method, len(found.get("path_params", ())))
+    least = min(num_ids.values(), default=0)
+    methods = [method for method, number in num_ids.items() if number == least]
+    return [*methods, "HEAD"] if "GET" in methods else methods
 
 
 def _routing_error(request: Request, status: int) -> ErrorBody:

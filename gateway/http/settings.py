@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 from penstock.gateway.batches.files import FilesSettings
+from penstock.gateway.http.listening import ListenSettings
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, words_of
@@ -32,11 +33,11 @@ RELOADABLE = frozenset(
 )
 
 
-class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSettings):
+class GatewaySettings(
+    ListenSettings, SecretSettings, OutboundSettings, FilesSettings, TracingSettings
+):
     """Serve HTTP in front of the queue."""
 
-    host: str = Field("127.0.0.1", description="the address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     fd: int | None = Field(
         None, ge=3, description="a socket that listens already, handed down by who started this"
     )
@@ -55,6 +56,16 @@ class GatewaySettings(SecretSettings, OutboundSettings, FilesSettings, TracingSe
         False, description="let nobody in without a key, even where none was made yet"
     )
     open_metrics: bool = Field(False, description="/metrics needs no key")
+    allowed_origins: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
+        default_factory=list,
+        description="pages from here may call from a browser, as https://app.example; *: any",
+    )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="what stands before all paths where a proxy serves this, as /llm",
+    )
+    disable_fastapi_docs: bool = Field(False, description="no /docs and no /openapi.json")
     metrics_max_tenants: int = Field(
         20, ge=0, le=1000, description="tenants whose tokens /metrics tells apart, by name"
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, JsonValue
+from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai import pooling
@@ -13,14 +13,7 @@ from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
 from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.event import Result
-from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
-from penstock.schemas.pooling_requests import (
-    ClassifyRequest,
-    EmbeddingRequest,
-    PoolingRequest,
-    RerankRequest,
-    ScoreRequest,
-)
+from penstock.schemas.openai import JsonObject
 
 Form = TypeVar("Form", AnswerContext, PoolingContext, TextContext)
 
@@ -29,24 +22,20 @@ Form = TypeVar("Form", AnswerContext, PoolingContext, TextContext)
 class RequestKind(Generic[Form]):
     """A kind of request that is answered at once.
 
-    asked  describes the body
     form   reads a caller's body, and takes the job's id; raises InvalidJob
     shape  makes the answer of what the form returned, and the job's result
     """
 
-    asked: type[BaseModel]
     form: Callable[[Caller, JsonObject, str], Form]
     shape: Callable[[Form, Result], JsonValue]
 
 
-_RERANK = RequestKind(RerankRequest, pooling.rerank_form, pooling.rerank_answer)
-_SCORE = RequestKind(ScoreRequest, pooling.score_form, pooling.score_answer)
+_RERANK = RequestKind(pooling.rerank_form, pooling.rerank_answer)
+_SCORE = RequestKind(pooling.score_form, pooling.score_answer)
 OF_VECTORS: Mapping[str, RequestKind[PoolingContext]] = {
-    "/v1/embeddings": RequestKind(
-        EmbeddingRequest, pooling.embedding_form, pooling.embeddings_answer
-    ),
-    "/pooling": RequestKind(PoolingRequest, pooling.pooling_form, pooling.pooling_answer),
-    "/classify": RequestKind(ClassifyRequest, pooling.classify_form, pooling.classify_answer),
+    "/v1/embeddings": RequestKind(pooling.embedding_form, pooling.embeddings_answer),
+    "/pooling": RequestKind(pooling.pooling_form, pooling.pooling_answer),
+    "/classify": RequestKind(pooling.classify_form, pooling.classify_answer),
     "/score": _SCORE,
     "/v1/score": _SCORE,
     "/rerank": _RERANK,
@@ -54,7 +43,7 @@ OF_VECTORS: Mapping[str, RequestKind[PoolingContext]] = {
     "/v2/rerank": _RERANK,
 }
 ENDPOINTS: Mapping[str, RequestKind[Any]] = {
-    "/v1/chat/completions": RequestKind(ChatRequest, chat_form, chat_answer),
-    "/v1/completions": RequestKind(CompletionRequest, text_form, text_answer),
+    "/v1/chat/completions": RequestKind(chat_form, chat_answer),
+    "/v1/completions": RequestKind(text_form, text_answer),
     **OF_VECTORS,
 }

@@ -86,7 +86,7 @@ def _invalid(
     others = [name for name in tops if name not in ("", _top(param))]
     beside = (each for each, one in located if one["type"] == error["type"] and each != steps)
     others += [_param(each, called) for each in beside if each[:-1] == steps[:-1]]
-    others = [*dict.fromkeys(others)]
+    others = [name for name in dict.fromkeys(others) if name]
     more = f"; also wrong: {', '.join(others[:_MOST_NAMED])}" if others else ""
     sentence = f"{message}{shown}{more}"
     return InvalidJob(f"{param}: {sentence}" if param else sentence, param or None)

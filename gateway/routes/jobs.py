@@ -6,11 +6,11 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 from pydantic_core import to_json
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.auth.share_tokens import MAX_S
+from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of, tenant_of
@@ -28,16 +28,12 @@ from penstock.schemas.errors import JobNotFound, QueueUnreachable, UnsupportedPa
 from penstock.schemas.event import Event, Result, fields_of_struct
 from penstock.schemas.job import Job
 from penstock.schemas.openai import JsonObject
-from penstock.schemas.wire import Report, Wire
+from penstock.schemas.wire import Report
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 
 NOT_FOR_GUESTS = {"metadata", "worker", "priority_class", "position", "reason"}
-
-
-class ShareRequest(Wire):
-    expires_s: int = Field(3600, ge=1, le=MAX_S, description="from now")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +141,7 @@ async def share(job_id: str, request: Request, gateway: Open) -> Response:
     tenant = tenant_of(request)
     await gateway.client.status(job_id, tenant)
     token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
-    url = f"/v1/jobs/{job_id}/events?share={token}"
+    url = f"{gateway.settings.root_path}/v1/jobs/{job_id}/events?share={token}"
     shown: JsonObject = {"object": "job.share", "token": token, "expires_at": expires_s, "url": url}
     return _json(shown)
 

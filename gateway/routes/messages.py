@@ -7,18 +7,17 @@ from penstock.gateway.anthropic.requests import count_form, messages_form
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import span_of
-from penstock.gateway.routes.whole import answered, documented, read_form, whole
-from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
+from penstock.gateway.routes.whole import answered, read_form, whole
 
 router = APIRouter(tags=["anthropic"])
 
 
-@router.post("/v1/messages", openapi_extra=documented(MessagesRequest))
+@router.post("/v1/messages")
 async def messages(request: Request, gateway: Open) -> Response:
     return await answered(request, gateway, messages_form, MessageEvents, message_answer)
 
 
-@router.post("/v1/messages/count_tokens", openapi_extra=documented(CountTokensRequest))
+@router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await read_form(request, gateway, count_form)

@@ -13,25 +13,23 @@ from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form
 from penstock.gateway.openai.responses import chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import ChatChunks, TextChunks
-from penstock.gateway.routes.whole import answered, documented, streamed, whole, with_model
+from penstock.gateway.routes.whole import answered, streamed, whole, with_model
 from penstock.schemas.errors import ModelNotFound
-from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest
-from penstock.schemas.sampling import SamplingParams
 
 router = APIRouter(tags=["openai"])
 
 
-@router.post("/v1/chat/completions", openapi_extra=documented(ChatRequest, SamplingParams))
+@router.post("/v1/chat/completions")
 async def chat_completions(request: Request, gateway: Open) -> Response:
     return await answered(request, gateway, chat_form, ChatChunks, chat_answer)
 
 
-@router.post("/v1/completions", openapi_extra=documented(CompletionRequest, SamplingParams))
+@router.post("/v1/completions")
 async def completions(request: Request, gateway: Open) -> Response:
     return await answered(request, gateway, text_form, TextChunks, text_answer)
 
 
-@router.post("/inference/v1/generate", openapi_extra=documented(GenerateRequest))
+@router.post("/inference/v1/generate")
 async def generate(request: Request, gateway: Open) -> Response:
     """Answer tokens with tokens, as vLLM does."""
     watch = RequestTimer(gateway.metrics, span_of(request.scope))

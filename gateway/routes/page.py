@@ -22,29 +22,30 @@ POLICY = (
 router = APIRouter(tags=["page"])
 
 
-def _file(name: str, media_type: str) -> Response:
+def file_of(content: bytes, media_type: str, policy: str = POLICY) -> Response:
+    """Answer with a page's file. `policy` says what a browser may load for it."""
     headers = {
-        "content-security-policy": POLICY,
+        "content-security-policy": policy,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
     }
-    return Response((PAGE / name).read_bytes(), media_type=media_type, headers=headers)
+    return Response(content, media_type=media_type, headers=headers)
 
 
 @router.get("/", include_in_schema=False)
 async def page() -> Response:
-    return _file("index.html", "text/html; charset=utf-8")
+    return file_of((PAGE / "index.html").read_bytes(), "text/html; charset=utf-8")
 
 
 @router.get("/page/page.css", include_in_schema=False)
 async def style() -> Response:
-    return _file("page.css", "text/css; charset=utf-8")
+    return file_of((PAGE / "page.css").read_bytes(), "text/css; charset=utf-8")
 
 
 @router.get("/page/page.js", include_in_schema=False)
 async def script() -> Response:
-    return _file("page.js", "text/javascript; charset=utf-8")
+    return file_of((PAGE / "page.js").read_bytes(), "text/javascript; charset=utf-8")
 
 
 @router.get("/v1/status")

@@ -7,7 +7,7 @@ from penstock.gateway.http.context import Open
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.openai.endpoints import OF_VECTORS
-from penstock.gateway.routes.whole import documented, whole
+from penstock.gateway.routes.whole import whole
 
 router = APIRouter(tags=["pooling"])
 
@@ -19,12 +19,11 @@ async def pool(request: Request, gateway: Open) -> Response:
     return await whole(request, gateway, watch, form, endpoint.shape)
 
 
-for path, endpoint in OF_VECTORS.items():
+for path in OF_VECTORS:
     router.add_api_route(
         path,
         pool,
         methods=["POST"],
         name=path,
         operation_id=path.strip("/").replace("/", "_"),
-        openapi_extra=documented(endpoint.asked),
     )

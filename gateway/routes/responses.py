@@ -26,7 +26,6 @@ from penstock.gateway.responses.stored import (
 )
 from penstock.gateway.routes.whole import (
     admitted,
-    documented,
     num_bytes_of,
     read_form,
     streamed,
@@ -36,13 +35,11 @@ from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobGone, JobNotFound
 from penstock.schemas.event import Result
 from penstock.schemas.openai import JsonObject
-from penstock.schemas.responses import ResponsesRequest
-from penstock.schemas.sampling import SamplingParams
 
 router = APIRouter(tags=["openai"])
 
 
-@router.post("/v1/responses", openapi_extra=documented(ResponsesRequest, SamplingParams))
+@router.post("/v1/responses")
 async def responses(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     form = await _read(request, gateway)
@@ -54,7 +51,7 @@ async def responses(request: Request, gateway: Open) -> Response:
     return _json(running_answer(form, "queued"))
 
 
-@router.post("/v1/responses/input_tokens", openapi_extra=documented(ResponsesRequest))
+@router.post("/v1/responses/input_tokens")
 async def input_tokens(request: Request, gateway: Open) -> Response:
     """Count the tokens of a prompt."""
     watch = RequestTimer(gateway.metrics, span_of(request.scope))

@@ -12,21 +12,16 @@ from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.openai import texts
 from penstock.gateway.openai.endpoints import RequestKind
 from penstock.gateway.openai.texts import TextContext
-from penstock.gateway.routes.whole import documented, only, whole, with_model
-from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject
-from penstock.schemas.text_requests import DetokenizeRequest, TokenizeRequest
+from penstock.gateway.routes.whole import only, whole, with_model
+from penstock.schemas.openai import JsonObject
 
 router = APIRouter(tags=["tokenizer"])
 info_router = APIRouter(tags=["tokenizer"])  # what a service tells only where it is set to
 OF_TEXTS: Mapping[str, RequestKind[TextContext]] = {
-    "/tokenize": RequestKind(TokenizeRequest, texts.tokenize_form, texts.tokenize_answer),
-    "/detokenize": RequestKind(DetokenizeRequest, texts.detokenize_form, texts.detokenize_answer),
-    "/v1/chat/completions/render": RequestKind(
-        ChatRequest, texts.render_chat_form, texts.render_chat_answer
-    ),
-    "/v1/completions/render": RequestKind(
-        CompletionRequest, texts.render_text_form, texts.render_text_answer
-    ),
+    "/tokenize": RequestKind(texts.tokenize_form, texts.tokenize_answer),
+    "/detokenize": RequestKind(texts.detokenize_form, texts.detokenize_answer),
+    "/v1/chat/completions/render": RequestKind(texts.render_chat_form, texts.render_chat_answer),
+    "/v1/completions/render": RequestKind(texts.render_text_form, texts.render_text_answer),
 }
 
 
@@ -54,12 +49,11 @@ async def tokenizer_info(request: Request, gateway: Open, model: str | None = No
     return await whole(request, gateway, watch, form, texts.describing_answer)
 
 
-for path, endpoint in OF_TEXTS.items():
+for path in OF_TEXTS:
     router.add_api_route(
         path,
         text,
         methods=["POST"],
         name=path,
         operation_id=path.strip("/").replace("/", "_"),
-        openapi_extra=documented(endpoint.asked),
     )

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TypeVar
 
 from fastapi import Request, Response
-from pydantic import BaseModel, JsonValue
+from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition
@@ -32,12 +32,6 @@ from penstock.schemas.result import fold
 BYTES_A_TOKEN = 64  # of a result's JSON, by a guess
 Told = TypeVar("Told", AnswerContext, TextContext)
 ALL_USAGE = StreamOptions(include_usage=True, continuous_usage_stats=True)
-
-
-def documented(*asked: type[BaseModel]) -> dict[str, object]:
-    """Describe a body for /docs. Its checks, in `gateway.openai.validation`, say more."""
-    schema = {"allOf": [each.model_json_schema() for each in asked]}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:

@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from penstock.gateway.auth.access import Access
 from penstock.gateway.auth.keyring import Keyring, KeyStore
@@ -20,11 +21,13 @@ from penstock.gateway.batches.files import Files
 from penstock.gateway.client import Client
 from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
+from penstock.gateway.http.head import PlainHead
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import Middleware
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.routes import batches as batch_routes
+from penstock.gateway.routes import docs as docs_routes
 from penstock.gateway.routes import files as file_routes
 from penstock.gateway.routes import health as health_routes
 from penstock.gateway.routes import jobs as job_routes
@@ -46,6 +49,18 @@ from penstock.schemas.redis.server_check import RETRY_S, UnfitServer, check_when
 from penstock.schemas.redis.servers import Redis
 
 log = logging.getLogger(__name__)
+ROUTERS = (
+    openai_routes.router,
+    message_routes.router,
+    response_routes.router,
+    pooling_routes.router,
+    text_routes.router,
+    job_routes.router,
+    file_routes.router,
+    batch_routes.router,
+    health_routes.router,
+    page_routes.router,
+)
 
 
 def build(settings: GatewaySettings) -> FastAPI:
@@ -104,28 +119,29 @@ def build(settings: GatewaySettings) -> FastAPI:
             if gateway.tracing:
                 await asyncio.to_thread(gateway.tracing.close)
 
-    app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client)
+    app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client, openapi_url=None)
     app.state.gateway = gateway
     app.state.apply = apply
     app.state.exit_status = 0
     app.state.is_stopping = lambda: False  # the server's own word, where one runs
     app.add_middleware(Middleware, access=access, metrics=gateway.metrics, tracing=gateway.tracing)
-    for routes in (
-        openai_routes,
-        message_routes,
-        response_routes,
-        pooling_routes,
-        text_routes,
-        job_routes,
-        file_routes,
-        batch_routes,
-        health_routes,
-        page_routes,
-    ):
-        app.include_router(routes.router)
+    if settings.allowed_origins:  # before keys are looked at: a browser asks without one first
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+    app.add_middleware(PlainHead, root_path=settings.root_path)
+    routers = [*ROUTERS]
     if settings.enable_tokenizer_info_endpoint:
-        app.include_router(text_routes.info_router)
-    errors.install(app)
+        routers.append(text_routes.info_router)
+    if not settings.disable_fastapi_docs:
+        routers.append(docs_routes.router)
+    for router in routers:
+        app.include_router(router)
+    errors.install(app, [route for router in routers for route in router.routes])
     return app
 
 

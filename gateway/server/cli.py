@@ -4,15 +4,23 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 
 import uvicorn
 from starlette.datastructures import State
 
+from penstock.gateway.http.listening import (
+    CannotListen,
+    close,
+    listen,
+    load_certificate,
+    tls_of,
+    url_of,
+)
 from penstock.gateway.http.settings import RELOADABLE, GatewaySettings
 from penstock.gateway.server.app import build
-from penstock.gateway.server.listening import CannotListen, listen, url_of
 from penstock.gateway.server.protocol import Timeouts, bounded
 from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
 from penstock.schemas.process.reload import reload
@@ -51,12 +59,13 @@ def main(argv: Sequence[str]) -> int:
         print(f"penstock gateway: {error.filename}: {error.strerror}", file=sys.stderr)
         return BAD_USAGE
     try:
+        tls = tls_of(settings)
         listening = _listening(settings)
     except CannotListen as refusal:
         print(f"penstock gateway: {refusal}", file=sys.stderr)
         return NEVER_STARTS
     keep_what_is_loaded()
-    log.info("gateway listens on %s", url_of(listening))
+    log.info("gateway listens on %s", url_of(listening, tls is not None))
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -75,13 +84,15 @@ def main(argv: Sequence[str]) -> int:
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=settings.drain_s,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_context_factory=(lambda config, default: tls) if tls else None,
     )
     server = uvicorn.Server(config)
     app.state.is_stopping = lambda: server.should_exit
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGHUP, _reload, app.state, argv)
+        loop.add_signal_handler(signal.SIGHUP, _reload, app.state, argv, tls)
         loop.call_soon(pass_on)  # which runs when uvicorn listens for signals itself
         await server.serve([listening])
 
@@ -91,23 +102,33 @@ def main(argv: Sequence[str]) -> int:
 
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
         runner.run(serve())
+    if settings.fd is None:
+        close(listening, settings)
     status: int = app.state.exit_status
     return status
 
 
-def _reload(state: State, argv: Sequence[str]) -> None:
+def _reload(state: State, argv: Sequence[str], tls: ssl.SSLContext | None) -> None:
+    """Read the settings again, and the certificate, which may have been renewed in its file."""
     old: GatewaySettings = state.gateway.settings
 
     def read() -> GatewaySettings:
         return read_settings(GatewaySettings, "penstock gateway", argv, old.redis_url)
 
     reload(old, read, RELOADABLE, state.apply, "gateway")
+    if tls is None:
+        return
+    try:
+        load_certificate(tls, old)
+        log.info("the certificate was read again")
+    except CannotListen as refusal:
+        log.error("the certificate stays as it was: %s", refusal)
 
 
 def _listening(settings: GatewaySettings) -> socket.socket:
     """Return the socket handed to this process, or else a new one. Raises CannotListen."""
     if settings.fd is None:
-        return listen(settings.host, settings.port)
+        return listen(settings)
     try:
         return socket.socket(fileno=settings.fd)
     except OSError as error:

@@ -47,7 +47,9 @@ async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None)
             log.error("server secret is another than that of the last gateway or key: %s", told)
         await store.note_mark(own)
     if not (has_keys or settings.api_key or settings.require_api_keys):
-        is_near = settings.host == "localhost" or _is_loopback(settings.host)
+        is_near = (
+            settings.uds is not None or settings.host == "localhost" or _is_loopback(settings.host)
+        )
         reach = "this machine" if is_near else f"whatever reaches {settings.host or 'any address'}"
         log.log(
             logging.WARNING if is_near else logging.ERROR,

@@ -257,7 +257,12 @@ def _of_words(refusal: str, settings: type[Settings]) -> str:
 
 
 def words_of(given: object) -> list[str]:
-    """Return a list of words, which may also be given as one text, separated by commas."""
+    """Return a list of words, which may also be one text: separated by commas, or a list in JSON.
+
+    Raises ValueError.
+    """
+    if isinstance(given, str) and given.startswith("["):
+        given = object_of(given)
     words = given if isinstance(given, list) else [given]
     return [part.strip() for word in words for part in str(word).split(",") if part.strip()]
 

@@ -34,7 +34,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 
 MODEL = "acme/tiny"
-LISTENS = re.compile(r"(?<=gateway listens on )http://\S+:(\d+)")
+LISTENS = re.compile(r"(?<=gateway listens on )(?:https?://\S+:(\d+)|unix:\S+)")
 Wait = threading.Event
 Line = Delta | Failed | Wait | float  # an event, or what to wait for: the test, or seconds
 Script = Callable[[Job], Sequence[Line]]
@@ -67,7 +67,7 @@ class GatewayProcess:
         while not (listens := LISTENS.search(self.log.read_text())):
             assert self.process.poll() is None, self.log.read_text()
             time.sleep(0.02)
-        self.url, self.port = listens[0], int(listens[1])
+        self.url, self.port = listens[0], int(listens[1] or 0)
         return self
 
     def __exit__(

@@ -1,0 +1,132 @@
+"""The body and the answer of each route, for /openapi.json."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, Field
+
+from penstock.gateway.auth.share_tokens import ShareRequest
+from penstock.gateway.batches.batches import BatchAsked
+from penstock.gateway.described import answers as a
+from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
+from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest
+from penstock.schemas.pooling_requests import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from penstock.schemas.responses import ResponsesRequest
+from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+
+
+class UploadForm(BaseModel):
+    file: bytes = Field(json_schema_extra={"format": "binary"})
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """The body that a route takes, and its answer.
+
+    answer       its shape; a text is the media type of one that is no JSON
+    bodies       shapes that the body has all of; none: no body
+    any_of       more shapes, of which the body has one
+    events       the shape of each event's `data`, where the answer may be a stream
+    status       of the answer
+    is_form      whether the body is multipart/form-data
+    may_be_empty whether the body may be left out
+    knows_model  whether the model may be left out where only one is served
+    """
+
+    answer: a.Shape | str
+    bodies: tuple[type[BaseModel], ...] = ()
+    any_of: tuple[type[BaseModel], ...] = ()
+    events: a.Shape | None = None
+    status: int = 200
+    is_form: bool = False
+    may_be_empty: bool = False
+    knows_model: bool = False
+
+
+_EVENTS = "text/event-stream"
+_RERANK = Described(a.Ranks, (RerankRequest,))
+_SCORE = Described(a.Vectors, (ScoreRequest,))
+_HEALTH = Described(a.Health)
+_OF_JOBS = (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    ScoreRequest,
+    RerankRequest,
+)
+ROUTES: Mapping[str, Described] = {
+    "POST /v1/chat/completions": Described(
+        a.ChatCompletion, (ChatRequest, SamplingParams), events=a.ChatCompletionChunk
+    ),
+    "POST /v1/completions": Described(
+        a.TextCompletion, (CompletionRequest, SamplingParams), events=a.TextCompletion
+    ),
+    "POST /inference/v1/generate": Described(
+        a.Generated, (GenerateRequest,), events=a.Generated, knows_model=True
+    ),
+    "POST /v1/chat/completions/render": Described(
+        a.RenderedPrompt, (ChatRequest, SamplingParams), knows_model=True
+    ),
+    "POST /v1/completions/render": Described(
+        list[a.RenderedPrompt], (CompletionRequest, SamplingParams), knows_model=True
+    ),
+    "POST /tokenize": Described(
+        a.TextTokens, any_of=(TokenizeRequest, TokenizeChatRequest), knows_model=True
+    ),
+    "POST /detokenize": Described(a.TokensText, (DetokenizeRequest,), knows_model=True),
+    "GET /tokenizer_info": Described(a.Fields),
+    "GET /v1/models": Described(a.ModelList),
+    "GET /v1/models/{name}": Described(a.ModelShown),
+    "POST /v1/responses": Described(
+        a.Response, (ResponsesRequest, SamplingParams), events=a.ResponseEvent
+    ),
+    "POST /v1/responses/input_tokens": Described(a.ResponseTokens, (ResponsesRequest,)),
+    "GET /v1/responses/{response_id}": Described(a.Response, events=a.ResponseEvent),
+    "DELETE /v1/responses/{response_id}": Described(a.Deleted),
+    "POST /v1/responses/{response_id}/cancel": Described(a.Response),
+    "GET /v1/responses/{response_id}/input_items": Described(a.ItemList),
+    "POST /v1/messages": Described(a.AnsweredMessage, (MessagesRequest,), events=a.MessageEvent),
+    "POST /v1/messages/count_tokens": Described(a.MessageTokens, (CountTokensRequest,)),
+    "POST /v1/embeddings": Described(a.Vectors, (EmbeddingRequest,)),
+    "POST /pooling": Described(a.Vectors, (PoolingRequest,)),
+    "POST /classify": Described(a.Vectors, (ClassifyRequest,)),
+    "POST /score": _SCORE,
+    "POST /v1/score": _SCORE,
+    "POST /rerank": _RERANK,
+    "POST /v1/rerank": _RERANK,
+    "POST /v2/rerank": _RERANK,
+    "POST /v1/jobs": Described(a.JobShown, any_of=_OF_JOBS, status=202),
+    "GET /v1/jobs": Described(a.JobList),
+    "GET /v1/jobs/{job_id}": Described(a.JobShown),
+    "DELETE /v1/jobs/{job_id}": Described(a.Deleted),
+    "GET /v1/jobs/{job_id}/events": Described(_EVENTS, events=a.JobEvent),
+    "POST /v1/jobs/{job_id}/cancel": Described(a.JobShown),
+    "POST /v1/jobs/{job_id}/share": Described(a.JobShare, (ShareRequest,), may_be_empty=True),
+    "POST /v1/files": Described(a.FileShown, (UploadForm,), is_form=True),
+    "GET /v1/files": Described(a.FileList),
+    "GET /v1/files/{file_id}": Described(a.FileShown),
+    "DELETE /v1/files/{file_id}": Described(a.Deleted),
+    "GET /v1/files/{file_id}/content": Described("application/octet-stream"),
+    "POST /v1/batches": Described(a.BatchShown, (BatchAsked,)),
+    "GET /v1/batches": Described(a.BatchList),
+    "GET /v1/batches/{batch_id}": Described(a.BatchShown),
+    "POST /v1/batches/{batch_id}/cancel": Described(a.BatchShown),
+    "GET /v1/status": Described(a.Overviewed),
+    "GET /v1/status/events": Described(_EVENTS, events=a.Overviewed),
+    "GET /metrics": Described("text/plain"),
+    "GET /version": Described(a.Version),
+    "GET /health": _HEALTH,
+    "GET /health/live": _HEALTH,
+    "GET /health/ready": _HEALTH,
+    "GET /health/queue": _HEALTH,
+    "GET /ping": _HEALTH,
+}
