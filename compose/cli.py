@@ -8,6 +8,7 @@ from penstock.schemas.process.exit_status import NEVER_STARTS
 COMMANDS = {
     "up": ("compose.local", "server, gateway, worker and housekeeping, on this machine"),
     "serve": ("compose.serve", "the same for one model: serve MODEL, as with vLLM"),
+    "run-batch": ("compose.run_batch", "answer a file of requests; the same command goes on"),
     "demo": ("compose.demo", "the same, with three jobs streamed to the terminal"),
     "worker": ("worker.supervisor.cli", "run jobs of one model"),
     "gateway": ("gateway.server.cli", "HTTP in front of the queue"),

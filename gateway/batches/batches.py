@@ -83,7 +83,7 @@ class BatchAsked(Report):
 class BatchRecord(Report):
     """The present state of a batch.
 
-    Its input file was read up to line `next_line`, which begins at the byte `next_offset`.
+    The first `next_line` of its lines were submitted, in the order that `order` tells.
     """
 
     id: str
@@ -102,7 +102,7 @@ class BatchRecord(Report):
     failed: int = 0
     abandoned: int = 0  # those of the failed that were not done when the batch ended
     next_line: int = 0
-    next_offset: int = 0
+    is_grouped: bool = False  # lines that begin alike follow each other
     output_bytes: int = 0  # the valid length of each part; see `parts`
     errors_bytes: int = 0
     is_sure: bool = True  # the queue has accepted every open line

@@ -23,7 +23,7 @@ from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.wire import Report, read_or_none
 
-BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors)")
+BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors|order)")
 FILE_ID = re.compile(r"file-[a-z2-7]{26}")
 UNKNOWN_KEPT_S = 3600  # since an upload in progress is unknown to Redis, too
 PAGE = 64

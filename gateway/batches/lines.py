@@ -1,9 +1,8 @@
 """Reads the lines of a batch from its file, makes jobs of them, and shapes answers as OpenAI's."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from pydantic import Field, JsonValue, ValidationError
@@ -24,6 +23,7 @@ from penstock.schemas.wire import Report
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4 * 2**20
 MAX_COMPLAINTS = 100
+OF_BATCHES = {"background": True, "priority_class": "batch", "over_limit": "wait"}
 
 
 class BatchLine(Report):
@@ -60,16 +60,15 @@ def lines_from(path: Path, offset: int) -> Iterator[tuple[LinePosition, bytes]]:
             offset += length
 
 
-def headed_lines(path: Path, offset: int, most: int) -> list[tuple[LinePosition, BatchLine]]:
-    """Return at most `most` next lines, each with its place.
+def line_heads(path: Path, places: Sequence[LinePosition]) -> list[BatchLine]:
+    """Return the lines at some places. Of their bodies, which may be large, the model is kept."""
+    lines = (line_at(path, place) for place in places)
+    return [line.model_copy(update={"body": {"model": line.body.get("model")}}) for line in lines]
 
-    Of their bodies, which may be large, only the model is kept.
-    """
-    found = list[tuple[LinePosition, BatchLine]]()
-    for place, raw in islice(lines_from(path, offset), most):
-        line = BatchLine.model_validate_json(raw)
-        found.append((place, line.model_copy(update={"body": {"model": line.body.get("model")}})))
-    return found
+
+def digest_of(custom_id: str) -> bytes:
+    """Return what stands for a custom id where a million of them are remembered."""
+    return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
 
 
 def line_at(path: Path, place: LinePosition) -> BatchLine:
@@ -79,21 +78,24 @@ def line_at(path: Path, place: LinePosition) -> BatchLine:
         return BatchLine.model_validate_json(file.read(place.length))
 
 
-def line_errors(path: Path, endpoint: str) -> tuple[int, list[dict[str, JsonValue]]]:
+def line_errors(
+    path: Path, endpoint: str | None, most: int = MAX_LINES
+) -> tuple[int, list[dict[str, JsonValue]]]:
     """Return the number of lines of a file, and at most a hundred errors in them.
 
-    It stops early once it has a hundred errors, or more lines than `MAX_LINES`. Only a line's form,
-    custom_id, method and url are checked: a wrong body fails that line's own job.
+    It stops early once it has a hundred errors, or more than `most` lines. Only a line's form,
+    custom_id, method and url are checked: a wrong body fails that line's own job. With no endpoint
+    each line may have another.
     """
     seen, count, wrong = set[bytes](), 0, list[dict[str, JsonValue]]()
     for count, (_, raw) in enumerate(lines_from(path, 0), 1):
-        code = "too_many_lines" if count > MAX_LINES else "invalid_line"
+        code = "too_many_lines" if count > most else "invalid_line"
         sentence = _line_error(raw, endpoint, seen)
-        if count > MAX_LINES:
-            sentence = f"the file has more than {MAX_LINES} lines"
+        if count > most:
+            sentence = f"the file has more than {most} lines"
         if sentence:
             wrong.append({"code": code, "line": count, "message": sentence, "param": None})
-        if count > MAX_LINES or len(wrong) >= MAX_COMPLAINTS:
+        if count > most or len(wrong) >= MAX_COMPLAINTS:
             break
     if not count:
         wrong.append({"code": "empty_file", "line": None, "message": "no lines", "param": None})
@@ -107,7 +109,7 @@ def form_of(job_id: str, caller: Caller, line: BatchLine) -> AnswerContext | Poo
     body: JsonObject = {name: value for name, value in line.body.items() if value is not None}
     refuse_extremes(body)
     form: AnswerContext | PoolingContext = ENDPOINTS[line.url].form(caller, body, job_id)
-    return replace(form, job=form.job.model_copy(update={"background": True}))
+    return replace(form, job=form.job.model_copy(update=OF_BATCHES))
 
 
 def answered(
@@ -144,7 +146,7 @@ def _written(
     return to_json_in_pieces(shape) + b"\n"
 
 
-def _line_error(raw: bytes, endpoint: str, seen: set[bytes]) -> str | None:
+def _line_error(raw: bytes, endpoint: str | None, seen: set[bytes]) -> str | None:
     if len(raw) > MAX_LINE_BYTES:
         return f"longer than {MAX_LINE_BYTES} bytes"
     if excess := too_much(raw):
@@ -158,9 +160,11 @@ def _line_error(raw: bytes, endpoint: str, seen: set[bytes]) -> str | None:
         return "not valid JSON"
     if line.method != "POST":
         return "method: must be POST"
-    if line.url != endpoint:
+    if endpoint is None and line.url not in ENDPOINTS:
+        return f"url: give one of {', '.join(ENDPOINTS)}"
+    if endpoint is not None and line.url != endpoint:
         return f"url: must be {endpoint}, as the batch's endpoint"
-    digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
+    digest = digest_of(line.custom_id)
     if digest in seen:
         return f"custom_id: {line.custom_id[:64]!r} is given twice"
     seen.add(digest)

@@ -52,7 +52,7 @@ class Parts:
 
 
 def part_path(folder: Path, batch_id: str, kind: str) -> Path:
-    """Return the path of one of a batch's two files; `kind` is output or errors."""
+    """Return the path of one of a batch's files; `kind` is output, errors or order."""
     return folder / f".{batch_id}.{kind}"
 
 

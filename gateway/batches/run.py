@@ -25,11 +25,12 @@ from penstock.gateway.batches.lines import (
     abandoned,
     answered,
     form_of,
-    headed_lines,
     line_at,
     line_errors,
+    line_heads,
     refused,
 )
+from penstock.gateway.batches.order import PlacedLine, read_order, write_order
 from penstock.gateway.batches.parts import Parts, PartsLost, Written, closing, part_path, writing
 from penstock.gateway.client import Client
 from penstock.gateway.openai.pooling import PoolingContext
@@ -135,7 +136,7 @@ class _Turn:
         batch = self.batch
         if batch.status not in ENDED or batch.ended_ms is None:
             return
-        for kind in ("output", "errors"):
+        for kind in ("output", "errors", "order"):
             part_path(self.home.files.folder, batch.id, kind).unlink(missing_ok=True)
         kind, told = f"batch.{batch.status}", {"status": batch.status}
         occurrence = Occurrence(batch.tenant, kind, batch.id, batch.ended_ms, told)
@@ -146,12 +147,15 @@ class _Turn:
         try:
             path = await self._input()
             total, wrong = await asyncio.to_thread(line_errors, path, self.batch.asked.endpoint)
+            if not wrong:
+                await asyncio.to_thread(write_order, path, self._order, True)
         except JobNotFound as error:
             total, wrong = 0, [_file_error(error)]
         if wrong:
             await self.fail(wrong)
         else:
-            await self._keep({"status": "in_progress", "total": total, "in_progress_ms": None})
+            begun = {"status": "in_progress", "in_progress_ms": None}
+            await self._keep({**begun, "total": total, "is_grouped": 1})
 
     async def _step(self, parts: Parts) -> bool:
         """Collect answers, or else submit lines.
@@ -191,10 +195,10 @@ class _Turn:
 
     async def _open(self, parts: Parts, room: int) -> bool:
         """Note the next lines as open, then submit them. Returns False if the queue is full."""
-        batch, path = self.batch, await self._input()
-        found = await asyncio.to_thread(headed_lines, path, batch.next_offset, room)
+        batch = self.batch
         opened, written = list[Open](), list[Written]()
-        for number, (place, line) in enumerate(found, batch.next_line):
+        found = await self._next_lines(room)
+        for (number, place), line in found:
             try:
                 model = line.body.get("model")
                 model = model if isinstance(model, str) else ""
@@ -207,12 +211,7 @@ class _Turn:
                     raise
                 identity = short_digest(f"{batch.id} {number}")
                 written.append(Written(str(number), refused(identity, line, error.body())))
-        last = found[-1][0]
-        fields = {
-            "next_line": batch.next_line + len(found),
-            "next_offset": last.offset + last.length,
-            "is_sure": 0,
-        }
+        fields = {"next_line": batch.next_line + len(found), "is_sure": 0}
         await self._write(parts, written, fields, {line.number: str(line) for line in opened})
         reach("batch.opened")
         return await self._submit(parts, opened)
@@ -246,7 +245,7 @@ class _Turn:
         try:
             job = (await self._form(line, asked)).job
             note = Note(batch=self.batch.id, line=line.number)
-            await self.home.client.submit(self._dressed(job), self.batch.account, note.dump())
+            await self.home.client.submit(self._limited(job), self.batch.account, note.dump())
         except Unavailable as error:
             return error
         except PenstockError as error:
@@ -254,15 +253,14 @@ class _Turn:
         reach("batch.line")
         return None
 
-    def _dressed(self, job: Job) -> Job:
-        """Return the job with a batch's priority and time limit.
+    def _limited(self, job: Job) -> Job:
+        """Return the job with a batch's time limit.
 
-        The time limit is the whole window and not what is left of it: the job must be the same at
+        It is the whole window and not what is left of it: the job must be the same at
         every try, or the queue would take it for another one.
         """
         timeout_ms = min(job.timeout_ms or 2**53, self.batch.asked.window_s * 1000)
-        own = {"priority_class": "batch", "timeout_ms": timeout_ms, "over_limit": "wait"}
-        return job.model_copy(update=own)
+        return job.model_copy(update={"timeout_ms": timeout_ms})
 
     async def _collected(self, line: Open, stop: str | None) -> Written:
         """Return the answer of a line whose job has ended."""
@@ -313,18 +311,28 @@ class _Turn:
 
     async def _give_up(self, parts: Parts, stop: str) -> None:
         """Write the next lines, which were never submitted, as abandoned."""
-        batch, path = self.batch, await self._input()
-        found = await asyncio.to_thread(headed_lines, path, batch.next_offset, 16 * AT_ONCE)
-        written = []
-        for number, (place, asked) in enumerate(found, batch.next_line):
+        batch = self.batch
+        written, found = [], await self._next_lines(16 * AT_ONCE)
+        for (number, place), asked in found:
             line = Open(number, short_digest(f"{batch.id} {number}"), place)
             written.append(self._abandoned(line, asked, stop))
-        last = found[-1][0]
-        fields = {
-            "next_line": batch.next_line + len(found),
-            "next_offset": last.offset + last.length,
-        }
-        await self._write(parts, written, fields)
+        await self._write(parts, written, {"next_line": batch.next_line + len(found)})
+
+    async def _next_lines(self, most: int) -> list[tuple[PlacedLine, BatchLine]]:
+        """Return the lines whose turn is next, with their models alone of their bodies."""
+        batch, path = self.batch, await self._input()
+
+        def read() -> list[tuple[PlacedLine, BatchLine]]:
+            if not self._order.exists():  # it was lost, and comes out the same again
+                write_order(path, self._order, batch.is_grouped)
+            turns = read_order(self._order, batch.next_line, most)
+            return list(zip(turns, line_heads(path, [each.place for each in turns]), strict=True))
+
+        return await asyncio.to_thread(read)
+
+    @property
+    def _order(self) -> Path:
+        return part_path(self.home.files.folder, self.batch.id, "order")
 
     async def _write(
         self,

@@ -82,7 +82,7 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("max_tokens", 0, "max_tokens"),
     ("max_tokens", -5, "max_tokens"),
     ("max_tokens", "many", "max_tokens"),
-    ("max_tokens", 5.0, "max_tokens"),
+    ("max_tokens", 5.5, "max_tokens"),
     ("min_tokens", -1, "min_tokens"),
     ("allowed_token_ids", [], "allowed_token_ids"),
     ("allowed_token_ids", [-1], "allowed_token_ids[0]"),

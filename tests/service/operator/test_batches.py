@@ -318,6 +318,27 @@ def test_an_expired_batch_says_so_of_every_line_that_was_not_done(house: House) 
     assert {each["error"]["code"] for each in cut.values()} == {"batch_expired"}  # type: ignore[index]
 
 
+def test_lines_that_begin_alike_run_one_after_another(house: House) -> None:
+    """Also where the file that says so is lost."""
+    systems = ["You are a sailor. " * 20, "You are a baker. " * 20, "You are a pilot. " * 20]
+    lines = [
+        line(number) | {"body": {"model": MODEL, "messages": [
+            {"role": "system", "content": systems[number % 3]},
+            {"role": "user", "content": f"{number}?"},
+        ]}}
+        for number in range(12)
+    ]  # fmt: skip
+    before = len(house.actor.jobs)
+    with house.housekeeping("--batch-window", "3"):
+        batch_id = house.batch(*lines)
+        eventually(lambda: len(house.actor.jobs) - before >= 4)
+        house.folder.joinpath(f".{batch_id}.order").unlink()
+        batch = house.ended(batch_id)
+    assert set(house.lines_of(batch.output_file_id)) == {f"line-{number}" for number in range(12)}
+    asked = [job.chat.messages[1]["content"] for job in house.actor.jobs[before:] if job.chat]
+    assert asked == [f"{number}?" for first in range(3) for number in range(first, 12, 3)]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_batch_outlives_the_deaths_of_housekeeping_and_repeats_no_line(
