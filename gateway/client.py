@@ -16,7 +16,7 @@ import heapq
 import itertools
 import re
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Literal, Self
 
@@ -357,6 +357,15 @@ class Client:
     async def request(self, job_id: str, tenant: str | None = None) -> Job:
         """Return a job as it was submitted, where it is kept. Raises JobNotFound, JobGone."""
         return await (await self._lanes.queue(job_id)).request(tenant or self.tenant, job_id)
+
+    async def annotate(
+        self, job_id: str, metadata: Mapping[str, str], tenant: str | None = None
+    ) -> None:
+        """Give a job that is kept other metadata. Raises JobNotFound, JobGone."""
+        queue = await self._lanes.queue(job_id)
+        mark = await self._disk.begin(queue.lane.prefix)
+        await queue.annotate(tenant or self.tenant, job_id, metadata)
+        await self._disk.wait(mark)
 
     async def recent(self, most: int = 20, tenant: str | None = None) -> list[JobStatus]:
         """Return the jobs that something befell last, the latest first.

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock.schemas.job import MAX_MESSAGES
+from penstock.schemas.job import MAX_MESSAGES, Short
 from penstock.schemas.json_size import too_much
 from penstock.schemas.sampling import MAX_LOGPROBS
 from penstock.schemas.wire import Report
@@ -291,6 +291,7 @@ class ChatRequest(Asked):
     parallel_tool_calls: bool | None = Field(
         None, description="several calls; none: yes where the model chooses, else one"
     )
+    store: bool = Field(False, description="keep it, to be listed and shown again")
     include_reasoning: bool = Field(True, description="`reasoning`: what the model thinks")
     chat_template_kwargs: JsonObject = Field(default_factory=dict)
     chat_template: str | None = Field(
@@ -330,6 +331,12 @@ class CompletionRequest(Asked):
     prompt_logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="vLLM's: of the prompt's tokens, not with stream"
     )
+
+
+class MetadataRequest(Report):
+    """The body of a change to what was stored: other metadata, all of it at once."""
+
+    metadata: dict[Short, Short] = Field(max_length=16)
 
 
 class GenerateRequest(Report):

@@ -10,7 +10,8 @@ from penstock.gateway.anthropic.requests import messages_form
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai import endpoints as openai
 from penstock.gateway.openai.endpoints import RequestKind
-from penstock.gateway.openai.responses import AnswerContext, error
+from penstock.gateway.openai.forms import chat_form
+from penstock.gateway.openai.responses import AnswerContext, chat_answer, error
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.responses.answers import response_answer
 from penstock.gateway.responses.requests import responses_form
@@ -31,8 +32,15 @@ def _response_form(caller: Caller, body: JsonObject, job_id: str = "") -> Answer
     return responses_form(caller, {**body, "store": False}, job_id)
 
 
+def _chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
+    """Read a line that asks for a chat. Raises InvalidJob."""
+    refuse_unless({"store": (False,)}, body, {})
+    return chat_form(caller, body, job_id)
+
+
 ENDPOINTS: Mapping[str, RequestKind[Any]] = {
     **openai.ENDPOINTS,
+    "/v1/chat/completions": RequestKind(_chat_form, chat_answer),
     "/v1/messages": RequestKind(messages_form, message_answer),
     "/v1/responses": RequestKind(_response_form, response_answer),
 }

@@ -64,6 +64,21 @@ class ChatCompletionChunk(Answered):
     usage: TokenUsage | None = None
 
 
+class StoredChat(ChatCompletion):
+    metadata: dict[str, str]
+
+
+class Paged(Answered):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoredChatList(Paged):
+    data: list[StoredChat]
+
+
 class TextAnswerChoice(Answered):
     index: int
     text: str
@@ -240,13 +255,6 @@ class FileShown(Answered):
     filename: str
     purpose: str
     status: str
-
-
-class Paged(Answered):
-    object: Literal["list"]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileList(Paged):

@@ -9,7 +9,7 @@ from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.described import answers as a
 from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
-from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest
+from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest, MetadataRequest
 from penstock.schemas.pooling_requests import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -67,6 +67,11 @@ ROUTES: Mapping[str, Described] = {
     "POST /v1/chat/completions": Described(
         a.ChatCompletion, (ChatRequest, SamplingParams), events=a.ChatCompletionChunk
     ),
+    "GET /v1/chat/completions": Described(a.StoredChatList),
+    "GET /v1/chat/completions/{completion_id}": Described(a.StoredChat),
+    "POST /v1/chat/completions/{completion_id}": Described(a.StoredChat, (MetadataRequest,)),
+    "DELETE /v1/chat/completions/{completion_id}": Described(a.Deleted),
+    "GET /v1/chat/completions/{completion_id}/messages": Described(a.ItemList),
     "POST /v1/completions": Described(
         a.TextCompletion, (CompletionRequest, SamplingParams), events=a.TextCompletion
     ),

@@ -18,6 +18,7 @@ from penstock.gateway.http.middleware import add_headers, caller_of, span_of
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.openai.stored_chats import StoredChats
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError
@@ -41,6 +42,7 @@ class Gateway:
     version: str
     files: Files
     batches: Batches
+    stored_chats: StoredChats
     webhooks: Webhooks
     outbound: Outbound
     overview: Overview

@@ -18,6 +18,7 @@ from penstock.gateway.openai.validation import validate
 from penstock.schemas.job import Job
 from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject, StreamOptions
 
+STORED = "chat"  # under which a stored chat's job repeats the request, but for its messages
 _OF_VECTORS = {"input", "documents", "text_2", "data_2"}
 
 
@@ -26,6 +27,9 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
     given = validate(ChatRequest, body)
     asked = in_newer_form(given)
     job = chat_job(job_id, caller, asked, body)
+    if asked.store:
+        kept = {name: value for name, value in body.items() if name != "messages"}
+        job = job.model_copy(update={"repeated": {STORED: kept}})
     last = asked.messages[-1]
     return AnswerContext(
         job,
@@ -39,6 +43,7 @@ def chat_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerConte
         shows_reasoning=asked.include_reasoning,
         shows_ids=asked.return_token_ids,
         names_ids=asked.return_tokens_as_token_ids,
+        is_kept=asked.store,
         ignored=ignored(given, body),
     )
 

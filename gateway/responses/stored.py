@@ -35,7 +35,7 @@ def job_id_of(response_id: str, param: str = "response_id") -> str:
 def form_of(job: Job, created_ms: int) -> AnswerContext:
     """Return how a stored job's answer looks. Raises JobNotFound for a job that is no response."""
     chat = job.chat
-    if chat is None or not job.repeated:
+    if chat is None or "background" not in job.repeated:
         raise JobNotFound(job.job_id)
     tools = [tool["function"] for tool in chat.tools]
     schemas: dict[str, JsonObject] = {}

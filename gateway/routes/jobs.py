@@ -61,6 +61,7 @@ class Told(Report):
 # Fields that say how an answer is shown, each with what asks for nothing. A job is shown as it is.
 OF_ANSWERS: dict[str, JsonValue] = {
     "stream": False,
+    "store": False,
     "stream_options": {},
     "include_reasoning": True,
     "return_tokens_as_token_ids": False,

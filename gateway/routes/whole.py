@@ -18,6 +18,7 @@ from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.http.sse import EventStream, WholeAnswer, Writer
 from penstock.gateway.openai.endpoints import Form
+from penstock.gateway.openai.forms import STORED
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext
@@ -46,6 +47,8 @@ async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
     )
     if not isinstance(form, AnswerContext):
         return form
+    if STORED in form.job.repeated:
+        await gateway.stored_chats.add(form.job, settings.responses_kept_s)
     return replace(
         form,
         names_ids=form.names_ids or settings.return_tokens_as_token_ids,

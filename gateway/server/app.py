@@ -26,6 +26,7 @@ from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import Middleware
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.openai.stored_chats import StoredChats
 from penstock.gateway.routes import batches as batch_routes
 from penstock.gateway.routes import docs as docs_routes
 from penstock.gateway.routes import files as file_routes
@@ -36,6 +37,7 @@ from penstock.gateway.routes import openai as openai_routes
 from penstock.gateway.routes import page as page_routes
 from penstock.gateway.routes import pooling as pooling_routes
 from penstock.gateway.routes import responses as response_routes
+from penstock.gateway.routes import stored_chats as stored_chat_routes
 from penstock.gateway.routes import texts as text_routes
 from penstock.gateway.server.entrance import LetsNobodyIn, check_list, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
@@ -55,6 +57,7 @@ ROUTERS = (
     response_routes.router,
     pooling_routes.router,
     text_routes.router,
+    stored_chat_routes.router,  # after the path of a chat's prompt, which looks like an id
     job_routes.router,
     file_routes.router,
     batch_routes.router,
@@ -89,6 +92,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         number,
         Files(client.redis, settings),
         Batches(client.redis),
+        StoredChats(client.redis),
         Webhooks(client.redis),
         Outbound(settings),
         Overview(client, metrics, number),

@@ -10,7 +10,7 @@ errors that its docstring names.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from pydantic import JsonValue, TypeAdapter
@@ -308,6 +308,10 @@ class Queue:
         if not reply[1]:
             raise JobGone(job_id)
         return await _apart(Job.model_validate_json, reply[1])
+
+    async def annotate(self, tenant: str, job_id: str, metadata: Mapping[str, str]) -> None:
+        """Give a job that is kept with its result other metadata. Raises JobNotFound, JobGone."""
+        _known(await self._run("jobs/annotate", tenant, job_id, json.dumps(metadata)), job_id)
 
     async def recent(self, tenant: str, most: int) -> list[tuple[int, str]]:
         """Return when something befell a job of the tenant last, and its id; the latest first.

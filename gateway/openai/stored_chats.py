@@ -1,0 +1,116 @@
+"""Chats that were stored: which there are, and each shown again from its job and its result."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pydantic import JsonValue
+from pydantic_core import to_json
+
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.openai.forms import STORED, chat_form
+from penstock.gateway.openai.responses import AnswerContext, chat_answer
+from penstock.gateway.tasks.due import server_time_ms
+from penstock.schemas.delivery import JobStatus
+from penstock.schemas.errors import InvalidJob, JobNotFound
+from penstock.schemas.event import Result
+from penstock.schemas.job import Job, Message
+from penstock.schemas.keys import CHORES
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.redis.connection import Connection, texts_of
+from penstock.schemas.redis.servers import Redis
+
+PREFIX = "chatcmpl-"  # of an id, before the job's
+MOST_LISTED = 10_000  # of a tenant, the newest
+LISTED_S = 86_400  # longer than the last one is kept
+_REPEATED = (
+    "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "response_format",
+    "tools", "tool_choice",
+)  # fmt: skip
+
+
+class StoredChats:
+    """Knows the jobs of each tenant's stored chats, in the order in which they were submitted.
+
+    A job may be gone before it is forgotten here: whoever finds it so calls `forget`.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._connection = Connection(redis)
+
+    async def add(self, job: Job, kept_s: int) -> None:
+        """Note a job that was submitted. It may be repeated."""
+        key, call = _key(job.tenant), self._connection.call
+        now_ms = await server_time_ms(self._connection)
+        await call("ZADD", key, "NX", now_ms, job.job_id)
+        await call("ZREMRANGEBYRANK", key, 0, -MOST_LISTED - 1)
+        await call("EXPIRE", key, kept_s + LISTED_S)
+
+    async def ids(self, tenant: str) -> list[str]:
+        """Return the ids of a tenant's jobs, the oldest first."""
+        return [
+            text.decode()
+            for text in texts_of(await self._connection.call("ZRANGE", _key(tenant), 0, -1))
+        ]
+
+    async def forget(self, tenant: str, *job_ids: str) -> None:
+        if job_ids:
+            await self._connection.call("ZREM", _key(tenant), *job_ids)
+
+
+def chat_job_id(completion_id: str) -> str:
+    """Return the id of a chat's job. Raises InvalidJob for what is no chat's id."""
+    if not completion_id.startswith(f"{PREFIX}job_"):
+        sentence = f"{completion_id[:60]!r} is no chat completion's id"
+        raise InvalidJob(f"completion_id: {sentence}", "completion_id")
+    return completion_id.removeprefix(PREFIX)
+
+
+def stored_form(job: Job, created_ms: int) -> AnswerContext:
+    """Return how a stored chat's answer looks. Raises JobNotFound for a job that is none."""
+    asked = job.repeated.get(STORED)
+    if job.chat is None or not isinstance(asked, dict):
+        raise JobNotFound(job.job_id)
+    any_message: JsonObject = {"role": "user", "content": ""}
+    form = chat_form(Caller(job.tenant), {**asked, "messages": [any_message]}, job.job_id)
+    return replace(form, job=job, created_s=created_ms // 1000)
+
+
+def shown_chat(form: AnswerContext, status: JobStatus, result: Result) -> JsonObject:
+    """Return a stored chat, with its metadata and what of its request OpenAI repeats."""
+    asked = form.job.repeated[STORED]
+    assert isinstance(asked, dict)
+    repeated = {name: asked.get(name) for name in _REPEATED}
+    metadata = dict[str, JsonValue](status.metadata)
+    told: JsonObject = {"metadata": metadata, "request_id": form.job.job_id, "input_user": None}
+    return {**chat_answer(form, result), **repeated, **told}
+
+
+def stored_messages(job: Job) -> list[JsonObject]:
+    """Return what a stored chat was asked with, each message with an id."""
+    assert job.chat is not None
+    return [
+        {"id": f"{PREFIX}{job.job_id}-{at}", **_message(message)}
+        for at, message in enumerate(job.chat.messages)
+    ]
+
+
+def _message(message: Message) -> JsonObject:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else None
+    texts = (str(part.get("text")) for part in parts or () if isinstance(part, dict))
+    shown: JsonObject = {**message, "content": "\n".join(texts) if parts else content}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        shown["tool_calls"] = list(_calls(calls))
+    return shown | {"content_parts": parts}
+
+
+def _calls(calls: list[JsonValue]) -> Iterator[JsonValue]:
+    for call in calls:
+        if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
+            arguments = to_json(function.get("arguments")).decode()
+            yield {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _key(tenant: str) -> str:
+    return f"{CHORES}stored:{tenant}"

@@ -1,0 +1,149 @@
+"""OpenAI's routes for chats that were stored: list, show, change and delete them."""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+from pydantic import JsonValue
+
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Gateway, Open
+from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.paging import After, Limit, Order, cut, page
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.stored_chats import (
+    PREFIX,
+    chat_job_id,
+    shown_chat,
+    stored_form,
+    stored_messages,
+)
+from penstock.gateway.openai.validation import validate
+from penstock.gateway.routes.whole import num_bytes_of
+from penstock.schemas.delivery import JobStatus
+from penstock.schemas.errors import JobGone, JobNotFound
+from penstock.schemas.openai import JsonObject, MetadataRequest
+
+OF_METADATA = re.compile(r"metadata\[(.{1,512})\]")
+router = APIRouter(prefix="/v1/chat/completions", tags=["openai"])
+
+
+@router.get("")
+async def listed(
+    request: Request,
+    gateway: Open,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "asc",
+    model: str | None = None,
+) -> Response:
+    """List the stored chats that were answered; with `metadata[name]` those that have it so."""
+    tenant = tenant_of(request)
+    wanted = {
+        found[1]: value
+        for name, value in request.query_params.items()
+        if (found := OF_METADATA.fullmatch(name))
+    }
+    ids = await gateway.stored_chats.ids(tenant)
+    ordered = [f"{PREFIX}{job_id}" for job_id in (ids if order == "asc" else ids[::-1])]
+    rest, _ = cut(ordered, after, len(ordered) or 1)
+    shown = list[JsonObject]()
+    for completion_id in rest:
+        if len(shown) > limit:
+            break
+        job_id = chat_job_id(completion_id)
+        status = await _status(gateway, job_id, tenant)
+        if status is None or model not in (None, status.model) or not _has(status, wanted):
+            continue
+        with suppress(JobNotFound):
+            shown.append(await _shown(gateway, job_id, tenant))
+    return _json(page(shown[:limit], len(shown) > limit))
+
+
+@router.get("/{completion_id}")
+async def retrieve(completion_id: str, request: Request, gateway: Open) -> Response:
+    return _json(await _shown(gateway, chat_job_id(completion_id), tenant_of(request)))
+
+
+@router.post("/{completion_id}")
+async def update(completion_id: str, request: Request, gateway: Open) -> Response:
+    """Give a stored chat other metadata."""
+    asked = await read(request, gateway, partial(validate, MetadataRequest))
+    job_id, tenant = chat_job_id(completion_id), tenant_of(request)
+    await _form(gateway, job_id, tenant)  # a job that is no chat is not found
+    await gateway.client.annotate(job_id, asked.metadata, tenant)
+    return _json(await _shown(gateway, job_id, tenant))
+
+
+@router.delete("/{completion_id}")
+async def delete(completion_id: str, request: Request, gateway: Open) -> Response:
+    job_id, tenant = chat_job_id(completion_id), tenant_of(request)
+    await _form(gateway, job_id, tenant)
+    await gateway.client.delete(job_id, tenant)
+    await gateway.stored_chats.forget(tenant, job_id)
+    return _json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
+
+
+@router.get("/{completion_id}/messages")
+async def messages(
+    completion_id: str,
+    request: Request,
+    gateway: Open,
+    after: After = None,
+    limit: Limit = 20,
+    order: Order = "asc",
+) -> Response:
+    """List the messages that a stored chat was asked with."""
+    form = await _form(gateway, chat_job_id(completion_id), tenant_of(request))
+
+    def made() -> Response:
+        found = {str(each["id"]): each for each in stored_messages(form.job)}
+        ids = [*found] if order == "asc" else [*found][::-1]
+        shown, has_more = cut(ids, after, limit)
+        return _json(page([found[each] for each in shown], has_more))
+
+    return await gateway.client.off_loop.run(form.job.guess_bytes(), made)
+
+
+def _has(status: JobStatus, wanted: Mapping[str, str]) -> bool:
+    return all(status.metadata.get(name) == value for name, value in wanted.items())
+
+
+async def _status(gateway: Gateway, job_id: str, tenant: str) -> JobStatus | None:
+    """Return how a chat's job stands; None where it was not answered, or is kept no longer."""
+    try:
+        status = await gateway.client.status(job_id, tenant)
+    except JobNotFound:
+        await gateway.stored_chats.forget(tenant, job_id)
+        return None
+    return status if status.state == "succeeded" else None
+
+
+async def _form(gateway: Gateway, job_id: str, tenant: str) -> AnswerContext:
+    """Return a stored chat's form. Raises JobNotFound for what was not stored or not answered."""
+    try:
+        status = await gateway.client.status(job_id, tenant)
+        job = await gateway.client.request(job_id, tenant)
+    except JobGone:
+        raise JobNotFound(job_id) from None
+    if status.state != "succeeded":
+        raise JobNotFound(job_id)
+    size = job.guess_bytes()
+    return await gateway.client.off_loop.run(size, stored_form, job, status.created_ms)
+
+
+async def _shown(gateway: Gateway, job_id: str, tenant: str) -> JsonObject:
+    form = await _form(gateway, job_id, tenant)
+    status = await gateway.client.status(job_id, tenant)
+    result = await gateway.client.result(job_id, wait=False, tenant=tenant)
+    if result is None:
+        raise JobNotFound(job_id)
+    size = num_bytes_of(result)
+    return await gateway.client.off_loop.run(size, shown_chat, form, status, result)
+
+
+def _json(shape: JsonValue) -> Response:
+    return Response(to_json_in_pieces(shape), media_type="application/json")
