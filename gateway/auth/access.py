@@ -50,6 +50,7 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/v1/jobs", "jobs"),
     ("/v1/batches", "batches"),
     ("/v1/files", "batches"),
+    ("/v1/uploads", "batches"),
     ("/v1/chat/completions", "inference"),
     ("/v1/completions", "inference"),
     ("/v1/messages", "inference"),

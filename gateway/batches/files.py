@@ -25,6 +25,7 @@ from penstock.schemas.wire import Report, read_or_none
 
 BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors|order)")
 FILE_ID = re.compile(r"file-[a-z2-7]{26}")
+PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 UNKNOWN_KEPT_S = 3600  # since an upload in progress is unknown to Redis, too
 PAGE = 64
 NO_QUOTA = 2**53

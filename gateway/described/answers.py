@@ -257,6 +257,25 @@ class FileShown(Answered):
     status: str
 
 
+class UploadShown(Answered):
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["pending", "completed", "cancelled", "expired"]
+    file: FileShown | None
+
+
+class UploadPart(Answered):
+    id: str
+    object: Literal["upload.part"]
+    upload_id: str
+    created_at: int
+
+
 class FileList(Paged):
     data: list[FileShown]
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.batches.batches import BatchAsked
+from penstock.gateway.batches.uploads import CompleteRequest, UploadRequest
 from penstock.gateway.described import answers as a
 from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
 from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest, MetadataRequest
@@ -25,6 +26,10 @@ from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatReques
 class UploadForm(BaseModel):
     file: bytes = Field(json_schema_extra={"format": "binary"})
     purpose: str
+
+
+class PartForm(BaseModel):
+    data: bytes = Field(json_schema_extra={"format": "binary"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,10 @@ ROUTES: Mapping[str, Described] = {
     "GET /v1/files/{file_id}": Described(a.FileShown),
     "DELETE /v1/files/{file_id}": Described(a.Deleted),
     "GET /v1/files/{file_id}/content": Described("application/octet-stream"),
+    "POST /v1/uploads": Described(a.UploadShown, (UploadRequest,)),
+    "POST /v1/uploads/{upload_id}/parts": Described(a.UploadPart, (PartForm,), is_form=True),
+    "POST /v1/uploads/{upload_id}/complete": Described(a.UploadShown, (CompleteRequest,)),
+    "POST /v1/uploads/{upload_id}/cancel": Described(a.UploadShown),
     "POST /v1/batches": Described(a.BatchShown, (BatchAsked,)),
     "GET /v1/batches": Described(a.BatchList),
     "GET /v1/batches/{batch_id}": Described(a.BatchShown),

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.files import Files
+from penstock.gateway.batches.uploads import Uploads
 from penstock.gateway.client import REMEMBER_S, Client
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import add_headers, caller_of, span_of
@@ -42,6 +43,7 @@ class Gateway:
     version: str
     files: Files
     batches: Batches
+    uploads: Uploads
     stored_chats: StoredChats
     webhooks: Webhooks
     outbound: Outbound

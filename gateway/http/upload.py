@@ -25,9 +25,10 @@ ROOM_BYTES = 64 * 1024  # for boundaries, headers and fields
 
 @dataclass(slots=True, eq=False)
 class Upload:
-    """The parts received so far. The part named `file` goes to `sink`; other parts are fields."""
+    """The parts received so far. The part named `named` goes to `sink`; other parts are fields."""
 
     sink: BinaryIO
+    named: str
     filename: str = ""
     num_bytes: int = 0
     fields: dict[str, str] = field(default_factory=dict)
@@ -82,9 +83,9 @@ class Upload:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._name = options.get(b"name", b"").decode(errors="replace")
         self._value = bytearray()
-        if self._name == "file":
+        if self._name == self.named:
             if self.filename:
-                raise InvalidJob("file: given twice", "file")
+                raise InvalidJob(f"{self.named}: given twice", self.named)
             self.filename = options.get(b"filename", b"").decode(errors="replace")[:256] or "file"
             self._value = None
 
@@ -110,14 +111,17 @@ def discarded(part: Path) -> Iterator[None]:
         part.unlink(missing_ok=True)
 
 
-async def receive(request: Request, part: Path, limit_bytes: int) -> Upload:
-    """Write the body's file to `part`, and sync it. Raises InvalidJob, BodyTooLarge, Cancelled."""
-    too_large = BodyTooLarge(f"file: larger than {limit_bytes} bytes")
+async def receive(request: Request, part: Path, limit_bytes: int, named: str = "file") -> Upload:
+    """Write the body's file, under its name in the form, to `part`, and sync it.
+
+    Raises InvalidJob, BodyTooLarge, Cancelled.
+    """
+    too_large = BodyTooLarge(f"{named}: larger than {limit_bytes} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit_bytes + ROOM_BYTES:
         raise too_large
     with part.open("wb") as sink:
-        upload = Upload(sink)
+        upload = Upload(sink, named)
         parser, num_received = upload.parser(request.headers.get("content-type", "")), 0
         try:
             async for piece in request.stream():
@@ -133,7 +137,7 @@ async def receive(request: Request, part: Path, limit_bytes: int) -> Upload:
         if upload.num_bytes > limit_bytes:
             raise too_large
         if not upload.filename:
-            raise InvalidJob("file: missing", "file")
+            raise InvalidJob(f"{named}: missing", named)
         sink.flush()
         await asyncio.to_thread(os.fsync, sink.fileno())
     return upload

@@ -11,6 +11,7 @@ from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.openai.paging import After, Limit, cut, page
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.errors import InvalidJob
 from penstock.schemas.openai import JsonObject
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -22,7 +23,9 @@ async def create(request: Request, gateway: Open) -> Response:
     if asked.webhook is not None:
         gateway.outbound.check(asked.webhook, "webhook")
     tenant, account = tenant_of(request), caller_of(request).account
-    await gateway.files.get(tenant, asked.input_file_id)
+    if (await gateway.files.get(tenant, asked.input_file_id)).purpose != "batch":
+        sentence = "the file's purpose is not batch"
+        raise InvalidJob(f"input_file_id: {sentence}", "input_file_id")
     return _json((await gateway.batches.create(tenant, asked, account)).shape())
 
 

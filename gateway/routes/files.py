@@ -5,7 +5,7 @@ from fastapi.responses import FileResponse
 from pydantic_core import to_json
 
 from penstock.gateway.batches.batches import ExpiresAfter
-from penstock.gateway.batches.files import FileNotFound, FileRecord, new_file_id
+from penstock.gateway.batches.files import PURPOSES, FileNotFound, FileRecord, new_file_id
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import discarded, receive
@@ -19,19 +19,20 @@ router = APIRouter(prefix="/v1/files", tags=["files"])
 
 @router.post("")
 async def upload(request: Request, gateway: Open) -> Response:
-    """Upload a file: multipart/form-data with `file`, and with `purpose`, which is `batch`."""
+    """Upload a file: multipart/form-data with `file` and with `purpose`."""
     files, tenant = gateway.files, tenant_of(request)
     part = files.new_part()
     with discarded(part):
         received = await receive(request, part, gateway.settings.max_file_bytes)
-        if received.fields.get("purpose") != "batch":
-            raise InvalidJob("purpose: must be batch: files serve nothing else here", "purpose")
+        purpose = received.fields.get("purpose", "")
+        if purpose not in PURPOSES:
+            raise InvalidJob(f"purpose: give one of {', '.join(PURPOSES)}", "purpose")
         now_s = await files.now_s()
         record = FileRecord(
             id=new_file_id(),
             tenant=tenant,
             filename=received.filename,
-            purpose="batch",
+            purpose=purpose,
             bytes=received.num_bytes,
             created_s=now_s,
             expires_s=now_s + files.kept_s(_kept_s(received.fields)),

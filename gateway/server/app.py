@@ -18,6 +18,7 @@ from penstock.gateway.auth.keyring import Keyring, KeyStore
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.files import Files
+from penstock.gateway.batches.uploads import Uploads
 from penstock.gateway.client import Client
 from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
@@ -39,6 +40,7 @@ from penstock.gateway.routes import pooling as pooling_routes
 from penstock.gateway.routes import responses as response_routes
 from penstock.gateway.routes import stored_chats as stored_chat_routes
 from penstock.gateway.routes import texts as text_routes
+from penstock.gateway.routes import uploads as upload_routes
 from penstock.gateway.server.entrance import LetsNobodyIn, check_list, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.webhooks.outbound import Outbound
@@ -60,6 +62,7 @@ ROUTERS = (
     stored_chat_routes.router,  # after the path of a chat's prompt, which looks like an id
     job_routes.router,
     file_routes.router,
+    upload_routes.router,
     batch_routes.router,
     health_routes.router,
     page_routes.router,
@@ -84,14 +87,16 @@ def build(settings: GatewaySettings) -> FastAPI:
     time_ms = partial(server_time_ms, Connection(client.redis))
     shares = Shares(secret, client.owner, time_ms)
     metrics, number = Metrics(settings.metrics_max_tenants), version("penstock")
+    files = Files(client.redis, settings)
     gateway = Gateway(
         settings,
         client,
         shares,
         metrics,
         number,
-        Files(client.redis, settings),
+        files,
         Batches(client.redis),
+        Uploads(client.redis, files, settings.max_file_bytes),
         StoredChats(client.redis),
         Webhooks(client.redis),
         Outbound(settings),

@@ -344,7 +344,7 @@ def test_an_unknown_model_is_404(http: httpx.Client) -> None:
         ("POST", "/", 405),
         ("GET", "/v1", 404),
         ("GET", "/v2/chat", 404),
-        ("GET", "/v1/chat/completions", 405),
+        ("GET", "/v1/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/health", 405),
         ("PUT", "/v1/jobs", 405),

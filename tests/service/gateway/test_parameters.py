@@ -382,6 +382,13 @@ def around(ask: Asker) -> None:
     assert found["metadata"] == {"a": "b"}
 
 
+@of("store")
+def stored(ask: Asker) -> None:
+    for is_stored in (False, True):
+        path = f"/v1/chat/completions/{ask.chat(store=is_stored)['id']}"
+        assert ask.http.get(path).is_success == is_stored
+
+
 @of("timeout_ms", "queue_timeout_ms", "not_before_ms", "delay_ms", "over_limit", "background")
 def times(ask: Asker) -> None:
     long: dict[str, object] = {"max_tokens": 4000, "ignore_eos": True, "prompt": PROMPT}

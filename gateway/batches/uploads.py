@@ -1,0 +1,246 @@
+"""Files that come in parts, which may come at once, from several callers, and again.
+
+A part is a file in the files' folder until the upload is complete: then they are joined in the
+order that the caller gives, and the whole becomes a file as any other. An upload ends once: its end
+is written to Redis where there is none yet. Parts of uploads that nobody ended are swept with the
+other files that are left over.
+"""
+
+import asyncio
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from penstock.gateway.batches.batches import ExpiresAfter
+from penstock.gateway.batches.files import PURPOSES, FileRecord, Files
+from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError, RateLimited
+from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.redis.connection import Connection
+from penstock.schemas.redis.servers import Redis
+from penstock.schemas.wire import Report
+
+OPEN_S = 3600  # for the parts to come
+KNOWN_S = 86_400  # how long an upload is known after that
+MOST_OPEN = 100  # uploads of a tenant that have not ended
+MOST_PARTS = 10_000
+MAX_PART_BYTES = 64 * 2**20
+HELD_FOR_S = 60  # of the count of a tenant's open uploads, beyond their time
+
+End = Literal["completed", "cancelled"]
+
+
+class UploadNotFound(JobNotFound):
+    code = "upload_not_found"
+
+    def __init__(self, upload_id: str) -> None:
+        PenstockError.__init__(self, f"upload {upload_id!r} is not known here", "upload_id")
+
+
+class UploadRequest(Report):
+    """The body of POST /v1/uploads."""
+
+    bytes: int = Field(ge=0, description="of the whole file")
+    filename: str = Field(min_length=1, max_length=256)
+    mime_type: str = Field(max_length=256)
+    purpose: Literal[PURPOSES]  # type: ignore[valid-type]
+    expires_after: ExpiresAfter | None = None
+
+
+class CompleteRequest(Report):
+    """The body that ends an upload."""
+
+    part_ids: list[str] = Field(max_length=MOST_PARTS, description="in their order in the file")
+    md5: str | None = Field(None, description="of the whole file, in hexadecimal digits")
+
+
+class UploadRecord(Report):
+    id: str
+    tenant: str
+    asked: UploadRequest
+    created_s: int
+    end: End | None = None
+    parts: dict[str, int] = Field({}, description="the bytes of each")
+
+    @property
+    def expires_s(self) -> int:
+        return self.created_s + OPEN_S
+
+    def shape(self, now_s: int, file: FileRecord | None = None) -> JsonObject:
+        """Return the upload as OpenAI's API shows one."""
+        ended = self.end or ("expired" if now_s >= self.expires_s else None)
+        return {
+            "id": self.id,
+            "object": "upload",
+            "bytes": self.asked.bytes,
+            "created_at": self.created_s,
+            "expires_at": self.expires_s,
+            "filename": self.asked.filename,
+            "purpose": self.asked.purpose,
+            "status": ended or "pending",
+            "file": file.shape() if file else None,
+        }
+
+
+class Uploads:
+    def __init__(self, redis: Redis, files: Files, max_file_bytes: int) -> None:
+        self._connection = Connection(redis)
+        self._files = files
+        self._max_file_bytes = max_file_bytes
+
+    async def create(self, tenant: str, asked: UploadRequest) -> UploadRecord:
+        """Begin an upload. Raises InvalidJob, RateLimited."""
+        if asked.bytes > self._max_file_bytes:
+            raise InvalidJob(f"bytes: a file has at most {self._max_file_bytes}", "bytes")
+        _ = self._files.folder  # raises where there is none
+        now_s, call = await self._files.now_s(), self._connection.call
+        record = UploadRecord(
+            id=f"upload_{short_digest(secrets.token_hex(16))}",
+            tenant=tenant,
+            asked=asked,
+            created_s=now_s,
+        )
+        opened = f"{CHORES}uploads:{tenant}"
+        await call("ZREMRANGEBYSCORE", opened, 0, now_s - OPEN_S)
+        if int(await call("ZCARD", opened)) >= MOST_OPEN:  # type: ignore[arg-type]
+            raise RateLimited(
+                f"{MOST_OPEN} uploads have not ended, which is the most", retry_after_ms=60_000
+            )
+        await call("ZADD", opened, now_s, record.id)
+        await call("EXPIRE", opened, OPEN_S + HELD_FOR_S)
+        key = f"{CHORES}upload:{record.id}"
+        await call("HSET", key, "record", record.model_dump_json())
+        await call("EXPIRE", key, OPEN_S + KNOWN_S)
+        return record
+
+    async def get(self, tenant: str, upload_id: str) -> UploadRecord:
+        """Return an upload. Raises UploadNotFound, also for another tenant's."""
+        reply = await self._connection.call("HGETALL", f"{CHORES}upload:{upload_id}")
+        fields = _fields(reply)
+        if "record" not in fields:
+            raise UploadNotFound(upload_id)
+        record = UploadRecord.model_validate_json(fields["record"])
+        if record.tenant != tenant:
+            raise UploadNotFound(upload_id)
+        parts = {name: int(size) for name, size in fields.items() if name.startswith("part_")}
+        return record.model_copy(update={"parts": parts, "end": fields.get("end")})
+
+    def part_path(self, upload_id: str, part_id: str) -> Path:
+        return self._files.folder / f".{upload_id}.{part_id}"
+
+    async def add(self, record: UploadRecord, part: Path, num_bytes: int) -> str:
+        """Make a part of what was received, and return its id. Raises InvalidJob."""
+        if len(record.parts) >= MOST_PARTS:
+            raise InvalidJob(f"data: an upload has at most {MOST_PARTS} parts", "data")
+        if sum(record.parts.values()) + num_bytes > record.asked.bytes:
+            raise InvalidJob(f"data: the parts have more than {record.asked.bytes} bytes", "data")
+        part_id = f"part_{short_digest(secrets.token_hex(16))}"
+        await asyncio.to_thread(part.replace, self.part_path(record.id, part_id))
+        await self._connection.call("HSET", f"{CHORES}upload:{record.id}", part_id, num_bytes)
+        return part_id
+
+    async def check_open(self, record: UploadRecord) -> None:
+        """Raise InvalidJob where an upload takes no more parts."""
+        shown = record.shape(await self._files.now_s())["status"]
+        if shown != "pending":
+            raise InvalidJob(f"upload_id: the upload is {shown}", "upload_id")
+
+    async def complete(self, record: UploadRecord, asked: CompleteRequest) -> FileRecord:
+        """Make a file of parts, and end the upload. It may be repeated.
+
+        Raises InvalidJob, FileNotFound.
+        """
+        paths = [self.part_path(record.id, part_id) for part_id in asked.part_ids]
+        if record.end != "completed":
+            await self.check_open(record)
+        elif not all(path.exists() for path in paths):  # it was done, and is asked again
+            return await self._files.get(record.tenant, _file_id(record))
+        _check(record, asked)
+        part = self._files.new_part()
+        try:
+            await asyncio.to_thread(_join, paths, part, asked.md5)
+            await self._end(record, "completed")
+            file = await self._file(record)
+            await self._files.add(part, file)
+        except InvalidJob:  # as where the tenant has no room for it
+            if record.end is None:
+                await self._connection.call("HDEL", f"{CHORES}upload:{record.id}", "end")
+            raise
+        finally:
+            part.unlink(missing_ok=True)
+        await self._discard(record)
+        return file
+
+    async def _file(self, record: UploadRecord) -> FileRecord:
+        given, now_s = record.asked, await self._files.now_s()
+        kept_s = self._files.kept_s(given.expires_after.seconds if given.expires_after else None)
+        return FileRecord(
+            id=_file_id(record),
+            tenant=record.tenant,
+            filename=given.filename,
+            purpose=given.purpose,
+            bytes=given.bytes,
+            created_s=now_s,
+            expires_s=now_s + kept_s,
+        )
+
+    async def cancel(self, record: UploadRecord) -> UploadRecord:
+        """End an upload without a file. Raises InvalidJob where it has ended otherwise."""
+        if record.end != "cancelled":
+            await self.check_open(record)
+            await self._end(record, "cancelled")
+        await self._discard(record)
+        return record.model_copy(update={"end": "cancelled"})
+
+    async def _end(self, record: UploadRecord, end: End) -> None:
+        key = f"{CHORES}upload:{record.id}"
+        await self._connection.call("HSETNX", key, "end", end)
+        ended = await self._connection.call("HGET", key, "end")
+        if ended != end.encode():
+            raise InvalidJob("upload_id: the upload has ended otherwise", "upload_id")
+        await self._connection.call("ZREM", f"{CHORES}uploads:{record.tenant}", record.id)
+
+    async def _discard(self, record: UploadRecord) -> None:
+        for part_id in record.parts:
+            self.part_path(record.id, part_id).unlink(missing_ok=True)
+
+
+def _file_id(record: UploadRecord) -> str:
+    return f"file-{short_digest(record.id)}"
+
+
+def _check(record: UploadRecord, asked: CompleteRequest) -> None:
+    for part_id in asked.part_ids:
+        if part_id not in record.parts:
+            raise InvalidJob(f"part_ids: {part_id[:60]!r} is no part of this upload", "part_ids")
+    total = sum(record.parts[part_id] for part_id in asked.part_ids)
+    if total != record.asked.bytes:
+        sentence = f"the parts have {total} bytes, the file {record.asked.bytes}"
+        raise InvalidJob(f"part_ids: {sentence}", "part_ids")
+
+
+def _join(paths: Sequence[Path], whole: Path, md5: str | None) -> None:
+    """Write the parts one after another, and sync them to disk. Raises InvalidJob."""
+    with whole.open("w+b") as sink:
+        for path in paths:
+            with path.open("rb") as source:
+                shutil.copyfileobj(source, sink)
+        sink.flush()
+        os.fsync(sink.fileno())
+        sink.seek(0)
+        if md5 is not None:
+            found = hashlib.file_digest(sink, "md5").hexdigest()
+            if found != md5.lower():
+                raise InvalidJob(f"md5: the file's is {found}", "md5")
+
+
+def _fields(reply: object) -> Mapping[str, str]:
+    texts = reply if isinstance(reply, list) else []
+    flat = [text.decode() for text in texts if isinstance(text, bytes)]
+    return dict(zip(flat[::2], flat[1::2], strict=True))

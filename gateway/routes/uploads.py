@@ -1,0 +1,56 @@
+"""OpenAI's uploads: a file that comes in parts."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from penstock.gateway.batches.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.http.upload import discarded, receive
+from penstock.gateway.openai.validation import validate
+from penstock.schemas.openai import JsonObject
+
+router = APIRouter(prefix="/v1/uploads", tags=["files"])
+
+
+@router.post("")
+async def create(request: Request, gateway: Open) -> Response:
+    asked = await read(request, gateway, partial(validate, UploadRequest))
+    record = await gateway.uploads.create(tenant_of(request), asked)
+    return _json(record.shape(record.created_s))
+
+
+@router.post("/{upload_id}/parts")
+async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
+    """Add a part: multipart/form-data with `data`."""
+    uploads = gateway.uploads
+    record = await uploads.get(tenant_of(request), upload_id)
+    await uploads.check_open(record)
+    part = gateway.files.new_part()
+    with discarded(part):
+        received = await receive(request, part, MAX_PART_BYTES, "data")
+        part_id = await uploads.add(record, part, received.num_bytes)
+    told: JsonObject = {"id": part_id, "object": "upload.part", "upload_id": upload_id}
+    return _json(told | {"created_at": await gateway.files.now_s()})
+
+
+@router.post("/{upload_id}/complete")
+async def complete(upload_id: str, request: Request, gateway: Open) -> Response:
+    """Join the parts in the order given, which makes the file."""
+    asked = await read(request, gateway, partial(validate, CompleteRequest))
+    record = await gateway.uploads.get(tenant_of(request), upload_id)
+    file = await gateway.uploads.complete(record, asked)
+    return _json(record.model_copy(update={"end": "completed"}).shape(0, file))
+
+
+@router.post("/{upload_id}/cancel")
+async def cancel(upload_id: str, request: Request, gateway: Open) -> Response:
+    record = await gateway.uploads.get(tenant_of(request), upload_id)
+    return _json((await gateway.uploads.cancel(record)).shape(0))
+
+
+def _json(shape: JsonObject) -> Response:
+    return Response(to_json(shape), media_type="application/json")
