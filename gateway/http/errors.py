@@ -103,7 +103,7 @@ def _allowed(routes: Sequence[BaseRoute], request: Request) -> list[str]:
 
 def _routing_error(request: Request, status: int) -> ErrorBody:
     path = request.url.path
-    if status == 404 and NOT_SERVED.fullmatch(path):
+    if status in (404, 405) and NOT_SERVED.fullmatch(path):
         return ErrorBody(code="not_served", message=f"{path} is not served here", status=501)
     if status == 405:
         message = f"{path} does not take {request.method}"

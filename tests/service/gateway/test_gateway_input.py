@@ -350,6 +350,7 @@ def test_an_unknown_model_is_404(http: httpx.Client) -> None:
         ("PUT", "/v1/jobs", 405),
         ("OPTIONS", "/v1/completions", 405),
         ("POST", "/v1/images/generations", 501),
+        ("POST", "/v1/responses/compact", 501),
         ("POST", "/v1/audio/transcriptions", 501),
         ("GET", "/v1/files/file-1/content", 404),
         ("GET", "/v1/batches/batch_1", 404),
