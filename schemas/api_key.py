@@ -7,9 +7,10 @@ import base64
 import hmac
 import re
 import secrets
+import time
 from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
@@ -55,6 +56,16 @@ class ApiKey(Wire):
 
     def has_ended(self, now_s: float) -> bool:
         return self.revoked_s is not None or (self.expires_s or float("inf")) <= now_s
+
+    def state(self, now_s: float) -> Literal["valid", "expired", "revoked"]:
+        if self.revoked_s is not None:
+            return "revoked"
+        return "expired" if self.has_ended(now_s) else "valid"
+
+    def shown(self) -> dict[str, JsonValue]:
+        """Return what may be shown of the record, and its state by this machine's clock."""
+        shown: dict[str, JsonValue] = self.model_dump(mode="json", exclude={"digest"})
+        return shown | {"state": self.state(time.time())}
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes

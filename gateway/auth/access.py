@@ -45,6 +45,7 @@ OPEN_PATHS = (
 )
 OVER_LIMIT = "x-penstock-over-limit"
 TOKEN_HEAD = "pss_"
+ADMIN = "/v1/admin"  # not open to everybody where no key was made
 # The first entry that a path begins with names the scope its key needs; other paths take any key.
 NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/v1/jobs", "jobs"),
@@ -67,6 +68,7 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/tokenize", "inference"),
     ("/detokenize", "inference"),
     ("/tokenizer_info", "inference"),
+    (ADMIN, "admin"),
     ("/metrics", "metrics"),
     ("/v1/status", "metrics"),
 )
@@ -155,6 +157,9 @@ class Access:
             return Caller(key.tenant, trace, key, headers.get(OVER_LIMIT))
         if self.demands_keys or self._keyring.has_keys:
             raise Unauthorized("give a valid API key as a bearer token")
+        if asgi["path"].startswith(ADMIN):
+            sentence = "`penstock keys create --scopes admin` makes one"
+            raise Unauthorized(f"{ADMIN} needs an API key, and none was made; {sentence}")
         return Caller(traceparent=trace)
 
     def _is_listed(self, text: str) -> bool:

@@ -17,13 +17,11 @@ from rich.table import Column, Table
 
 from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import run
-from penstock.schemas.delivery import DeadLetter, Outcome
-from penstock.schemas.errors import JobNotFound, PenstockError
-from penstock.schemas.keys import lane_label
+from penstock.gateway.tasks.dead_letters import DeadLetters
+from penstock.schemas.delivery import DeadLetter
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import Settings, load_settings
-from penstock.schemas.queue.queue import Queue
 from penstock.schemas.redis.url import RedisUrlSetting
 
 DUMPS = Path("~/.penstock/crashes")  # where `penstock up` has its workers leave them
@@ -44,14 +42,6 @@ class DlqCommand(Settings):
 class OfOne(DlqCommand):
     job_id: CliPositionalArg[str] = Field(description="as `penstock dlq list` shows it")
 
-    async def queue(self, client: Client) -> Queue:
-        """Return the queue of the lane that the id names. Raises JobNotFound."""
-        label = lane_label(self.job_id)
-        queue = next((each for each in await client.queues() if each.lane.label == label), None)
-        if queue is None:
-            raise JobNotFound(self.job_id)
-        return queue
-
     def say(self, told: dict[str, JsonValue], sentence: str) -> None:
         print(json.dumps({"job": self.job_id} | told) if self.as_json else sentence)
 
@@ -62,13 +52,7 @@ class ListDead(DlqCommand):
     most: int = Field(100, ge=1, le=1000, description="of each lane")
 
     async def run(self, client: Client) -> None:
-        letters: list[DeadLetter] = []
-        num_dropped = 0
-        for queue in await client.queues():
-            some, dropped = await queue.dead_letters(self.most)
-            letters += some
-            num_dropped += dropped
-        letters.sort(key=lambda letter: -letter.died_ms)
+        letters, num_dropped = await DeadLetters(client).newest(self.most)
         if self.as_json:
             shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
             print(json.dumps({"letters": shown, "dropped": num_dropped}))
@@ -86,7 +70,7 @@ class Show(OfOne):
     )
 
     async def run(self, client: Client) -> None:
-        letter, job = await (await self.queue(client)).dead_letter(self.job_id)
+        letter, job = await DeadLetters(client).get(self.job_id)
         told: dict[str, JsonValue] = letter.model_dump(mode="json", by_alias=True) | {
             "crash_dumps": [str(path) for path in self.dumps(letter)],
             "can_be_requeued": job is not None,
@@ -114,12 +98,7 @@ class Requeue(OfOne):
     """Submit a job again, under an id that is made from its own, and remove its dead letter."""
 
     async def run(self, client: Client) -> None:
-        queue = await self.queue(client)
-        letter, _ = await queue.dead_letter(self.job_id)
-        submission = await queue.requeue_dead(self.job_id)
-        if submission.outcome not in (Outcome.ACCEPTED, Outcome.DUPLICATE):
-            raise PenstockError(f"the queue refused it: {submission.outcome}; try again later")
-        again = queue.successor(self.job_id, letter.tenant)
+        again = await DeadLetters(client).requeue(self.job_id)
         self.say({"requeued_as": again}, f"{self.job_id} was submitted again as {again}")
 
 
@@ -127,8 +106,7 @@ class Drop(OfOne):
     """Delete a dead letter, and the request that is kept with it."""
 
     async def run(self, client: Client) -> None:
-        if not await (await self.queue(client)).drop_dead(self.job_id):
-            raise JobNotFound(self.job_id)
+        await DeadLetters(client).drop(self.job_id)
         self.say({"dropped": True}, f"{self.job_id} was dropped")
 
 

@@ -7,16 +7,18 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import CliPositionalArg, NoDecode
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.gateway.auth.key_desk import KeyDesk, KeyNotFound, KeyRequest
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.commands.terminal import CommandRefused, run
 from penstock.schemas.account import Quota
 from penstock.schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
+from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
@@ -78,24 +80,23 @@ class Create(KeysCommand, SecretSettings):
     weight: float = Field(1.0, description="share beside other tenants")
 
     async def run(self, store: KeyStore) -> None:
-        now_s = await store.time_s()
-        secret = await self._secret(store)
+        desk = KeyDesk(store, await self._secret(store))
         record: dict[str, object] = {
             "name": self.name,
             "tenant": self.tenant,
             "scopes": tuple(self.scopes),
             "limits": {name: getattr(self, name) for name in Quota.model_fields},
             "max_priority": self.max_priority,
-            "created_s": now_s,
-            "expires_s": None if self.expires is None else now_s + self.expires,
+            "expires_in_s": self.expires,
         }
         try:
-            text, key = ApiKey.issue(secret, record)
+            text, key = await desk.make(KeyRequest.model_validate(record))
         except ValidationError as error:
             raise CommandRefused(_error_text(error)) from None
-        await store.put(key)
+        except InvalidJob as error:
+            raise CommandRefused(f"--{error.message.replace('_', '-')}") from None
         if self.as_json:
-            print(json.dumps({"key": text} | _shown(key)))
+            print(json.dumps({"key": text} | key.shown()))
         else:
             self.say([key], f"{text}\nIt is not shown again: only its digest is kept.\n")
 
@@ -120,7 +121,7 @@ class ListKeys(KeysCommand):
     async def run(self, store: KeyStore) -> None:
         keys = await store.all()
         if self.as_json:
-            print(json.dumps([_shown(key) for key in keys]))
+            print(json.dumps([key.shown() for key in keys]))
         else:
             self.say(keys, "")
 
@@ -132,15 +133,11 @@ class Revoke(KeysCommand):
 
     async def run(self, store: KeyStore) -> None:
         """Mark the key as revoked. A second time changes nothing."""
-        key = next((key for key in await store.all() if key.key_id == self.key_id), None)
-        if key is None:
-            raise CommandRefused(
-                f"no key has the id {self.key_id!r}; `penstock keys list` shows all"
-            )
-        if key.revoked_s is None:
-            key = key.model_copy(update={"revoked_s": await store.time_s()})
-            await store.put(key)
-        print(json.dumps(_shown(key)) if self.as_json else f"{key.key_id} is revoked")
+        try:
+            key = await KeyDesk(store, None).revoke(self.key_id)
+        except KeyNotFound as error:
+            raise CommandRefused(f"{error}; `penstock keys list` shows all") from None
+        print(json.dumps(key.shown()) if self.as_json else f"{key.key_id} is revoked")
 
 
 COMMANDS: dict[str, type[KeysCommand]] = {"create": Create, "list": ListKeys, "revoke": Revoke}
@@ -163,16 +160,6 @@ async def _run(asked: KeysCommand) -> None:
         await redis.aclose()
 
 
-def _state(key: ApiKey) -> str:
-    if key.revoked_s is not None:
-        return "revoked"
-    return "expired" if key.has_ended(time.time()) else "valid"
-
-
-def _shown(key: ApiKey) -> dict[str, JsonValue]:
-    return key.model_dump(mode="json", exclude={"digest"}) | {"state": _state(key)}
-
-
 def _table(keys: Sequence[ApiKey]) -> Table:
     names = ("id", "name", "tenant", "scopes", "limits", "priority", "made", "expires", "state")
     table = Table(*names)
@@ -187,7 +174,7 @@ def _table(keys: Sequence[ApiKey]) -> Table:
             key.max_priority,
             _minute(key.created_s),
             "never" if key.expires_s is None else _minute(key.expires_s),
-            _state(key),
+            key.state(time.time()),
         )
     return table
 

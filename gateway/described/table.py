@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
 
+from penstock.gateway.auth.key_desk import KeyRequest
 from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.batches.uploads import CompleteRequest, UploadRequest
 from penstock.gateway.described import answers as a
 from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
+from penstock.schemas.delivery import DeadLetter
 from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest, MetadataRequest
 from penstock.schemas.pooling_requests import (
     ClassifyRequest,
@@ -134,6 +136,13 @@ ROUTES: Mapping[str, Described] = {
     "GET /v1/batches": Described(a.BatchList),
     "GET /v1/batches/{batch_id}": Described(a.BatchShown),
     "POST /v1/batches/{batch_id}/cancel": Described(a.BatchShown),
+    "GET /v1/admin/keys": Described(a.KeyList),
+    "POST /v1/admin/keys": Described(a.KeyMade, (KeyRequest,), may_be_empty=True),
+    "DELETE /v1/admin/keys/{key_id}": Described(a.KeyShown),
+    "GET /v1/admin/dead_letters": Described(a.DeadLetterList),
+    "GET /v1/admin/dead_letters/{job_id}": Described(DeadLetter),
+    "POST /v1/admin/dead_letters/{job_id}/requeue": Described(a.Requeued),
+    "DELETE /v1/admin/dead_letters/{job_id}": Described(a.Deleted),
     "GET /v1/status": Described(a.Overviewed),
     "GET /v1/status/events": Described(_EVENTS, events=a.Overviewed),
     "GET /metrics": Described("text/plain"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
+from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.files import Files
@@ -45,6 +46,7 @@ class Gateway:
     batches: Batches
     uploads: Uploads
     stored_chats: StoredChats
+    keys: KeyDesk
     webhooks: Webhooks
     outbound: Outbound
     overview: Overview

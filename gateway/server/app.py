@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from penstock.gateway.auth.access import Access
+from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.keyring import Keyring, KeyStore
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
@@ -28,6 +29,7 @@ from penstock.gateway.http.middleware import Middleware
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai.stored_chats import StoredChats
+from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import batches as batch_routes
 from penstock.gateway.routes import docs as docs_routes
 from penstock.gateway.routes import files as file_routes
@@ -64,6 +66,7 @@ ROUTERS = (
     file_routes.router,
     upload_routes.router,
     batch_routes.router,
+    admin_routes.router,
     health_routes.router,
     page_routes.router,
 )
@@ -98,6 +101,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         Batches(client.redis),
         Uploads(client.redis, files, settings.max_file_bytes),
         StoredChats(client.redis),
+        KeyDesk(KeyStore(client.redis), secret),
         Webhooks(client.redis),
         Outbound(settings),
         Overview(client, metrics, number),

@@ -1,0 +1,69 @@
+"""Makes and revokes API keys, for commands and for routes."""
+
+from pydantic import Field, ValidationError
+
+from penstock.gateway.auth.keyring import KeyStore
+from penstock.schemas.account import Quota
+from penstock.schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
+from penstock.schemas.errors import InvalidJob, JobNotFound, NotServed, PenstockError
+from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
+from penstock.schemas.wire import Report
+
+
+class KeyNotFound(JobNotFound):
+    code = "key_not_found"
+
+    def __init__(self, key_id: str) -> None:
+        PenstockError.__init__(self, f"no key has the id {key_id!r}", "key_id")
+
+
+class KeyRequest(Report):
+    """The body that asks for a key."""
+
+    name: str = Field("", max_length=256, description="for people")
+    tenant: str = Field(DEFAULT_TENANT, description="whose jobs it makes and finds")
+    scopes: tuple[Scope, ...] = Field(DEFAULT_SCOPES, description="admin: all")
+    limits: Quota = Quota()
+    max_priority: PriorityClass = Field("normal", description="what asks for more gets this")
+    expires_in_s: int | None = Field(None, ge=1, description="from now; none: never")
+
+
+class KeyDesk:
+    def __init__(self, store: KeyStore, secret: bytes | None) -> None:
+        self._store = store
+        self._secret = secret
+
+    async def make(self, asked: KeyRequest) -> tuple[str, ApiKey]:
+        """Make a key. Return its text, which is to be shown once, and its record.
+
+        Raises InvalidJob, NotServed.
+        """
+        if self._secret is None:
+            raise NotServed("this server has no server secret, which keys are made with")
+        now_s = await self._store.time_s()
+        expires_s = None if asked.expires_in_s is None else now_s + asked.expires_in_s
+        record = asked.model_dump(exclude={"expires_in_s"})
+        record |= {"created_s": now_s, "expires_s": expires_s}
+        try:
+            text, key = ApiKey.issue(self._secret, record)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            name = ".".join(str(step) for step in first["loc"])
+            raise InvalidJob(f"{name}: {first['msg']}", name) from None
+        await self._store.put(key)
+        return text, key
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Mark a key as revoked. A second time changes nothing. Raises KeyNotFound."""
+        found = [key for key in await self._store.all() if key.key_id == key_id]
+        if not found:
+            raise KeyNotFound(key_id)
+        (key,) = found
+        if key.revoked_s is None:
+            key = key.model_copy(update={"revoked_s": await self._store.time_s()})
+            await self._store.put(key)
+        return key
+
+    async def all(self) -> list[ApiKey]:
+        """Return all keys ever made, the oldest first."""
+        return await self._store.all()

@@ -1,0 +1,85 @@
+"""The routes of operators: API keys and dead letters, as the commands have them."""
+
+import logging
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import JsonValue
+from pydantic_core import to_json
+
+from penstock.gateway.auth.key_desk import KeyRequest
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.openai.validation import validate
+from penstock.gateway.tasks.dead_letters import DeadLetters
+from penstock.schemas.openai import JsonObject
+
+log = logging.getLogger(__name__)
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+@router.post("/keys")
+async def create_key(request: Request, gateway: Open) -> Response:
+    """Make an API key. Its text, `key`, is shown this once."""
+    asked = await read(request, gateway, partial(validate, KeyRequest), may_be_empty=True)
+    text, key = await gateway.keys.make(asked)
+    log.info("key %s was made by %s", key.key_id, _who(request))
+    return _json({"key": text, **key.shown()})
+
+
+@router.get("/keys")
+async def list_keys(gateway: Open) -> Response:
+    """List all keys ever made, without what is secret of them."""
+    return _json({"object": "list", "data": [key.shown() for key in await gateway.keys.all()]})
+
+
+@router.delete("/keys/{key_id}")
+async def revoke_key(key_id: str, request: Request, gateway: Open) -> Response:
+    """Revoke a key. Gateways learn of it within seconds."""
+    key = await gateway.keys.revoke(key_id)
+    log.info("key %s was revoked by %s", key_id, _who(request))
+    return _json(key.shown())
+
+
+@router.get("/dead_letters")
+async def list_dead(
+    gateway: Open,
+    limit: Annotated[int, Query(ge=1, le=1000, description="of each lane")] = 100,
+) -> Response:
+    """List jobs that were given up, the newest first: what is known of them but their texts."""
+    letters, num_dropped = await DeadLetters(gateway.client).newest(limit)
+    shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
+    return _json({"object": "list", "data": list[JsonValue](shown), "num_dropped": num_dropped})
+
+
+@router.get("/dead_letters/{job_id}")
+async def show_dead(job_id: str, gateway: Open) -> Response:
+    letter, job = await DeadLetters(gateway.client).get(job_id)
+    shown = letter.model_dump(mode="json", by_alias=True)
+    return _json({**shown, "can_be_requeued": job is not None})
+
+
+@router.post("/dead_letters/{job_id}/requeue")
+async def requeue_dead(job_id: str, request: Request, gateway: Open) -> Response:
+    """Submit a job again, in the background, under an id that follows from its own."""
+    again = await DeadLetters(gateway.client).requeue(job_id)
+    log.info("job %s was submitted again by %s", job_id, _who(request))
+    return _json({"job": job_id, "requeued_as": again})
+
+
+@router.delete("/dead_letters/{job_id}")
+async def drop_dead(job_id: str, request: Request, gateway: Open) -> Response:
+    await DeadLetters(gateway.client).drop(job_id)
+    log.info("dead letter %s was dropped by %s", job_id, _who(request))
+    return _json({"id": job_id, "object": "dead_letter", "deleted": True})
+
+
+def _who(request: Request) -> str:
+    key = caller_of(request).key
+    return f"key {key.key_id}" if key else "a listed key"
+
+
+def _json(shape: JsonObject) -> Response:
+    return Response(to_json(shape), media_type="application/json")

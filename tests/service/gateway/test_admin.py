@@ -1,0 +1,128 @@
+"""What operators do over HTTP: API keys and dead letters, under a key that says `admin`."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+import api_keys
+from api_keys import bearer
+from penstock.compose.server import Server
+from penstock.gateway.described.table import ROUTES
+from penstock.schemas.api_key import KEY
+from scripted import bury
+from stage import GatewayProcess, eventually
+
+PATHS = [
+    (method, path.format(key_id="aaaaaaaaaaaa", job_id="job_1"))
+    for method, _, path in (each.partition(" ") for each in ROUTES)
+    if path.startswith("/v1/admin")
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gateway(server: Server) -> Iterator[GatewayProcess]:
+    with GatewayProcess(server.url) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def http(server: Server, gateway: GatewayProcess) -> Iterator[httpx.Client]:
+    key = api_keys.issue(server.url, scopes=["admin"])
+    with httpx.Client(base_url=gateway.url, headers=bearer(key), timeout=60) as http:
+        eventually(lambda: http.get("/version").is_success)
+        yield http
+
+
+def test_nobody_administers_a_service_without_keys() -> None:
+    """Else the first who comes would shut all others out."""
+    assert len(PATHS) == 7
+    with Server() as server, GatewayProcess(server.url) as gateway:
+        assert httpx.get(gateway.url + "/v1/models").is_success
+        for method, path in PATHS:
+            refused = httpx.request(method, gateway.url + path)
+            assert refused.status_code == 401, (method, path)
+            assert "penstock keys create --scopes admin" in refused.text
+        with GatewayProcess(server.url, "--api-key", "word") as listed:
+            answer = httpx.get(f"{listed.url}/v1/admin/keys", headers=bearer("word"))
+            assert answer.json() == {"object": "list", "data": []}
+
+
+def test_other_scopes_do_not_do(server: Server, http: httpx.Client) -> None:
+    others = ["inference", "jobs", "batches", "metrics"]
+    key = bearer(api_keys.issue(server.url, scopes=others))
+    eventually(lambda: http.get("/version", headers=key).is_success)
+    for method, path in PATHS:
+        assert http.request(method, path, headers=key).status_code == 403, (method, path)
+
+
+def test_a_key_that_is_made_lets_in_until_it_is_revoked(http: httpx.Client) -> None:
+    asked = {
+        "name": "CI",
+        "tenant": "acme",
+        "scopes": ["jobs"],
+        "limits": {"requests_per_minute": 60},
+        "expires_in_s": 3600,
+    }
+    made = http.post("/v1/admin/keys", json=asked).json()
+    assert KEY.fullmatch(made["key"])
+    assert made["expires_s"] - made["created_s"] == 3600
+    assert (made["tenant"], made["scopes"], made["state"]) == ("acme", ["jobs"], "valid")
+    eventually(lambda: http.get("/v1/jobs", headers=bearer(made["key"])).is_success)
+    assert http.get("/metrics", headers=bearer(made["key"])).status_code == 403
+    listed = http.get("/v1/admin/keys")
+    assert made["key_id"] in [each["key_id"] for each in listed.json()["data"]]
+    assert made["key"].split("_")[2] not in listed.text
+    assert "digest" not in listed.text
+    revoked = http.delete(f"/v1/admin/keys/{made['key_id']}").json()
+    assert (revoked["state"], "key" in revoked) == ("revoked", False)
+    assert http.delete(f"/v1/admin/keys/{made['key_id']}").json() == revoked
+    eventually(lambda: http.get("/v1/jobs", headers=bearer(made["key"])).status_code == 401)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"scopes": ["everything"]}, "scopes"),
+        ({"tenant": "a b"}, "tenant"),
+        ({"limits": {"requests_per_minute": -1}}, "limits.requests_per_minute"),
+        ({"max_priority": "highest"}, "max_priority"),
+        ({"expires_in_s": 0}, "expires_in_s"),
+    ],
+)
+def test_a_key_that_cannot_be_is_refused_by_name(
+    http: httpx.Client, body: dict[str, object], param: str
+) -> None:
+    before = len(http.get("/v1/admin/keys").json()["data"])
+    refused = http.post("/v1/admin/keys", json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].startswith(param)
+    assert len(http.get("/v1/admin/keys").json()["data"]) == before
+    assert http.delete("/v1/admin/keys/aaaaaaaaaaaa").status_code == 404
+
+
+def test_dead_letters_are_listed_shown_requeued_and_dropped(
+    server: Server, http: httpx.Client
+) -> None:
+    first, second = bury(server.url), bury(server.url)
+    path = "/v1/admin/dead_letters"
+    listed = http.get(path)
+    assert [each["job"] for each in listed.json()["data"]] == [second, first]
+    shown = http.get(f"{path}/{first}")
+    assert (shown.json()["reason"], shown.json()["can_be_requeued"]) == ("worker_crashed", True)
+    assert "CANARY" not in listed.text + shown.text
+    again = http.post(f"{path}/{first}/requeue").json()
+    assert again["job"] == first != again["requeued_as"]
+    dropped = http.delete(f"{path}/{second}").json()
+    assert dropped == {"id": second, "object": "dead_letter", "deleted": True}
+    assert http.get(path).json()["data"] == []
+    for job_id in (first, second, "nonsense"):
+        assert http.get(f"{path}/{job_id}").status_code == 404
+        assert http.delete(f"{path}/{job_id}").status_code == 404
+        assert http.post(f"{path}/{job_id}/requeue").status_code == 404
