@@ -17,7 +17,7 @@ from rich.table import Table
 from penstock.loadtest.engines.own import OwnSettings, flags
 from penstock.loadtest.engines.system import serving
 from penstock.loadtest.engines.waiting_jobs import PROMPT, AtDepth, CallCost, costs_at
-from penstock.loadtest.machine.usage import Neighbours, description
+from penstock.loadtest.machine.usage import Neighbours, description, listener, memory_bytes
 from penstock.loadtest.report.serving import told_errors
 from penstock.loadtest.requests.drive import drive, warm_up
 from penstock.loadtest.requests.http_stream import Target
@@ -55,8 +55,8 @@ def main(argv: Sequence[str]) -> int:
     is_whole = True
     if settings.only != "queue":
         with Neighbours() as neighbours:
-            found = uvloop.run(_streams(settings))
-        written["streams"] = _show_streams(console, settings, found, neighbours.share)
+            found, num_bytes = uvloop.run(_streams(settings))
+        written["streams"] = _show_streams(console, settings, found, num_bytes, neighbours.share)
         is_whole = not (found.errors or found.token_errors)
     if settings.only != "streams":
         with Neighbours() as neighbours:
@@ -68,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
     return 0 if is_whole else 1
 
 
-async def _streams(settings: ScaleSettings) -> Measurement:
+async def _streams(settings: ScaleSettings) -> tuple[Measurement, int]:
+    """Return what was seen of the streams, and what the gateway's memory grew by under them."""
     _allow_files(settings.num_streams + _SPARE_FILES)
     own = {"max_num_seqs": settings.num_streams} | settings.given()
     vocab_size = settings.own_vocab_size
@@ -77,7 +78,10 @@ async def _streams(settings: ScaleSettings) -> Measurement:
         server = Target(url)
         model = await server.first_model()
         await warm_up(server, model, requests, Way())
-        return await drive(server, model, requests, Way())
+        gateway = listener(int(url.rpartition(":")[2])) or 0
+        before = memory_bytes(gateway, "VmRSS")
+        found = await drive(server, model, requests, Way())
+        return found, memory_bytes(gateway, "VmHWM") - before
 
 
 def _allow_files(count: int) -> None:
@@ -89,7 +93,11 @@ def _allow_files(count: int) -> None:
 
 
 def _show_streams(
-    console: Console, settings: ScaleSettings, found: Measurement, others: float
+    console: Console,
+    settings: ScaleSettings,
+    found: Measurement,
+    num_bytes: int,
+    others: float,
 ) -> dict[str, object]:
     wrong = found.token_errors
     figures: dict[str, object] = {
@@ -101,6 +109,7 @@ def _show_streams(
         "repeated_tokens": wrong.repeated,
         "foreign_tokens": wrong.foreign,
         "unproved_streams": wrong.unproved,
+        "gateway_bytes_a_stream": num_bytes / len(found.timelines),
         "output_throughput": found.tokens_per_s,
         **found.summary(("ttft", "itl", "e2el"), (99,)),
         "cpu_used_by_others": others,

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 _LOOK_S = 0.25
 _LISTENS = "0A"
@@ -129,7 +129,7 @@ class Neighbours:
             machine_s, ours = _machine_s(), self._ours()
             own_s = sum(used_s - before.get(pid, 0.0) for pid, used_s in ours.items())
             self._others_s += max(0.0, machine_s - before_s - own_s)
-            resident = sum(_peak_bytes(pid) for pid in ours if pid != os.getpid())
+            resident = sum(memory_bytes(pid, "VmHWM") for pid in ours if pid != os.getpid())
             self.peak_bytes = max(self.peak_bytes, resident)
 
     def _ours(self) -> dict[int, float]:
@@ -146,9 +146,10 @@ def _machine_s() -> float:
     return (user + nice + system + irq + soft + steal) / _TICKS
 
 
-def _peak_bytes(pid: int) -> int:
+def memory_bytes(pid: int, of: Literal["VmRSS", "VmHWM"]) -> int:
+    """Return the memory that a process has now (VmRSS), or the most that it had (VmHWM)."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
+            if line.startswith(of):
                 return int(line.split()[1]) * 1024
     return 0
