@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import signal
 import socket
 import ssl
@@ -17,6 +18,8 @@ from api_keys import bearer, issue
 from penstock.compose.server import Server
 from penstock.gateway.auth.access import OPEN_PATHS
 from penstock.gateway.described.table import ROUTES
+from penstock.gateway.http.listening import CannotListen, ListenSettings, listen, tls_of
+from penstock.schemas.process.exit_status import NEVER_STARTS
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 
 TEXT = {"model": MODEL, "prompt": "hi"}
@@ -297,19 +300,24 @@ def test_callers_show_a_certificate_where_one_is_asked_for(
         (["--uds", "{}/none/at.sock"], "--uds: cannot listen on"),
         (["--uds", "{}/text.pem"], "--uds: cannot listen on"),
         (["--uds", "{}/" + "a" * 120], "--uds: cannot listen on"),
-        (["--root-path", "llm"], "--root-path: "),
     ],
 )
-def test_what_cannot_serve_is_refused_by_name(
-    actor: Actor, tmp_path: Path, flags: list[str], told: str
-) -> None:
+def test_what_cannot_serve_is_refused_by_name(tmp_path: Path, flags: list[str], told: str) -> None:
     (tmp_path / "text.pem").write_text("no PEM")
-    flags = [flag.format(tmp_path) for flag in flags]
-    gateway = GatewayProcess(actor.redis_url, *flags)
-    assert gateway.process.wait(30) != 0
+    name, path = flags[0].removeprefix("--").replace("-", "_"), flags[1].format(tmp_path)
+    settings = ListenSettings.model_validate({name: path})
+    with pytest.raises(CannotListen, match=re.escape(told)):
+        tls_of(settings)
+        listen(settings)
+    assert (tmp_path / "text.pem").read_text() == "no PEM"
+
+
+def test_a_gateway_that_cannot_serve_ends_with_a_line(actor: Actor, tmp_path: Path) -> None:
+    gateway = GatewayProcess(actor.redis_url, "--ssl-certfile", str(tmp_path / "none.pem"))
+    assert gateway.process.wait(30) == NEVER_STARTS
+    told = "penstock gateway: --ssl-certfile: No such file or directory"
     assert told in gateway.log.read_text()
     gateway.log.unlink()
-    assert (tmp_path / "text.pem").read_text() == "no PEM"
 
 
 def test_a_unix_socket_serves_and_is_gone_at_the_end(actor: Actor, tmp_path: Path) -> None:

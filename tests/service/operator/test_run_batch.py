@@ -7,11 +7,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from penstock.compose.run_batch import main
 from penstock.compose.server import Server
 from penstock.schemas.job import Job
 from penstock.worker.bundled.paths import BUNDLED_MODEL
@@ -177,12 +178,16 @@ def test_lines_that_failed_are_told_and_asked_again_when_that_is_wanted(
     ],
 )
 def test_a_file_that_is_wrong_is_refused_before_anything_runs(
-    actor: Actor, tmp_path: Path, lines: list[dict[str, object] | str], told: str
+    actor: Actor,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[dict[str, object] | str],
+    told: str,
 ) -> None:
     before = len(actor.jobs)
-    done = ran(written(tmp_path, *lines), "--redis-url", actor.redis_url)
-    assert done.returncode == 1
-    assert told in done.stderr
+    words = written(tmp_path, *lines)[len(COMMAND) :]
+    assert main([*words, "--redis-url", actor.redis_url]) == 1
+    assert told in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
     assert len(actor.jobs) == before
 
@@ -195,11 +200,12 @@ def test_a_file_that_is_wrong_is_refused_before_anything_runs(
         ([], "--input-file: Field required"),
     ],
 )
-def test_files_that_are_not_there_are_named(actor: Actor, words: list[str], told: str) -> None:
-    flags = ("--redis-url", actor.redis_url)
-    done = ran(COMMAND, *words, *flags)
-    assert done.returncode in (1, 2)
-    assert told in done.stderr
+def test_files_that_are_not_there_are_named(
+    actor: Actor, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    with suppress(SystemExit):
+        assert main([*words, "--redis-url", actor.redis_url]) in (1, 2)
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.slow

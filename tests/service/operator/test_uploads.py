@@ -19,25 +19,27 @@ LIMITS = ("--max-file-bytes", "3000000", "--files-quota", "3")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "files"
-
-
-@pytest.fixture
-def client(server: Server, folder: Path) -> Iterator[OpenAI]:
+@pytest.fixture(scope="module")
+def gateway(folder: Path) -> Iterator[GatewayProcess]:
     with (
+        Server() as server,
         GatewayProcess(server.url, "--files-folder", str(folder), *LIMITS) as gateway,
-        client_of(gateway) as client,
     ):
+        yield gateway
+
+
+@pytest.fixture
+def client(gateway: GatewayProcess, folder: Path) -> Iterator[OpenAI]:
+    with client_of(gateway) as client:
         yield client
         for each in client.files.list():
             client.files.delete(each.id)
+    for left in folder.iterdir():  # parts of uploads that were not ended
+        left.unlink()
 
 
 def client_of(gateway: GatewayProcess, key: str = "none") -> OpenAI:
@@ -128,10 +130,10 @@ def test_what_is_no_upload_is_refused(client: OpenAI) -> None:
             client.uploads.cancel(upload_id)
 
 
-def test_uploads_are_their_tenants(folder: Path) -> None:
+def test_uploads_are_their_tenants(tmp_path: Path) -> None:
     with (
         Server() as server,
-        GatewayProcess(server.url, "--files-folder", str(folder)) as gateway,
+        GatewayProcess(server.url, "--files-folder", str(tmp_path)) as gateway,
     ):
         mine, other = (
             client_of(gateway, api_keys.issue(server.url, tenant=name)) for name in ("a", "b")
