@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Match
 from penstock.gateway.anthropic.answers import error_answer
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import error
+from penstock.gateway.responses.answers import as_called
 from penstock.schemas.errors import InvalidJob, PenstockError, Unavailable
 from penstock.schemas.event import ErrorBody
 
@@ -44,6 +45,8 @@ def error_response(
         headers["retry-after"] = str(-(-retry_after_ms // 1000))
     if body.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if path.startswith("/v1/responses"):
+        body = as_called(body)
     shown = error_answer(body) if path.startswith("/v1/messages") else error(body, more)
     content = to_json_in_pieces(shown)
     return Response(content, body.status, headers, "application/json")

@@ -8,7 +8,16 @@ from pydantic_core import to_json
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
 from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error, service_tier
 from penstock.gateway.responses.items import Items, Told
-from penstock.schemas.event import Delta, Done, Failed, FinishReason, Result, Timing, Usage
+from penstock.schemas.event import (
+    Delta,
+    Done,
+    ErrorBody,
+    Failed,
+    FinishReason,
+    Result,
+    Timing,
+    Usage,
+)
 from penstock.schemas.openai import JsonObject
 
 PREFIX = "resp_"  # of an id, before the job's
@@ -148,12 +157,20 @@ def running_answer(form: AnswerContext, status: str) -> JsonObject:
     return _head(form, status)
 
 
+def as_called(body: ErrorBody) -> ErrorBody:
+    """Return an engine's error with the name that a field has in a request for a response."""
+    if body.param != "max_tokens":
+        return body
+    message = body.message.replace("max_tokens", "max_output_tokens")
+    return body.model_copy(update={"param": "max_output_tokens", "message": message})
+
+
 def failed_answer(form: AnswerContext, result: Result) -> JsonObject:
     """Return a response that was cancelled or failed, with what there is of it."""
     assert result.error is not None
     so_far = response_answer(form, result)
     is_cancelled = result.state == "cancelled"
-    told: JsonObject = {"code": result.error.code, "message": result.error.message}
+    told: JsonObject = {"code": result.error.code, "message": as_called(result.error).message}
     return so_far | {
         "status": "cancelled" if is_cancelled else "failed",
         "completed_at": None,

@@ -22,9 +22,10 @@ from pydantic import BaseModel
 import api_keys
 from dialogues import CALL, SCRIPTS, chat_of, marked
 from penstock.compose.server import Server
-from penstock.schemas.event import Delta
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.event import Delta, Failed
 from penstock.schemas.markup import Markup
-from stage import MODEL, Actor, GatewayProcess, Wait, failed, logprob, spoken
+from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, logprob, spoken
 
 WEATHER: FunctionToolParam = {
     "type": "function",
@@ -321,6 +322,23 @@ def test_what_is_wrong_or_not_here_is_named(
     with pytest.raises(openai.BadRequestError) as refused:
         client.post("/responses", body=body, cast_to=Response)
     assert str(refused.value.body["message"]).startswith(field)  # type: ignore[index]
+
+
+def test_an_engines_refusal_names_the_field_that_responses_have(
+    client: OpenAI, actor: Actor
+) -> None:
+    told = InvalidJob("max_tokens: 9 prompt tokens and 90 to come are too many", "max_tokens")
+    actor.script = lambda job: [Failed(position=0, state="failed", error=told.body())]
+    for is_streamed in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(model=MODEL, input="hi", stream=is_streamed)
+        assert refused.value.param == "max_output_tokens"
+        assert "max_output_tokens: 9 prompt tokens" in refused.value.message
+    made = client.responses.create(model=MODEL, input="hi", background=True)
+    eventually(lambda: client.responses.retrieve(made.id).status == "failed")
+    shown = client.responses.retrieve(made.id)
+    assert shown.error
+    assert shown.error.message.startswith("max_output_tokens: 9")
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_told(client: OpenAI, actor: Actor) -> None:
