@@ -23,6 +23,7 @@ from penstock.schemas.wire import Report
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4 * 2**20
 MAX_COMPLAINTS = 100
+ANSWER_HEAD = b'{"id":"batch_req_'  # begins each line of a batch's answers
 OF_BATCHES = {"background": True, "priority_class": "batch", "over_limit": "wait"}
 
 

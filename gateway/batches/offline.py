@@ -21,6 +21,7 @@ from pydantic_core import from_json
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.batches.lines import (
+    ANSWER_HEAD,
     BatchLine,
     LinePosition,
     answered,
@@ -49,7 +50,7 @@ class FileTaken(Exception):
 
 
 class WrongLines(Exception):
-    """Raised when lines of a file are no requests; the message names the first of them."""
+    """Raised when lines of a file are no requests, or no answers; the message names the first."""
 
 
 @dataclass(slots=True)
@@ -245,17 +246,21 @@ async def _sync(sink: BinaryIO) -> None:
 
 
 def _written(path: Path) -> Iterator[tuple[bytes, str, bool]]:
-    """Yield the lines that were written whole: each, its custom id, and whether it is an answer."""
+    """Yield the lines that were written whole: each, its custom id, and whether it is an answer.
+
+    Raises WrongLines for a file that no run wrote: it must not be cut off or added to.
+    """
     with path.open("rb") as lines:
-        for raw in lines:
+        for number, raw in enumerate(lines, 1):
+            if not raw.endswith(b"\n") and raw[: len(ANSWER_HEAD)] == ANSWER_HEAD[: len(raw)]:
+                return
             try:
                 told = from_json(raw)
                 name, response = str(told["custom_id"]), told["response"]
                 is_good = response is not None and response["status_code"] < 400
             except (ValueError, KeyError, TypeError):
-                return
-            if not raw.endswith(b"\n"):
-                return
+                sentence = f"line {number} is no answer to a line of a batch; name another file"
+                raise WrongLines(f"{path}: {sentence}") from None
             yield raw, name, is_good
 
 

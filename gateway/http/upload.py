@@ -14,7 +14,7 @@ from python_multipart.exceptions import MultipartParseError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob
+from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, UnreadableBody
 
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
@@ -114,8 +114,10 @@ def discarded(part: Path) -> Iterator[None]:
 async def receive(request: Request, part: Path, limit_bytes: int, named: str = "file") -> Upload:
     """Write the body's file, under its name in the form, to `part`, and sync it.
 
-    Raises InvalidJob, BodyTooLarge, Cancelled.
+    Raises InvalidJob, BodyTooLarge, UnreadableBody, Cancelled.
     """
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise UnreadableBody("Content-Encoding: files are sent as they are")
     too_large = BodyTooLarge(f"{named}: larger than {limit_bytes} bytes")
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit_bytes + ROOM_BYTES:

@@ -161,6 +161,8 @@ def test_a_file_that_is_no_good_is_refused_and_leaves_nothing(house: House) -> N
         answer = httpx.post(files, headers=headers, content=body)
         assert answer.status_code == 400, (headers, body, answer.text)
         assert answer.json()["error"]["message"]
+    packed = httpx.post(files, headers=form | {"content-encoding": "gzip"}, content=b"")
+    assert packed.status_code == 415
     for file_id in ("file-1", "..%2f..%2fetc%2fpasswd", "file-" + "a" * 26):
         assert httpx.get(f"{files}/{file_id}/content").status_code == 404
     assert set(house.folder.iterdir()) == before

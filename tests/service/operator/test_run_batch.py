@@ -192,6 +192,22 @@ def test_a_file_that_is_wrong_is_refused_before_anything_runs(
     assert len(actor.jobs) == before
 
 
+@pytest.mark.parametrize("text", ["", "\n", "some notes", '{"id": "batch_req"}\n', "[]\n"])
+def test_a_file_of_another_kind_is_not_written_over(
+    actor: Actor, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    words = written(tmp_path, line(0))[len(COMMAND) :]
+    flags = ["--redis-url", actor.redis_url]
+    out, asked = tmp_path / "out.jsonl", (tmp_path / "in.jsonl").read_text()
+    out.write_text(text)
+    assert main([*words, *flags]) == (1 if text else 0)
+    assert (text == "") or out.read_text() == text
+    assert main([words[0], words[0], *flags]) == 1  # the requests themselves
+    assert (tmp_path / "in.jsonl").read_text() == asked
+    if text:
+        assert capsys.readouterr().err.count("is no answer to a line of a batch") == 2
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
