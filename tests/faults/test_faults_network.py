@@ -41,6 +41,7 @@ def test_a_worker_is_parted_past_its_lease_and_its_jobs_go_on_elsewhere(system, 
     until(lambda: parted.logged().count(" started serving ") > before, "it to come back")
 
 
+@pytest.mark.slow
 def test_a_machine_is_lost_and_redis_hears_no_connection_end(system):
     """Its cable is pulled, then it dies: only the lease tells."""
     others, lost = list(system.workers), system.worker(*WORKER).ready()
@@ -63,6 +64,7 @@ def test_a_machine_is_lost_and_redis_hears_no_connection_end(system):
     lost.close()
 
 
+@pytest.mark.slow
 def test_a_gateway_is_parted_and_its_readers_go_on(system):
     """What was on its way meanwhile is lost; the jobs outlast it."""
     parted = system.gateways[0]

@@ -99,6 +99,7 @@ def test_its_script_cache_is_flushed_all_the_time(system):
     run(system, asks(16, max_tokens=100), act)
 
 
+@pytest.mark.slow
 def test_restarted_empty_it_is_found_empty_and_serves_again(tmp_path):
     """What it held is lost, and said to be: unknown jobs, and no trace of them. New ones run."""
     server = Server(folder=tmp_path / "redis")
@@ -167,6 +168,7 @@ class SmallDisk(Server):
         return max(path.stat().st_size for path in self.folder.rglob("*.aof"))
 
 
+@pytest.mark.slow
 def test_with_its_disk_full_nothing_is_lost_and_all_goes_on_once_there_is_room(tmp_path: Path):
     server = SmallDisk(folder=tmp_path / "redis")
     with System(server) as system:
@@ -195,6 +197,7 @@ def test_with_its_disk_full_nothing_is_lost_and_all_goes_on_once_there_is_room(t
         run(system, asks(12, max_tokens=150), act)
 
 
+@pytest.mark.slow
 def test_of_what_a_cut_took_back_nobody_reads_a_letter_twice(system):
     """A job that it forgot is unknown, and a reader goes on or is told; all others end right."""
     asked = asks(24, max_tokens=150)
@@ -202,6 +205,7 @@ def test_of_what_a_cut_took_back_nobody_reads_a_letter_twice(system):
     assert any(each.end for each in told)
 
 
+@pytest.mark.slow
 def test_of_what_a_replica_had_not_heard_nobody_reads_a_letter_twice(system):
     asked = asks(24, max_tokens=150)
     told = run(system, asked, lambda: system.promote(0.3), at_tokens=400, may_lose=True)

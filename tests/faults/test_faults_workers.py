@@ -132,6 +132,7 @@ def owners(system: System, model: str, num_ended: int) -> list[Worker]:
     return [each for each in system.workers if any(name in each.logged() for name in names)]
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_comes_back_and_can_write_nothing_of_what_it_lost(system, model):
     frozen, other = serve(system, model), serve(system, model)
     frozen.ready()
@@ -146,6 +147,7 @@ def test_a_frozen_worker_comes_back_and_can_write_nothing_of_what_it_lost(system
     frozen.wait_for("lost its lease")
 
 
+@pytest.mark.slow
 def test_sigterm_under_load_hands_everything_on(system, model):
     going, staying = serve(system, model, "--drain-s", "0.2"), serve(system, model)
     going.ready()

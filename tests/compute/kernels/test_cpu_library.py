@@ -285,6 +285,7 @@ def run_team(code: str, *words: str) -> None:
     subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "2"}, check=True, timeout=180)
 
 
+@pytest.mark.slow
 def test_a_helper_kept_from_running_is_brought_to_its_caller_and_let_go() -> None:
     hog = "import os\nos.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[1:2])\nwhile 1: pass"
     with subprocess.Popen([sys.executable, "-c", hog], preexec_fn=end_with_parent) as neighbour:
@@ -306,6 +307,7 @@ multiply_until(lambda: cores() == anywhere - {here})
 """)
 
 
+@pytest.mark.slow
 def test_a_team_stays_on_the_cores_that_the_process_has() -> None:
     run_team(
         """
@@ -319,6 +321,7 @@ assert cores() == {here}
     )
 
 
+@pytest.mark.slow
 def test_a_library_that_is_loaded_again_has_the_team_that_it_has() -> None:
     run_team("""
 for _ in range(3):

@@ -52,6 +52,7 @@ def test_the_knee_is_where_latency_begins_to_grow_faster_than_throughput() -> No
     assert "it stands more load" in next(told_of_loads(points[:2], {}))
 
 
+@pytest.mark.slow
 def test_rates_double_until_the_knee_is_passed(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     words = ["--request-rates", "200", "--to-knee", "--num-prompts", "20", "--max-num-seqs", "4"]

@@ -190,6 +190,7 @@ def test_an_operators_endpoint_hears_of_every_job_and_may_have_it_again(house: H
     assert house.command("redeliver").returncode == 2
 
 
+@pytest.mark.slow
 def test_of_a_response_in_the_background_an_endpoint_hears_under_openais_names(
     house: House,
 ) -> None:
