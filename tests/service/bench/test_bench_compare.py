@@ -96,13 +96,22 @@ def test_a_step_is_held_against_the_reading_of_as_much_memory_as_its_weights_tak
 
 
 def test_no_sum_and_no_product_passes_the_measured_speeds() -> None:
-    """Loops in C read more than torch's sum does, which once passed for a limit."""
+    """Loops in C read more than torch's sum does, which once passed for a limit.
+
+    The speeds are the best of several measurements: others may use the machine during one.
+    """
     size = 2**23
-    speeds = measure_speeds([size])
     memory, left, right = torch.ones(size // 4), torch.randn(512, 1024), torch.randn(1024, 2048)
-    assert memory.nbytes / least_s(memory.sum) < 1.1 * speeds.memory_bytes_per_s
-    product_flops = 2 * 512 * 1024 * 2048 / least_s(lambda: left @ right)
-    assert product_flops < 1.1 * speeds.flops_per_s <= 1.1 * speeds.int8_flops_per_s
+    speeds = measure_speeds([size])
+    for _ in range(10):
+        bytes_per_s = memory.nbytes / least_s(memory.sum)
+        flops_per_s = 2 * 512 * 1024 * 2048 / least_s(lambda: left @ right)
+        reads, computes = 1.1 * speeds.memory_bytes_per_s, 1.1 * speeds.flops_per_s
+        if bytes_per_s < reads and flops_per_s < computes:
+            break
+        speeds = speeds.at_least(measure_speeds([size]))
+    assert bytes_per_s < reads
+    assert flops_per_s < computes <= 1.1 * speeds.int8_flops_per_s
 
 
 def least_s(work: Callable[[], object]) -> float:
