@@ -153,9 +153,9 @@ class Stack:
         settings = self.settings
         uds = str(settings.uds) if settings.uds else None
         link = httpx.AsyncHTTPTransport(verify=False, uds=uds)  # it is our own child
-        url = "http://localhost" if uds else self.url
-        if uds and settings.is_encrypted:
-            url = "https://localhost"
+        url = self.url
+        if uds:
+            url = "https://localhost" if settings.is_encrypted else "http://localhost"
         try:
             async with httpx.AsyncClient(timeout=1, trust_env=False, transport=link) as client:
                 return (await client.get(f"{url}/health/live")).is_success

@@ -73,6 +73,9 @@ def main(argv: list[str]) -> int:
         return BAD_USAGE
     if files:
         words = ["--input-file", files[0], "--output-file", files[1], *words[2:]]
+    if any(word.split("=")[0] == "--fd" for word in words):
+        print(f"{PROGRAM}: --fd is not taken here: give --host and --port", file=sys.stderr)
+        return BAD_USAGE
     has_model = any(word.split("=")[0] == "--model" for word in words)
     settings: RunBatchSettings | RunModelSettings
     if has_model:

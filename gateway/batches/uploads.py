@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,7 @@ from pydantic import Field
 
 from penstock.gateway.batches.batches import ExpiresAfter
 from penstock.gateway.batches.files import PURPOSES, FileRecord, Files
+from penstock.gateway.tasks.due import fields_of
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError, RateLimited
 from penstock.schemas.keys import CHORES, short_digest
 from penstock.schemas.openai import JsonObject
@@ -121,8 +122,7 @@ class Uploads:
 
     async def get(self, tenant: str, upload_id: str) -> UploadRecord:
         """Return an upload. Raises UploadNotFound, also for another tenant's."""
-        reply = await self._connection.call("HGETALL", f"{CHORES}upload:{upload_id}")
-        fields = _fields(reply)
+        _, fields = await fields_of(self._connection, f"upload:{upload_id}")
         if "record" not in fields:
             raise UploadNotFound(upload_id)
         record = UploadRecord.model_validate_json(fields["record"])
@@ -238,9 +238,3 @@ def _join(paths: Sequence[Path], whole: Path, md5: str | None) -> None:
             found = hashlib.file_digest(sink, "md5").hexdigest()
             if found != md5.lower():
                 raise InvalidJob(f"md5: the file's is {found}", "md5")
-
-
-def _fields(reply: object) -> Mapping[str, str]:
-    texts = reply if isinstance(reply, list) else []
-    flat = [text.decode() for text in texts if isinstance(text, bytes)]
-    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -1,12 +1,13 @@
 """The description of all routes that /openapi.json gives, in the form of OpenAPI 3.1."""
 
+from copy import deepcopy
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 
-from penstock.gateway.auth.access import NEEDED, OPEN_PATHS
+from penstock.gateway.auth.access import ADMIN, NEEDED, OPEN_PATHS
 from penstock.gateway.described import answers as a
 from penstock.gateway.described.table import ROUTES, Described
 from penstock.schemas.openai import JsonObject
@@ -28,7 +29,7 @@ _IDEMPOTENCY: JsonObject = {
 
 def description_of(app: FastAPI, root_path: str) -> dict[str, Any]:
     """Describe the application's routes, whose bodies and answers `ROUTES` tells."""
-    whole: dict[str, Any] = {**app.openapi()}
+    whole: dict[str, Any] = deepcopy(app.openapi())  # which FastAPI keeps
     shapes = Shapes()
     for path, operations in whole["paths"].items():
         for method, operation in operations.items():
@@ -123,7 +124,8 @@ def _secure(operation: dict[str, Any], path: str) -> None:
     if path in OPEN_PATHS:
         operation["security"] = []
         return
-    operation["security"] = [{name: []} for name in _KEYS] + [{}]  # {}: where none was made
+    keys: list[JsonObject] = [{name: []} for name in _KEYS]
+    operation["security"] = keys if path.startswith(ADMIN) else [*keys, {}]  # {}: none was made
     scope = next((scope for start, scope in NEEDED if path.startswith(start)), "")
     told = f"A key needs the scope {scope}." if scope else "Any key will do."
     described = operation.get("description", "")

@@ -105,7 +105,7 @@ def _listen_at(path: Path) -> socket.socket:
     """Listen on a Unix socket, in place of one that nobody listens on any more."""
     listening = socket.socket(socket.AF_UNIX)
     try:
-        if path.is_socket() and not _is_alive(path):
+        if path.is_socket() and _is_left_over(path):
             path.unlink()
         listening.bind(str(path))
         listening.listen(BACKLOG)
@@ -115,9 +115,10 @@ def _listen_at(path: Path) -> socket.socket:
     return listening
 
 
-def _is_alive(path: Path) -> bool:
+def _is_left_over(path: Path) -> bool:
+    """Return whether nobody listens on a socket. One that may not be opened is somebody's."""
     with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
+        return probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
 def _no_password() -> str:

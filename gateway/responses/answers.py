@@ -78,7 +78,7 @@ class ResponseEvents(ResumableStream):
     def render_error(self, error: Failed) -> bytes:
         chunks = [] if self._is_begun else [*self._begun()]
         chunks += self._events(self._items.closed("incomplete"))
-        told: JsonObject = {"code": error.error.code, "message": error.error.message}
+        told: JsonObject = {"code": error.error.code, "message": as_called(error.error).message}
         whole = _head(self._form, "failed") | {"error": told, "output": [*self._items.items]}
         chunks.append(self._event("response.failed", {"response": whole}))
         return b"".join(chunks)

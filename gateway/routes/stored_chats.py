@@ -4,8 +4,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import JsonValue
 
 from penstock.gateway.http.body import read
@@ -36,7 +37,7 @@ async def listed(
     request: Request,
     gateway: Open,
     after: After = None,
-    limit: Limit = 20,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Order = "asc",
     model: str | None = None,
 ) -> Response:
@@ -58,7 +59,7 @@ async def listed(
         status = await _status(gateway, job_id, tenant)
         if status is None or model not in (None, status.model) or not _has(status, wanted):
             continue
-        with suppress(JobNotFound):
+        with suppress(JobNotFound, JobGone):
             shown.append(await _shown(gateway, job_id, tenant))
     return _json(page(shown[:limit], len(shown) > limit))
 
@@ -73,7 +74,7 @@ async def update(completion_id: str, request: Request, gateway: Open) -> Respons
     """Give a stored chat other metadata."""
     asked = await read(request, gateway, partial(validate, MetadataRequest))
     job_id, tenant = chat_job_id(completion_id), tenant_of(request)
-    await _form(gateway, job_id, tenant)  # a job that is no chat is not found
+    await _stored(gateway, job_id, tenant)  # a job that is no chat is not found
     await gateway.client.annotate(job_id, asked.metadata, tenant)
     return _json(await _shown(gateway, job_id, tenant))
 
@@ -81,7 +82,7 @@ async def update(completion_id: str, request: Request, gateway: Open) -> Respons
 @router.delete("/{completion_id}")
 async def delete(completion_id: str, request: Request, gateway: Open) -> Response:
     job_id, tenant = chat_job_id(completion_id), tenant_of(request)
-    await _form(gateway, job_id, tenant)
+    await _stored(gateway, job_id, tenant)
     await gateway.client.delete(job_id, tenant)
     await gateway.stored_chats.forget(tenant, job_id)
     return _json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
@@ -97,7 +98,7 @@ async def messages(
     order: Order = "asc",
 ) -> Response:
     """List the messages that a stored chat was asked with."""
-    form = await _form(gateway, chat_job_id(completion_id), tenant_of(request))
+    form, _ = await _stored(gateway, chat_job_id(completion_id), tenant_of(request))
 
     def made() -> Response:
         found = {str(each["id"]): each for each in stored_messages(form.job)}
@@ -122,8 +123,11 @@ async def _status(gateway: Gateway, job_id: str, tenant: str) -> JobStatus | Non
     return status if status.state == "succeeded" else None
 
 
-async def _form(gateway: Gateway, job_id: str, tenant: str) -> AnswerContext:
-    """Return a stored chat's form. Raises JobNotFound for what was not stored or not answered."""
+async def _stored(gateway: Gateway, job_id: str, tenant: str) -> tuple[AnswerContext, JobStatus]:
+    """Return a stored chat's form, and how its job stands.
+
+    Raises JobNotFound for what was not stored or not answered.
+    """
     try:
         status = await gateway.client.status(job_id, tenant)
         job = await gateway.client.request(job_id, tenant)
@@ -132,12 +136,12 @@ async def _form(gateway: Gateway, job_id: str, tenant: str) -> AnswerContext:
     if status.state != "succeeded":
         raise JobNotFound(job_id)
     size = job.guess_bytes()
-    return await gateway.client.off_loop.run(size, stored_form, job, status.created_ms)
+    form = await gateway.client.off_loop.run(size, stored_form, job, status.created_ms)
+    return form, status
 
 
 async def _shown(gateway: Gateway, job_id: str, tenant: str) -> JsonObject:
-    form = await _form(gateway, job_id, tenant)
-    status = await gateway.client.status(job_id, tenant)
+    form, status = await _stored(gateway, job_id, tenant)
     result = await gateway.client.result(job_id, wait=False, tenant=tenant)
     if result is None:
         raise JobNotFound(job_id)

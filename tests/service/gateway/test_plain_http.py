@@ -17,8 +17,11 @@ import trustme
 from api_keys import bearer, issue
 from penstock.compose.server import Server
 from penstock.gateway.auth.access import OPEN_PATHS
+from penstock.gateway.described.description import description_of
 from penstock.gateway.described.table import ROUTES
 from penstock.gateway.http.listening import CannotListen, ListenSettings, listen, tls_of
+from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.server.app import build
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 
@@ -190,6 +193,11 @@ def test_a_method_that_is_not_there_is_told_all_that_are(
 ) -> None:
     answer = http.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_the_description_may_be_made_twice_at_once() -> None:
+    app = build(GatewaySettings(redis_url="redis://127.0.0.1:1/0"))
+    assert description_of(app, "/llm") == description_of(app, "/llm")
 
 
 def test_the_docs_need_nothing_from_elsewhere(http: httpx.Client) -> None:

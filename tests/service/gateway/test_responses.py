@@ -337,8 +337,11 @@ def test_an_engines_refusal_names_the_field_that_responses_have(
     made = client.responses.create(model=MODEL, input="hi", background=True)
     eventually(lambda: client.responses.retrieve(made.id).status == "failed")
     shown = client.responses.retrieve(made.id)
-    assert shown.error
-    assert shown.error.message.startswith("max_output_tokens: 9")
+    *_, last = client.responses.retrieve(made.id, stream=True)
+    assert last.type == "response.failed"
+    for each in (shown, last.response):
+        assert each.error
+        assert each.error.message.startswith("max_output_tokens: 9")
 
 
 def test_a_failure_in_the_middle_of_a_stream_is_told(client: OpenAI, actor: Actor) -> None:

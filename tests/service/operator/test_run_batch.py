@@ -212,6 +212,7 @@ def test_a_file_of_another_kind_is_not_written_over(
     ("words", "told"),
     [
         (["in.jsonl"], "name two files"),
+        (["in.jsonl", "out.jsonl", "--model", "m", "--fd", "3"], "--fd is not taken here"),
         (["none.jsonl", "out.jsonl"], "No such file or directory: 'none.jsonl'"),
         ([], "--input-file: Field required"),
     ],
