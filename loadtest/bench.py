@@ -42,6 +42,10 @@ COMMANDS = {
         "loadtest.commands.queue",
         "the queue's path, with an engine that costs nothing",
     ),
+    "beside": (
+        "loadtest.commands.beside",
+        "what interactive callers see of a batch beside them",
+    ),
     "scale": (
         "loadtest.commands.scale",
         "a thousand streams at once, and calls with 100,000 jobs waiting",

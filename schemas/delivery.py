@@ -75,6 +75,11 @@ class Entry:
         """Return whether workers died with this job, so that nothing else may run beside it."""
         return self.ready == "suspect"
 
+    @property
+    def is_batch(self) -> bool:
+        """Return whether the job waited in the class `batch`, and was not handed back."""
+        return self.ready == "batch"
+
 
 @dataclass(frozen=True, slots=True)
 class Started:

@@ -1,6 +1,7 @@
 """A whole Penstock for a measurement: server, workers, gateway, each a real process."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from urllib.error import URLError
 
@@ -21,6 +22,7 @@ from penstock.loadtest.machine.usage import cpu_s, family, module_of
 from penstock.schemas.process.parent import end_with_parent
 
 START_S = 120.0
+STOP_S = 30.0
 
 
 class DidNotStart(CannotMeasure):
@@ -63,6 +65,14 @@ class Part:
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").splitlines() or ["nothing"]
         return f"penstock {self._name} said: {lines[-1]}"
+
+    def stop(self) -> None:
+        """Let it end in order, as an operator would, so that it leaves no files behind."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_S)
+        self.kill()
 
     def kill(self) -> None:
         """Kill all of its processes at once, as the loss of a machine would."""
@@ -112,6 +122,32 @@ async def serving(model: str, *worker_flags: str) -> AsyncIterator[tuple[str, "S
     async with system("--model", model, *worker_flags) as whole:
         with whole.gateway() as (_, port):
             yield f"http://127.0.0.1:{port}", whole
+
+
+@asynccontextmanager
+async def stack(model: str, *flags: str) -> AsyncIterator[str]:
+    """Yield the URL of `penstock serve`, with housekeeping and files, when its model is served."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = int(found.getsockname()[1])
+    part, url = Part("serve", model, "--port", str(port), *flags), f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + START_S
+        while not await asyncio.to_thread(_serves, url):
+            part.check()
+            if time.monotonic() > until:
+                raise DidNotStart(f"it serves no model after {START_S:g} s; {part.last_words}")
+            await asyncio.sleep(0.1)
+        yield url
+    finally:
+        part.stop()
+
+
+def _serves(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as answer:
+            return bool(json.load(answer)["data"])
+    except (URLError, OSError):
+        return False
 
 
 async def _until_served(client: Client, workers: list[Part]) -> None:

@@ -115,6 +115,7 @@ NAMES = frozenset(
         "num_iters",
         "num_iters_warmup",
         "num_lanes",
+        "num_lines",
         "num_prompts",
         "num_seqs",
         "num_streams",

@@ -64,6 +64,7 @@ class WorkerQueue(Queue):
         alone: bool = False,
         down_to: QueueClass | None = None,
         step_us: int | None = None,
+        batch: int | None = None,
     ) -> list[Entry] | None:
         """Claim at most `count` jobs: handed-back ones first, then text, high, normal, batch.
 
@@ -75,10 +76,19 @@ class WorkerQueue(Queue):
         down_to  claim only what waits in this class and the higher ones
         step_us  how long a step of the worker takes, 0 if it does not know; it then leaves other
                  workers with capacity their share. None means that it leaves them nothing
+        batch    how many of the jobs may be of the class `batch`, beside handed-back ones; None:
+                 all
         """
         cost = "" if step_us is None else step_us
         reply = await self._run(
-            "workers/read", worker, self._ticket, count, int(alone), down_to or "", cost
+            "workers/read",
+            worker,
+            self._ticket,
+            count,
+            int(alone),
+            down_to or "",
+            cost,
+            count if batch is None else batch,
         )
         self._idle = (reply[1], int(reply[2])) if reply[0] == b"idle" else None
         self.must_be_empty = reply[0] == b"empty"

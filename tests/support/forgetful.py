@@ -5,12 +5,19 @@ A fake that looked at `seq.token_ids` would not notice a wrong, stale or lost bl
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
+from penstock.schemas.sampling import SamplingParams
+from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.grammar.constraints import Grammars
+from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.sampler import DrawnTokens, Sampled
+from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.sequence import Plan, Sequence, Slice
+from penstock.worker.engine.state_pool import StatePool
 
 VOCAB = 97
 
@@ -148,3 +155,54 @@ def run_to_end(
             assert output.error is None, output.error
             completions[output.seq_id] += output.token_ids
     raise AssertionError(f"still busy after {max_steps} steps")
+
+
+def make_engine(
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    budget: int = 16,
+    remembers: bool = True,
+    threshold: int | None = None,
+    goes_ahead: bool = False,
+    num_states: int | None = None,
+) -> tuple[Engine, ForgetfulRunner]:
+    """num_states  of prefixes, that a model keeps which has a state; None: one that has none"""
+    limits = EngineLimits(
+        num_blocks * block_size, VOCAB, num_blocks, block_size, max_num_seqs, frozenset()
+    )
+    runner = ForgetfulRunner(num_blocks, block_size)
+    states = None
+    if num_states is not None:
+        rows = range(max_num_seqs, max_num_seqs + num_states)
+        runner = StatefulRunner(num_blocks, block_size, rows.stop)
+        states = StatePool(rows, runner.copy_row) if rows else None
+    pool = BlockPool(num_blocks, block_size, remembers and num_states != 0, states)
+    scheduler = Scheduler(pool, max_num_seqs, budget, threshold)
+    grammars = Grammars(Path(), 1000, frozenset())
+    return Engine(limits, scheduler, runner, grammars, runner if goes_ahead else None), runner
+
+
+def addition(seq_id: str, prompt: list[int], max_tokens: int, **more: object) -> AddSequence:
+    return AddSequence(seq_id, prompt, SamplingParams(max_tokens=max_tokens, temperature=0), **more)
+
+
+def assert_idle_and_whole(engine: Engine) -> None:
+    pool = engine.scheduler.pool
+    assert pool.num_held == 0
+    assert not engine.scheduler.running and not engine.scheduler.waiting
+    assert not pool._promised and not any(pool._holders)
+    assert sorted([*pool._blank, *pool._cached]) == list(range(pool.num_blocks))
+    assert set(pool._cached) == set(pool._remembered.values())
+    assert {pool._digest[block] for block in pool._remembered.values()} == set(pool._remembered)
+    if pool.states is not None:
+        assert pool.states._kept.keys() <= pool._remembered.keys()
+
+
+def stepped(engine: Engine, num_steps: int) -> None:
+    for _ in range(num_steps):
+        engine.step()
+
+
+def running(engine: Engine) -> list[str]:
+    return [seq.seq_id for seq in engine.scheduler.running]

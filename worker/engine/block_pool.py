@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 from penstock.worker.engine.block_changes import BlockChanges
+from penstock.worker.engine.messages import BATCH_PRIORITY
 from penstock.worker.engine.sequence import Sequence
 from penstock.worker.engine.state_pool import StatePool
 
@@ -65,8 +66,14 @@ class BlockPool:
         return max(0, -(-num_tokens // self.block_size) - len(seq.block_table))
 
     def awaits(self, seq: Sequence) -> bool:
-        """Return whether a running sequence will compute the block that this one needs next."""
-        return seq.awaited is not None and seq.awaited in self._promised
+        """Return whether a running sequence will compute the block that this one needs next.
+
+        Nobody waits for the class `batch`, which may stand still, but those of it.
+        """
+        owner = self._promised.get(seq.awaited) if seq.awaited is not None else None
+        return owner is not None and (
+            owner.priority < BATCH_PRIORITY or seq.priority >= BATCH_PRIORITY
+        )
 
     def attach(self, seq: Sequence) -> bool:
         """Give the sequence its remembered prefix, and promise others the rest of its full blocks.
@@ -100,7 +107,9 @@ class BlockPool:
             seq.block_table.append(self._remembered[digest])
         seq.num_found = found * self.block_size
         for digest in promised:
-            self._promised.setdefault(digest, seq)
+            owner = self._promised.setdefault(digest, seq)
+            if owner.priority > seq.priority:
+                self._promised[digest] = seq
         return True
 
     def restore_state(self, seq: Sequence) -> None:

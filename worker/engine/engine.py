@@ -76,6 +76,7 @@ class Engine:
         self.grammars = grammars
         self.ahead = ahead
         self._launched: Launched | None = None  # of the next step
+        self._num_step_tokens = 0  # of the last step
         self.note_plan: Callable[[list[PlanRow]], None] | None = None
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
@@ -108,8 +109,10 @@ class Engine:
             )
         else:
             return outputs
+        seconds = time.perf_counter() - begin
         self._stats.num_steps += 1
-        self._stats.step_seconds += time.perf_counter() - begin
+        self._stats.step_seconds += seconds
+        self.scheduler.batch_bound.note_step(self._num_step_tokens, seconds)
         return outputs
 
     @property
@@ -142,7 +145,8 @@ class Engine:
         return pool.changes
 
     def load(self) -> Load:
-        return Load(self.scheduler.pool.num_held, len(self.scheduler.waiting))
+        scheduler = self.scheduler
+        return Load(scheduler.pool.num_held, scheduler.num_waiting, scheduler.batch_load())
 
     def stats(self) -> Stats:
         pool = self.scheduler.pool
@@ -268,6 +272,7 @@ class Engine:
         if self.scheduler.pool.states is not None:
             self.scheduler.keep_states(plan, sampled.spoilt)
         num_tokens = int(plan.counts.sum())
+        self._num_step_tokens = num_tokens
         self._stats.computed_tokens += num_tokens
         self._step_tokens.observe(num_tokens)
         outputs = []

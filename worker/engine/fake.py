@@ -155,7 +155,7 @@ class FakeEngine:
     def stats(self) -> Stats:
         self._stats.num_blocks = self.limits.num_blocks
         self._stats.num_running = min(len(self._seqs), self.limits.max_num_seqs)
-        self._stats.num_held_blocks, self._stats.num_waiting = self.load()
+        self._stats.num_held_blocks, self._stats.num_waiting = self.load()[:2]
         self._stats.histograms = {stat: tally.dump() for stat, tally in self._tallies.items()}
         return self._stats
 

@@ -25,6 +25,9 @@ class WordIds(NamedTuple):
 NO_WORDS = WordIds()
 
 
+BATCH_PRIORITY = 2  # of the class batch, which takes what others leave
+
+
 @dataclass(frozen=True, slots=True)
 class AddSequence:
     """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before.
@@ -101,10 +104,30 @@ BlockChange = StoredBlock | bytes  # the bytes are the digest of a block that is
 
 
 class Load(NamedTuple):
-    """The load of an engine, counted at each step."""
+    """The load of an engine, counted at each step.
+
+    num_waiting   sequences without capacity; not those whose grammar is being compiled
+    batch         of the class `batch`, where it gives way to others: the blocks that it holds, and
+                  the number of its sequences that are to be there; None for an engine where all
+                  classes stay
+    """
 
     num_held_blocks: int = 0
-    num_waiting: int = 0  # sequences without capacity; not those whose grammar is being compiled
+    num_waiting: int = 0
+    batch: "BatchLoad | None" = None
+
+
+class BatchLoad(NamedTuple):
+    """The load of the class `batch`, which gives way to others.
+
+    num_blocks   that it holds, shared ones each time; they are in `num_held_blocks` too
+    num_waiting  sequences without capacity; they are not in the other `num_waiting`
+    most_seqs    the number of sequences with which it has enough to do
+    """
+
+    num_blocks: int
+    num_waiting: int
+    most_seqs: int
 
 
 @dataclass(slots=True)

@@ -98,7 +98,7 @@ class PoolingEngine:
         stats = self._stats
         stats.num_blocks, stats.block_size = self.limits.num_blocks, self.limits.block_size
         stats.max_num_batched_tokens = self.step_tokens
-        stats.num_held_blocks, stats.num_waiting = self.load()
+        stats.num_held_blocks, stats.num_waiting = self.load()[:2]
         stats.num_running = len(self._seqs) - stats.num_waiting
         stats.histograms = {stat: tally.dump() for stat, tally in self._tallies.items()}
         return stats

@@ -1,18 +1,34 @@
 """The scheduler: it plans which sequences compute which tokens in the next step."""
 
 import itertools
-from bisect import insort
+from bisect import bisect_left, insort
 
 import numpy as np
 
+from penstock.worker.engine.batch_bound import BatchBound
 from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.columns import Columns, Numbers
+from penstock.worker.engine.messages import BATCH_PRIORITY, BatchLoad
 from penstock.worker.engine.sequence import Plan, Sequence, Status
 
 
 def _place(seq: Sequence) -> tuple[int, ...]:
     """Return the sequence's place in line, as a key to sort by."""
     return seq.place
+
+
+def _num_above(line: list[Sequence], priority: int) -> int:
+    """Return the number of sequences in a line that stand before those of a class."""
+    at: tuple[int, ...] = (priority,)
+    return bisect_left(line, at, key=_place)
+
+
+def _within(most: int, counts: Numbers) -> Numbers:
+    """Return how much each gets of its count where all get `most`, and the first come first."""
+    if counts.sum() <= most:
+        return counts
+    before = counts.cumsum() - counts
+    return counts.clip(max=(most - before).clip(min=0))
 
 
 class Scheduler:
@@ -23,8 +39,13 @@ class Scheduler:
     victim of preemption is the last in line, so the first always moves on. The victim gives all
     its blocks back, and later finds those again that were not reused meanwhile.
 
+    The class `batch` takes what others leave. Where one of another class waits for capacity, it
+    gives way. While others are served, a step computes few of its tokens, those of the first in
+    line; the rest keep their blocks and stand still.
+
     preemption_threshold  how many classes a running sequence must be below the first one that
-                          waits for capacity, to give way to it; None means that nobody gives way
+                          waits for capacity, to give way to it; None means that only the class
+                          `batch` gives way
     """
 
     def __init__(
@@ -50,6 +71,8 @@ class Scheduler:
         self.num_forks = 0
         self._leaders: dict[str, Sequence] = {}  # of each group, the one that computes its prompt
         self._is_full = False  # the first that waits found no room, and nothing was freed since
+        self.batch_bound = BatchBound()
+        self._num_still = 0  # running sequences of the class batch that are not in the step
 
     def add(self, seq: Sequence) -> None:
         seq.place = seq.priority, seq.turn, next(self._arrivals)
@@ -67,16 +90,25 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Plan one step, first in line first, under one token budget."""
+        if self.num_waiting or _num_above(self.running, BATCH_PRIORITY):
+            self.batch_bound.note_others()
+        batch_left = self.batch_bound.most_tokens
         self._give_way()
-        (seqs, rows), starts, pending, counts = self._go_on()
+        (seqs, rows), starts, pending, counts = self._go_on(batch_left)
         left = self.max_num_batched_tokens - int(counts.sum())
-        if not left and not counts.all():  # the budget was too small for the last in line
-            some = np.count_nonzero(counts)
+        some = int(np.count_nonzero(counts))
+        self._num_still = len(seqs) - some
+        if batch_left is not None:
+            batch_left -= int(counts[_num_above(seqs, BATCH_PRIORITY) :].sum())
+        if self._num_still:  # those behind found no tokens left
             seqs, rows = seqs[:some], rows[:some]
             starts, pending, counts = starts[:some], pending[:some], counts[:some]
         admitted = []
-        while left and (seq := self._admit()):
+        while left and (seq := self._admit(batch_left is None or batch_left > 0)):
             most = min(left, int(self.columns.border[seq.row]) - seq.num_found)
+            if batch_left is not None and seq.place[0] >= BATCH_PRIORITY:
+                most = min(most, batch_left)
+                batch_left -= min(most, seq.num_pending)
             admitted.append(
                 (seq, seq.row, seq.num_found, seq.num_pending, min(most, seq.num_pending))
             )
@@ -102,14 +134,16 @@ class Scheduler:
         might start, blocks are short, or a search has not said which beams go on.
         """
         columns, could_start = self.columns, self.waiting and not self._is_full
-        gives_way = self.waiting and self.preemption_threshold is not None
-        everyone_draws = len(plan.drawing) == len(plan) == len(self.running)
+        gives_way = self.waiting and self._num_staying() < len(self.running)
+        everyone_draws = len(plan.drawing) == len(plan) == len(self.running) - self._num_still
         if could_start or gives_way or not everyone_draws:
             return None
         if columns.is_beam[plan.rows].any():
             return None
         goes_on = plan.starts + plan.counts + 1 < columns.longest[plan.rows]
         places = None if goes_on.all() else np.flatnonzero(goes_on)
+        if places is not None and self._num_still:
+            return None
         after = plan if places is None else plan.only(places)
         if not len(after):
             return None
@@ -123,12 +157,16 @@ class Scheduler:
         counts = np.ones_like(starts)
         return Plan(after.seqs, rows, starts, counts, after.drawing, after.draws), places
 
-    def _go_on(self) -> tuple[tuple[list[Sequence], Numbers], Numbers, Numbers, Numbers]:
+    def _go_on(
+        self, most_batch: int | None
+    ) -> tuple[tuple[list[Sequence], Numbers], Numbers, Numbers, Numbers]:
         """Return the running sequences with their rows, and three columns of counts.
 
         The columns are each sequence's computed tokens, its pending tokens, and how many of the
         pending ones this step computes. The blocks for these are reserved, if need be by
         preemption.
+
+        most_batch  the number of tokens of the class `batch` in the step; None: as many as fit
         """
         while True:
             seqs, rows = line = self._in_line()
@@ -136,9 +174,10 @@ class Scheduler:
             counts = pending = self.columns.num_tokens[rows] - starts
             if self.pool.states is not None:
                 counts = np.minimum(pending, self.columns.border[rows] - starts)
-            if counts.sum() > self.max_num_batched_tokens:
-                before = counts.cumsum() - counts
-                counts = counts.clip(max=(self.max_num_batched_tokens - before).clip(min=0))
+            if most_batch is not None:
+                others, batch = np.split(counts, [_num_above(seqs, BATCH_PRIORITY)])
+                counts = np.append(others, _within(most_batch, batch))
+            counts = _within(self.max_num_batched_tokens, counts)
             ends = starts + counts
             is_short = ends > self.columns.num_blocks[rows] * self.pool.block_size
             num_preemptions = self.num_preemptions
@@ -157,6 +196,21 @@ class Scheduler:
             if place not in spoilt:
                 self.pool.keep_state(plan.seqs[place])
                 columns.note_border(plan.seqs[place])
+
+    @property
+    def num_waiting(self) -> int:
+        """Return the number of waiting sequences of other classes than `batch`."""
+        return _num_above(self.waiting, BATCH_PRIORITY)
+
+    def batch_load(self) -> BatchLoad:
+        (seqs, rows), bound = self._in_line(), self.batch_bound.most_tokens
+        of_batch = rows[_num_above(seqs, BATCH_PRIORITY) :]
+        return BatchLoad(
+            int(self.columns.num_blocks[of_batch].sum()),
+            len(self.waiting) - self.num_waiting,
+            # One more, so that it need not be fetched when another ends.
+            len(self.columns.stay) if bound is None else bound + 1,
+        )
 
     def num_live_slots(self) -> int:
         """Return the number of KV slots in use, with a shared slot counted once.
@@ -186,21 +240,32 @@ class Scheduler:
         """Preempt sequences for the first in line, if those far enough below its class hold enough.
 
         A sequence that gave way stands right behind the one that it gave way to, and gives way no
-        more, so a flood of a higher class starves nobody.
+        more, so a flood of a higher class starves nobody. Those of the class `batch` keep their
+        place: they run in what others leave.
         """
-        if self.preemption_threshold is None or not self.waiting:
+        if not self.waiting:
             return
         first = self.waiting[0]
-        least = first.priority + self.preemption_threshold
-        below = [seq for seq in self.running if seq.place[0] >= least]
+        below = self.running[self._num_staying() :]
+        if not below:
+            return
         needed = self.pool.num_needed(first, len(first.token_ids))
         held = sum(len(seq.block_table) for seq in below)
         if self.pool.awaits(first) or self.pool.num_unheld + held < needed:
             return
         while below and (not self._rows or self.pool.num_unheld < needed):
             victim = below.pop()
-            victim.place = *first.place, *victim.place
+            if victim.place[0] < BATCH_PRIORITY:
+                victim.place = *first.place, *victim.place
             self._preempt(victim)
+
+    def _num_staying(self) -> int:
+        """Return the number of running sequences that do not give way to the first that waits."""
+        priority = self.waiting[0].priority
+        if priority >= BATCH_PRIORITY:
+            return len(self.running)
+        threshold = self.preemption_threshold or BATCH_PRIORITY
+        return _num_above(self.running, min(BATCH_PRIORITY, priority + threshold))
 
     def _preempt(self, seq: Sequence) -> None:
         seq.num_before = int(self.columns.num_computed[seq.row])
@@ -217,7 +282,7 @@ class Scheduler:
         self._rows.append(seq.row)
         self.pool.release(seq)
 
-    def _admit(self) -> Sequence | None:
+    def _admit(self, batch_too: bool) -> Sequence | None:
         """Start the first in line that computes nothing twice, if all its tokens have blocks.
 
         Blocks are needed for the whole sequence, not only for its first slice: one that is admitted
@@ -229,6 +294,9 @@ class Scheduler:
             self._is_full = True
             return None
         for place, seq in enumerate(self.waiting):
+            if not batch_too and seq.place[0] >= BATCH_PRIORITY:
+                self._is_full = seq is self.waiting[0]
+                return None
             if self._is_led(seq) or self.pool.awaits(seq) or not self.pool.attach(seq):
                 continue
             if not self.pool.reserve(seq, len(seq.token_ids)):

@@ -102,7 +102,7 @@ class OpenAIEngine:
     def stats(self) -> Stats:
         stats = self._stats
         stats.num_blocks, stats.block_size = self.limits.num_blocks, self.limits.block_size
-        stats.num_held_blocks, stats.num_waiting = self.load()
+        stats.num_held_blocks, stats.num_waiting = self.load()[:2]
         stats.num_running = len(self._seqs) - stats.num_waiting
         return stats
 

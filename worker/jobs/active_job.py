@@ -14,13 +14,13 @@ from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason,
 from penstock.schemas.job import Job
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.schemas.trace_context import log_fields
-from penstock.worker.engine.messages import NO_WORDS, AddSequence, Output, WordIds
+from penstock.worker.engine.messages import BATCH_PRIORITY, NO_WORDS, AddSequence, Output, WordIds
 from penstock.worker.jobs.pooled import Pooled
 from penstock.worker.jobs.text_choices import TextChoice
 from penstock.worker.text.completion import Completion, TextPiece
 
 Failure = Literal["failed", "cancelled", "expired"]
-_PRIORITIES = {"text": 0, "high": 0, "normal": 1, "batch": 2}
+_PRIORITIES = {"text": 0, "high": 0, "normal": 1, "batch": BATCH_PRIORITY}
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.schemas.job import COMPLETION_TOKENS, QueueClass
 from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Load
+from penstock.worker.engine.messages import BATCH_PRIORITY, AddSequence, Load
 from penstock.worker.process.ipc import Step
 
 _WEIGHT = 0.1  # of the newest sequence in the average
@@ -24,17 +24,21 @@ class Ask:
 
     With `down_to` there is no room: one job is read, of that priority class or a higher one, and
     running sequences give way to it. Jobs of the class `text` need no room.
+
+    batch  how many of them may be of the class `batch`; None: all
     """
 
     count: int
     down_to: QueueClass | None = None
+    batch: int | None = None
 
 
 class Capacity:
     """The free sequences and KV blocks that the engine last reported, less what is on its way.
 
     There is one reader a lane. Readers have their turns in the order in which they came, and each
-    asks for its lane's share at most, so none of them is left out for another.
+    asks for its lane's share at most, so none of them is left out for another. Where an engine's
+    sequences of the class `batch` give way, what they have is free for others.
 
     threshold   the engine's preemption threshold: how many classes a sequence must be below
                 another one to give way to it
@@ -54,8 +58,11 @@ class Capacity:
         self._is_settled = is_settled
         self._sequences: dict[str, int] = {}  # id of a sequence in the engine -> its priority
         self._unseen: dict[str, float] = {}  # the same, with no token yet -> its blocks
+        self._num_batch = 0  # of the sequences, those of the class batch
         self._num_asked = 0  # jobs that reads under way may yet bring
+        self._num_asked_batch = 0  # how many of these may be of the class batch
         self._num_preparing = 0  # jobs read whose sequences have not entered
+        self._num_preparing_batch = 0  # of these, those of the class batch
         self._average_blocks = self._blocks(COMPLETION_TOKENS)
         self._load = Load()
         self._step_s = 0.0
@@ -78,6 +85,7 @@ class Capacity:
             self._line.remove(reader)
             self._changed.set()  # for the next in line
         self._num_asked += ask.count
+        self._num_asked_batch += ask.batch or 0
         return ask
 
     async def until_free(self, most_s: float, or_preempts: bool = False) -> None:
@@ -131,15 +139,22 @@ class Capacity:
             self._changed.clear()
             await self._changed.wait()
 
-    def note_read(self, reader: object, num_asked: int, num_read: int) -> None:
+    def note_read(self, reader: object, ask: Ask, num_read: int = 0, num_batch: int = 0) -> None:
+        """Note what a read brought.
+
+        num_batch  how many of the jobs are known to be of the class `batch`
+        """
         self._reader = None if self._reader is reader else self._reader
-        self._num_asked -= num_asked
+        self._num_asked -= ask.count
+        self._num_asked_batch -= ask.batch or 0
         self._num_preparing += num_read
+        self._num_preparing_batch += num_batch
         self._changed.set()
 
-    def note_prepared(self) -> None:
+    def note_prepared(self, is_batch: bool = False) -> None:
         """Note that a job that was read has put its sequences into the engine, or has none."""
         self._num_preparing -= 1
+        self._num_preparing_batch -= is_batch
         self._changed.set()
 
     def enter(self, additions: Iterable[AddSequence]) -> None:
@@ -147,13 +162,14 @@ class Capacity:
             given = len(addition.prompt) + len(addition.completion)
             left = addition.params.max_tokens or COMPLETION_TOKENS
             self._sequences[addition.seq_id] = addition.priority
+            self._num_batch += addition.priority == BATCH_PRIORITY
             if not addition.params.use_beam_search:  # a search shows nothing before its end
                 self._unseen[addition.seq_id] = self._blocks(given)
             blocks = self._blocks(given + min(left, COMPLETION_TOKENS))
             self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
 
     def leave(self, seq_id: str) -> None:
-        self._sequences.pop(seq_id, None)
+        self._num_batch -= self._sequences.pop(seq_id, None) == BATCH_PRIORITY
         self._unseen.pop(seq_id, None)
         self._changed.set()
 
@@ -164,25 +180,53 @@ class Capacity:
         self._changed.set()
 
     def free(self) -> int:
-        """Return the number of jobs for which there is room.
+        """Return the number of jobs for which there is room, if none of them is of a batch.
 
         With nothing in work it is at least one: a job that can never fit is refused later.
         """
+        batch = self._load.batch
+        if batch is None:
+            return self._free_beside(len(self._sequences), self._load.num_held_blocks, self._unseen)
+        num_others = len(self._sequences) - self._num_batch
+        unseen = [each for each in self._unseen if self._sequences[each] != BATCH_PRIORITY]
+        held = max(0, self._load.num_held_blocks - batch.num_blocks)
+        return self._free_beside(num_others, held, unseen, self._num_preparing_batch)
+
+    def _free_beside(
+        self, num_seqs: int, num_held: int, unseen: Iterable[str], num_yielding: int = 0
+    ) -> int:
+        """Return the room beside so many sequences and blocks.
+
+        unseen        those of the sequences whose blocks are not among these
+        num_yielding  of the jobs that come, those that give way
+        """
         if self._trial is not None:
             return 0
-        coming = self._num_asked + self._num_preparing
-        seqs = self._limits.max_num_seqs - len(self._sequences) - coming
-        if not self._sequences and not coming:
+        coming = self._num_asked + self._num_preparing - num_yielding
+        seqs = self._limits.max_num_seqs - num_seqs - coming
+        if not num_seqs and not coming:
             return max(1, min(seqs, int(self._limits.num_blocks / self._average_blocks)))
         if self._load.num_waiting:
             return 0
-        blocks = self._limits.num_blocks - self._load.num_held_blocks - sum(self._unseen.values())
+        blocks = self._limits.num_blocks - num_held - sum(map(self._unseen.__getitem__, unseen))
         return max(0, min(seqs, int(blocks / self._average_blocks) - coming))
+
+    def _free_for_batch(self) -> int | None:
+        """Return the number of jobs of the class `batch` that have room; None: no bound."""
+        batch = self._load.batch
+        if batch is None:
+            return None
+        if batch.num_waiting:
+            return 0
+        coming = self._num_asked_batch + self._num_preparing_batch
+        free = self._free_beside(len(self._sequences), self._load.num_held_blocks, self._unseen)
+        return max(0, min(free, batch.most_seqs - self._num_batch - coming))
 
     def _ask(self) -> Ask | None:
         if count := self.free():
             share = (count + self._num_asked) // self._num_lanes
-            return Ask(min(count, max(1, share)))
+            count, batch = min(count, max(1, share)), self._free_for_batch()
+            return Ask(count, batch=None if batch is None else min(batch, count))
         if down_to := self._preempts_for():
             return Ask(1, down_to)
         return Ask(_MOST_TEXTS, "text") if self._trial is None else None
@@ -201,6 +245,8 @@ class Capacity:
         for priority, name in classes:
             least = priority + self._threshold
             num_below = sum(each >= least for each in self._sequences.values())
+            if self._load.batch is not None:  # to these there is room
+                num_below -= self._num_batch
             is_coming = any(self._sequences[seq_id] <= priority for seq_id in self._unseen)
             if num_below > self._load.num_waiting and not is_coming:
                 return name

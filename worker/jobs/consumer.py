@@ -43,6 +43,7 @@ _RETRY_S = 0.5
 _EMPTY_S = 1.0
 _PEEK_S = 0.05  # how often a full worker looks for a job that others would give way to
 _PEEK_TEXTS_S = 0.2  # the same for a job that needs no room
+_PEEK_BATCH_MS = 100  # how often a worker with enough jobs of the class batch looks for more
 _INLINE_CHARS = 2000  # shorter texts are tokenised faster than a thread is woken
 
 
@@ -223,8 +224,10 @@ class Consumer:
                     continue
                 if ask.down_to == "text":
                     await self._capacity.until_free(_PEEK_TEXTS_S, or_preempts=True)
+                elif ask.down_to:
+                    await self._capacity.until_free(_PEEK_S)
                 else:
-                    await (self._capacity.until_free(_PEEK_S) if ask.down_to else self._news())
+                    await self._news(READ_BLOCK_MS if ask.batch != 0 else _PEEK_BATCH_MS)
 
     async def _run_empty(self) -> None:
         """Hand back all that the worker has, so that a suspect can run alone."""
@@ -242,7 +245,7 @@ class Consumer:
         incarnation, is_alone = self._incarnation, not self._capacity.is_used
         try:
             given = await self._queue.read(
-                incarnation, ask.count, is_alone, ask.down_to, self._capacity.step_us
+                incarnation, ask.count, is_alone, ask.down_to, self._capacity.step_us, ask.batch
             )
             entries = given or []
             return given
@@ -253,12 +256,13 @@ class Consumer:
         finally:
             if ask.down_to != "text":
                 self._looked_s = time.monotonic()
-            self._capacity.note_read(self, ask.count, len(entries))
+            num_batch = sum(entry.is_batch for entry in entries)
+            self._capacity.note_read(self, ask, len(entries), num_batch)
 
-    async def _news(self) -> None:
+    async def _news(self, most_ms: int) -> None:
         """Wait for jobs that the last read did not find; no room is kept meanwhile."""
         try:
-            await self._queue.news(READ_BLOCK_MS)
+            await self._queue.news(most_ms)
         except Unavailable as error:
             log.warning("queue could not be listened to, trying again: %s", error.message)
             await asyncio.sleep(_RETRY_S)
@@ -316,7 +320,7 @@ class Consumer:
             await self._give_up(entry.job_id)
         finally:
             self._taking_up.pop(entry.job_id, None)
-            self._capacity.note_prepared()
+            self._capacity.note_prepared(entry.is_batch)
             if entry.job_id not in self._streamer.jobs:
                 self._capacity.end_trial(entry.job_id)
 

@@ -201,7 +201,8 @@ class WorkerSettings(TracingSettings):
         None,
         ge=1,
         le=2,
-        description="a job that has no room takes that of running ones so many classes lower",
+        description="a job that has no room takes that of running ones so many classes lower; that "
+        "of the class batch it takes in any case",
     )
     deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
     async_scheduling: bool | None = Field(

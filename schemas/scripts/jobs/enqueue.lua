@@ -35,7 +35,6 @@
 -- Its first write is one that Redis refuses when memory is full, so nothing is accepted by half.
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
-local DUE_MS = 600000 -- the place in its account's backlog of a job without a deadline
 local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 

@@ -19,6 +19,8 @@ local ABOVE = {normal = 'high', batch = 'normal'}
 
 local PATIENCE_MS = {text = 0, high = 0, normal = 60000, batch = 900000} -- then a job goes one class up
 
+local DUE_MS = 600000 -- the place in its account's backlog of a job without a deadline
+
 local NEVER = 9e15
 
 -- Tokens of the prompts that wait for their first claim, by the guess of their submission.

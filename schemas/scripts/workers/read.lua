@@ -10,6 +10,7 @@
 --     way; empty: all
 --   microseconds that a step of the worker takes (0: unknown), to leave other workers their share;
 --     empty: it takes what it asks for, whatever the others could take
+--   most of the class batch; those that were handed back are not counted
 -- Returns one of
 --   'entries', then (ready, entry, job) for each
 --   'idle', the last id of `news`, to wait for newer ones, and the milliseconds until something may
@@ -19,7 +20,7 @@
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local worker, ticket, count, alone, down_to = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
-local asked, step_us = count, tonumber(ARGV[6])
+local asked, step_us, most_batch = count, tonumber(ARGV[6]), tonumber(ARGV[7])
 local worker_key = PREFIX .. 'worker:' .. worker
 local MOST = 64 -- of what is moved in one call
 local SUSPECT_WAIT_MS, TRIER_MS = 2000, 10000
@@ -42,18 +43,32 @@ local function wake()
   end
 end
 
--- What waited too long goes one class up, once, unless its account's own limits hold it.
+-- The last job of the class batch that went up waits there still, and could begin.
+local function is_one_aged()
+  local id = redis.call('GET', PREFIX .. 'aged')
+  if not id or not redis.call('ZSCORE', PREFIX .. 'waiting:normal', id) then return false end
+  return not account_of(redis.call('HGET', PREFIX .. 'job:' .. id, 'account')).blocked
+end
+
+-- What waited too long goes one class up, once, unless its account's own limits hold it. Of the
+-- class batch one job at a time goes up, behind those that wait there: the rest of a large file
+-- would be before all who come later.
 local function age(class)
   bring_near('waiting:' .. class, PATIENCE_MS[class])
   for _, id in ipairs(due('waiting:' .. class)) do
     local key = PREFIX .. 'job:' .. id
     local name, moved = unpack(redis.call('HMGET', key, 'account', 'moved'))
     local account = name and account_of(name)
+    if class == 'batch' and is_one_aged() then break end
     if not account or account.blocked or moved then
       redis.call('ZADD', PREFIX .. 'waiting:' .. class, NOW + PATIENCE_MS[class], id)
     else
       local due_us = redis.call('ZSCORE', backlog_key(class, account), id)
       leave_backlog(class, account, id)
+      if class == 'batch' then
+        due_us = NOW_US + DUE_MS * 1000
+        redis.call('SET', PREFIX .. 'aged', id, 'PX', PATIENCE_MS.batch)
+      end
       join_backlog(ABOVE[class], account, id, due_us, NOW)
       redis.call('HSET', key, 'class', ABOVE[class], 'moved', 1)
     end
@@ -271,7 +286,7 @@ local is_left = count == 0 and #taken == 1
 for _, ready in ipairs(READY) do
   if count <= 0 then break end
   if ready ~= 'resume' and ready ~= 'suspect' then
-    for _ = 1, count do
+    for _ = 1, ready == 'batch' and math.min(count, most_batch) or count do
       if not claim(ready) then break end
     end
     collect(ready)

@@ -127,6 +127,39 @@ async def test_classes_go_strictly_and_what_waited_too_long_one_class_up(
 
 
 @on_a_lane
+async def test_of_a_large_batch_that_waited_too_long_one_job_at_a_time_goes_up(
+    queue: WorkerQueue,
+) -> None:
+    """All of them would go before everything that comes later."""
+    redis = plain(queue.connection.redis)
+    batch = [a_job(priority_class="batch") for _ in range(20)]
+    for job in batch:
+        await queue.enqueue(job, None, "d")
+    await redis.zadd(f"{LANE.prefix}waiting:batch", {job.job_id: 1 for job in batch})
+    for _ in range(12):
+        await queue.enqueue(a_job(), None, "d")
+    order = []
+    for _ in range(12):
+        order.append((await started(queue)).job.priority_class)
+        await queue.enqueue(a_job(), None, "d")
+    assert order == ["normal"] * 12
+    order = [(await started(queue)).job.priority_class for _ in range(14)]
+    assert order == ["batch", *["normal"] * 12, "batch"]
+
+
+@on_a_lane
+async def test_a_worker_says_how_many_jobs_of_a_batch_it_takes(queue: WorkerQueue) -> None:
+    for name in ("batch", "batch", "normal", "batch"):
+        await queue.enqueue(a_job(priority_class=name), None, "d")
+    read = [await queue.read("w", 8, batch=most) for most in (0, 1, None)]
+    assert [[one.ready for one in entries or []] for entries in read] == [
+        ["normal"],
+        ["batch"],
+        ["batch", "batch"],
+    ]
+
+
+@on_a_lane
 async def test_of_one_account_the_earlier_deadline_goes_first(queue: WorkerQueue) -> None:
     """And a job without one is not put off for ever."""
     times = (None, 90_000, 60_000, 3_000_000, 60_000)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Load, Output
+from penstock.worker.engine.messages import AddSequence, BatchLoad, Load, Output
 from penstock.worker.jobs.capacity import Ask, Capacity
 from penstock.worker.llm import LLM
 from penstock.worker.process.ipc import Step
@@ -71,6 +72,52 @@ def test_a_full_room_asks_for_whom_others_would_give_way_to(priorities, threshol
     assert asyncio.run(asked(room_with(*priorities, threshold=threshold))) == expected
 
 
+async def asked_beside(batch: BatchLoad, num_held: int, *priorities: int) -> Ask | None:
+    """What is read beside sequences of these classes, where the engine tells of its batch."""
+    capacity = Capacity(replace(LIMITS, max_num_seqs=8), 1)
+    names = [str(number) for number in range(len(priorities))]
+    enter(capacity, zip(names, priorities, strict=True))
+    capacity.note(Step([Output(name, [1]) for name in names], Load(num_held, 0, batch)))
+    return await asked(capacity)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_held", "priorities", "expected"),
+    [
+        (BatchLoad(0, 0, 8), 0, (), Ask(8, batch=8)),
+        (BatchLoad(0, 0, 3), 2, (NORMAL, NORMAL), Ask(6, batch=3)),
+        (BatchLoad(4, 0, 3), 6, (NORMAL, NORMAL, BATCH, BATCH), Ask(6, batch=1)),
+        (BatchLoad(4, 1, 3), 6, (NORMAL, NORMAL, BATCH, BATCH), Ask(6, batch=0)),
+        (BatchLoad(999, 0, 3), 1000, (NORMAL, *[BATCH] * 7), Ask(7, batch=0)),  # all give way
+        (BatchLoad(999, 0, 8), 999, (BATCH,), Ask(8, batch=0)),
+        (BatchLoad(0, 0, 3), 1000, (NORMAL, NORMAL), TEXTS),
+        (BatchLoad(0, 0, 3), 8, (NORMAL,) * 8, TEXTS),
+    ],
+)
+def test_what_a_batch_has_is_free_for_others(batch, num_held, priorities, expected):
+    assert asyncio.run(asked_beside(batch, num_held, *priorities)) == expected
+
+
+def test_what_is_being_read_of_a_batch_is_counted():
+    async def scenario() -> None:
+        capacity = Capacity(LIMITS, 1)
+        capacity.note(Step([], Load(0, 0, BatchLoad(0, 0, 2))))
+        first = await capacity.wait("lane")
+        assert first == Ask(2, batch=2)
+        assert await asked(capacity) == TEXTS  # what is on its way may be of any class
+        capacity.note_read(None, TEXTS)
+        capacity.note_read("lane", first, 1, num_batch=1)
+        assert await asked(capacity) == Ask(2, batch=1)
+        capacity.note_read(None, Ask(2, batch=1), 1, num_batch=1)
+        assert await asked(capacity) == Ask(2, batch=0)
+        capacity.note_read(None, Ask(2, batch=0))
+        capacity.note_prepared(is_batch=True)
+        capacity.note_prepared(is_batch=True)
+        assert await asked(capacity) == Ask(2, batch=2)
+
+    asyncio.run(scenario())
+
+
 def test_one_at_a_time_and_no_more_than_give_way():
     asyncio.run(take_one_after_another())
 
@@ -80,16 +127,16 @@ async def take_one_after_another() -> None:
     for name, num_waiting in (("first", 1), ("second", 2)):
         assert await asked(capacity) == Ask(1, "normal")
         assert await asked(capacity) == Ask(1, "normal")  # of another lane: nothing is taken up yet
-        capacity.note_read(None, 2, 1)
+        capacity.note_read(None, Ask(2), 1)
         assert await asked(capacity) == TEXTS  # being prepared
-        capacity.note_read(None, TEXTS.count, 0)
+        capacity.note_read(None, TEXTS)
         enter(capacity, [(name, NORMAL)])
         capacity.note_prepared()
         assert await asked(capacity) == Ask(1, "high")  # no token yet: perhaps it got no room
-        capacity.note_read(None, 1, 0)
+        capacity.note_read(None, Ask(1))
         tell(capacity, [name], num_waiting)
     assert await asked(capacity) == Ask(1, "high")  # both of the lowest class wait already
-    capacity.note_read(None, 1, 0)
+    capacity.note_read(None, Ask(1))
     capacity.leave("first")
     tell(capacity, ["second"], 1)
     assert await asked(capacity) == Ask(1, "normal")

@@ -108,6 +108,7 @@ MAY_IMPORT = {
     "loadtest.engines.subjects": LOADTEST | {"uvloop"},
     "loadtest.report.plot": LOADTEST | {"matplotlib"},
     "loadtest.commands.scale": LOADTEST | {"uvloop"},
+    "loadtest.commands.beside": LOADTEST | {"httpx", "uvloop"},
     "loadtest.engines.waiting_jobs": LOADTEST | {"compose.server"},
     "loadtest.commands.sweep": LOADTEST | {"uvloop"},
     "loadtest.commands.serve": LOADTEST | {"uvloop"},
