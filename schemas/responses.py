@@ -2,10 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from penstock.schemas.job import MAX_MESSAGES
-from penstock.schemas.openai import AskedOfModel, CustomGrammar, Effort, FreeText, JsonObject
+from penstock.schemas.job import MAX_MESSAGES, Short
+from penstock.schemas.openai import (
+    AskedOfModel,
+    CustomGrammar,
+    Effort,
+    FreeText,
+    JsonObject,
+)
 from penstock.schemas.wire import Report
 
 
@@ -65,6 +71,32 @@ Item = Annotated[
     MessageItem | FunctionCallItem | CustomCallItem | CallOutputItem | ReasoningItem,
     Field(discriminator="type"),
 ]
+
+
+def _typed(given: object) -> object:
+    """Give each item a type: one without it is a message."""
+    if not isinstance(given, list):
+        return given
+    return [
+        {"type": "message", **each} if isinstance(each, dict) and "type" not in each else each
+        for each in given
+    ]
+
+
+Items = Annotated[list[Item], Field(fail_fast=True), BeforeValidator(_typed)]
+
+
+class ConversationRequest(Report):
+    """The body that begins a conversation."""
+
+    items: Items = Field(default_factory=list, max_length=20)
+    metadata: dict[Short, Short] = Field(default_factory=dict, max_length=16)
+
+
+class ItemsRequest(Report):
+    """The body that adds to a conversation."""
+
+    items: Items = Field(min_length=1, max_length=20)
 
 
 class ResponseFunction(Report):
@@ -127,7 +159,7 @@ class ReasoningConfig(Report):
 class ResponsesRequest(AskedOfModel):
     """A request for the next items of a conversation."""
 
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    input: str | Annotated[Items, Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     tools: list[ResponseTool] = Field(default_factory=list, max_length=128, fail_fast=True)
@@ -148,13 +180,3 @@ class ResponsesRequest(AskedOfModel):
     include: list[str] = Field(default_factory=list)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     metadata: dict[str, str] = Field(default_factory=dict, max_length=16)
-
-    @field_validator("input", mode="before")
-    @classmethod
-    def an_item_without_a_type_is_a_message(cls, given: object) -> object:
-        if not isinstance(given, list):
-            return given
-        return [
-            {"type": "message", **each} if isinstance(each, dict) and "type" not in each else each
-            for each in given
-        ]

@@ -56,6 +56,7 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/v1/completions", "inference"),
     ("/v1/messages", "inference"),
     ("/v1/responses", "inference"),
+    ("/v1/conversations", "inference"),
     ("/v1/embeddings", "inference"),
     ("/v1/score", "inference"),
     ("/v1/rerank", "inference"),

@@ -136,6 +136,13 @@ class ResponseEvent(Answered):
     sequence_number: int
 
 
+class ConversationShown(Answered):
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
 class ResponseTokens(Answered):
     object: Literal["response.input_tokens"]
     input_tokens: int

@@ -20,7 +20,7 @@ from penstock.schemas.pooling_requests import (
     RerankRequest,
     ScoreRequest,
 )
-from penstock.schemas.responses import ResponsesRequest
+from penstock.schemas.responses import ConversationRequest, ItemsRequest, ResponsesRequest
 from penstock.schemas.sampling import SamplingParams
 from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
 
@@ -106,6 +106,16 @@ ROUTES: Mapping[str, Described] = {
     "DELETE /v1/responses/{response_id}": Described(a.Deleted),
     "POST /v1/responses/{response_id}/cancel": Described(a.Response),
     "GET /v1/responses/{response_id}/input_items": Described(a.ItemList),
+    "POST /v1/conversations": Described(
+        a.ConversationShown, (ConversationRequest,), may_be_empty=True
+    ),
+    "GET /v1/conversations/{conversation_id}": Described(a.ConversationShown),
+    "POST /v1/conversations/{conversation_id}": Described(a.ConversationShown, (MetadataRequest,)),
+    "DELETE /v1/conversations/{conversation_id}": Described(a.Deleted),
+    "POST /v1/conversations/{conversation_id}/items": Described(a.ItemList, (ItemsRequest,)),
+    "GET /v1/conversations/{conversation_id}/items": Described(a.ItemList),
+    "GET /v1/conversations/{conversation_id}/items/{item_id}": Described(a.Fields),
+    "DELETE /v1/conversations/{conversation_id}/items/{item_id}": Described(a.ConversationShown),
     "POST /v1/messages": Described(a.AnsweredMessage, (MessagesRequest,), events=a.MessageEvent),
     "POST /v1/messages/count_tokens": Described(a.MessageTokens, (CountTokensRequest,)),
     "POST /v1/embeddings": Described(a.Vectors, (EmbeddingRequest,)),

@@ -6,6 +6,7 @@ is made of the unit and its turn, so it is in arq's queue once, however often it
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -19,6 +20,11 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
 from penstock.gateway.housekeeping.reconcile import Reconciler
+from penstock.gateway.responses.conversations import (
+    ConversationLocked,
+    ConversationNotFound,
+    Conversations,
+)
 from penstock.gateway.tasks.due import Due
 from penstock.gateway.tasks.outbox import Ended, drain
 from penstock.gateway.tasks.signature import HousekeepingSignature
@@ -43,6 +49,7 @@ class Chores:
     client: Client
     postman: Postman
     batches: Batches
+    conversations: Conversations
     reconciler: Reconciler
     disk: Sync  # webhooks tell only what it says is on disk
     run: BatchRun | None  # None means that this process has no folder of files
@@ -111,11 +118,14 @@ class Chores:
         await self._each_lane(look)
 
     async def _hand_on(self, ended: Ended) -> None:
-        """Tell the webhook or batch that asked for it of a job's end. It may be repeated."""
+        """Tell webhook, batch or conversation that waits for a job's end. It may be repeated."""
         if ended.note.webhook is not None:
             await self.postman.tell(_occurrence(ended), ended.note.webhook)
         if ended.note.batch is not None:
             await self.batches.due.poke(ended.note.batch, str(ended.note.line))
+        if ended.note.conversation is not None:
+            with suppress(ConversationNotFound, ConversationLocked):  # it was deleted, or is in use
+                await self.conversations.read(ended.tenant, ended.note.conversation)
 
     async def _each_lane(self, work: Callable[[Queue], Awaitable[int]]) -> None:
         """Do the work for each lane.

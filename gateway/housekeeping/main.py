@@ -21,6 +21,7 @@ from penstock.gateway.client import Client
 from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler
+from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.webhooks.outbound import Outbound, OutboundSettings
 from penstock.gateway.webhooks.webhooks import Postman, RetrySchedule
 from penstock.schemas.process.exit_status import NEVER_STARTS
@@ -174,7 +175,9 @@ def worker(settings: HousekeepingSettings, argv: Sequence[str] = ()) -> Worker:
         log.info("housekeeping started its chores")
 
     disk = sync_for(client.redis, settings.durability)
-    chores = Chores(client, postman, batches, Reconciler(client.redis), disk, run)
+    chores = Chores(
+        client, postman, batches, Conversations(client), Reconciler(client.redis), disk, run
+    )
     return Worker(
         functions=chores.on_call(),
         cron_jobs=chores.on_a_clock(),

@@ -21,6 +21,7 @@ from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai.stored_chats import StoredChats
+from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError
@@ -46,25 +47,35 @@ class Gateway:
     batches: Batches
     uploads: Uploads
     stored_chats: StoredChats
+    conversations: Conversations
     keys: KeyDesk
     webhooks: Webhooks
     outbound: Outbound
     overview: Overview
     tracing: "Tracing | None" = None
 
+    async def name(self, request: Request, model: str) -> str:
+        """Return an id for the request's job; the same for the same idempotency key.
+
+        Raises ModelNotFound, InvalidJob.
+        """
+        caller, key = caller_of(request), request.headers.get(IDEMPOTENCY_KEY)
+        return await self.client.name_job(model, key, caller.tenant, caller.account)
+
     async def admit(
         self, request: Request, job: Job, note: str | None = None, kept_s: int | None = None
     ) -> Job:
         """Submit the job on the caller's account, and return it with its id.
 
-        With `kept_s` it is kept for so long after its end, with its result.
+        With `kept_s` it is kept for so long after its end, with its result. A job that has an id
+        keeps it.
 
         The same idempotency key gives the same id for a day. The response's headers say what is
         left of the account's limits for this minute.
         """
-        key, account = request.headers.get(IDEMPOTENCY_KEY), caller_of(request).account
+        account = caller_of(request).account
         try:
-            job_id = await self.client.name_job(job.model, key, job.tenant, account)
+            job_id = job.job_id or await self.name(request, job.model)
         except PenstockError as error:
             self.metrics.reject("", error)
             raise

@@ -20,7 +20,7 @@ from penstock.schemas.event import ErrorBody
 # Parts of OpenAI's interface that are not served here: they get 501 and a message that says so.
 NOT_SERVED = re.compile(
     r"/v1/(responses/compact|audio|realtime|images|videos|moderations"
-    r"|fine_tuning|assistants|threads|vector_stores|evals|conversations|containers|webhooks"
+    r"|fine_tuning|assistants|threads|vector_stores|evals|containers|webhooks"
     r"|messages/batches)(/.*)?"
 )
 

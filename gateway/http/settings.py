@@ -91,6 +91,9 @@ class GatewaySettings(
     responses_kept_s: int = Field(
         3600, ge=1, le=31_536_000, description="how long /v1/responses keeps what is to be stored"
     )
+    conversations_kept_s: int = Field(
+        2_592_000, ge=1, le=31_536_000, description="how long a conversation is kept when not used"
+    )
     enable_force_include_usage: bool = Field(
         False, description="each chunk of a stream has the usage up to it"
     )

@@ -10,6 +10,7 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.openai import JsonObject
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
+ItemLimit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(max_length=128)]
 Order = Literal["asc", "desc"]
 

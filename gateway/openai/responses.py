@@ -25,6 +25,7 @@ from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import CUSTOM_INPUT, JsonObject, StreamOptions
 
 SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}
+BYTES_A_TOKEN = 64  # of a result's JSON, by a guess
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -78,6 +79,16 @@ class TimedJob(Protocol):
 
     @property
     def shows_metrics(self) -> bool: ...
+
+
+def num_bytes_of(result: Result) -> int:
+    """Return about how many bytes its JSON has; a token with log probabilities has many."""
+    return sum(
+        len(choice.token_ids) * BYTES_A_TOKEN * (20 if choice.logprobs else 1)
+        + len(choice.prompt_logprobs or ()) * BYTES_A_TOKEN * 20
+        + len(choice.vector or "")
+        for choice in result.choices
+    )
 
 
 def chat_answer(form: AnswerContext, result: Result) -> JsonObject:

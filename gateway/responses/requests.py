@@ -45,11 +45,16 @@ _WHOLE_PROMPT = -1  # as much of it as there is room for
 
 
 def responses_form(
-    caller: Caller, body: JsonObject, job_id: str = "", before: Sequence[Message] = ()
+    caller: Caller,
+    body: JsonObject,
+    job_id: str = "",
+    before: Sequence[Message] = (),
+    conversation_id: str = "",
 ) -> AnswerContext:
     """Read a request for a response. Raises InvalidJob.
 
-    before  the messages of the conversation that `previous_response_id` names
+    before           the messages of the conversation that goes on
+    conversation_id  of one that its caller looks after; the body names none
     """
     asked = validate(ResponsesRequest, body)
     if asked.background and not asked.store:
@@ -64,13 +69,53 @@ def responses_form(
     if len(chat.messages) > MAX_MESSAGES:
         sentence = f"the conversation has {len(chat.messages)} messages, at most {MAX_MESSAGES}"
         raise InvalidJob(f"previous_response_id: {sentence}", "previous_response_id")
-    own = {"chat": chat, "repeated": _repeated(asked, body), "background": asked.background}
+    repeated = _repeated(asked, body)
+    if conversation_id:
+        repeated["conversation"] = {"id": conversation_id}
+    own = {"chat": chat, "repeated": repeated, "background": asked.background}
     return replace(
         form,
         job=with_form_of(form.job.model_copy(update=own), "text.format"),
         is_kept=asked.store,
         ignored=_ignored(asked, body),
     )
+
+
+def conversation_id_of(body: JsonObject) -> str:
+    """Take the conversation out of a request's body; return its id, or "". Raises InvalidJob."""
+    given = body.pop("conversation", "")
+    name = given.get("id") if isinstance(given, dict) else given
+    if not isinstance(name, str):
+        raise InvalidJob("conversation: give its id", "conversation")
+    if name and body.get("previous_response_id"):
+        sentence = "previous_response_id goes on with something else; give one of them"
+        raise InvalidJob(f"conversation: {sentence}", "conversation")
+    if name and body.get("store") is False:
+        raise InvalidJob("store: a conversation keeps what is said; leave it out", "store")
+    return name
+
+
+def asked_items(body: JsonObject) -> list[JsonObject]:
+    """Return what a request for a response asks, as items. Raises InvalidJob."""
+    given = validate(ResponsesRequest, body).input
+    if isinstance(given, str):
+        text: JsonObject = {"type": "input_text", "text": given}
+        return [{"type": "message", "role": "user", "content": [text]}]
+    return [shown_item(item) for item in given]
+
+
+def shown_item(item: Item) -> JsonObject:
+    """Return an item as OpenAI shows it."""
+    shown: JsonObject = item.model_dump(exclude_none=True)
+    content = shown.get("content")
+    if isinstance(content, str) and isinstance(item, MessageItem):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        content = [{"type": kind, "text": content}]
+        shown["content"] = list[JsonValue](content)
+    for part in content if isinstance(content, list) else []:
+        if isinstance(part, dict) and part.get("type") == "output_text":
+            part |= {"annotations": [], "logprobs": []}
+    return shown
 
 
 def input_tokens_form(caller: Caller, body: JsonObject, job_id: str = "") -> TextContext:
@@ -216,6 +261,7 @@ def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
     """Return what a response repeats of its request."""
     return {
         "background": asked.background,
+        "conversation": None,
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
         "metadata": dict[str, JsonValue](asked.metadata),

@@ -18,9 +18,9 @@ from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.openai.forms import any_job
 from penstock.gateway.openai.ignored import ignored_params
 from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.to_job import flattened
 from penstock.gateway.openai.validation import validate
-from penstock.gateway.routes.whole import num_bytes_of
 from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.cursor import Had
 from penstock.schemas.delivery import JobStatus

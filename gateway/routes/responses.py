@@ -1,6 +1,8 @@
 """OpenAI's routes for responses: a new one, and those that were stored."""
 
-from typing import Annotated, Literal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import JsonValue
@@ -13,10 +15,22 @@ from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.paging import ItemLimit, Order
+from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
 from penstock.gateway.openai.texts import TextContext
 from penstock.gateway.responses.answers import ResponseEvents, response_answer, running_answer
-from penstock.gateway.responses.requests import input_tokens_form, responses_form
+from penstock.gateway.responses.conversations import (
+    Conversation,
+    ConversationLocked,
+    ConversationNotFound,
+    messages_of,
+)
+from penstock.gateway.responses.requests import (
+    asked_items,
+    conversation_id_of,
+    input_tokens_form,
+    responses_form,
+)
 from penstock.gateway.responses.stored import (
     conversation,
     form_of,
@@ -26,13 +40,12 @@ from penstock.gateway.responses.stored import (
 )
 from penstock.gateway.routes.whole import (
     admitted,
-    num_bytes_of,
     read_form,
     streamed,
     whole,
 )
 from penstock.schemas.delivery import JobStatus
-from penstock.schemas.errors import JobGone, JobNotFound
+from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, QueueUnreachable
 from penstock.schemas.event import Result
 from penstock.schemas.openai import JsonObject
 
@@ -42,13 +55,14 @@ router = APIRouter(tags=["openai"])
 @router.post("/v1/responses")
 async def responses(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await _read(request, gateway)
-    if form.is_streamed:
-        return await streamed(request, gateway, watch, form, ResponseEvents)
-    if not form.job.background:
-        return await whole(request, gateway, watch, form, response_answer)
-    form = await admitted(request, gateway, form)
-    return _json(running_answer(form, "queued"))
+    form, begun = await _read(request, gateway)
+    async with _given_up_if_refused(gateway, form, begun):
+        if form.is_streamed:
+            return await streamed(request, gateway, watch, form, ResponseEvents)
+        if not form.job.background:
+            return await whole(request, gateway, watch, form, response_answer)
+        form = await admitted(request, gateway, form)
+        return _json(running_answer(form, "queued"))
 
 
 @router.post("/v1/responses/input_tokens")
@@ -93,7 +107,10 @@ async def cancel(response_id: str, request: Request, gateway: Open) -> Response:
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, request: Request, gateway: Open) -> Response:
     job_id, tenant = job_id_of(response_id), tenant_of(request)
-    await _stored(gateway, job_id, tenant)
+    form, _ = await _stored(gateway, job_id, tenant)
+    if isinstance(conversation := form.job.repeated.get("conversation"), dict):
+        with suppress(ConversationNotFound):  # it writes down what the response said
+            await gateway.conversations.read(tenant, f"{conversation['id']}")
     await gateway.client.delete(job_id, tenant)
     return _json({"id": response_id, "object": "response", "deleted": True})
 
@@ -103,8 +120,8 @@ async def items(
     response_id: str,
     request: Request,
     gateway: Open,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    order: Literal["asc", "desc"] = "desc",
+    limit: ItemLimit = 20,
+    order: Order = "desc",
     after: Annotated[str | None, Query(description="the last item's id")] = None,
 ) -> Response:
     """List what a response was asked with, the turns before it among them."""
@@ -129,19 +146,69 @@ async def items(
     return await gateway.client.off_loop.run(form.job.guess_bytes(), listed)
 
 
-async def _read(request: Request, gateway: Gateway) -> AnswerContext:
-    """Read a request, with the conversation that it goes on with."""
+async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conversation | None]:
+    """Read a request, with what was said before it.
+
+    The second value is the conversation in which it is noted from now on, if it is.
+    """
     caller = caller_of(request)
 
-    def understood(body: JsonObject) -> tuple[JsonObject, AnswerContext | None]:
-        goes_on = body.get("previous_response_id") not in (None, "")
-        return body, None if goes_on else responses_form(caller, body)
+    def understood(body: JsonObject) -> tuple[JsonObject, str, AnswerContext]:
+        name = conversation_id_of(body)
+        own = {**body, "previous_response_id": ""} if name else body
+        return body, name, responses_form(caller, own)
 
-    body, form = await read(request, gateway, understood)
-    if form is None:
+    body, name, form = await read(request, gateway, understood)
+    begun = None
+    if name:
+        form, begun = await _in_conversation(request, gateway, body, form, name)
+    elif form.job.repeated["previous_response_id"]:
         form = await _going_on(gateway, caller, body)
     gateway.tell_ignored(request, form.ignored)
-    return form
+    return form, begun
+
+
+async def _in_conversation(
+    request: Request, gateway: Gateway, body: JsonObject, form: AnswerContext, name: str
+) -> tuple[AnswerContext, Conversation | None]:
+    """Read a request with the conversation that it names, and note it there.
+
+    A request that is repeated under its idempotency key is noted already.
+    """
+    caller = caller_of(request)
+    job_id = await gateway.name(request, form.job.model)
+    found = await gateway.conversations.read(caller.tenant, name)
+    ids = [entry.job_id for entry in found.entries]
+    is_noted = job_id in ids
+    if found.is_open and not is_noted:
+        raise ConversationLocked
+    before = found.entries[: ids.index(job_id)] if is_noted else found.entries
+
+    def made() -> tuple[AnswerContext, list[JsonObject]]:
+        said = messages_of(before)
+        return responses_form(caller, body, job_id, said, name), asked_items(body)
+
+    # As much as the two may have.
+    form, items = await gateway.client.off_loop.run(gateway.settings.max_body_bytes, made)
+    if is_noted:
+        return form, None
+    await gateway.conversations.begin(found, job_id, items)
+    return form, found
+
+
+@asynccontextmanager
+async def _given_up_if_refused(
+    gateway: Gateway, form: AnswerContext, begun: Conversation | None
+) -> AsyncIterator[None]:
+    """Take a request out of its conversation again if its job is refused."""
+    try:
+        yield
+    except QueueUnreachable:
+        raise  # it may be submitted: the conversation finds out
+    except PenstockError:
+        if begun is not None:
+            await gateway.conversations.give_up(begun, form.job.job_id)
+        raise
 
 
 async def _going_on(gateway: Gateway, caller: Caller, body: JsonObject) -> AnswerContext:

@@ -4,17 +4,16 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import JsonValue
 
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.paging import After, Limit, Order, cut, page
-from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page
+from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
 from penstock.gateway.openai.stored_chats import (
     PREFIX,
     chat_job_id,
@@ -23,7 +22,6 @@ from penstock.gateway.openai.stored_chats import (
     stored_messages,
 )
 from penstock.gateway.openai.validation import validate
-from penstock.gateway.routes.whole import num_bytes_of
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobGone, JobNotFound
 from penstock.schemas.openai import JsonObject, MetadataRequest
@@ -37,7 +35,7 @@ async def listed(
     request: Request,
     gateway: Open,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: ItemLimit = 20,
     order: Order = "asc",
     model: str | None = None,
 ) -> Response:

@@ -30,7 +30,6 @@ from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import JsonObject, StreamOptions
 from penstock.schemas.result import fold
 
-BYTES_A_TOKEN = 64  # of a result's JSON, by a guess
 Told = TypeVar("Told", AnswerContext, TextContext)
 ALL_USAGE = StreamOptions(include_usage=True, continuous_usage_stats=True)
 
@@ -57,11 +56,19 @@ async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
 
 
 async def _note(gateway: Gateway, form: Form) -> str | None:
-    """Return the note of a response that is made in the background, if anybody hears of its end."""
-    is_told = isinstance(form, AnswerContext) and form.is_kept and form.job.background
-    if is_told and await gateway.webhooks.has_endpoints(form.job.tenant):
-        return Note(webhook="", is_response=True).dump()
-    return None
+    """Return the note of a response, if anybody hears of its end: its webhooks, its conversation.
+
+    Webhooks tell of what is made in the background.
+    """
+    if not isinstance(form, AnswerContext) or not form.is_kept:
+        return None
+    inside = form.job.repeated.get("conversation")
+    conversation = f"{inside['id']}" if isinstance(inside, dict) else None
+    is_told = form.job.background and await gateway.webhooks.has_endpoints(form.job.tenant)
+    if not is_told and conversation is None:
+        return None
+    webhook = "" if is_told else None
+    return Note(webhook=webhook, is_response=is_told, conversation=conversation).dump()
 
 
 def _kept_s(form: Form, settings: GatewaySettings) -> int | None:
@@ -173,13 +180,3 @@ async def whole(
 
     leave = gateway.leaving(request, job)
     return WholeAnswer(events_of(gateway, watch, job), leave, answered)
-
-
-def num_bytes_of(result: Result) -> int:
-    """Return about how many bytes its JSON has; a token with log probabilities has many."""
-    return sum(
-        len(choice.token_ids) * BYTES_A_TOKEN * (20 if choice.logprobs else 1)
-        + len(choice.prompt_logprobs or ()) * BYTES_A_TOKEN * 20
-        + len(choice.vector or "")
-        for choice in result.choices
-    )

@@ -29,8 +29,10 @@ from penstock.gateway.http.middleware import Middleware
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai.stored_chats import StoredChats
+from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import batches as batch_routes
+from penstock.gateway.routes import conversations as conversation_routes
 from penstock.gateway.routes import docs as docs_routes
 from penstock.gateway.routes import files as file_routes
 from penstock.gateway.routes import health as health_routes
@@ -59,6 +61,7 @@ ROUTERS = (
     openai_routes.router,
     message_routes.router,
     response_routes.router,
+    conversation_routes.router,
     pooling_routes.router,
     text_routes.router,
     stored_chat_routes.router,  # after the path of a chat's prompt, which looks like an id
@@ -101,6 +104,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         Batches(client.redis),
         Uploads(client.redis, files, settings.max_file_bytes),
         StoredChats(client.redis),
+        Conversations(client, settings.conversations_kept_s, settings.max_body_bytes),
         KeyDesk(KeyStore(client.redis), secret),
         Webhooks(client.redis),
         Outbound(settings),

@@ -1,4 +1,4 @@
-"""The outboxes: each lane's notes of ended jobs that a webhook or a batch must hear of."""
+"""The outboxes: each lane's notes of ended jobs that somebody else must hear of."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,6 +24,7 @@ class Note(Report):
     webhook: str | None = Field(None, description="a URL; empty: the tenant's endpoints alone")
     batch: str | None = Field(None, description="the batch that the job is a line of")
     line: int = 0
+    conversation: str | None = Field(None, description="where what the response says belongs")
     is_response: bool = Field(False, description="it is told of under the names of responses")
 
 

@@ -29,6 +29,7 @@ NAMES = frozenset(
         "chosen",
         "concurrencies",
         "config",
+        "conversations_kept_s",
         "crash_dump_folder",
         "dataset_name",
         "dataset_path",

@@ -301,7 +301,6 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' is no response"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"mirostat": 2}, "mirostat"),

@@ -1,0 +1,342 @@
+"""Conversations: items that responses go on with, and to which each adds its own."""
+
+import base64
+import json
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from pydantic import JsonValue, TypeAdapter
+
+from penstock.gateway.client import Client
+from penstock.gateway.openai.responses import num_bytes_of
+from penstock.gateway.openai.to_job import job_message
+from penstock.gateway.responses.answers import response_answer
+from penstock.gateway.responses.requests import turns
+from penstock.gateway.responses.stored import form_of
+from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound, PenstockError, Unavailable
+from penstock.schemas.job import MAX_MESSAGES, Message
+from penstock.schemas.keys import CHORES
+from penstock.schemas.openai import ChatMessage, JsonObject
+from penstock.schemas.redis.connection import Connection
+from penstock.schemas.responses import Item
+from penstock.schemas.wire import Report
+
+MOST_OF_TENANT = 100_000
+MOST_ITEMS = MAX_MESSAGES  # of a conversation; a request has no more messages either
+_BEGIN_MS = 60_000  # after which a response that nobody knows was never submitted
+_TRIES = 8  # of a change, while others change the conversation too
+_ID = re.compile(r"conv_[a-z2-7]{32}")
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+_HEADS = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+}  # of an item's id
+
+
+class ConversationNotFound(JobNotFound):
+    code = "conversation_not_found"
+
+    def __init__(self, name: str) -> None:
+        sentence = f"there is no conversation {name[:60]!r}"
+        PenstockError.__init__(self, sentence, "conversation")
+
+
+class ItemNotFound(JobNotFound):
+    code = "item_not_found"
+
+    def __init__(self, item_id: str) -> None:
+        PenstockError.__init__(self, f"the conversation has no item {item_id[:60]!r}", "item_id")
+
+
+class ConversationLocked(Unavailable):
+    code = "conversation_locked"
+    status = 409
+    retryable = True
+
+    def __init__(self) -> None:
+        why = "a response is being made in it; try again when that has ended"
+        super().__init__(f"conversation: {why}", "conversation")
+
+
+class TooManyConversations(Unavailable):
+    code = "too_many_conversations"
+    status = 429
+
+    def __init__(self) -> None:
+        super().__init__(f"a tenant has at most {MOST_OF_TENANT} conversations; delete some")
+
+
+class ConversationEntry(Report):
+    """Items that came into a conversation together.
+
+    job_id    of the response that brought them
+    is_open   it is not known yet what the response said, and `items` are what it was asked
+    begun_ms  when it was noted, shortly before its submission
+    """
+
+    items: list[JsonObject]
+    job_id: str = ""
+    begun_ms: int = 0
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation as it was read. Only the last entry may be open."""
+
+    id: str
+    tenant: str
+    created_s: int
+    metadata: dict[str, str]
+    version: str
+    entries: list[ConversationEntry]
+    num_bytes: int = 0  # of the entries as they are kept
+    now_ms: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a response is being made in it."""
+        return bool(self.entries) and self.entries[-1].is_open
+
+    @property
+    def items(self) -> list[JsonObject]:
+        return [*chain.from_iterable(each.items for each in self.entries if not each.is_open)]
+
+    def shape(self) -> JsonObject:
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": self.created_s,
+            "metadata": dict[str, JsonValue](self.metadata),
+        }
+
+
+class Conversations:
+    """The conversations of all tenants. Each is kept for a time after its last use.
+
+    A response is noted in its conversation, with the items that it was asked with, before its job
+    is submitted, so no crash loses its place. What it said is read from the job's result, and
+    written down, when the conversation is next used; housekeeping uses it when the job has ended. A
+    response that failed or was cancelled leaves nothing behind, nor does what it was asked.
+
+    kept_s      of new ones
+    most_bytes  of a conversation's items; one that has as many takes no more
+    """
+
+    def __init__(self, client: Client, kept_s: int = 0, most_bytes: int = 0) -> None:
+        self._client = client
+        self._connection = Connection(client.redis)
+        self._kept_s = kept_s
+        self._most_bytes = most_bytes
+
+    async def create(
+        self, tenant: str, metadata: dict[str, str], items: Sequence[JsonObject]
+    ) -> Conversation:
+        """Begin a conversation. Raises InvalidJob, TooManyConversations."""
+        name = f"conv_{base64.b32encode(secrets.token_bytes(20)).decode().lower()}"
+        entries = [ConversationEntry(items=_named(items))] if items else []
+        texts = await self._texts(entries, [], 0)
+        reply = await self._connection.run(
+            "conversations/create",
+            CHORES,
+            tenant,
+            name,
+            json.dumps(metadata),
+            self._kept_s,
+            MOST_OF_TENANT,
+            *texts,
+        )
+        if reply[0] == b"full":
+            raise TooManyConversations
+        return Conversation(name, tenant, int(reply[1]), metadata, "0", entries)
+
+    async def read(self, tenant: str, name: str) -> Conversation:
+        """Return a conversation, with what its last response said if that has ended.
+
+        Raises ConversationNotFound.
+        """
+        for _ in range(_TRIES):
+            found = await self._read(tenant, name)
+            ended = await self._ended(found) if found.is_open else None
+            if ended is None:
+                return found
+            await self._change(found, len(found.entries) - 1, ended)
+        raise ConversationLocked  # others change it again and again
+
+    async def annotate(self, tenant: str, name: str, metadata: dict[str, str]) -> None:
+        given = tenant, _checked(name), json.dumps(metadata)
+        reply = await self._connection.run("conversations/annotate", CHORES, *given)
+        if reply[0] == b"missing":
+            raise ConversationNotFound(name)
+
+    async def delete(self, tenant: str, name: str) -> None:
+        reply = await self._connection.run("conversations/drop", CHORES, tenant, _checked(name))
+        if reply[0] == b"missing":
+            raise ConversationNotFound(name)
+
+    async def add(self, tenant: str, name: str, items: Sequence[JsonObject]) -> list[JsonObject]:
+        """Add items at the end, and return them with their ids. Raises ConversationLocked."""
+        entry = ConversationEntry(items=_named(items))
+
+        def added(found: Conversation) -> tuple[int, list[ConversationEntry]]:
+            if found.is_open:
+                raise ConversationLocked
+            return len(found.entries), [entry]
+
+        await self._changed(tenant, name, added)
+        return entry.items
+
+    async def delete_item(self, tenant: str, name: str, item_id: str) -> Conversation:
+        """Delete an item. Raises ItemNotFound."""
+
+        def without(found: Conversation) -> tuple[int, list[ConversationEntry]]:
+            for at, entry in enumerate(found.entries):
+                left = [item for item in entry.items if item["id"] != item_id]
+                if not entry.is_open and len(left) < len(entry.items):
+                    changed = entry.model_copy(update={"items": left})
+                    return at, [changed, *found.entries[at + 1 :]]
+            raise ItemNotFound(item_id)
+
+        return await self._changed(tenant, name, without)
+
+    async def begin(self, found: Conversation, job_id: str, items: Sequence[JsonObject]) -> None:
+        """Note a response that is about to be submitted. Raises InvalidJob, ConversationLocked."""
+        entry = ConversationEntry(
+            items=_named(items), job_id=job_id, begun_ms=found.now_ms, is_open=True
+        )
+        if not await self._change(found, len(found.entries), [entry]):
+            raise ConversationLocked
+
+    async def give_up(self, found: Conversation, job_id: str) -> None:
+        """Forget a response whose submission was refused."""
+        for _ in range(_TRIES):
+            now = await self._read(found.tenant, found.id)
+            is_last = now.is_open and now.entries[-1].job_id == job_id
+            if not is_last or await self._change(now, len(now.entries) - 1, []):
+                return
+
+    async def _changed(
+        self,
+        tenant: str,
+        name: str,
+        change: Callable[[Conversation], tuple[int, list[ConversationEntry]]],
+    ) -> Conversation:
+        """Change a conversation: `change` says how many entries stay, and what comes after."""
+        for _ in range(_TRIES):
+            found = await self.read(tenant, name)
+            if await self._change(found, *change(found)):
+                return found
+        raise ConversationLocked
+
+    async def _read(self, tenant: str, name: str) -> Conversation:
+        reply = await self._connection.run("conversations/fetch", CHORES, tenant, _checked(name))
+        if reply[0] == b"missing":
+            raise ConversationNotFound(name)
+        created, metadata, version, now_ms, *texts = reply[1:]
+        size = sum(map(len, texts))
+        entries = await self._client.off_loop.run(size, _entries, texts)
+        told = json.loads(metadata)
+        return Conversation(
+            name, tenant, int(created), told, version.decode(), entries, size, int(now_ms)
+        )
+
+    async def _change(
+        self, found: Conversation, num_kept: int, entries: Sequence[ConversationEntry]
+    ) -> bool:
+        """Put entries in place of those after the first ones; False: others changed it.
+
+        Raises InvalidJob where there would be too many items, or too large ones.
+        """
+        texts = await self._texts(entries, found.entries[:num_kept], found.num_bytes)
+        given = found.tenant, found.id, found.version, num_kept
+        reply = await self._connection.run("conversations/change", CHORES, *given, *texts)
+        if reply[0] == b"missing":
+            raise ConversationNotFound(found.id)
+        return reply[0] == b"ok"
+
+    async def _ended(self, found: Conversation) -> list[ConversationEntry] | None:
+        """Return what the open entry becomes, if anything; None while its response is made."""
+        entry, client = found.entries[-1], self._client
+        try:
+            status = await client.status(entry.job_id, found.tenant)
+            if status.ended_ms is None:
+                return None
+            job = await client.request(entry.job_id, found.tenant)
+            result = await client.result(entry.job_id, wait=False, tenant=found.tenant)
+        except JobGone:
+            return []
+        except JobNotFound:
+            return [] if found.now_ms - entry.begun_ms > _BEGIN_MS else None
+        is_of_here = job.repeated.get("conversation") == {"id": found.id}
+        if result is None or result.error is not None or not is_of_here:
+            return []
+        form, size = form_of(job, status.created_ms), num_bytes_of(result)
+        said = (await client.off_loop.run(size, response_answer, form, result))["output"]
+        assert isinstance(said, list)
+        items = [*entry.items, *(item for item in said if isinstance(item, dict))]
+        return [ConversationEntry(items=items, job_id=entry.job_id)]
+
+    async def _texts(
+        self,
+        entries: Sequence[ConversationEntry],
+        beside: Sequence[ConversationEntry],
+        num_bytes: int,
+    ) -> list[str]:
+        """Return new entries as they are kept. Raises InvalidJob where they are too much.
+
+        num_bytes  of what is there
+        """
+        num_items = sum(len(entry.items) for entry in (*beside, *entries))
+        is_new = any(entry.is_open or not entry.job_id for entry in entries)
+        if is_new and num_items > MOST_ITEMS:
+            sentence = f"{num_items} items; a conversation has at most {MOST_ITEMS}"
+            raise InvalidJob(f"items: {sentence}; begin another", "items")
+        if is_new and num_bytes > self._most_bytes:
+            sentence = f"{num_bytes} bytes; of that many or more nothing is added"
+            raise InvalidJob(f"items: {sentence}; begin another", "items")
+        size = sum(_num_chars([*entry.items]) for entry in entries)
+        return await self._client.off_loop.run(size, lambda: [entry.dump() for entry in entries])
+
+
+def messages_of(entries: Sequence[ConversationEntry]) -> list[Message]:
+    """Return the messages of a chat that a conversation's items are."""
+    items = _ITEMS.validate_python([*chain.from_iterable(entry.items for entry in entries)])
+    return [job_message(ChatMessage.model_validate(each)) for each in turns(items)]
+
+
+def _entries(texts: Sequence[bytes]) -> list[ConversationEntry]:
+    return [ConversationEntry.model_validate_json(text) for text in texts]
+
+
+def _num_chars(value: JsonValue) -> int:
+    if isinstance(value, dict):
+        return sum(map(_num_chars, value.values()))
+    if isinstance(value, list):
+        return sum(map(_num_chars, value))
+    return len(value) if isinstance(value, str) else 8
+
+
+def _checked(name: str) -> str:
+    """Return a conversation's id. Raises ConversationNotFound for what is none."""
+    if _ID.fullmatch(name) is None:
+        raise ConversationNotFound(name)
+    return name
+
+
+def _named(items: Sequence[JsonObject]) -> list[JsonObject]:
+    """Return items with ids of their own."""
+    return [
+        {
+            **item,
+            "id": f"{_HEADS[str(item['type'])]}_{secrets.token_hex(24)}",
+            "status": "completed",
+        }
+        for item in items
+    ]

@@ -1,0 +1,97 @@
+"""OpenAI's routes for conversations, and for the items in them."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request, Response
+from pydantic import JsonValue
+
+from penstock.gateway.http.body import read
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.openai.large_json import to_json_in_pieces
+from penstock.gateway.openai.paging import After, ItemLimit, Order, cut, page
+from penstock.gateway.openai.validation import validate
+from penstock.gateway.responses.conversations import ItemNotFound
+from penstock.gateway.responses.requests import shown_item
+from penstock.schemas.openai import JsonObject, MetadataRequest
+from penstock.schemas.responses import ConversationRequest, ItemsRequest
+
+router = APIRouter(prefix="/v1/conversations", tags=["openai"])
+
+
+@router.post("")
+async def create(request: Request, gateway: Open) -> Response:
+    asked = await read(request, gateway, partial(validate, ConversationRequest), may_be_empty=True)
+    items = [shown_item(item) for item in asked.items]
+    made = await gateway.conversations.create(tenant_of(request), asked.metadata, items)
+    return _json(made.shape())
+
+
+@router.get("/{conversation_id}")
+async def retrieve(conversation_id: str, request: Request, gateway: Open) -> Response:
+    return _json((await gateway.conversations.read(tenant_of(request), conversation_id)).shape())
+
+
+@router.post("/{conversation_id}")
+async def update(conversation_id: str, request: Request, gateway: Open) -> Response:
+    """Give a conversation other metadata."""
+    asked = await read(request, gateway, partial(validate, MetadataRequest))
+    tenant = tenant_of(request)
+    await gateway.conversations.annotate(tenant, conversation_id, asked.metadata)
+    return _json((await gateway.conversations.read(tenant, conversation_id)).shape())
+
+
+@router.delete("/{conversation_id}")
+async def delete(conversation_id: str, request: Request, gateway: Open) -> Response:
+    await gateway.conversations.delete(tenant_of(request), conversation_id)
+    return _json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+@router.post("/{conversation_id}/items")
+async def add_items(conversation_id: str, request: Request, gateway: Open) -> Response:
+    """Add up to 20 items at the end."""
+    asked = await read(request, gateway, partial(validate, ItemsRequest))
+    items = [shown_item(item) for item in asked.items]
+    added = await gateway.conversations.add(tenant_of(request), conversation_id, items)
+    return _json(page(added, has_more=False))
+
+
+@router.get("/{conversation_id}/items")
+async def list_items(
+    conversation_id: str,
+    request: Request,
+    gateway: Open,
+    after: After = None,
+    limit: ItemLimit = 20,
+    order: Order = "desc",
+) -> Response:
+    """List the items, without those of a response that is being made."""
+    found = await gateway.conversations.read(tenant_of(request), conversation_id)
+    items = {str(item["id"]): item for item in found.items}
+    ids = [*items] if order == "asc" else [*items][::-1]
+    shown, has_more = cut(ids, after, limit)
+    return _json(page([items[each] for each in shown], has_more))
+
+
+@router.get("/{conversation_id}/items/{item_id}")
+async def retrieve_item(
+    conversation_id: str, item_id: str, request: Request, gateway: Open
+) -> Response:
+    found = await gateway.conversations.read(tenant_of(request), conversation_id)
+    for item in found.items:
+        if item["id"] == item_id:
+            return _json(item)
+    raise ItemNotFound(item_id)
+
+
+@router.delete("/{conversation_id}/items/{item_id}")
+async def delete_item(
+    conversation_id: str, item_id: str, request: Request, gateway: Open
+) -> Response:
+    tenant = tenant_of(request)
+    changed = await gateway.conversations.delete_item(tenant, conversation_id, item_id)
+    return _json(changed.shape())
+
+
+def _json(shape: JsonValue | JsonObject) -> Response:
+    return Response(to_json_in_pieces(shape), media_type="application/json")
