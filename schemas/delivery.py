@@ -148,7 +148,9 @@ class OutOfBudget(Exception):
         self.position = position
 
 
-Reason = Literal["capacity", "turn", "running", "rate", "budget", "delayed", "no_worker", "suspect"]
+Reason = Literal[
+    "capacity", "turn", "running", "rate", "budget", "delayed", "no_worker", "suspect", "paused"
+]
 
 
 What = Literal["queued", "started", "first_token", "requeued", "set_aside"] | State
@@ -231,6 +233,7 @@ class LaneStatus(Report):
     is_wanted: bool = Field(
         False, description="foreground jobs were refused of late, since no worker is there"
     )
+    is_paused: bool = Field(False, description="no job may begin, as an operator says")
     by_reason: dict[str, int] = Field({}, description="those that limits of their account hold")
     num_dead_letters: int = 0
     totals: dict[Total, int] = Field({}, description="since the lane's beginning")

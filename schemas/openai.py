@@ -339,6 +339,12 @@ class MetadataRequest(Report):
     metadata: dict[Short, Short] = Field(max_length=16)
 
 
+class AbortRequest(Report):
+    """The body that ends jobs by the ids of their answers."""
+
+    request_ids: list[Short] = Field(min_length=1, max_length=1000, fail_fast=True)
+
+
 class GenerateRequest(Report):
     """vLLM's request of tokens for tokens."""
 

@@ -66,10 +66,13 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/classify", "inference"),
     ("/pooling", "inference"),
     ("/inference", "inference"),
+    ("/abort_requests", "inference"),
     ("/tokenize", "inference"),
     ("/detokenize", "inference"),
     ("/tokenizer_info", "inference"),
     (ADMIN, "admin"),
+    ("/server_info", "admin"),
+    ("/load", "metrics"),
     ("/metrics", "metrics"),
     ("/v1/status", "metrics"),
 )

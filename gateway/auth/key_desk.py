@@ -1,5 +1,7 @@
 """Makes and revokes API keys, for commands and for routes."""
 
+from collections.abc import Callable
+
 from pydantic import Field, ValidationError
 
 from penstock.gateway.auth.keyring import KeyStore
@@ -26,6 +28,13 @@ class KeyRequest(Report):
     limits: Quota = Quota()
     max_priority: PriorityClass = Field("normal", description="what asks for more gets this")
     expires_in_s: int | None = Field(None, ge=1, description="from now; none: never")
+
+
+class KeyChange(Report):
+    """The body that changes a key; what is left out stays as it is."""
+
+    name: str | None = Field(None, max_length=256, description="for people")
+    limits: Quota = Field(Quota(), description="null: none of this kind from now on")
 
 
 class KeyDesk:
@@ -55,13 +64,29 @@ class KeyDesk:
 
     async def revoke(self, key_id: str) -> ApiKey:
         """Mark a key as revoked. A second time changes nothing. Raises KeyNotFound."""
-        found = [key for key in await self._store.all() if key.key_id == key_id]
-        if not found:
+        now_s = await self._store.time_s()
+
+        def revoked(key: ApiKey) -> ApiKey:
+            return key if key.revoked_s else key.model_copy(update={"revoked_s": now_s})
+
+        return await self._changed(key_id, revoked)
+
+    async def change(self, key_id: str, asked: KeyChange) -> ApiKey:
+        """Change a key, whose next jobs are under its new limits. Raises KeyNotFound."""
+
+        def changed(key: ApiKey) -> ApiKey:
+            limits = key.limits.model_copy(
+                update={name: getattr(asked.limits, name) for name in asked.limits.model_fields_set}
+            )
+            name = key.name if asked.name is None else asked.name
+            return key.model_copy(update={"limits": limits, "name": name})
+
+        return await self._changed(key_id, changed)
+
+    async def _changed(self, key_id: str, changed: Callable[[ApiKey], ApiKey]) -> ApiKey:
+        key = await self._store.change(key_id, changed)
+        if key is None:
             raise KeyNotFound(key_id)
-        (key,) = found
-        if key.revoked_s is None:
-            key = key.model_copy(update={"revoked_s": await self._store.time_s()})
-            await self._store.put(key)
         return key
 
     async def all(self) -> list[ApiKey]:

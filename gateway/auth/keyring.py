@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.api_key import API_KEYS, KEY, SECRET_MARK, ApiKey, is_right
-from penstock.schemas.errors import QueueUnreachable
+from penstock.schemas.errors import NotServed, QueueUnreachable
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 
@@ -17,6 +18,13 @@ PATIENCE_S = 1.0  # how long a request waits for Redis before the keys in memory
 MEMORY_S = 60.0  # how long keys are taken from memory while Redis is away
 
 log = logging.getLogger(__name__)
+
+
+class NewerKey(NotServed):
+    """Raised for a key's record that a newer version wrote."""
+
+    def __init__(self) -> None:
+        super().__init__("the record of a key was written by a newer version; upgrade this one")
 
 
 class KeyStore:
@@ -30,6 +38,20 @@ class KeyStore:
 
     async def put(self, key: ApiKey) -> None:
         await self._connection.call("HSET", API_KEYS, key.key_id, key.dump())
+
+    async def change(self, key_id: str, changed: Callable[[ApiKey], ApiKey]) -> ApiKey | None:
+        """Replace a key's record by what `changed` makes of it, and return that; None: no such key.
+
+        Raises NewerKey.
+        """
+        while True:
+            text = await self._connection.call("HGET", API_KEYS, key_id)
+            if not isinstance(text, bytes):
+                return None
+            key = changed(_read(text))
+            given = API_KEYS, key_id, text, key.dump()
+            if (await self._connection.run("keys/replace", *given))[0] == b"ok":
+                return key
 
     async def time_s(self) -> int:
         """Return the time by which keys expire, in Unix seconds of Redis's clock."""
@@ -50,11 +72,8 @@ class KeyStore:
         return texts_of(await self._connection.call("HVALS", API_KEYS))
 
     async def all(self) -> list[ApiKey]:
-        """Return all keys, the oldest first.
-
-        Raises ValidationError for a record that a newer version wrote.
-        """
-        keys = [ApiKey.model_validate_json(text) for text in await self.texts()]
+        """Return all keys, the oldest first. Raises NewerKey."""
+        keys = [_read(text) for text in await self.texts()]
         return sorted(keys, key=lambda key: (key.created_s, key.key_id))
 
 
@@ -113,6 +132,13 @@ class Keyring:
         self._fresh_until_s, self._known_until_s = own_s + REFRESH_S, own_s + MEMORY_S
         if self.has_keys and not self._secret:
             log.error("API keys exist, but no server secret: nobody is let in by one")
+
+
+def _read(text: bytes) -> ApiKey:
+    try:
+        return ApiKey.model_validate_json(text)
+    except ValidationError:
+        raise NewerKey from None
 
 
 def _parsed(text: bytes) -> ApiKey | None:

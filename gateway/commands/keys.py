@@ -1,4 +1,4 @@
-"""penstock keys create | list | revoke: commands for the API keys, which are kept in Redis."""
+"""penstock keys create | list | change | revoke: commands for the API keys in Redis."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.gateway.auth.key_desk import KeyDesk, KeyNotFound, KeyRequest
+from penstock.gateway.auth.key_desk import KeyChange, KeyDesk, KeyNotFound, KeyRequest
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.commands.terminal import CommandRefused, run
 from penstock.schemas.account import Quota
@@ -32,7 +32,7 @@ COPY_IT = (
     "a key made now would let nobody in. Give theirs by PENSTOCK_SERVER_SECRET, or copy "
     "~/.penstock/secret from where it was made (mode 0600); to change it, restart a gateway first"
 )
-USAGE = "usage: penstock keys create | list | revoke ID [--flag VALUE ...]"
+USAGE = "usage: penstock keys create | list | change ID | revoke ID [--flag VALUE ...]"
 
 
 def _seconds(given: object) -> object:
@@ -58,7 +58,17 @@ class KeysCommand(Settings):
         print(words, end="")
 
 
-class Create(KeysCommand, SecretSettings):
+class LimitFlags(Settings):
+    requests_per_minute: int | None = Field(None, description="of one model, as all limits")
+    tokens_per_minute: int | None = Field(None, description="of prompts and completions")
+    max_running: int | None = Field(None, description="jobs that a worker has; others wait")
+    max_queued: int | None = Field(None, description="jobs that wait; others are refused")
+    tokens_per_day: int | None = Field(None, description="of UTC; then jobs stop")
+    tokens_per_month: int | None = None
+    weight: float = Field(1.0, description="share beside other tenants")
+
+
+class Create(KeysCommand, SecretSettings, LimitFlags):
     """Make a key and show it, once. Give it to a client as its bearer token."""
 
     name: str = Field("", description="for people")
@@ -70,14 +80,6 @@ class Create(KeysCommand, SecretSettings):
     expires: Annotated[int | None, BeforeValidator(_seconds)] = Field(
         None, description="30d, 12h, 15m; none: never"
     )
-
-    requests_per_minute: int | None = Field(None, description="of one model, as all limits")
-    tokens_per_minute: int | None = Field(None, description="of prompts and completions")
-    max_running: int | None = Field(None, description="jobs that a worker has; others wait")
-    max_queued: int | None = Field(None, description="jobs that wait; others are refused")
-    tokens_per_day: int | None = Field(None, description="of UTC; then jobs stop")
-    tokens_per_month: int | None = None
-    weight: float = Field(1.0, description="share beside other tenants")
 
     async def run(self, store: KeyStore) -> None:
         desk = KeyDesk(store, await self._secret(store))
@@ -126,6 +128,29 @@ class ListKeys(KeysCommand):
             self.say(keys, "")
 
 
+class Change(KeysCommand, LimitFlags):
+    """Give a key other limits, or another name; what is not given stays. `null` drops a limit."""
+
+    key_id: CliPositionalArg[str] = Field(description="what stands between the underscores")
+    name: str | None = Field(None, description="for people")
+
+    async def run(self, store: KeyStore) -> None:
+        given = Quota.model_fields.keys() & self.model_fields_set
+        limits = {name: getattr(self, name) for name in given}
+        try:
+            asked = KeyChange.model_validate({"name": self.name, "limits": limits})
+        except ValidationError as error:
+            raise CommandRefused(_error_text(error)) from None
+        try:
+            key = await KeyDesk(store, None).change(self.key_id, asked)
+        except KeyNotFound as error:
+            raise CommandRefused(f"{error}; `penstock keys list` shows all") from None
+        if self.as_json:
+            print(json.dumps(key.shown()))
+        else:
+            self.say([key], "")
+
+
 class Revoke(KeysCommand):
     """Refuse a key from now on. Gateways learn of it within seconds."""
 
@@ -140,7 +165,12 @@ class Revoke(KeysCommand):
         print(json.dumps(key.shown()) if self.as_json else f"{key.key_id} is revoked")
 
 
-COMMANDS: dict[str, type[KeysCommand]] = {"create": Create, "list": ListKeys, "revoke": Revoke}
+COMMANDS: dict[str, type[KeysCommand]] = {
+    "create": Create,
+    "list": ListKeys,
+    "change": Change,
+    "revoke": Revoke,
+}
 
 
 def main(argv: list[str]) -> int:

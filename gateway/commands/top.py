@@ -100,7 +100,10 @@ def _model_table(models: Sequence[JsonObject]) -> Table:
         fields = ("num_queued", "num_running", "num_ended", "num_delayed")
         counts = [f"{_int(each[field]):,}" for field in fields]
         wrong = [_flagged(each.get("crashed", 0)), _flagged(each["num_dead_letters"])]
-        table.add_row(Text(str(each["name"])), *counts, *wrong)
+        name = Text(str(each["name"]))
+        if each["is_paused"]:
+            name.append(" paused", "yellow")
+        table.add_row(name, *counts, *wrong)
     return table
 
 

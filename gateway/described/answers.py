@@ -329,6 +329,29 @@ class KeyList(Answered):
     data: list[KeyShown]
 
 
+class QueueShown(Answered):
+    model: str
+    object: Literal["queue"]
+    is_paused: bool
+    num_queued: int
+    num_running: int
+
+
+class QueueList(Answered):
+    object: Literal["list"]
+    data: list[QueueShown]
+
+
+class WorkerList(Answered):
+    object: Literal["list"]
+    data: list[Fields]
+
+
+class WorkerTold(Answered):
+    worker: str
+    told: Literal["drain"]
+
+
 class DeadLetterList(Answered):
     object: Literal["list"]
     data: list[DeadLetter]

@@ -5,14 +5,20 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, Field
 
-from penstock.gateway.auth.key_desk import KeyRequest
+from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.batches.uploads import CompleteRequest, UploadRequest
 from penstock.gateway.described import answers as a
 from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
 from penstock.schemas.delivery import DeadLetter
-from penstock.schemas.openai import ChatRequest, CompletionRequest, GenerateRequest, MetadataRequest
+from penstock.schemas.openai import (
+    AbortRequest,
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    MetadataRequest,
+)
 from penstock.schemas.pooling_requests import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -85,6 +91,8 @@ ROUTES: Mapping[str, Described] = {
     "POST /inference/v1/generate": Described(
         a.Generated, (GenerateRequest,), events=a.Generated, knows_model=True
     ),
+    "POST /abort_requests": Described(a.Fields, (AbortRequest,)),
+    "POST /inference/v1/abort_requests": Described(a.Fields, (AbortRequest,)),
     "POST /v1/chat/completions/render": Described(
         a.RenderedPrompt, (ChatRequest, SamplingParams), knows_model=True
     ),
@@ -96,6 +104,8 @@ ROUTES: Mapping[str, Described] = {
     ),
     "POST /detokenize": Described(a.TokensText, (DetokenizeRequest,), knows_model=True),
     "GET /tokenizer_info": Described(a.Fields),
+    "GET /load": Described(a.Fields),
+    "GET /server_info": Described(a.Fields),
     "GET /v1/models": Described(a.ModelList),
     "GET /v1/models/{name}": Described(a.ModelShown),
     "POST /v1/responses": Described(
@@ -148,7 +158,13 @@ ROUTES: Mapping[str, Described] = {
     "POST /v1/batches/{batch_id}/cancel": Described(a.BatchShown),
     "GET /v1/admin/keys": Described(a.KeyList),
     "POST /v1/admin/keys": Described(a.KeyMade, (KeyRequest,), may_be_empty=True),
+    "POST /v1/admin/keys/{key_id}": Described(a.KeyShown, (KeyChange,)),
     "DELETE /v1/admin/keys/{key_id}": Described(a.KeyShown),
+    "GET /v1/admin/queues": Described(a.QueueList),
+    "POST /v1/admin/queues/{model}/pause": Described(a.QueueShown),
+    "POST /v1/admin/queues/{model}/resume": Described(a.QueueShown),
+    "GET /v1/admin/workers": Described(a.WorkerList),
+    "POST /v1/admin/workers/{worker}/drain": Described(a.WorkerTold),
     "GET /v1/admin/dead_letters": Described(a.DeadLetterList),
     "GET /v1/admin/dead_letters/{job_id}": Described(DeadLetter),
     "POST /v1/admin/dead_letters/{job_id}/requeue": Described(a.Requeued),

@@ -201,12 +201,14 @@ def is_moving(worker: WorkerStatus) -> bool:
 def _waiting(lane: LaneReport) -> dict[str, int]:
     """Return the number of queued jobs by what they wait for.
 
-    A job that nothing holds back waits for a worker, or for its capacity where there is one.
+    A job that nothing holds back waits for a worker, or for its capacity where there is one, or
+    for the queue to be resumed.
     """
     status = lane.status
     held = status.by_reason | {"delayed": status.num_delayed}
     rest = status.num_queued - sum(held.values())
-    return held | {"capacity" if lane.staff else "no_worker": max(0, rest)}
+    reason = "paused" if status.is_paused else "capacity" if lane.staff else "no_worker"
+    return held | {reason: max(0, rest)}
 
 
 def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFamily:

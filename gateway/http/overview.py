@@ -151,7 +151,8 @@ def _model(name: str, lanes: Sequence[LaneStatus]) -> JsonObject:
         reasons.update(lane.by_reason)
         totals.update(lane.totals)
     counts: JsonObject = {each: sum(getattr(lane, each) for lane in lanes) for each in SUMMED}
-    return {"name": name, "num_lanes": len(lanes), **counts, "by_reason": {**reasons}, **totals}
+    told: JsonObject = {"num_lanes": len(lanes), "is_paused": any(lane.is_paused for lane in lanes)}
+    return {"name": name, **told, **counts, "by_reason": {**reasons}, **totals}
 
 
 def _worker(model: str, worker: WorkerStatus) -> JsonObject:

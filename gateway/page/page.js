@@ -70,7 +70,7 @@ function show(seen) {
   figures(seen);
   table("models", ["model", "queued", "running", "ended", "held back", "tokens/s", "crashes", "dead letters"],
     seen.models.map((model) => [
-      model.name, model.num_queued, model.num_running, model.num_ended, held(model),
+      named(model), model.num_queued, model.num_running, model.num_ended, held(model),
       rate((look) => sum(look.workers.filter((each) => each.model === model.name), "generation_tokens")),
       flagged(model.crashed || 0), flagged(model.num_dead_letters),
     ]), "no model was ever served here");
@@ -209,6 +209,13 @@ const sum = (rows, field) => rows.reduce((total, row) => total + row[field], 0);
 const percent = (share) => `${Math.round(100 * share)} %`;
 const number = (value) => typeof value === "number" ? value.toLocaleString("en") : value;
 const text = (value) => Object.assign(element("span", value), { className: "text" });
+
+function named(model) {
+  if (!model.is_paused) return model.name;
+  const name = text(model.name);
+  name.append(" ", Object.assign(element("span", "paused"), { className: "warn" }));
+  return name;
+}
 
 function held(model) {
   const parts = Object.entries({ ...model.by_reason, delayed: model.num_delayed }).filter(([, count]) => count);

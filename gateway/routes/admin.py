@@ -1,4 +1,4 @@
-"""The routes of operators: API keys and dead letters, as the commands have them."""
+"""The routes of operators: keys, queues, workers and dead letters, as the commands have them."""
 
 import logging
 from functools import partial
@@ -8,12 +8,14 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import JsonValue
 from pydantic_core import to_json
 
-from penstock.gateway.auth.key_desk import KeyRequest
+from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.http.overview import look, workers
 from penstock.gateway.openai.validation import validate
 from penstock.gateway.tasks.dead_letters import DeadLetters
+from penstock.gateway.tasks.fleet import Fleet
 from penstock.schemas.openai import JsonObject
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,15 @@ async def create_key(request: Request, gateway: Open) -> Response:
 async def list_keys(gateway: Open) -> Response:
     """List all keys ever made, without what is secret of them."""
     return _json({"object": "list", "data": [key.shown() for key in await gateway.keys.all()]})
+
+
+@router.post("/keys/{key_id}")
+async def change_key(key_id: str, request: Request, gateway: Open) -> Response:
+    """Give a key other limits, or another name. What is left out stays."""
+    asked = await read(request, gateway, partial(validate, KeyChange))
+    key = await gateway.keys.change(key_id, asked)
+    log.info("key %s was changed by %s", key_id, _who(request))
+    return _json(key.shown())
 
 
 @router.delete("/keys/{key_id}")
@@ -74,6 +85,40 @@ async def drop_dead(job_id: str, request: Request, gateway: Open) -> Response:
     await DeadLetters(gateway.client).drop(job_id)
     log.info("dead letter %s was dropped by %s", job_id, _who(request))
     return _json({"id": job_id, "object": "dead_letter", "deleted": True})
+
+
+@router.get("/queues")
+async def list_queues(gateway: Open) -> Response:
+    return _json({"object": "list", "data": [*await Fleet(gateway.client).queues()]})
+
+
+@router.post("/queues/{model:path}/pause")
+async def pause_queue(model: str, request: Request, gateway: Open) -> Response:
+    """Let no job of a model begin. Jobs are accepted, and wait; what runs, runs to its end."""
+    shown = await Fleet(gateway.client).set_paused(model, True)
+    log.info("the queue of %s was paused by %s", model, _who(request))
+    return _json(shown)
+
+
+@router.post("/queues/{model:path}/resume")
+async def resume_queue(model: str, request: Request, gateway: Open) -> Response:
+    """Let the jobs of a model begin again."""
+    shown = await Fleet(gateway.client).set_paused(model, False)
+    log.info("the queue of %s was resumed by %s", model, _who(request))
+    return _json(shown)
+
+
+@router.get("/workers")
+async def list_workers(gateway: Open) -> Response:
+    return _json({"object": "list", "data": [*workers(await look(gateway.client))]})
+
+
+@router.post("/workers/{worker}/drain")
+async def drain_worker(worker: str, request: Request, gateway: Open) -> Response:
+    """Let a worker end in order: it takes nothing new, and hands on what it does not finish."""
+    await Fleet(gateway.client).drain(worker)
+    log.info("worker %s was told to drain by %s", worker, _who(request))
+    return _json({"worker": worker, "told": "drain"})
 
 
 def _who(request: Request) -> str:

@@ -11,6 +11,7 @@ from penstock.gateway.http.metrics import Seen
 from penstock.gateway.http.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import NoWorker, QueueUnreachable
+from penstock.schemas.openai import JsonObject
 
 LOOK_S = 1.0  # who asks for metrics waits a few seconds, also where Redis hangs
 
@@ -45,6 +46,27 @@ async def version(gateway: Open) -> Response:
     return _json({"version": gateway.version})
 
 
+@router.get("/load")
+async def load(gateway: Open) -> Response:
+    """Return how many jobs of all models wait or run, under vLLM's name."""
+    lanes = await look(gateway.client)
+    return _json({"server_load": sum(lane.status.num_unended for lane in lanes)})
+
+
+@router.get("/server_info")
+async def server_info(gateway: Open) -> Response:
+    """Return the version, the models' cards, and this gateway's settings that are numbers."""
+    settings = gateway.settings.model_dump(mode="json")
+    cards = await gateway.client.models()
+    return _json(
+        {
+            "version": gateway.version,
+            "models": [card.model_dump(mode="json") for card in cards.values()],
+            "settings": {name: value for name, value in settings.items() if _is_number(value)},
+        }
+    )
+
+
 @router.get("/metrics")
 async def metrics(request: Request, gateway: Open) -> Response:
     """Return the metrics in Prometheus' form, or in that of OpenMetrics if that is asked for.
@@ -64,5 +86,9 @@ async def metrics(request: Request, gateway: Open) -> Response:
     return Response(content, headers={"content-type": content_type})
 
 
-def _json(shape: dict[str, str]) -> Response:
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
+
+
+def _json(shape: JsonObject) -> Response:
     return Response(to_json(shape), media_type="application/json")

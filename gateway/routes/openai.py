@@ -1,6 +1,8 @@
 """OpenAI's routes: chat, completions, models."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
@@ -8,13 +10,16 @@ from pydantic_core import to_json
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.metrics import RequestTimer
-from penstock.gateway.http.middleware import caller_of, span_of
+from penstock.gateway.http.middleware import caller_of, span_of, tenant_of
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form
 from penstock.gateway.openai.responses import chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import ChatChunks, TextChunks
+from penstock.gateway.openai.validation import validate
 from penstock.gateway.routes.whole import answered, streamed, whole, with_model
-from penstock.schemas.errors import ModelNotFound
+from penstock.schemas.errors import JobGone, JobNotFound, ModelNotFound
+from penstock.schemas.keys import JOB_ID
+from penstock.schemas.openai import AbortRequest
 
 router = APIRouter(tags=["openai"])
 
@@ -39,6 +44,20 @@ async def generate(request: Request, gateway: Open) -> Response:
     if form.is_streamed:
         return await streamed(request, gateway, watch, form, TokenChunks)
     return await whole(request, gateway, watch, form, generate_answer)
+
+
+@router.post("/abort_requests")
+@router.post("/inference/v1/abort_requests")
+async def abort_requests(request: Request, gateway: Open) -> Response:
+    """Cancel the jobs of answers, by the answers' ids. One that is not known or has ended stays."""
+    asked = await read(request, gateway, partial(validate, AbortRequest))
+    found = [JOB_ID.search(each) for each in asked.request_ids]
+    aborted = []
+    for job_id in dict.fromkeys(match[0] for match in found if match):
+        with suppress(JobNotFound, JobGone):
+            status = await gateway.client.cancel(job_id, tenant_of(request))
+            aborted += [job_id] if status.ended_ms is None or status.state == "cancelled" else []
+    return _json({"aborted": aborted})
 
 
 @router.get("/v1/models")

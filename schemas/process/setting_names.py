@@ -197,6 +197,7 @@ NAMES = frozenset(
         "webhook_retry_s",
         "webhook_timeout_s",
         "weight",
+        "worker",
     }
 )
 # Variables that are no settings, read from the environment alone; TEST and MUTANT are the tests'.

@@ -175,10 +175,10 @@ class Queue:
 
     async def counts(self) -> LaneStatus:
         reply, reasons, seen = list[str](), Counter[str](), 0
-        while not reply or int(reply[18]) >= MAX_JOBS_A_CALL:
+        while not reply or int(reply[19]) >= MAX_JOBS_A_CALL:
             reply = [item.decode() for item in await self._run("jobs/counts", seen)]
-            reasons.update(dict(zip(reply[19::2], map(int, reply[20::2]), strict=True)))
-            seen += int(reply[18])
+            reasons.update(dict(zip(reply[20::2], map(int, reply[21::2]), strict=True)))
+            seen += int(reply[19])
         running, ended, interval_ms, handed_back, delayed = reply[:5]
         by_class = dict(zip(CLASSES, map(int, reply[5:9]), strict=True))
         return LaneStatus(
@@ -192,12 +192,21 @@ class Queue:
             num_queued_tokens=int(reply[15]),
             oldest_waiting_ms=int(reply[16]),
             is_wanted=reply[17] == "1",
+            is_paused=reply[18] == "1",
             num_dead_letters=int(reply[9]),
             totals=dict(zip(TOTALS, map(int, reply[10:15]), strict=True)),
             by_reason=dict(reasons),
         )
 
     # For operators.
+
+    async def drain(self, worker: str) -> bool:
+        """Tell a worker to drain; return whether one has a lease under this name."""
+        return (await self._run("workers/drain", worker))[0] == b"ok"
+
+    async def set_paused(self, is_paused: bool) -> None:
+        """Let no job begin, or go on at another worker, until it is resumed; or resume it."""
+        await self._run("jobs/pause", int(is_paused))
 
     async def dead_letters(self, most: int = 100) -> tuple[list[DeadLetter], int]:
         """Return the newest dead letters, newest first, and how many older ones were dropped."""

@@ -233,7 +233,7 @@ class Actor:
     async def _pause(self, taken: Started, line: Wait | float, ran_s: float) -> None:
         job_id, until = (
             taken.job.job_id,
-            time.monotonic() + (line if isinstance(line, float) else 20),
+            time.monotonic() + (line if isinstance(line, float) else 60),
         )
         deadline = time.monotonic() - ran_s + (taken.left_ms or 1e9) / 1000
         while time.monotonic() < until and not (isinstance(line, Wait) and line.is_set()):

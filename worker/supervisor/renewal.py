@@ -20,6 +20,7 @@ class Renewal:
 
     is_alive   returns whether the worker's processes move; while they do not, nothing is renewed
     stats      returns the numbers that are sent with each renewal
+    drain      is called where Redis says that the worker is to drain
     tell       takes JobSignals of jobs in work, and when the lease of the slowest lane was renewed
     """
 
@@ -31,6 +32,7 @@ class Renewal:
         is_alive: Callable[[], bool],
         stats: Callable[[], dict[str, JsonValue] | None],
         tell: Callable[[Signals | Renewed], None],
+        drain: Callable[[], None],
     ) -> None:
         self._queues = queues
         self._lease_s = lease_s
@@ -38,6 +40,7 @@ class Renewal:
         self._is_alive = is_alive
         self._stats = stats
         self._tell = tell
+        self._drain = drain
         self._renewed_s = [time.monotonic()] * len(queues)  # when the renewing calls began
         self._is_wanted = False
 
@@ -77,5 +80,7 @@ class Renewal:
             if signals is None:
                 return
             self._renewed_s[at] = began_s
+            if self._queues[at].is_to_drain:
+                self._drain()
             if signals:
                 self._tell(Signals(signals))

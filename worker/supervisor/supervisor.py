@@ -283,6 +283,7 @@ class Watchdog:
                 self._is_alive,
                 self._stats,
                 self._tell,
+                self._drains.set,
             )
             await renewal.run(incarnation)
             self._tell(EndSession())

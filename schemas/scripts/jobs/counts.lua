@@ -10,6 +10,7 @@
 --   milliseconds since the submission of the first job that waits in a class, of the longest; 0:
 --     none waits
 --   1 if a foreground job was refused of late since no worker is there, else 0
+--   1 if no job may begin
 --   how many blocked accounts were looked at now (64: there may be more)
 --   (reason, jobs) for the waiting jobs of these accounts
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
@@ -34,6 +35,7 @@ for _, class in ipairs(CLASSES) do
 end
 reply[#reply + 1] = NOW - oldest
 reply[#reply + 1] = redis.call('EXISTS', PREFIX .. 'wanted')
+reply[#reply + 1] = redis.call('EXISTS', PREFIX .. 'paused')
 local blocked = redis.call('ZRANGE', PREFIX .. 'parked', before, before + MOST - 1)
 reply[#reply + 1] = #blocked
 local reasons = {}

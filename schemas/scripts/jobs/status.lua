@@ -42,14 +42,17 @@ end
 -- A claimed job counts as the next: it waits for its worker alone.
 local function place()
   local class, account = values[11], account_of(values[12])
+  local is_paused = redis.call('EXISTS', PREFIX .. 'paused') == 1
   if values[13] then
     local reason = values[15] == 'suspect' and 'suspect' or 'capacity'
+    if is_paused then return 1, 'paused', '' end
     return 1, has_worker and reason or 'no_worker', eta(0, 0)
   end
   local begin_ms = redis.call('ZSCORE', PREFIX .. 'delayed', ARGV[2])
   local rank = redis.call('ZRANK', backlog_key(class, account), ARGV[2])
     or redis.call('ZCARD', backlog_key(class, account))
   local ahead, foreign = num_ahead(class, account, rank)
+  if is_paused then return ahead + 1, 'paused', '' end
   if begin_ms then return ahead + 1, 'delayed', eta(ahead, begin_ms - NOW) end
   if not has_worker then return ahead + 1, 'no_worker', '' end
   local reason, wake_ms = hindrance(account, rank)

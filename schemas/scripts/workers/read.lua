@@ -29,6 +29,16 @@ if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return {'lost'} en
 local last = redis.call('HMGET', worker_key, 'ticket', 'taken')
 if last[1] == ticket then return cjson.decode(last[2]) end
 
+local function newest_news()
+  local newest = redis.call('XREVRANGE', PREFIX .. 'news', '+', '-', 'COUNT', 1)[1]
+  return newest and newest[1] or '0-0'
+end
+
+if redis.call('EXISTS', PREFIX .. 'paused') == 1 then
+  redis.call('SET', PREFIX .. 'idle', 1, 'EX', 60)
+  return {'idle', newest_news(), -1}
+end
+
 local function due(name)
   return redis.call('ZRANGEBYSCORE', PREFIX .. name, '-inf', NOW, 'LIMIT', 0, MOST)
 end
@@ -304,10 +314,9 @@ end
 
 if down_to ~= '' then return {'idle', '0-0', -1} end
 redis.call('SET', PREFIX .. 'idle', 1, 'EX', 60)
-local newest = redis.call('XREVRANGE', PREFIX .. 'news', '+', '-', 'COUNT', 1)[1]
 local wait_ms = is_left and SHARE_MS or waits_ms and SUSPECT_WAIT_MS or -1
 for _, name in ipairs({'parked', 'delayed'}) do
   local at = tonumber(redis.call('ZRANGE', PREFIX .. name, 0, 0, 'WITHSCORES')[2] or NEVER)
   if at < NEVER and (wait_ms < 0 or at - NOW < wait_ms) then wait_ms = math.max(0, at - NOW) end
 end
-return {'idle', newest and newest[1] or '0-0', wait_ms}
+return {'idle', newest_news(), wait_ms}

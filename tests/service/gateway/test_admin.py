@@ -1,20 +1,25 @@
-"""What operators do over HTTP: API keys and dead letters, under a key that says `admin`."""
+"""What operators do over HTTP: API keys, queues and more, under a key that says `admin`."""
 
+import asyncio
+import json
 from collections.abc import Iterator
 
 import httpx
 import pytest
+import redis
 
 import api_keys
 from api_keys import bearer
 from penstock.compose.server import Server
+from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.described.table import ROUTES
-from penstock.schemas.api_key import KEY
+from penstock.schemas.api_key import API_KEYS, KEY, ApiKey
+from penstock.schemas.redis.connection import connect
 from scripted import bury
 from stage import GatewayProcess, eventually
 
 PATHS = [
-    (method, path.format(key_id="aaaaaaaaaaaa", job_id="job_1"))
+    (method, path.format(key_id="aaaaaaaaaaaa", job_id="job_1", model="m", worker="w"))
     for method, _, path in (each.partition(" ") for each in ROUTES)
     if path.startswith("/v1/admin")
 ]
@@ -42,7 +47,7 @@ def http(server: Server, gateway: GatewayProcess) -> Iterator[httpx.Client]:
 
 def test_nobody_administers_a_service_without_keys() -> None:
     """Else the first who comes would shut all others out."""
-    assert len(PATHS) == 7
+    assert len(PATHS) == 13
     with Server() as server, GatewayProcess(server.url) as gateway:
         assert httpx.get(gateway.url + "/v1/models").is_success
         for method, path in PATHS:
@@ -84,6 +89,47 @@ def test_a_key_that_is_made_lets_in_until_it_is_revoked(http: httpx.Client) -> N
     assert (revoked["state"], "key" in revoked) == ("revoked", False)
     assert http.delete(f"/v1/admin/keys/{made['key_id']}").json() == revoked
     eventually(lambda: http.get("/v1/jobs", headers=bearer(made["key"])).status_code == 401)
+
+
+def test_a_keys_limits_are_changed_and_what_is_left_out_stays(http: httpx.Client) -> None:
+    limits = {"requests_per_minute": 60, "max_running": 3}
+    made = http.post("/v1/admin/keys", json={"name": "CI", "limits": limits}).json()
+    path, change = f"/v1/admin/keys/{made['key_id']}", {"requests_per_minute": None, "weight": 2}
+    changed = http.post(path, json={"limits": change}).json()
+    assert changed["limits"] == made["limits"] | {"requests_per_minute": None, "weight": 2.0}
+    assert http.post(path, json={"name": "CD"}).json() == changed | {"name": "CD"}
+    refused = http.post(path, json={"limits": {"max_running": 0}})
+    assert refused.status_code == 400 and "limits.max_running" in refused.json()["error"]["param"]
+    http.delete(path)
+    assert http.post(path, json={"name": "x"}).json()["state"] == "revoked"
+    assert http.post("/v1/admin/keys/aaaaaaaaaaaa", json={"name": "x"}).status_code == 404
+
+
+def test_a_key_that_is_revoked_while_it_is_changed_stays_revoked(server: Server) -> None:
+    text = api_keys.issue(server.url, name="old")
+    key_id = text.split("_")[1]
+
+    async def change() -> ApiKey | None:
+        async with connect(server.url) as client:
+            return await KeyStore(client).change(key_id, changed)
+
+    def changed(key: ApiKey) -> ApiKey:
+        with redis.Redis.from_url(server.url) as client:
+            now = ApiKey.model_validate_json(client.hget(API_KEYS, key_id))
+            client.hset(API_KEYS, key_id, now.model_copy(update={"revoked_s": 1}).dump())
+        return key.model_copy(update={"name": "new"})
+
+    key = asyncio.run(change())
+    assert key is not None and (key.name, key.revoked_s) == ("new", 1)
+
+
+def test_a_key_that_a_newer_version_wrote_is_told_of(server: Server, http: httpx.Client) -> None:
+    newer = {"key_id": "b" * 12, "digest": "0", "scopes": ["more"]}
+    with redis.Redis.from_url(server.url) as client:
+        client.hset(API_KEYS, newer["key_id"], json.dumps(newer))
+        refused = http.get("/v1/admin/keys")
+        client.hdel(API_KEYS, newer["key_id"])
+    assert refused.status_code == 501 and "newer version" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

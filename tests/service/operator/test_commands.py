@@ -41,6 +41,7 @@ NEVER = {  # command: why it is not typed
     "vllm serve /models/qwen3 --max-model-len 8192": "another project's",
     "vllm serve /models/qwen3 --port 8001": "another project's",
     "pip install vllm": INSTALLS,
+    "penstock workers drain WORKER": "tests/service/gateway/test_fleet.py drains one",
     "penstock worker --model /models/qwen3 --engine vllm "
     """--engine-args '{"tensor_parallel_size": 2}'""": "it wants vLLM and two GPUs",
     "penstock serve /models/qwen3 --engine openai --engine-url http://127.0.0.1:8001": OF_ENGINES,
@@ -90,7 +91,7 @@ NEVER = {  # command: why it is not typed
 STAYS = {  # what runs until it is ended, and what it says when it serves
     "penstock up": "Penstock serves",
     "penstock serve": "Penstock serves",
-    "penstock worker": "started serving",
+    "penstock worker ": "started serving",
     "penstock gateway": "gateway listens on",
     "penstock housekeeping": "housekeeping started its chores",
     "redis-server": "Ready to accept connections",

@@ -50,7 +50,9 @@ def test_one_frozen_server_makes_no_other_servers_lanes_late() -> None:
             queues = [WorkerQueue(link, lane, int(LEASE_S * 1000)) for lane in LANES]
             for queue in queues:
                 await queue.register("w", WorkerCard())
-            renewal = Renewal(queues, LEASE_S, EVERY_S, lambda: True, lambda: None, told.append)
+            renewal = Renewal(
+                queues, LEASE_S, EVERY_S, lambda: True, lambda: None, told.append, lambda: None
+            )
             running = asyncio.create_task(renewal.run("w"))
             await asyncio.sleep(1.0)
             assert frozen.pid is not None

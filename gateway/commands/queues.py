@@ -1,0 +1,98 @@
+"""penstock queues list | pause | resume: commands for the queues of models."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from penstock.gateway.client import Client
+from penstock.gateway.commands.terminal import run
+from penstock.gateway.tasks.fleet import Fleet
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.process.exit_status import BAD_USAGE
+from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.start import Settings, load_settings
+from penstock.schemas.redis.url import RedisUrlSetting
+
+USAGE = "usage: penstock queues list | pause MODEL | resume MODEL [--flag VALUE ...]"
+
+
+class QueuesCommand(Settings):
+    redis_url: RedisUrlSetting = Field(
+        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
+    )
+    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
+
+    async def run(self, fleet: Fleet) -> None:
+        raise NotImplementedError
+
+    def say(self, queues: Sequence[JsonObject], shown: object) -> None:
+        if self.as_json:
+            print(json.dumps(shown))
+            return
+        columns = (Column(name, justify="right") for name in ("queued", "running"))
+        table = Table("model", "state", *columns)
+        for each in queues:
+            state = Text("paused", "yellow") if each["is_paused"] else Text("open", "green")
+            table.add_row(
+                Text(f"{each['model']}"), state, f"{each['num_queued']}", f"{each['num_running']}"
+            )
+        Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+class ListQueues(QueuesCommand):
+    """List the queue of each model."""
+
+    async def run(self, fleet: Fleet) -> None:
+        queues = await fleet.queues()
+        self.say(queues, queues)
+
+
+class PauseQueue(QueuesCommand):
+    """Let no job of a model begin. Jobs are accepted, and wait; what runs, runs to its end."""
+
+    model: CliPositionalArg[str] = Field(description="as `penstock queues list` shows it")
+
+    async def run(self, fleet: Fleet) -> None:
+        shown = await fleet.set_paused(self.model, True)
+        self.say([shown], shown)
+
+
+class ResumeQueue(QueuesCommand):
+    """Let the jobs of a model begin again."""
+
+    model: CliPositionalArg[str] = Field(description="as `penstock queues list` shows it")
+
+    async def run(self, fleet: Fleet) -> None:
+        shown = await fleet.set_paused(self.model, False)
+        self.say([shown], shown)
+
+
+COMMANDS: dict[str, type[QueuesCommand]] = {
+    "list": ListQueues,
+    "pause": PauseQueue,
+    "resume": ResumeQueue,
+}
+
+
+async def _run(command: QueuesCommand) -> None:
+    async with Client.from_url(command.redis_url) as client:
+        await command.run(Fleet(client))
+
+
+def main(argv: Sequence[str]) -> int:
+    name, words = (argv[0], argv[1:]) if argv else ("", [])
+    if name not in COMMANDS:
+        print(USAGE, file=sys.stderr)
+        return 0 if name in ("-h", "--help") else BAD_USAGE
+    asked = load_settings(COMMANDS[name], f"penstock queues {name}", words)
+    return run(f"penstock queues {name}", _run(asked))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""The queues and workers of all models, as operators handle them."""
+
+from dataclasses import dataclass
+
+from penstock.gateway.client import Client
+from penstock.schemas.errors import JobNotFound, ModelNotFound, PenstockError
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.queue.queue import Queue
+
+
+class WorkerNotFound(JobNotFound):
+    code = "worker_not_found"
+
+    def __init__(self, worker: str) -> None:
+        PenstockError.__init__(self, f"no worker {worker!r} has a lease", "worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Pauses and resumes the queue of a model, which is all of its lanes; drains workers."""
+
+    client: Client
+
+    async def queues(self) -> list[JsonObject]:
+        """Return what each model's queue holds."""
+        found: dict[str, list[Queue]] = {}
+        for queue in await self.client.queues():
+            found.setdefault(queue.lane.model, []).append(queue)
+        return [await _shown(name, found[name]) for name in sorted(found)]
+
+    async def set_paused(self, model: str, is_paused: bool) -> JsonObject:
+        """Let no job of a model begin, or let them again. It may be repeated.
+
+        Jobs are accepted all the same, and wait. Raises ModelNotFound.
+        """
+        queues = await self.client.queues()
+        own = [queue for queue in queues if queue.lane.model == model]
+        if not own:
+            raise ModelNotFound(model, sorted({queue.lane.model for queue in queues}))
+        for queue in own:
+            await queue.set_paused(is_paused)
+        return await _shown(model, own)
+
+    async def drain(self, worker: str) -> None:
+        """Tell a worker to drain, as SIGTERM does. Raises WorkerNotFound.
+
+        It learns of it within seconds, takes nothing new, and ends when all is done or handed back.
+        """
+        told = [await queue.drain(worker) for queue in await self.client.queues()]
+        if not any(told):
+            raise WorkerNotFound(worker)
+
+
+async def _shown(model: str, queues: list[Queue]) -> JsonObject:
+    lanes = [await queue.counts() for queue in queues]
+    return {
+        "model": model,
+        "object": "queue",
+        "is_paused": any(lane.is_paused for lane in lanes),
+        "num_queued": sum(lane.num_queued for lane in lanes),
+        "num_running": sum(lane.num_running for lane in lanes),
+    }
