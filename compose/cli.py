@@ -30,6 +30,7 @@ COMMANDS = {
     ),
     "completion": ("compose.completion", "makes bash, zsh, fish .. complete all this"),
     "prebuild": ("compose.prebuild", "the CPU operations, for where no C compiler is"),
+    "replay": ("gateway.commands.replay", "run a job again, and compare"),
     "dlq": (
         "gateway.commands.dlq",
         "list, show, requeue and drop jobs that were given up",

@@ -102,6 +102,13 @@ class Job(Wire):
     )
     traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
 
+    @property
+    def seed(self) -> int:
+        """Return the seed that is given, or one that every attempt at the job shares."""
+        if self.params.seed is not None:
+            return self.params.seed
+        return int.from_bytes(hashlib.blake2b(self.job_id.encode(), digest_size=7).digest(), "big")
+
     @model_validator(mode="after")
     def asks_something(self) -> Self:
         if bool(self.prompts) == (self.chat is not None):

@@ -30,7 +30,7 @@ NEEDED = {
 }
 REFUSED = {
     "/responses": {
-        "context_management", "conversation", "include", "max_tool_calls", "previous_response_id",
+        "context_management", "include", "max_tool_calls", "previous_response_id",
         "prompt", "stream_options",
     },
     "/responses/input_tokens": {"conversation", "previous_response_id"},
@@ -38,7 +38,9 @@ REFUSED = {
     "/completions": {"best_of", "echo", "logit_bias", "stream_options", "suffix"},
     "/uploads/{id}/complete": {"md5"},
 }  # fmt: skip
-IDS = re.compile(r"/(responses|chat/completions|files|batches|uploads)/([^/]+)(/.*)?")
+KINDS = "responses|chat/completions|files|batches|uploads|conversations"
+IDS = re.compile(f"/({KINDS})/([^/]+)(/.*)?")
+ITEM = {"type": "message", "role": "user", "content": "Hello!"}
 NO_IDS = {"/responses/input_tokens", "/responses/compact"}
 found: dict[tuple[str, str], str] = {}  # by path and field: the refusal
 
@@ -52,6 +54,8 @@ def made(kind: str) -> str:
         if kind == "chat/completions":
             body = NEEDED["/chat/completions"] | {"store": True}
             return http.post("/chat/completions", json=body).json()["id"]
+        if kind == "conversations":
+            return http.post("/conversations", json={"items": [ITEM]}).json()["id"]
         if kind == "uploads":
             about = {"filename": "a", "mime_type": "text/plain", "purpose": "user_data"}
             return http.post("/uploads", json={"bytes": len(PART), **about}).json()["id"]
@@ -76,6 +80,8 @@ def legal(options) -> None:
     if match and path not in NO_IDS and not is_mocked:
         found_id = made(match[1])
         options.url = f"/{match[1]}/{found_id}{match[3] or ''}"
+        if (match[3] or "").startswith("/items/"):
+            options.url = f"/{match[1]}/{found_id}/items/{item_of(found_id)}"
         if match[3] == "/complete":
             options.json_data = {**options.json_data, "part_ids": [part_of(found_id)]}
     elif path.startswith("/models/"):
@@ -87,8 +93,16 @@ def legal(options) -> None:
     if options.method == "post" and needed is not None:
         given = options.json_data if isinstance(options.json_data, dict) else {}
         options.json_data = {**given, **needed}
+        if "conversation" in options.json_data and path == "/responses":
+            options.json_data["conversation"] = made("conversations")
+            options.json_data.pop("previous_response_id", None)  # either goes on
         if path == "/batches":
             options.json_data["input_file_id"] = made("files")
+
+
+def item_of(conversation_id: str) -> str:
+    items = httpx.get(f"{URL}/conversations/{conversation_id}/items").json()
+    return items["data"][0]["id"]
 
 
 def part_of(upload_id: str) -> str:

@@ -33,9 +33,9 @@ _MOCKED = [
 
 
 _ANSWERS = [
-    "responses", "chat", "uploads",
+    "responses", "chat", "uploads", "conversations",
     *(f"test_{name}.py" for name in (
-        "responses", "completions", "models", "files", "batches", "uploads",
+        "responses", "completions", "models", "files", "batches", "uploads", "conversations",
     )),
 ]  # fmt: skip
 # Models are an operator's to delete; nobody's model makes a conversation smaller here.

@@ -1,6 +1,5 @@
 """A job in work: its sequences in the engine, its completions, and how much of them is logged."""
 
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,7 +107,7 @@ class ActiveJob:
 
     def additions(self, cache_salt: bytes) -> list[AddSequence]:
         """Return a sequence for each choice that is not finished, with the ids drawn so far."""
-        params, seed, pooling = self.sampling_params(), job_seed(self.job), self.job.pooling
+        params, seed, pooling = self.sampling_params(), self.job.seed, self.job.pooling
         drawn = params.num_sequences
         if pooling is not None:
             pooling = pooling.model_copy(update={"queries": []})  # they are in the prompts
@@ -291,10 +290,3 @@ class ActiveJob:
             self.deltas.append(piece.delta(position, index, self._checksum))
             position += len(piece.token_ids)
         self._pending.clear()
-
-
-def job_seed(job: Job) -> int:
-    """Return the seed that is given, or one that every attempt at the job shares."""
-    if job.params.seed is not None:
-        return job.params.seed
-    return int.from_bytes(hashlib.blake2b(job.job_id.encode(), digest_size=7).digest(), "big")

@@ -1,0 +1,89 @@
+"""A job that is run again says the same, and where it does not that is told."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from penstock.compose.server import Server
+from penstock.gateway.commands.replay import main
+from penstock.worker.bundled.paths import BUNDLED_DRAFT
+from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, spoken
+from worker_process import WorkerProcess
+
+
+@pytest.fixture(scope="module")
+def actor() -> Iterator[Actor]:
+    with Server() as server, Actor(server.url) as actor:
+        yield actor
+
+
+@pytest.fixture(scope="module")
+def http(actor: Actor) -> Iterator[httpx.Client]:
+    with (
+        GatewayProcess(actor.redis_url) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=60) as http,
+    ):
+        yield http
+
+
+def stored(http: httpx.Client, **more: object) -> str:
+    body = {"model": MODEL, "input": "hi", "background": True, **more}
+    return http.post("/v1/responses", json=body).json()["id"]
+
+
+def test_the_same_seed_is_used_and_a_difference_is_told(
+    actor: Actor, http: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    actor.script = lambda job: spoken("a", "b", "c")
+    made, at = stored(http), ["--redis-url", actor.redis_url]
+    eventually(lambda: http.get(f"/v1/responses/{made}").json()["status"] == "completed")
+    assert main([made, *at]) == 0
+    assert "the same" in capsys.readouterr().out
+    first, again = actor.jobs[-2:]
+    assert first.params.seed is None and again.params.seed == first.seed
+    assert (again.chat, again.job_id == first.job_id) == (first.chat, False)
+    actor.script = lambda job: spoken("a", "x", "c")
+    assert main([made, "--json", *at]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["choices"] == [
+        {
+            "index": 0, "num_tokens": 3, "is_same": False, "differs_at": None,
+            "before": "abc", "after": "axc",
+        }
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_compared_is_refused(
+    actor: Actor, http: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held, at = Wait(), ["--redis-url", actor.redis_url]
+    actor.script = lambda job: [held, *spoken("a")]
+    running = stored(http)
+    assert main([running, *at]) == 1
+    assert "has not ended" in capsys.readouterr().err
+    held.set()
+    actor.script = lambda job: [failed(at=0)]
+    wrong = stored(http)
+    eventually(lambda: http.get(f"/v1/responses/{wrong}").json()["status"] == "failed")
+    assert main([wrong, *at]) == 1
+    assert "ended as failed" in capsys.readouterr().err
+    actor.script = lambda job: spoken("a")
+    shown_once = http.post("/v1/completions", json={"model": MODEL, "prompt": "x"}).json()["id"]
+    assert main([shown_once, *at]) == 1
+    assert "stored" in capsys.readouterr().err
+
+
+def test_an_engine_says_the_same_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with (
+        Server() as server,
+        WorkerProcess(server.url, BUNDLED_DRAFT, "--deterministic").ready(),
+        GatewayProcess(server.url) as gateway,
+    ):
+        asked = {"input": "Once upon a time", "max_output_tokens": 40, "temperature": 1}
+        body = {"model": BUNDLED_DRAFT.name, **asked}
+        made = httpx.post(f"{gateway.url}/v1/responses", json=body, timeout=60).json()["id"]
+        assert main([made, "--redis-url", server.url, "--json"]) == 0
+        [told] = json.loads(capsys.readouterr().out)["choices"]
+        assert told["is_same"] and told["num_tokens"] > 10
