@@ -78,7 +78,11 @@ async def _measure(
             before = await _num_done(http, batch)
             console.print(f"the same beside {settings.num_lines:,} lines", highlight=False)
             beside = await drive(server, model, varied(requests, 1, vocab_size), way)
-            return alone, beside, await _num_done(http, batch) - before
+            after = await _num_done(http, batch)
+            if after == settings.num_lines:
+                why = "the batch ended before the requests did; give more lines"
+                print(f"{PROGRAM}: {why}", file=sys.stderr)
+            return alone, beside, after - before
 
 
 async def _begin(http: httpx.AsyncClient, model: str, lines: Sequence[Request]) -> str:

@@ -65,6 +65,9 @@ NEVER = {  # command: why it is not typed
         "--max-concurrency 64": WANTS_VLLM
         for at in ("8011", "8000 --served-model-name behind", "8000 --served-model-name inside")
     },
+    "penstock bench beside --model m/135m --num-prompts 500 --request-rate 2": (
+        "takes minutes; tests/service/bench/test_bench_beside.py runs a small one"
+    ),
     "penstock bench sweep --to-knee --request-rates 4 --num-prompts 48 "
     '--goodput "ttft:300 tpot:20"': "takes minutes; tests/service/bench runs a small one",
     "docker compose -f compose/compose.yaml up --build --scale worker=3": NO_CONTAINERS,
