@@ -260,7 +260,9 @@ end
 local function share()
   local waiting = redis.call('XLEN', ready_key('resume')) - num_pending('resume')
   for _, class in ipairs(CLASSES) do
-    waiting = waiting + redis.call('ZCARD', PREFIX .. 'waiting:' .. class)
+    if class ~= 'batch' or most_batch >= asked then -- else nobody takes much of it
+      waiting = waiting + redis.call('ZCARD', PREFIX .. 'waiting:' .. class)
+    end
   end
   local left_ms = redis.call('HGET', worker_key, 'left_ms')
   local all = takers(waiting)

@@ -43,6 +43,26 @@ async def test_idle_workers_take_equal_parts(queue: WorkerQueue) -> None:
 
 
 @on_a_lane
+async def test_what_waits_is_shared_however_large_a_batch_waits_too(queue: WorkerQueue) -> None:
+    both = await workers(queue, "a", "b")
+    for _ in range(200):
+        await queue.enqueue(a_job(priority_class="batch"), None, "d")
+    await put_in(queue, 24)
+    taken = [
+        Counter(one.ready for one in await own.read(name, 64, step_us=STEP_US, batch=2) or [])
+        for name, own in both.items()
+    ]
+    assert [each["normal"] for each in taken] == [12, 12]
+    assert all(each["batch"] <= 2 for each in taken)
+    taken_later = [
+        one.ready
+        for own in both
+        for one in await both[own].read(own, 64, step_us=STEP_US, batch=2) or []
+    ]
+    assert taken_later == ["batch"] * 4
+
+
+@on_a_lane
 async def test_who_has_less_in_work_takes_more(queue: WorkerQueue) -> None:
     both = await workers(queue, "a", "b")
     await put_in(queue, 10)
