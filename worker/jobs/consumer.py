@@ -181,6 +181,7 @@ class Consumer:
         self._is_closed = False
         self._looked_s = time.monotonic()
         self._taking_up: dict[str, JobSignal] = {}
+        self._cut_off: list[str] = []  # jobs whose start was cancelled: they may be this worker's
 
     def close(self) -> None:
         """Read no more jobs; a job that was read and is not being started goes back."""
@@ -191,6 +192,11 @@ class Consumer:
         for job_id, signal in signals.items():
             if job_id in self._taking_up and signal in (JobSignal.CANCEL, JobSignal.DEADLINE):
                 self._taking_up[job_id] = signal
+
+    async def hand_back(self) -> None:
+        """Hand back jobs whose start was cut off; for use when `run` was cancelled."""
+        for job_id in self._cut_off:
+            await self._give_up(job_id)
 
     async def is_stuck(self, after_s: float) -> bool:
         """Return whether it has not looked for jobs for `after_s` seconds although some wait."""
@@ -318,6 +324,9 @@ class Consumer:
             # It stays claimed; the next lease's reaper, or a release, hands it on.
             log.warning("job %s could not be started: %s", entry.job_id, error.message)
             await self._give_up(entry.job_id)
+        except asyncio.CancelledError:
+            self._cut_off.append(entry.job_id)
+            raise
         finally:
             self._taking_up.pop(entry.job_id, None)
             self._capacity.note_prepared(entry.is_batch)

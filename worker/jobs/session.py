@@ -156,9 +156,11 @@ class LeaseSession:
         return not self._capacity.is_used and not any(each.jobs for each in self._streamers)
 
     async def hand_back(self) -> None:
-        """Hand back all jobs in work to other workers."""
+        """Hand back all jobs in work to other workers, and those that were being started."""
         for streamer in self._streamers:
             await streamer.hand_back(streamer.stop_all())
+        for consumer in self._consumers:
+            await consumer.hand_back()
 
     async def make_empty(self) -> None:
         """Hand back all jobs once the engine has let go of them, so that nothing of theirs is left.
