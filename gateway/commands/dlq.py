@@ -16,25 +16,16 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from penstock.gateway.client import Client
-from penstock.gateway.commands.terminal import run
+from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.tasks.dead_letters import DeadLetters
 from penstock.schemas.delivery import DeadLetter
-from penstock.schemas.process.exit_status import BAD_USAGE
-from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import Settings, load_settings
-from penstock.schemas.redis.url import RedisUrlSetting
 
 DUMPS = Path("~/.penstock/crashes")  # where `penstock up` has its workers leave them
 DUMP_SUFFIX = ".crash.json"
 USAGE = "usage: penstock dlq list | show ID | requeue ID | drop ID [--flag VALUE ...]"
 
 
-class DlqCommand(Settings):
-    redis_url: RedisUrlSetting = Field(
-        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
-    )
-    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
-
+class DlqCommand(OperatorCommand):
     async def run(self, client: Client) -> None:
         raise NotImplementedError
 
@@ -118,13 +109,8 @@ COMMANDS: dict[str, type[DlqCommand]] = {
 }
 
 
-def main(argv: list[str]) -> int:
-    name, words = (argv[0], argv[1:]) if argv else ("", [])
-    if name not in COMMANDS:
-        print(USAGE, file=sys.stderr)
-        return 0 if name in ("-h", "--help") else BAD_USAGE
-    asked = load_settings(COMMANDS[name], f"penstock dlq {name}", words)
-    return run(f"penstock dlq {name}", _run(asked))
+def main(argv: Sequence[str]) -> int:
+    return dispatch("penstock dlq", USAGE, COMMANDS, argv, _run)
 
 
 async def _run(asked: DlqCommand) -> None:

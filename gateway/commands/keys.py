@@ -15,16 +15,13 @@ from rich.table import Table
 
 from penstock.gateway.auth.key_desk import KeyChange, KeyDesk, KeyNotFound, KeyRequest
 from penstock.gateway.auth.keyring import KeyStore
-from penstock.gateway.commands.terminal import CommandRefused, run
+from penstock.gateway.commands.terminal import CommandRefused, OperatorCommand, dispatch
 from penstock.schemas.account import Quota
 from penstock.schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
-from penstock.schemas.process.exit_status import BAD_USAGE
-from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import SecretSettings, Settings, load_settings, words_of
+from penstock.schemas.process.start import SecretSettings, Settings, words_of
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.redis.url import RedisUrlSetting
 from penstock.schemas.secret import mark_of
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -44,12 +41,7 @@ def _seconds(given: object) -> object:
     return int(match[1]) * UNITS_S[match[2]]
 
 
-class KeysCommand(Settings):
-    redis_url: RedisUrlSetting = Field(
-        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
-    )
-    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
-
+class KeysCommand(OperatorCommand):
     async def run(self, store: KeyStore) -> None:
         raise NotImplementedError
 
@@ -173,13 +165,8 @@ COMMANDS: dict[str, type[KeysCommand]] = {
 }
 
 
-def main(argv: list[str]) -> int:
-    name, words = (argv[0], argv[1:]) if argv else ("", [])
-    if name not in COMMANDS:
-        print(USAGE, file=sys.stderr)
-        return 0 if name in ("-h", "--help") else BAD_USAGE
-    asked = load_settings(COMMANDS[name], f"penstock keys {name}", words)
-    return run(f"penstock keys {name}", _run(asked))
+def main(argv: Sequence[str]) -> int:
+    return dispatch("penstock keys", USAGE, COMMANDS, argv, _run)
 
 
 async def _run(asked: KeysCommand) -> None:

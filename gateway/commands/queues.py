@@ -11,23 +11,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from penstock.gateway.client import Client
-from penstock.gateway.commands.terminal import run
+from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.tasks.fleet import Fleet
 from penstock.schemas.openai import JsonObject
-from penstock.schemas.process.exit_status import BAD_USAGE
-from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import Settings, load_settings
-from penstock.schemas.redis.url import RedisUrlSetting
 
 USAGE = "usage: penstock queues list | pause MODEL | resume MODEL [--flag VALUE ...]"
 
 
-class QueuesCommand(Settings):
-    redis_url: RedisUrlSetting = Field(
-        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
-    )
-    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
-
+class QueuesCommand(OperatorCommand):
     async def run(self, fleet: Fleet) -> None:
         raise NotImplementedError
 
@@ -86,12 +77,7 @@ async def _run(command: QueuesCommand) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    name, words = (argv[0], argv[1:]) if argv else ("", [])
-    if name not in COMMANDS:
-        print(USAGE, file=sys.stderr)
-        return 0 if name in ("-h", "--help") else BAD_USAGE
-    asked = load_settings(COMMANDS[name], f"penstock queues {name}", words)
-    return run(f"penstock queues {name}", _run(asked))
+    return dispatch("penstock queues", USAGE, COMMANDS, argv, _run)
 
 
 if __name__ == "__main__":

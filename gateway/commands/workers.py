@@ -11,23 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.gateway.client import Client
-from penstock.gateway.commands.terminal import run
+from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.http.overview import look, workers
 from penstock.gateway.tasks.fleet import Fleet
-from penstock.schemas.process.exit_status import BAD_USAGE
-from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import Settings, load_settings
-from penstock.schemas.redis.url import RedisUrlSetting
 
 USAGE = "usage: penstock workers list | drain WORKER [--flag VALUE ...]"
 
 
-class WorkersCommand(Settings):
-    redis_url: RedisUrlSetting = Field(
-        ANYWHERE, description="where the queue is; unset: of the `penstock up` that runs here"
-    )
-    as_json: bool = Field(False, alias="json", description="JSON instead of a table")
-
+class WorkersCommand(OperatorCommand):
     async def run(self, client: Client) -> None:
         raise NotImplementedError
 
@@ -66,12 +57,7 @@ COMMANDS: dict[str, type[WorkersCommand]] = {"list": ListWorkers, "drain": Drain
 
 
 def main(argv: Sequence[str]) -> int:
-    name, words = (argv[0], argv[1:]) if argv else ("", [])
-    if name not in COMMANDS:
-        print(USAGE, file=sys.stderr)
-        return 0 if name in ("-h", "--help") else BAD_USAGE
-    asked = load_settings(COMMANDS[name], f"penstock workers {name}", words)
-    return run(f"penstock workers {name}", _run(asked))
+    return dispatch("penstock workers", USAGE, COMMANDS, argv, _run)
 
 
 async def _run(asked: WorkersCommand) -> None:

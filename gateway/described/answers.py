@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from penstock.schemas.delivery import DeadLetter, JobStatus
+from penstock.schemas.delivery import JobStatus
 
 Fields = dict[str, JsonValue]
 
@@ -305,62 +305,6 @@ class BatchShown(Answered):
 
 class BatchList(Paged):
     data: list[BatchShown]
-
-
-class KeyShown(Answered):
-    key_id: str
-    name: str
-    tenant: str
-    scopes: list[str]
-    limits: Fields
-    max_priority: str
-    created_s: int
-    expires_s: int | None
-    revoked_s: int | None
-    state: Literal["valid", "expired", "revoked"]
-
-
-class KeyMade(KeyShown):
-    key: str = Field(description="shown this once")
-
-
-class KeyList(Answered):
-    object: Literal["list"]
-    data: list[KeyShown]
-
-
-class QueueShown(Answered):
-    model: str
-    object: Literal["queue"]
-    is_paused: bool
-    num_queued: int
-    num_running: int
-
-
-class QueueList(Answered):
-    object: Literal["list"]
-    data: list[QueueShown]
-
-
-class WorkerList(Answered):
-    object: Literal["list"]
-    data: list[Fields]
-
-
-class WorkerTold(Answered):
-    worker: str
-    told: Literal["drain"]
-
-
-class DeadLetterList(Answered):
-    object: Literal["list"]
-    data: list[DeadLetter]
-    num_dropped: int
-
-
-class Requeued(Answered):
-    job: str
-    requeued_as: str
 
 
 class Health(Answered):

@@ -10,6 +10,7 @@ from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.batches.uploads import CompleteRequest, UploadRequest
 from penstock.gateway.described import answers as a
+from penstock.gateway.described import operators as o
 from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
 from penstock.schemas.delivery import DeadLetter
 from penstock.schemas.openai import (
@@ -156,18 +157,18 @@ ROUTES: Mapping[str, Described] = {
     "GET /v1/batches": Described(a.BatchList),
     "GET /v1/batches/{batch_id}": Described(a.BatchShown),
     "POST /v1/batches/{batch_id}/cancel": Described(a.BatchShown),
-    "GET /v1/admin/keys": Described(a.KeyList),
-    "POST /v1/admin/keys": Described(a.KeyMade, (KeyRequest,), may_be_empty=True),
-    "POST /v1/admin/keys/{key_id}": Described(a.KeyShown, (KeyChange,)),
-    "DELETE /v1/admin/keys/{key_id}": Described(a.KeyShown),
-    "GET /v1/admin/queues": Described(a.QueueList),
-    "POST /v1/admin/queues/{model}/pause": Described(a.QueueShown),
-    "POST /v1/admin/queues/{model}/resume": Described(a.QueueShown),
-    "GET /v1/admin/workers": Described(a.WorkerList),
-    "POST /v1/admin/workers/{worker}/drain": Described(a.WorkerTold),
-    "GET /v1/admin/dead_letters": Described(a.DeadLetterList),
+    "GET /v1/admin/keys": Described(o.KeyList),
+    "POST /v1/admin/keys": Described(o.KeyMade, (KeyRequest,), may_be_empty=True),
+    "POST /v1/admin/keys/{key_id}": Described(o.KeyShown, (KeyChange,)),
+    "DELETE /v1/admin/keys/{key_id}": Described(o.KeyShown),
+    "GET /v1/admin/queues": Described(o.QueueList),
+    "POST /v1/admin/queues/{model}/pause": Described(o.QueueShown),
+    "POST /v1/admin/queues/{model}/resume": Described(o.QueueShown),
+    "GET /v1/admin/workers": Described(o.WorkerList),
+    "POST /v1/admin/workers/{worker}/drain": Described(o.WorkerTold),
+    "GET /v1/admin/dead_letters": Described(o.DeadLetterList),
     "GET /v1/admin/dead_letters/{job_id}": Described(DeadLetter),
-    "POST /v1/admin/dead_letters/{job_id}/requeue": Described(a.Requeued),
+    "POST /v1/admin/dead_letters/{job_id}/requeue": Described(o.Requeued),
     "DELETE /v1/admin/dead_letters/{job_id}": Described(a.Deleted),
     "GET /v1/status": Described(a.Overviewed),
     "GET /v1/status/events": Described(_EVENTS, events=a.Overviewed),

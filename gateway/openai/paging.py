@@ -26,6 +26,15 @@ def cut(ids: Sequence[str], after: str | None, limit: int) -> tuple[Sequence[str
     return ids[begin : begin + limit], begin + limit < len(ids)
 
 
+def page_of(
+    shapes: Sequence[JsonObject], after: str | None, limit: int, order: Order
+) -> JsonObject:
+    """Return a page of shapes that are all here, the oldest first. Raises InvalidJob, as `cut`."""
+    by_id = {str(each["id"]): each for each in shapes}
+    ids, has_more = cut([*by_id] if order == "asc" else [*by_id][::-1], after, limit)
+    return page([by_id[each] for each in ids], has_more)
+
+
 def page(shapes: Sequence[JsonObject], has_more: bool) -> JsonObject:
     return {
         "object": "list",

@@ -3,13 +3,12 @@
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
-from pydantic import JsonValue
 
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.paging import After, ItemLimit, Order, cut, page
+from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_of
 from penstock.gateway.openai.validation import validate
 from penstock.gateway.responses.conversations import ItemNotFound
 from penstock.gateway.responses.requests import shown_item
@@ -67,10 +66,11 @@ async def list_items(
 ) -> Response:
     """List the items, without those of a response that is being made."""
     found = await gateway.conversations.read(tenant_of(request), conversation_id)
-    items = {str(item["id"]): item for item in found.items}
-    ids = [*items] if order == "asc" else [*items][::-1]
-    shown, has_more = cut(ids, after, limit)
-    return _json(page([items[each] for each in shown], has_more))
+
+    def made() -> Response:
+        return _json(page_of(found.items, after, limit, order))
+
+    return await gateway.client.off_loop.run(found.num_bytes, made)
 
 
 @router.get("/{conversation_id}/items/{item_id}")
@@ -80,7 +80,7 @@ async def retrieve_item(
     found = await gateway.conversations.read(tenant_of(request), conversation_id)
     for item in found.items:
         if item["id"] == item_id:
-            return _json(item)
+            return await gateway.client.off_loop.run(found.num_bytes, _json, item)
     raise ItemNotFound(item_id)
 
 
@@ -93,5 +93,5 @@ async def delete_item(
     return _json(changed.shape())
 
 
-def _json(shape: JsonValue | JsonObject) -> Response:
+def _json(shape: JsonObject) -> Response:
     return Response(to_json_in_pieces(shape), media_type="application/json")

@@ -153,30 +153,32 @@ async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conv
     """
     caller = caller_of(request)
 
-    def understood(body: JsonObject) -> tuple[JsonObject, str, AnswerContext]:
+    def understood(body: JsonObject) -> tuple[JsonObject, str, AnswerContext | list[JsonObject]]:
         name = conversation_id_of(body)
-        own = {**body, "previous_response_id": ""} if name else body
-        return body, name, responses_form(caller, own)
+        if name:
+            return body, name, asked_items(body)
+        return body, "", [] if body.get("previous_response_id") else responses_form(caller, body)
 
     body, name, form = await read(request, gateway, understood)
     begun = None
-    if name:
-        form, begun = await _in_conversation(request, gateway, body, form, name)
-    elif form.job.repeated["previous_response_id"]:
-        form = await _going_on(gateway, caller, body)
+    if isinstance(form, list):
+        if name:
+            form, begun = await _in_conversation(request, gateway, body, form, name)
+        else:
+            form = await _going_on(gateway, caller, body)
     gateway.tell_ignored(request, form.ignored)
     return form, begun
 
 
 async def _in_conversation(
-    request: Request, gateway: Gateway, body: JsonObject, form: AnswerContext, name: str
+    request: Request, gateway: Gateway, body: JsonObject, items: list[JsonObject], name: str
 ) -> tuple[AnswerContext, Conversation | None]:
     """Read a request with the conversation that it names, and note it there.
 
     A request that is repeated under its idempotency key is noted already.
     """
     caller = caller_of(request)
-    job_id = await gateway.name(request, form.job.model)
+    job_id = await gateway.name(request, f"{body['model']}")
     found = await gateway.conversations.read(caller.tenant, name)
     ids = [entry.job_id for entry in found.entries]
     is_noted = job_id in ids
@@ -184,12 +186,11 @@ async def _in_conversation(
         raise ConversationLocked
     before = found.entries[: ids.index(job_id)] if is_noted else found.entries
 
-    def made() -> tuple[AnswerContext, list[JsonObject]]:
-        said = messages_of(before)
-        return responses_form(caller, body, job_id, said, name), asked_items(body)
+    def made() -> AnswerContext:
+        return responses_form(caller, body, job_id, messages_of(before), name)
 
     # As much as the two may have.
-    form, items = await gateway.client.off_loop.run(gateway.settings.max_body_bytes, made)
+    form = await gateway.client.off_loop.run(gateway.settings.max_body_bytes, made)
     if is_noted:
         return form, None
     await gateway.conversations.begin(found, job_id, items)

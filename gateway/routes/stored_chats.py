@@ -12,7 +12,7 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.openai.large_json import to_json_in_pieces
-from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page
+from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page, page_of
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
 from penstock.gateway.openai.stored_chats import (
     PREFIX,
@@ -99,10 +99,7 @@ async def messages(
     form, _ = await _stored(gateway, chat_job_id(completion_id), tenant_of(request))
 
     def made() -> Response:
-        found = {str(each["id"]): each for each in stored_messages(form.job)}
-        ids = [*found] if order == "asc" else [*found][::-1]
-        shown, has_more = cut(ids, after, limit)
-        return _json(page([found[each] for each in shown], has_more))
+        return _json(page_of(stored_messages(form.job), after, limit, order))
 
     return await gateway.client.off_loop.run(form.job.guess_bytes(), made)
 

@@ -103,20 +103,6 @@ class StoredBlock(NamedTuple):
 BlockChange = StoredBlock | bytes  # the bytes are the digest of a block that is forgotten
 
 
-class Load(NamedTuple):
-    """The load of an engine, counted at each step.
-
-    num_waiting   sequences without capacity; not those whose grammar is being compiled
-    batch         of the class `batch`, where it gives way to others: the blocks that it holds, and
-                  the number of its sequences that are to be there; None for an engine where all
-                  classes stay
-    """
-
-    num_held_blocks: int = 0
-    num_waiting: int = 0
-    batch: "BatchLoad | None" = None
-
-
 class BatchLoad(NamedTuple):
     """The load of the class `batch`, which gives way to others.
 
@@ -128,6 +114,18 @@ class BatchLoad(NamedTuple):
     num_blocks: int
     num_waiting: int
     most_seqs: int
+
+
+class Load(NamedTuple):
+    """The load of an engine, counted at each step.
+
+    num_waiting  sequences without capacity; not those whose grammar is being compiled
+    batch        None for an engine in which the class `batch` does not give way
+    """
+
+    num_held_blocks: int = 0
+    num_waiting: int = 0
+    batch: BatchLoad | None = None
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ def _num_above(line: list[Sequence], priority: int) -> int:
 
 
 def _within(most: int, counts: Numbers) -> Numbers:
-    """Return how much each gets of its count where all get `most`, and the first come first."""
+    """Return how much of its count each gets, the first before the others, `most` together."""
     if counts.sum() <= most:
         return counts
     before = counts.cumsum() - counts

@@ -52,8 +52,8 @@ local function place()
   local rank = redis.call('ZRANK', backlog_key(class, account), ARGV[2])
     or redis.call('ZCARD', backlog_key(class, account))
   local ahead, foreign = num_ahead(class, account, rank)
-  if is_paused then return ahead + 1, 'paused', '' end
   if begin_ms then return ahead + 1, 'delayed', eta(ahead, begin_ms - NOW) end
+  if is_paused then return ahead + 1, 'paused', '' end
   if not has_worker then return ahead + 1, 'no_worker', '' end
   local reason, wake_ms = hindrance(account, rank)
   if reason then return ahead + 1, reason, eta(ahead, wake_ms - NOW) end

@@ -11,6 +11,7 @@ from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.sampling import SamplingParams
+from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from penstock.worker.llm import LLM
 from plain import plain
 from scripted import LANE, a_job, finish, on_a_lane, started
@@ -79,6 +80,27 @@ async def test_without_a_token_any_model_will_do(queue: WorkerQueue) -> None:
 @pytest.fixture(scope="module")
 def offline() -> LLM:
     return LLM("fake", load_format="fake", fake_step_ms=0)
+
+
+def test_a_job_that_is_being_started_is_handed_back(redis_url):
+    """Its prompt takes a while to be read, and the worker ends meanwhile."""
+    worker = WorkerProcess(redis_url, BUNDLED_DRAFT, "--drain-s", "0", "--lease-ttl-ms", "60000")
+
+    async def asks(client: Client) -> None:
+        job_id = await client.enqueue("A long story. " * 100_000, background=True)
+        while (await client.status(job_id)).state == "ready":
+            await asyncio.sleep(0.01)
+        assert (await client.status(job_id)).state == "admitting"
+        assert await asyncio.to_thread(worker.stop) == 0
+        assert (await client.status(job_id)).state == "ready"
+        counts = await plain(client.redis).hgetall(f"{Lane(BUNDLED_DRAFT.name).prefix}counts")
+        assert b"reaped" not in counts
+
+    try:
+        worker.ready()
+        ask(redis_url, asks)
+    finally:
+        worker.kill()
 
 
 @pytest.mark.slow
