@@ -82,6 +82,7 @@ def offline() -> LLM:
     return LLM("fake", load_format="fake", fake_step_ms=0)
 
 
+@pytest.mark.slow
 def test_a_job_that_is_being_started_is_handed_back(redis_url):
     """Its prompt takes a while to be read, and the worker ends meanwhile."""
     worker = WorkerProcess(redis_url, BUNDLED_DRAFT, "--drain-s", "0", "--lease-ttl-ms", "60000")
