@@ -16,7 +16,8 @@ class PlainHead:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         root = self._root_path
-        if root and scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/"):
+        is_asked = scope["type"] != "lifespan"
+        if root and is_asked and f"{scope['path']}/".startswith(f"{root}/"):
             scope = {**scope, "path": scope["path"].removeprefix(root) or "/"}
         if scope["type"] == "http" and scope["method"] == "HEAD":
             await self._answer_head(scope, receive, send)

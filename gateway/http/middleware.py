@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.gateway.auth.access import Access, Caller
 from penstock.gateway.http.errors import response_to
 from penstock.gateway.http.metrics import Metrics
-from penstock.schemas.errors import GatewayStopped, PenstockError
+from penstock.schemas.errors import GatewayStopped, OutOfScope, PenstockError
 from penstock.schemas.trace_context import traceparent_of
 
 if TYPE_CHECKING:
@@ -40,14 +40,22 @@ class Middleware:
     """
 
     def __init__(
-        self, app: ASGIApp, access: Access, metrics: Metrics, tracing: "Tracing | None"
+        self,
+        app: ASGIApp,
+        access: Access,
+        metrics: Metrics,
+        tracing: "Tracing | None",
+        origins: Sequence[str] = (),
     ) -> None:
         self._app = app
+        self._origins = origins
         self._access = access
         self._metrics = metrics
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await self._open_socket(scope, receive, send)
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
@@ -82,6 +90,19 @@ class Middleware:
         finally:
             if span := span_of(scope):
                 _end(span, scope, status, request_id)
+
+    async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a websocket in, or refuse it. What is asked over it comes here again, as requests.
+
+        A page may open one to any host, and the browser asks nobody: so pages are looked at here.
+        """
+        headers, app = Headers(scope=scope), self._app
+        try:
+            _refuse_strange_page(headers, self._origins)
+            await self._access.caller({**scope, "method": "GET"}, headers)
+        except PenstockError as refusal:
+            app = response_to(refusal, scope["path"])
+        await app(scope, receive, send)
 
     def _traced(self, scope: Scope, caller: Caller, began_ns: int) -> Caller:
         """Return the caller as the one whose jobs go on in this request's span."""
@@ -118,6 +139,16 @@ def _end(span: "Span", scope: Scope, status: int, request_id: str) -> None:
     if status >= 500 or not status:
         failed(span, str(status or "hung up"))
     span.end()
+
+
+def _refuse_strange_page(headers: Headers, origins: Sequence[str]) -> None:
+    """Raise OutOfScope for a page that is neither of this host nor one of `origins`."""
+    origin = headers.get("origin")
+    if origin is None or "*" in origins or origin in origins:
+        return
+    if origin.partition("://")[2] != headers.get("host"):
+        sentence = "may not open a websocket here; --allowed-origins lets pages in"
+        raise OutOfScope(f"a page of {origin[:100]!r} {sentence}")
 
 
 def caller_of(request: Request) -> Caller:

@@ -71,9 +71,13 @@ def conversation(form: AnswerContext, result: Result | None) -> list[Message]:
     if result is None or result.error is not None:
         why = "is not there yet" if result is None else "was not made"
         raise InvalidJob(f"previous_response_id: the response {why}", "previous_response_id")
-    made = response_answer(form, result)["output"]
-    said = [ChatMessage.model_validate(each) for each in turns(_ITEMS.validate_python(made))]
-    return [*_asked(form.job), *map(job_message, said)]
+    return going_on(form.job, response_answer(form, result)["output"])
+
+
+def going_on(job: Job, output: JsonValue) -> list[Message]:
+    """Return the messages up to a response's end, whose items are `output`."""
+    said = [ChatMessage.model_validate(each) for each in turns(_ITEMS.validate_python(output))]
+    return [*_asked(job), *map(job_message, said)]
 
 
 def input_items(job: Job) -> list[JsonObject]:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response, WebSocket
 from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
@@ -44,12 +44,30 @@ from penstock.gateway.routes.whole import (
     streamed,
     whole,
 )
+from penstock.gateway.sockets.session import ENDING, ResponsesSocket
+from penstock.gateway.sockets.turns import TURN, ResponseTurn
 from penstock.schemas.delivery import JobStatus
-from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, QueueUnreachable
+from penstock.schemas.errors import (
+    InvalidJob,
+    JobGone,
+    JobNotFound,
+    PenstockError,
+    QueueUnreachable,
+)
 from penstock.schemas.event import Result
 from penstock.schemas.openai import JsonObject
 
 router = APIRouter(tags=["openai"])
+
+
+class PreviousNotFound(InvalidJob):
+    """Raised where a response is unknown, or is known to another connection alone."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        name = "previous_response_id"
+        super().__init__(f"{name}: {response_id[:80]!r} is not found; send all that was said", name)
 
 
 @router.post("/v1/responses")
@@ -63,6 +81,15 @@ async def responses(request: Request, gateway: Open) -> Response:
             return await whole(request, gateway, watch, form, response_answer)
         form = await admitted(request, gateway, form)
         return _json(running_answer(form, "queued"))
+
+
+@router.websocket("/v1/responses")
+async def responses_socket(websocket: WebSocket) -> None:
+    """Answer each message as a request for a streamed response."""
+    gateway: Gateway = websocket.app.state.gateway
+    await websocket.accept()
+    ending = websocket.scope[ENDING]
+    await ResponsesSocket(websocket, gateway, websocket.app, ending).serve()
 
 
 @router.post("/v1/responses/input_tokens")
@@ -152,9 +179,12 @@ async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conv
     The second value is the conversation in which it is noted from now on, if it is.
     """
     caller = caller_of(request)
+    turn: ResponseTurn | None = request.scope.get(TURN)
 
     def understood(body: JsonObject) -> tuple[JsonObject, str, AnswerContext | list[JsonObject]]:
         name = conversation_id_of(body)
+        if turn is not None and turn.before is not None:
+            return body, name, responses_form(caller, body, before=turn.before)
         if name:
             return body, name, asked_items(body)
         return body, "", [] if body.get("previous_response_id") else responses_form(caller, body)
@@ -167,6 +197,8 @@ async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conv
         else:
             form = await _going_on(gateway, caller, body)
     gateway.tell_ignored(request, form.ignored)
+    if turn is not None:
+        turn.form = form
     return form, begun
 
 
@@ -215,8 +247,11 @@ async def _given_up_if_refused(
 async def _going_on(gateway: Gateway, caller: Caller, body: JsonObject) -> AnswerContext:
     """Read the body of a request that goes on with a stored response."""
     previous = f"{body['previous_response_id']}"
-    job_id = job_id_of(previous, "previous_response_id")
-    form, status = await _stored(gateway, job_id, caller.tenant)
+    try:
+        job_id = job_id_of(previous, "previous_response_id")
+        form, status = await _stored(gateway, job_id, caller.tenant)
+    except (InvalidJob, JobNotFound):  # another server's id is unknown here too
+        raise PreviousNotFound(previous) from None
     result = await _result(gateway, status, caller.tenant)
 
     def made() -> AnswerContext:

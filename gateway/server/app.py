@@ -141,7 +141,13 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.state.apply = apply
     app.state.exit_status = 0
     app.state.is_stopping = lambda: False  # the server's own word, where one runs
-    app.add_middleware(Middleware, access=access, metrics=gateway.metrics, tracing=gateway.tracing)
+    app.add_middleware(
+        Middleware,
+        access=access,
+        metrics=gateway.metrics,
+        tracing=gateway.tracing,
+        origins=settings.allowed_origins,
+    )
     if settings.allowed_origins:  # before keys are looked at: a browser asks without one first
         app.add_middleware(
             CORSMiddleware,

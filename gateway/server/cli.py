@@ -22,6 +22,7 @@ from penstock.gateway.http.listening import (
 from penstock.gateway.http.settings import RELOADABLE, GatewaySettings
 from penstock.gateway.server.app import build
 from penstock.gateway.server.protocol import Timeouts, bounded
+from penstock.gateway.server.socket import EndingSocket
 from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
 from penstock.schemas.process.reload import reload
 from penstock.schemas.process.start import (
@@ -79,7 +80,11 @@ def main(argv: Sequence[str]) -> int:
             )
         ),
         timeout_keep_alive=settings.keep_alive_s,
-        ws="none",
+        ws=EndingSocket,
+        ws_max_size=settings.max_body_bytes,
+        ws_ping_interval=settings.ping_s,
+        ws_ping_timeout=settings.stall_timeout_s,
+        ws_per_message_deflate=False,
         access_log=False,  # paths hold job ids; metrics count the responses
         log_config=None,
         server_header=False,

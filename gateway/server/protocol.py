@@ -35,6 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _in_head = True  # and between messages
     _is_ending = False
+    _is_socket = False  # a websocket has taken the connection over
     _head_bytes = 0
     _refusal: ErrorBody | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -67,7 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
         A head is measured by the bytes that were fed of it until the parser sees its end.
         """
         at = 0
-        while at < len(data) and not self.transport.is_closing():
+        while at < len(data) and not self.transport.is_closing() and not self._is_socket:
             room = MAX_HEAD_BYTES - self._head_bytes if self._in_head else _SLICE_BYTES
             piece = data[at : at + min(room, _SLICE_BYTES)]
             at += len(piece)
@@ -82,6 +83,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes = self._head_bytes + len(piece) if self._in_head else 0
             if self._refusal is not None:
                 self._refuse(self._refusal)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._is_socket = True
+        self._stop_waiting()
+        super().handle_websocket_upgrade()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)

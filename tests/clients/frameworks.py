@@ -8,7 +8,14 @@ from collections import Counter
 
 import litellm
 import pytest
-from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIResponsesModel,
+    OpenAIResponsesWSModel,
+    Runner,
+    function_tool,
+)
 from agents import set_tracing_disabled as disable_tracing
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
@@ -64,6 +71,20 @@ async def test_an_agent_is_streamed(agent):
         kinds[getattr(getattr(event, "data", None), "type", event.type)] += 1
     assert ran.final_output == ANSWER
     assert kinds["response.completed"] == 2 and kinds["response.output_text.delta"] > 2
+
+
+async def test_an_agent_speaks_over_a_websocket():
+    disable_tracing(True)
+    client = AsyncOpenAI(base_url=URL, api_key="none", max_retries=0)
+    agent = Agent(
+        name="weather",
+        tools=[get_weather],
+        model=OpenAIResponsesWSModel(MODEL, client),
+        model_settings=ModelSettings(temperature=0, max_tokens=60, store=False),
+    )
+    ran = Runner.run_streamed(agent, ASKED, max_turns=4)
+    kinds = Counter([event.type async for event in ran.stream_events()])
+    assert ran.final_output == ANSWER and kinds["raw_response_event"] > 8
 
 
 async def test_an_agents_output_has_a_type():

@@ -1,6 +1,7 @@
 """API keys for tests, put into Redis as the command does it."""
 
 import os
+import time
 
 import redis
 
@@ -14,6 +15,15 @@ def issue(redis_url: str, **fields: object) -> str:
     with redis.Redis.from_url(redis_url) as client:
         client.hset(API_KEYS, key.key_id, key.dump())
     return text
+
+
+def revoke(redis_url: str, text: str) -> None:
+    with redis.Redis.from_url(redis_url) as client:
+        for name, dump in client.hgetall(API_KEYS).items():
+            key = ApiKey.model_validate_json(dump)
+            if key.key_id in text:
+                gone = key.model_copy(update={"revoked_s": int(time.time())})
+                client.hset(API_KEYS, name, gone.dump())
 
 
 def bearer(key: str) -> dict[str, str]:

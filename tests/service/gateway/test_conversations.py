@@ -206,7 +206,7 @@ def test_it_outlives_the_results_of_its_responses(actor: Actor) -> None:
     """Housekeeping writes down what they said."""
     actor.script = lambda job: spoken("a")
     with (
-        GatewayProcess(actor.redis_url, "--responses-kept-s", "2") as gateway,
+        GatewayProcess(actor.redis_url, "--responses-kept-s", "4") as gateway,
         HousekeepingProcess(actor.redis_url),
     ):
         client = OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)

@@ -300,7 +300,7 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' is no response"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' is not found"),
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"mirostat": 2}, "mirostat"),
@@ -612,12 +612,12 @@ def test_what_is_not_stored_or_deleted_or_anothers_is_not_found(
             client.responses.cancel,
             client.responses.delete,
             client.responses.input_items.list,
-            lambda each: client.responses.create(
-                model=MODEL, input="hi", previous_response_id=each
-            ),
         ):
             with pytest.raises(openai.NotFoundError):
                 ask(response_id)
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(model=MODEL, input="hi", previous_response_id=response_id)
+        assert refused.value.code == "previous_response_not_found"
     with pytest.raises(openai.BadRequestError, match="is no response's id"):
         client.responses.retrieve("resp_123")
 
@@ -650,7 +650,7 @@ def check_tenants(actor: Actor) -> None:
         for ask in (of[bob].responses.retrieve, of[bob].responses.delete):
             with pytest.raises(openai.NotFoundError):
                 ask(made.id)
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.BadRequestError, match="is not found"):
             of[bob].responses.create(model=MODEL, input="hi", previous_response_id=made.id)
 
 

@@ -5,7 +5,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.gateway.markup.reader import Reading
@@ -88,6 +88,8 @@ def test_calls_are_read_as_they_are_written(
 ) -> None:
     if kind == "qwen3_xml":  # its values are no JSON strings: nothing in them can be escaped
         calls = [("f", {"text": text, "n": 5}) for text in ("12", "two\nlines", "")]
+    # The end of a message is a token of its own, and as text it is written alike.
+    assume(kind != "openai" or not any("<|" in f"{args['text']}" for _, args in calls))
     text = written(kind, calls)
     found = read(pieces_of(text, cuts), Markup(kind))  # type: ignore[arg-type]
     assert [(each.name, json.loads(each.arguments)) for each in found.calls] == calls

@@ -1,0 +1,191 @@
+"""Responses over one websocket, as OpenAI has them: each message is a request of its own."""
+
+import asyncio
+from contextlib import suppress
+
+from fastapi import WebSocket, WebSocketDisconnect
+from pydantic_core import from_json, to_json
+from starlette.types import ASGIApp
+
+from penstock.gateway.http.context import Gateway
+from penstock.gateway.openai.responses import error
+from penstock.gateway.responses.answers import as_called
+from penstock.gateway.responses.stored import going_on
+from penstock.gateway.sockets.commands import ResponseCreate, read_command
+from penstock.gateway.sockets.inner import post
+from penstock.gateway.sockets.turns import TURN, LocalResponses, ResponseTurn
+from penstock.schemas.errors import GatewayStopped, InvalidJob, PenstockError, Unavailable
+from penstock.schemas.openai import JsonObject
+
+ENDING = "penstock.ending"  # in a websocket's scope: the event that the gateway ends
+MAX_ACTIVE = 16  # responses of one connection that are made at once
+MAX_WAITING = 256  # that wait for them
+MAX_LANES = 32  # with a name, in the life of a connection
+GOES_AWAY = 1012  # the code of a server that starts again
+_FAILED = 1011  # the code of a server that failed
+_ANSWERS = ("response.completed", "response.incomplete")
+_ENDS = (*_ANSWERS, "response.failed")
+_SHOWN_OF_NOTHING = ("response.created", "response.in_progress", "response.failed")
+
+
+class TooManyLanes(InvalidJob):
+    code = "websocket_stream_limit_reached"
+
+
+class TooManyWait(Unavailable):
+    code, status = "too_many_waiting", 429
+
+
+class ResponsesSocket:
+    """One connection. What is asked on a lane is answered in turn, and lanes beside each other.
+
+    app     takes each request, as if it had come alone
+    ending  is set when the gateway ends: what was asked is answered, and then the socket is closed
+    """
+
+    def __init__(
+        self, websocket: WebSocket, gateway: Gateway, app: ASGIApp, ending: asyncio.Event
+    ) -> None:
+        self._websocket = websocket
+        self._off_loop = gateway.client.off_loop
+        self._app = app
+        self._ending = ending
+        self._left = asyncio.Event()
+        self._most_bytes = gateway.settings.max_body_bytes
+        self._turns = LocalResponses(self._most_bytes)
+        self._lanes: dict[str, asyncio.Task[None]] = {}  # the last that was asked on each
+        self._slots = asyncio.Semaphore(MAX_ACTIVE)
+        self._num_open = self._open_bytes = 0  # asked, and not answered
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    async def serve(self) -> None:
+        """Answer until the caller leaves or the gateway ends."""
+        async with asyncio.TaskGroup() as parts:
+            end = parts.create_task(self._end_with_gateway())
+            try:
+                while (raw := await self._received()) is not None:
+                    await self._take(raw, parts)
+            finally:
+                self._left.set()
+                end.cancel()
+
+    async def _received(self) -> bytes | None:
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        text: str | None = message.get("text")
+        return message["bytes"] if text is None else text.encode()
+
+    async def _end_with_gateway(self) -> None:
+        await self._ending.wait()
+        await self._is_idle.wait()
+        with suppress(WebSocketDisconnect, RuntimeError):  # the caller was sooner
+            await self._websocket.close(GOES_AWAY)
+
+    async def _take(self, raw: bytes, parts: asyncio.TaskGroup) -> None:
+        stream_id = ""
+        try:
+            create = await self._off_loop.run(len(raw), read_command, raw)
+            stream_id = create.stream_id
+            if self._ending.is_set():
+                raise GatewayStopped("the gateway ends; ask again over another connection")
+            lanes = {*self._lanes, stream_id} - {""}
+            if len(lanes) > MAX_LANES:
+                sentence = f"a connection has at most {MAX_LANES} names; open another"
+                raise TooManyLanes(f"stream_id: {sentence}", "stream_id")
+            if self._num_open >= MAX_ACTIVE + MAX_WAITING or self._open_bytes > self._most_bytes:
+                sentence = (
+                    f"{self._num_open} requests are open on this connection; await their ends"
+                )
+                raise TooManyWait(sentence)
+        except PenstockError as refusal:
+            await self._send_error(refusal, stream_id)
+            return
+        self._num_open += 1
+        self._open_bytes += len(create.body)
+        self._is_idle.clear()
+        before = self._lanes.get(stream_id)
+        self._lanes[stream_id] = parts.create_task(self._in_turn(create, before))
+
+    async def _in_turn(self, create: ResponseCreate, before: asyncio.Task[None] | None) -> None:
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            async with self._slots:
+                if not self._left.is_set():
+                    await self._respond(create)
+        finally:
+            self._num_open -= 1
+            self._open_bytes -= len(create.body)
+            if not self._num_open:
+                self._is_idle.set()
+
+    async def _respond(self, create: ResponseCreate) -> None:
+        before, num_bytes = self._turns.find(create.previous)
+        turn, has_ended = ResponseTurn(before), False
+
+        async def send_event(kind: str, data: bytes) -> None:
+            nonlocal has_ended
+            has_ended = has_ended or kind in _ENDS
+            if kind in _ANSWERS and not create.is_stored:
+                data = await self._kept(create, turn, num_bytes, data)
+            elif not create.generates and kind not in _SHOWN_OF_NOTHING:
+                return
+            await self._send(data, create.stream_id)
+
+        status, refused = await post(
+            self._app, self._websocket.scope, create.body, {TURN: turn}, self._left, send_event
+        )
+        if status >= 400:
+            self._turns.drop(create.stream_id, create.previous)
+            told = {"type": "error", "status": status, **from_json(refused)}
+            await self._send(to_json(told), create.stream_id)
+        elif not (has_ended or self._left.is_set()):
+            await self._websocket.close(_FAILED)
+
+    async def _kept(
+        self, create: ResponseCreate, turn: ResponseTurn, num_bytes: int, data: bytes
+    ) -> bytes:
+        """Keep a response that is not stored; return its last event, as it is to be shown."""
+        assert turn.form is not None
+        job = turn.form.job
+        response, data = await self._off_loop.run(len(data), _ended, data, create.generates)
+        num_bytes += len(create.body) + len(data)
+        said = turn.before or []
+        if create.has_input:
+            said = await self._off_loop.run(num_bytes, going_on, job, response["output"])
+        self._turns.keep(create.stream_id, f"{response['id']}", said, num_bytes)
+        return data
+
+    async def _send_error(self, refusal: PenstockError, stream_id: str) -> None:
+        body = refusal.body()
+        told: JsonObject = {"type": "error", "status": body.status, **error(as_called(body))}
+        await self._send(to_json(told), stream_id)
+
+    async def _send(self, event: bytes, stream_id: str) -> None:
+        """Send an event, which begins with `{`, under its lane's name; nobody may be there."""
+        if self._left.is_set():
+            return
+        text = event.decode()
+        if stream_id:
+            text = f'{{"stream_id":"{stream_id}",{text[1:]}'
+        try:
+            await self._websocket.send_text(text)
+        except (WebSocketDisconnect, RuntimeError):
+            self._left.set()
+
+
+def _ended(data: bytes, has_answer: bool) -> tuple[JsonObject, bytes]:
+    """Return the response of a last event, and the event, without an answer that none asked for."""
+    event: JsonObject = from_json(data)
+    response = event["response"]
+    assert isinstance(response, dict)
+    if has_answer:
+        return response, data
+    response |= {"status": "completed", "incomplete_details": None, "output": []}
+    usage = response["usage"]
+    assert isinstance(usage, dict)
+    usage |= {"output_tokens": 0, "total_tokens": usage["input_tokens"]}
+    event |= {"type": "response.completed", "sequence_number": 2}
+    return response, to_json(event)

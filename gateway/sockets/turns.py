@@ -1,0 +1,61 @@
+"""Keeps what was said on a connection, and nowhere else: responses that are not stored."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.gateway.openai.responses import AnswerContext
+from penstock.schemas.job import Message
+
+TURN = "penstock.turn"  # in the scope of a request
+
+
+@dataclass(slots=True)
+class ResponseTurn:
+    """A request as its connection knows it.
+
+    before  the messages of the response that it goes on with; None if the connection has none
+    form    how it was understood, once it was
+    """
+
+    before: Sequence[Message] | None
+    form: AnswerContext | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    lane: str
+    messages: Sequence[Message]
+    num_bytes: int
+
+
+class LocalResponses:
+    """The latest response of each lane that is not stored, by its id.
+
+    Where all together are larger than `most_bytes`, those that are the longest unchanged are
+    forgotten. Their callers hear `previous_response_not_found`, and send all that was said.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    def find(self, response_id: str) -> tuple[Sequence[Message] | None, int]:
+        """Return a response's messages and about how many bytes they have, or None and 0."""
+        kept = self._kept.get(response_id)
+        return (None, 0) if kept is None else (kept.messages, kept.num_bytes)
+
+    def keep(
+        self, lane: str, response_id: str, messages: Sequence[Message], num_bytes: int
+    ) -> None:
+        """Keep a lane's newest response, and forget the one before it."""
+        self.drop(lane)
+        self._kept[response_id] = _Kept(lane, messages, num_bytes)
+        while sum(each.num_bytes for each in self._kept.values()) > self._most_bytes:
+            self._kept.popitem(last=False)
+
+    def drop(self, lane: str, response_id: str | None = None) -> None:
+        """Forget what a lane has; with an id only if it is this response."""
+        for known, kept in [*self._kept.items()]:
+            if kept.lane == lane and response_id in (None, known):
+                del self._kept[known]
