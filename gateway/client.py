@@ -132,6 +132,7 @@ class Client:
         priority_class: PriorityClass = "normal",
         tools: list[dict[str, JsonValue]] | None = None,
         cache_salt: str | None = None,
+        prompt_cache_key: str | None = None,
         metadata: dict[str, str] | None = None,
         traceparent: str | None = None,
         tenant: str | None = None,
@@ -149,7 +150,8 @@ class Client:
         """Submit a job with a `prompt` or `messages`, and return its id.
 
         With `pooling` each prompt gets a vector: `numbers` of the result's choices. With `text` the
-        model's tokenizer answers: `prompt_ids` of the choices, or their `text`.
+        model's tokenizer answers: `prompt_ids` of the choices, or their `text`. Jobs with the same
+        `prompt_cache_key`, and the turns of a conversation, go to one worker where it has room.
 
         `model` may be left out where only one model is served. Sampling parameters are given as
         `params`, or as keyword arguments named like its fields. A second call with the same
@@ -160,12 +162,11 @@ class Client:
         """
         tenant = tenant or self.tenant
         model = model or await self._lanes.only_model()
-        job_id = await self.name_job(model, idempotency_key, tenant, account)
         try:
             drawn = SamplingParams.model_validate(sampling) if sampling else SamplingParams()
             chat = Chat(messages=messages, tools=tools or []) if messages is not None else None
             job = Job(
-                job_id=job_id,
+                job_id="",
                 model=model,
                 prompts=_prompts(prompt),
                 chat=chat,
@@ -179,6 +180,7 @@ class Client:
                 delay_ms=delay_ms,
                 over_limit=over_limit,
                 cache_salt=cache_salt,
+                prompt_cache_key=prompt_cache_key,
                 metadata=metadata or {},
                 pooling=pooling,
                 text=text,
@@ -191,6 +193,8 @@ class Client:
         if params is not None and sampling:
             raise InvalidJob(f"params: given twice, also as {', '.join(sampling)}", "params")
         remember_s = 0 if idempotency_key is None else REMEMBER_S
+        job_id = await self.name_job(model, idempotency_key, tenant, account, job.affinity)
+        job = job.model_copy(update={"job_id": job_id})
         await self.submit(job, account, remember_s=remember_s)
         return job_id
 
@@ -200,11 +204,13 @@ class Client:
         idempotency_key: str | None = None,
         tenant: str | None = None,
         account: Account | None = None,
+        affinity: str | None = None,
     ) -> str:
         """Return an id for a new job, which also names one of the model's lanes.
 
-        The same idempotency key gives the same id. Without a key the lane is drawn from those
-        that the account uses. Raises ModelNotFound, InvalidJob.
+        The same idempotency key gives the same id. Without a key the lane is one of those that the
+        account uses: the same for the same `Job.affinity`, or else drawn.
+        Raises ModelNotFound, InvalidJob.
         """
         if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
             sentence = "must be 1 to 255 printable characters of ASCII"
@@ -212,9 +218,9 @@ class Client:
         card = await self._lanes.model(model)
         if idempotency_key is None:
             lanes = account.limits.num_lanes(card.lanes) if account else card.lanes
-            return card.lane(secrets.randbelow(lanes)).new_job_id()
-        digest = hashlib.blake2b(idempotency_key.encode(), digest_size=8).digest()
-        lane = card.lane(int.from_bytes(digest) % card.lanes)
+            number = secrets.randbelow(lanes) if affinity is None else _one_of(lanes, affinity)
+            return card.lane(number).new_job_id()
+        lane = card.lane(_one_of(card.lanes, idempotency_key))
         return lane.idempotent_job_id(tenant or self.tenant, idempotency_key)
 
     async def submit(
@@ -511,6 +517,12 @@ def _take(cursor: Cursor, events: list[Event], batch: list[Event]) -> bool:
 
 def _ends(batch: list[Event]) -> bool:
     return bool(batch) and not isinstance(batch[-1], Delta)
+
+
+def _one_of(count: int, text: str) -> int:
+    """Return a number below `count` that follows from the text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) % count
 
 
 def _invalid(error: ValidationError) -> InvalidJob:

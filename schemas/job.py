@@ -90,6 +90,9 @@ class Job(Wire):
         "refuse", description="above the rates and budgets of the account"
     )
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        None, description="shared by jobs whose prompts begin alike; of a chat its first question"
+    )
     metadata: dict[Short, Short] = Field(default_factory=dict, max_length=16)
     pooling: PoolingParams | None = None
     text: TextParams | None = None
@@ -101,6 +104,21 @@ class Job(Wire):
         default_factory=dict, description="of the request, what an API repeats that keeps both"
     )
     traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
+
+    @property
+    def affinity(self) -> str | None:
+        """Return what the tenant's jobs share whose prompts begin alike; None if nothing is known.
+
+        The turns of a conversation share their first question.
+        """
+        begin = self.prompt_cache_key
+        if begin is None and self.chat is not None:
+            asked = (each for each in self.chat.messages if each.get("role") == "user")
+            begin = repr(next(asked, None))
+        if begin is None:
+            return None
+        shared = repr((self.tenant, self.cache_salt, begin))
+        return hashlib.blake2b(shared.encode(), digest_size=12).hexdigest()
 
     @property
     def seed(self) -> int:

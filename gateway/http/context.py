@@ -54,13 +54,13 @@ class Gateway:
     overview: Overview
     tracing: "Tracing | None" = None
 
-    async def name(self, request: Request, model: str) -> str:
+    async def name(self, request: Request, model: str, affinity: str | None = None) -> str:
         """Return an id for the request's job; the same for the same idempotency key.
 
         Raises ModelNotFound, InvalidJob.
         """
         caller, key = caller_of(request), request.headers.get(IDEMPOTENCY_KEY)
-        return await self.client.name_job(model, key, caller.tenant, caller.account)
+        return await self.client.name_job(model, key, caller.tenant, caller.account, affinity)
 
     async def admit(
         self, request: Request, job: Job, note: str | None = None, kept_s: int | None = None
@@ -75,7 +75,7 @@ class Gateway:
         """
         account = caller_of(request).account
         try:
-            job_id = job.job_id or await self.name(request, job.model)
+            job_id = job.job_id or await self.name(request, job.model, job.affinity)
         except PenstockError as error:
             self.metrics.reject("", error)
             raise

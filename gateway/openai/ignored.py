@@ -10,8 +10,7 @@ from penstock.schemas.openai import Asked, JsonObject
 
 # Fields of OpenAI's and vLLM's that say nothing of the answer.
 _OF_THE_CALLER = {
-    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "request_id",
+    "user", "safety_identifier", "prompt_cache_retention", "request_id",
 }  # fmt: skip
 _EVERYWHERE = IN_PARAMS | {*OPTIONS, "not_before"} | _OF_THE_CALLER
 _OPEN = {"messages"}  # what is in them is the chat template's

@@ -47,6 +47,7 @@ OPTIONS = (
     "over_limit",
     "background",
     "cache_salt",
+    "prompt_cache_key",
     "metadata",
     "stream_interval",
 )

@@ -39,7 +39,7 @@ _THEIRS: dict[str, tuple[JsonValue, ...]] = {
     "max_tool_calls": (),
     "context_management": ([],),
 }
-_OF_THEM = {"user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+_OF_THEM = {"user", "safety_identifier", "prompt_cache_retention"}
 _INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
 _WHOLE_PROMPT = -1  # as much of it as there is room for
 
@@ -267,6 +267,7 @@ def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
         "metadata": dict[str, JsonValue](asked.metadata),
         "parallel_tool_calls": asked.parallel_tool_calls,
         "previous_response_id": asked.previous_response_id,
+        "prompt_cache_key": body.get("prompt_cache_key"),
         "reasoning": {"effort": asked.reasoning.effort, "summary": asked.reasoning.summary},
         "store": asked.store,
         "temperature": body.get("temperature"),

@@ -116,6 +116,8 @@ class Queue:
             options["remember_s"] = remember_s
         if account is not None:
             options["account"] = account.model_dump(exclude_none=True)
+        if (affinity := job.affinity) is not None:
+            options["affinity"] = affinity
         if note is not None:
             options["note"] = note
         if keeps_request:

@@ -21,6 +21,8 @@
 --   remember_s       how long the id is known after the end, at least twice ttl_s; 0
 --   metadata         {name: text, ..}, given back with the job's status; {}
 --   keeps_request    whether the job is kept as long as its result; false
+--   affinity         a text that jobs share whose prompts begin alike: they go to one worker, where
+--                    it has room; none
 --   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
 -- Outcomes:
@@ -40,7 +42,7 @@ local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 
 local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
   .. 'prompt_tokens completion_tokens over_limit account max_queued '
-  .. 'max_queued_tokens ttl_s remember_s metadata keeps_request note '
+  .. 'max_queued_tokens ttl_s remember_s metadata keeps_request affinity note '
 local ACCOUNT_OPTIONS = ' name limits '
 local LIMIT_OPTIONS = ' ' .. table.concat(LIMITS, ' ') .. ' '
 
@@ -107,6 +109,7 @@ local function wrong_option()
   if type(options.metadata or {}) ~= 'table' then return 'options.metadata is an object' end
   return unknown(options, 'options', OPTIONS)
     or name(options.tenant, 'options.tenant')
+    or name(options.affinity, 'options.affinity')
     or whole(options, 'options', 'timeout_ms', 1, YEAR_MS)
     or whole(options, 'options', 'queue_timeout_ms', 1, YEAR_MS)
     or whole(options, 'options', 'not_before_ms', 0, LAST_MS)
@@ -226,6 +229,7 @@ list_recent(tenant, id, class)
 if waits then redis.call('HSET', key, 'waits', 1) end
 if options.remember_s then redis.call('HSET', key, 'remember', options.remember_s) end
 if options.metadata then redis.call('HSET', key, 'metadata', cjson.encode(options.metadata)) end
+if options.affinity then redis.call('HSET', key, 'affinity', options.affinity) end
 if options.note then redis.call('HSET', key, 'note', options.note) end
 if options.keeps_request then redis.call('HSET', key, 'keeps', 1) end
 if deadline then redis.call('HSET', key, 'deadline', deadline) end

@@ -8,6 +8,7 @@
 --   parked                     zset: accounts that their limits block, by when to look again
 --   news                       stream: gets an entry when something may be read
 --   idle                       key: a worker waits for news
+--   near:<affinity>            text: the worker that began the latest of the jobs that share this
 --   foreign                    zset: jobs with tokens of a model that is not here, by when they end
 --   foreign:<fingerprint>      set: those of one model
 -- A job is in one backlog or in `delayed` until its first claim; later it has an entry in a stream.
@@ -22,6 +23,12 @@ local PATIENCE_MS = {text = 0, high = 0, normal = 60000, batch = 900000} -- then
 local DUE_MS = 600000 -- the place in its account's backlog of a job without a deadline
 
 local NEVER = 9e15
+
+local NEAR_TTL_S = 600 -- then other prompts have taken the place in its cache
+
+local function near_key(affinity)
+  return PREFIX .. 'near:' .. affinity
+end
 
 -- Tokens of the prompts that wait for their first claim, by the guess of their submission.
 local function count_tokens(amount)

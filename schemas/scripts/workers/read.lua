@@ -98,12 +98,78 @@ local function hindrance(account, job)
   if left <= 0 then return 'spent', renews_ms end
 end
 
+local STATED_MS = 2500 -- who has room states it every second
+
+local function held_by_worker()
+  local held = {}
+  for _, ready in ipairs(READY) do
+    local consumers = redis.pcall('XINFO', 'CONSUMERS', ready_key(ready), GROUP)
+    for _, consumer in ipairs(consumers.err and {} or consumers) do
+      held[consumer[2]] = (held[consumer[2]] or 0) + consumer[4]
+    end
+  end
+  return held
+end
+
+-- A job goes to the worker that has the beginning of its prompt in the cache, while that one has
+-- room and not much more to do. Others leave it the job for NEAR_MS, and take one of theirs first
+-- that waits behind it; a job is passed over MOST_PASSED times.
+local NEAR_MS, NEAR_LOOK, MOST_PASSED = 100, 16, 16
+local held, is_one_left = nil, false
+
+local function is_busier(one, other)
+  held = held or held_by_worker()
+  return (held[one] or 0) > 1.5 * (held[other] or 0) + 4
+end
+
+-- The worker that has the beginning of a job's prompt; nil where none is known that takes jobs.
+local function near_of(affinity)
+  local name = affinity and redis.call('GET', near_key(affinity))
+  if not name or name == worker then return name or nil end
+  local until_ms = redis.call('ZSCORE', PREFIX .. 'workers', name)
+  if not until_ms or tonumber(until_ms) < NOW then return nil end
+  return not redis.call('HGET', PREFIX .. 'worker:' .. name, 'draining') and name or nil
+end
+
+local function could_take(name)
+  local room, stated_ms = unpack(redis.call('HMGET', PREFIX .. 'worker:' .. name, 'room', 'stated_ms'))
+  return stated_ms and tonumber(room) > 0 and math.abs(NOW - stated_ms) < STATED_MS
+    and not is_busier(name, worker)
+end
+
+-- Which of an account's jobs this worker takes: mostly the first. Nil and true: one is left to
+-- another. `own` asks for one whose prompt begins as one that this worker has.
+local function chosen(class, account, own)
+  local backlog = backlog_key(class, account)
+  local first = redis.call('ZRANGE', backlog, 0, 0)[1]
+  if not first then return nil, false end
+  local affinity, passed, created_ms, deadline, start_by = unpack(redis.call('HMGET',
+    PREFIX .. 'job:' .. first, 'affinity', 'passed', 'created_ms', 'deadline', 'start_by'))
+  local near = near_of(affinity)
+  if near == worker or not near and not own then return first end
+  if not deadline and not start_by and tonumber(passed or 0) < MOST_PASSED then
+    for _, id in ipairs(redis.call('ZRANGE', backlog, 1, NEAR_LOOK)) do
+      local shared = redis.call('HGET', PREFIX .. 'job:' .. id, 'affinity')
+      if shared and redis.call('GET', near_key(shared)) == worker then
+        redis.call('HINCRBY', PREFIX .. 'job:' .. first, 'passed', 1)
+        return id
+      end
+    end
+  end
+  if own then return nil, true end
+  if NOW - (created_ms or 0) < NEAR_MS and could_take(near) then
+    is_one_left = true
+    return nil, true
+  end
+  return first
+end
+
 -- The account and job whose turn it is in a class. Scores of `fair` may lag behind `served` for a
 -- tenant with several accounts; what is found out of place is put right.
-local function next_turn(class)
-  local fair = PREFIX .. 'fair:' .. class
+local function next_turn(class, own)
+  local fair, at = PREFIX .. 'fair:' .. class, 0
   for _ = 1, 2 * MOST do
-    local name, score = unpack(redis.call('ZRANGE', fair, 0, 0, 'WITHSCORES'))
+    local name, score = unpack(redis.call('ZRANGE', fair, at, at, 'WITHSCORES'))
     if not name then return nil end
     local account = account_of(name)
     local v = redis.call('GET', served_key(class, account))
@@ -111,8 +177,10 @@ local function next_turn(class)
       redis.call('SET', served_key(class, account), score, 'EX', IDLE_TTL_S)
       v = score
     end
-    local id = redis.call('ZRANGE', backlog_key(class, account), 0, 0)[1]
-    if not id then
+    local id, is_left = chosen(class, account, own)
+    if is_left then
+      at = at + 1
+    elseif not id then
       redis.call('ZREM', fair, name)
     elseif tonumber(v) > tonumber(score) then
       redis.call('ZADD', fair, v, name)
@@ -127,8 +195,8 @@ local function next_turn(class)
   end
 end
 
-local function claim(class)
-  local account, id, job, v = next_turn(class)
+local function claim(class, own)
+  local account, id, job, v = next_turn(class, own)
   if not account then return false end
   leave_backlog(class, account, id)
   tally(account, 'queued', -1)
@@ -139,6 +207,7 @@ local function claim(class)
   serve(account, class, job.cost)
   local entry = redis.call('XADD', ready_key(class), '*', 'job', id)
   redis.call('HSET', job.key, 'entry', entry, 'ready', class, 'turn', NOW_US)
+  if held then held[worker] = (held[worker] or 0) + 1 end
   return true
 end
 
@@ -204,25 +273,15 @@ end
 
 -- What waits is shared while several workers have room. Each takes what evens out how long a step
 -- is times how many jobs it has, and what others leave lying; who has none takes one at once.
-local SHARE_MS, STATED_MS = 250, 2500 -- the latter: who has room states it every second
-
-local function held_by_worker()
-  local held = {}
-  for _, ready in ipairs(READY) do
-    local consumers = redis.pcall('XINFO', 'CONSUMERS', ready_key(ready), GROUP)
-    for _, consumer in ipairs(consumers.err and {} or consumers) do
-      held[consumer[2]] = (held[consumer[2]] or 0) + consumer[4]
-    end
-  end
-  return held
-end
+local SHARE_MS = 250
 
 -- Workers with room, this one first: {jobs held, room, steps a second}. None where nobody need be
 -- thought of: this one is alone, or so many wait that there are as many for each.
 local function takers(waiting)
   if waiting == 0 or waiting >= count * redis.call('ZCARD', PREFIX .. 'workers') then return {} end
   local live = redis.call('ZRANGEBYSCORE', PREFIX .. 'workers', NOW, '+inf')
-  local held, found, total, known = held_by_worker(), {}, 0, 0
+  held = held or held_by_worker()
+  local found, total, known = {}, 0, 0
   for _, name in ipairs(live) do
     local room, cost, stated_ms, drains =
       unpack(redis.call('HMGET', PREFIX .. 'worker:' .. name, 'room', 'step_us', 'stated_ms', 'draining'))
@@ -230,7 +289,7 @@ local function takers(waiting)
     if stated_ms and not drains and tonumber(room) > 0 and math.abs(NOW - stated_ms) < STATED_MS then
       local speed = tonumber(cost) > 0 and 1e6 / cost
       if speed then total, known = total + speed, known + 1 end
-      local one = {held = held[name] or 0, room = tonumber(room), speed = speed}
+      local one = {name = name, held = held[name] or 0, room = tonumber(room), speed = speed}
       table.insert(found, name == worker and 1 or #found + 1, one)
     end
   end
@@ -257,6 +316,8 @@ local function even_share(all, waiting)
   return math.max(me.held == 0 and 1 or 0, math.ceil(high * me.speed - me.held - 0.001))
 end
 
+local others = {} -- workers with room, this one first
+
 local function share()
   local waiting = redis.call('XLEN', ready_key('resume')) - num_pending('resume')
   for _, class in ipairs(CLASSES) do
@@ -265,14 +326,22 @@ local function share()
     end
   end
   local left_ms = redis.call('HGET', worker_key, 'left_ms')
-  local all = takers(waiting)
-  local part = #all > 1 and even_share(all, waiting) or count
+  others = takers(waiting)
+  local part = #others > 1 and even_share(others, waiting) or count
   if part > 0 or left_ms and math.abs(NOW - left_ms) >= SHARE_MS then
     if left_ms then redis.call('HDEL', worker_key, 'left_ms') end
     return part > 0 and math.min(part, count) or count
   end
   if not left_ms then redis.call('HSET', worker_key, 'left_ms', NOW) end
   return 0
+end
+
+-- Whether no worker with room has much less to do than this one.
+local function may_take_more()
+  for at = 2, #others do
+    if is_busier(worker, others[at].name) then return false end
+  end
+  return #others > 1
 end
 
 local function state_room(num_taken)
@@ -307,6 +376,14 @@ for _, ready in ipairs(READY) do
   end
   if ready == down_to then break end
 end
+-- Beyond its share, what begins as it has it already.
+for _, class in ipairs(CLASSES) do
+  count = asked - (#taken - 1) / 3
+  if class == 'batch' or down_to ~= '' then break end
+  local num_near = 0
+  while num_near < count and may_take_more() and claim(class, true) do num_near = num_near + 1 end
+  if num_near > 0 then collect(class) end
+end
 publish()
 state_room((#taken - 1) / 3)
 if #taken > 1 then
@@ -316,7 +393,7 @@ end
 
 if down_to ~= '' then return {'idle', '0-0', -1} end
 redis.call('SET', PREFIX .. 'idle', 1, 'EX', 60)
-local wait_ms = is_left and SHARE_MS or waits_ms and SUSPECT_WAIT_MS or -1
+local wait_ms = is_one_left and NEAR_MS or is_left and SHARE_MS or waits_ms and SUSPECT_WAIT_MS or -1
 for _, name in ipairs({'parked', 'delayed'}) do
   local at = tonumber(redis.call('ZRANGE', PREFIX .. name, 0, 0, 'WITHSCORES')[2] or NEVER)
   if at < NEVER and (wait_ms < 0 or at - NOW < wait_ms) then wait_ms = math.max(0, at - NOW) end

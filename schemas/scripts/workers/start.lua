@@ -8,7 +8,7 @@
 --     lost), events of its log
 --   'none': nothing is left to do
 --   'lost': the worker has no lease
--- Calls functions of lane.lua and accounts.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local worker, ready, entry, id = unpack(ARGV)
 write_when_full()
@@ -31,8 +31,8 @@ if not job or job.ended or not is_entry_of(job, ready, entry) then
   return {'none'}
 end
 if job.running and job.owner ~= worker then return {'none'} end
-local created, start_by, turn =
-  unpack(redis.call('HMGET', job.key, 'created_ms', 'start_by', 'turn'))
+local created, start_by, turn, affinity =
+  unpack(redis.call('HMGET', job.key, 'created_ms', 'start_by', 'turn', 'affinity'))
 if job.state == 'ready' then
   local is_late = job.deadline and NOW >= tonumber(job.deadline)
   if is_late or start_by and NOW >= tonumber(start_by) then
@@ -53,6 +53,7 @@ if job.state == 'ready' then
   redis.call('HSET', job.key, 'state', 'admitting', 'epoch', job.epoch, 'owner', worker)
   redis.call('HSETNX', job.key, 'started_ms', NOW)
   if resumes then redis.call('HSET', job.key, 'resumes', resumes) end
+  if affinity then redis.call('SET', near_key(affinity), worker, 'EX', NEAR_TTL_S) end
   note_history(job, 'started', worker)
   if start_by then
     redis.call('HDEL', job.key, 'start_by')

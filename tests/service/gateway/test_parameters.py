@@ -382,6 +382,16 @@ def around(ask: Asker) -> None:
     assert found["metadata"] == {"a": "b"}
 
 
+@of("prompt_cache_key")
+def near(ask: Asker) -> None:
+    """Which worker gets it shows where there are several: `test_near_workers.py`."""
+    asked = {"prompt_cache_key": "k", "input": "hi", "max_output_tokens": 1}
+    assert ask.post("/v1/responses", asked).json()["prompt_cache_key"] == "k"
+    ask.post("/v1/completions", {"prompt": PROMPT, "prompt_cache_key": ""}, 400)
+    response = ask.post("/v1/completions", {"prompt": PROMPT, "prompt_cache_key": "k"})
+    assert "x-penstock-ignored" not in response.headers
+
+
 @of("store")
 def stored(ask: Asker) -> None:
     for is_stored in (False, True):
