@@ -13,7 +13,7 @@ COMMANDS = {
     "worker": ("worker.supervisor.cli", "run jobs of one model"),
     "gateway": ("gateway.server.cli", "HTTP in front of the queue"),
     "housekeeping": ("gateway.housekeeping.main", "chores: sweeps, webhooks, batches"),
-    "workers": ("gateway.commands.workers", "list and drain workers"),
+    "workers": ("gateway.commands.workers", "list workers; drain, sleep and wake them"),
     "queues": ("gateway.commands.queues", "list, pause and resume the queues of models"),
     "keys": ("gateway.commands.keys", "create, list, change and revoke API keys"),
     "doctor": ("compose.doctor", "whether Redis, keys, processor, GPU and a model are fit"),

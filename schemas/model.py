@@ -22,8 +22,11 @@ class ModelCard(Report):
         return Lane(self.name, number)
 
 
+WorkerOrder = Literal["drain", "sleep", "wake", "reset_prefix_cache"]
+
+
 class WorkerCard(Report):
-    """A worker's description of itself, given when it registers and when it starts to drain."""
+    """A worker's description of itself, given when it registers, drains, sleeps or wakes."""
 
     host: str = ""
     pid: int = 0
@@ -35,3 +38,9 @@ class WorkerCard(Report):
         {}, description="settings of the KV cache, under vLLM's names"
     )
     draining: bool = Field(False, description="takes nothing new, and is about to end")
+    sleeps: bool = Field(False, description="can sleep, and forget what its prefix cache holds")
+    asleep: bool = Field(False, description="takes nothing new until it is told to wake")
+
+    @property
+    def takes_jobs(self) -> bool:
+        return not (self.draining or self.asleep)

@@ -18,7 +18,7 @@ from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
 from penstock.worker.engine.messages import AddSequence, Load, Output
-from penstock.worker.engine_loader import AnyEngine, load_engine
+from penstock.worker.engine_loader import AnyEngine
 from penstock.worker.process.black_box import Recorder, leave_stacks
 from penstock.worker.process.ipc import (
     BlockingWire,
@@ -29,12 +29,16 @@ from penstock.worker.process.ipc import (
     Pause,
     Pulse,
     Ready,
+    ResetPrefixCache,
     Resume,
+    Sleep,
     Step,
+    Wake,
     receive_text,
 )
 from penstock.worker.process.log import log
 from penstock.worker.process.settings import KvEventsConfig, WorkerSettings, pulse_every_s
+from penstock.worker.sleeper import SleepingEngine, sleeping_engine
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25
@@ -154,6 +158,12 @@ class EngineLoop:
                 if self._recorder is not None:
                     self._recorder.note("cancelled", seq_id)
                 self._engine.cancel(seq_id)
+            case ResetPrefixCache():
+                self._engine.reset_prefix_cache()
+            case Sleep() if isinstance(self._engine, SleepingEngine):
+                self._engine.sleep()
+            case Wake() if isinstance(self._engine, SleepingEngine):
+                self._engine.wake()
             case Pause():
                 self._goes_on.clear()
             case Resume():
@@ -194,7 +204,7 @@ def main() -> None:
         leave_stacks(files[0])
         recorder = Recorder(files[1])
     try:
-        engine = load_engine(settings)
+        engine = sleeping_engine(settings)
     except PenstockError as error:
         log.error("engine was refused: %s", error.message)
         # At once: the I/O side ends when the sockets close, and the first exit status is the

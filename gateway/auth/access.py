@@ -72,6 +72,7 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
     ("/tokenizer_info", "inference"),
     (ADMIN, "admin"),
     ("/server_info", "admin"),
+    ("/reset_prefix_cache", "admin"),
     ("/load", "metrics"),
     ("/metrics", "metrics"),
     ("/v1/status", "metrics"),

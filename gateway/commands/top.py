@@ -23,7 +23,13 @@ from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.redis.url import RedisUrlSetting
 
 PROGRAM = "penstock top"
-STATES = {"serving": "green", "draining": "yellow", "stalled": "bold red", "lost": "bold red"}
+STATES = {
+    "serving": "green",
+    "draining": "yellow",
+    "asleep": "blue",
+    "stalled": "bold red",
+    "lost": "bold red",
+}
 
 
 class TopSettings(Settings):

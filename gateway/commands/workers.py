@@ -1,8 +1,9 @@
-"""penstock workers list | drain: commands for the workers of all models."""
+"""penstock workers list | drain | sleep | wake | reset-prefix-cache: for workers of all models."""
 
 import json
 import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
@@ -14,8 +15,12 @@ from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.http.overview import look, workers
 from penstock.gateway.tasks.fleet import Fleet
+from penstock.schemas.model import WorkerOrder
 
-USAGE = "usage: penstock workers list | drain WORKER [--flag VALUE ...]"
+USAGE = (
+    "usage: penstock workers list | drain WORKER | sleep WORKER | wake WORKER | reset-prefix-cache"
+    " [--flag VALUE ...]"
+)
 
 
 class WorkersCommand(OperatorCommand):
@@ -40,20 +45,53 @@ class ListWorkers(WorkersCommand):
         Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
-class DrainWorker(WorkersCommand):
+class TellWorker(WorkersCommand):
+    order: ClassVar[WorkerOrder]
+    worker: CliPositionalArg[str] = Field(description="as `penstock workers list` shows it")
+
+    async def run(self, client: Client) -> None:
+        await Fleet(client).tell(self.worker, self.order)
+        told = {"worker": self.worker, "told": self.order}
+        print(json.dumps(told) if self.as_json else f"{self.worker} was told to {self.order}")
+
+
+class DrainWorker(TellWorker):
     """Let a worker end in order, as SIGTERM does: it takes nothing new, finishes what it has within
     its --drain-s, and hands the rest on. Who runs it starts it again or not.
     """
 
-    worker: CliPositionalArg[str] = Field(description="as `penstock workers list` shows it")
+    order = "drain"
+
+
+class SleepWorker(TellWorker):
+    """Let a worker give the model's memory back: it finishes or hands on what it has, as when it
+    drains, and takes nothing new until it is told to wake.
+    """
+
+    order = "sleep"
+
+
+class WakeWorker(TellWorker):
+    """Let a worker that sleeps load its model again, and take jobs."""
+
+    order = "wake"
+
+
+class ResetPrefixCaches(WorkersCommand):
+    """Let all workers forget what they have computed: no later job finds it in a cache."""
 
     async def run(self, client: Client) -> None:
-        await Fleet(client).drain(self.worker)
-        told = {"worker": self.worker, "told": "drain"}
-        print(json.dumps(told) if self.as_json else f"{self.worker} was told to drain")
+        told = await Fleet(client).reset_prefix_caches()
+        print(json.dumps({"workers": told}) if self.as_json else f"{len(told)} workers were told")
 
 
-COMMANDS: dict[str, type[WorkersCommand]] = {"list": ListWorkers, "drain": DrainWorker}
+COMMANDS: dict[str, type[WorkersCommand]] = {
+    "list": ListWorkers,
+    "drain": DrainWorker,
+    "sleep": SleepWorker,
+    "wake": WakeWorker,
+    "reset-prefix-cache": ResetPrefixCaches,
+}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from penstock.gateway.described.answers import Answered, Fields
 from penstock.schemas.delivery import DeadLetter
+from penstock.schemas.model import WorkerOrder
 
 
 class KeyShown(Answered):
@@ -50,7 +51,11 @@ class WorkerList(Answered):
 
 class WorkerTold(Answered):
     worker: str
-    told: Literal["drain"]
+    told: WorkerOrder
+
+
+class WorkersTold(Answered):
+    workers: list[str]
 
 
 class DeadLetterList(Answered):

@@ -42,8 +42,8 @@ class LaneReport:
 
     @property
     def staff(self) -> list[WorkerStatus]:
-        """Return the living workers that take new jobs, which are those that do not drain."""
-        return [worker for worker in self.living if not worker.card.draining]
+        """Return the living workers that take new jobs: those that neither drain nor sleep."""
+        return [worker for worker in self.living if worker.card.takes_jobs]
 
 
 class LaneMetrics(Collector):

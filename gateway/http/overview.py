@@ -157,7 +157,11 @@ def _model(name: str, lanes: Sequence[LaneStatus]) -> JsonObject:
 
 def _worker(model: str, worker: WorkerStatus) -> JsonObject:
     stats: JsonObject = {name: worker.stats.get(name, 0) for name in STATS}
-    state = "draining" if worker.card.draining else "serving" if is_moving(worker) else "stalled"
+    card, state = worker.card, "serving" if is_moving(worker) else "stalled"
+    if card.draining:
+        state = "draining"
+    elif card.asleep or worker.stats.get("is_asleep"):
+        state = "asleep"
     return {
         "model": model,
         "worker": worker.worker,

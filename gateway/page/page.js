@@ -252,7 +252,7 @@ function element(name, content) {
 }
 
 function state(name) {
-  const kinds = { serving: "good", draining: "warn", stalled: "bad", lost: "bad" };
+  const kinds = { serving: "good", draining: "warn", asleep: "warn", stalled: "bad", lost: "bad" };
   return Object.assign(element("span", name), { className: `text ${kinds[name]}` });
 }
 

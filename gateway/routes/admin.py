@@ -10,16 +10,18 @@ from pydantic_core import to_json
 
 from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open
+from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.middleware import caller_of
 from penstock.gateway.http.overview import look, workers
 from penstock.gateway.openai.validation import validate
 from penstock.gateway.tasks.dead_letters import DeadLetters
 from penstock.gateway.tasks.fleet import Fleet
+from penstock.schemas.model import WorkerOrder
 from penstock.schemas.openai import JsonObject
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/admin", tags=["admin"])
+vllm_router = APIRouter(tags=["admin"])  # at vLLM's own paths
 
 
 @router.post("/keys")
@@ -116,9 +118,33 @@ async def list_workers(gateway: Open) -> Response:
 @router.post("/workers/{worker}/drain")
 async def drain_worker(worker: str, request: Request, gateway: Open) -> Response:
     """Let a worker end in order: it takes nothing new, and hands on what it does not finish."""
-    await Fleet(gateway.client).drain(worker)
-    log.info("worker %s was told to drain by %s", worker, _who(request))
-    return _json({"worker": worker, "told": "drain"})
+    return await _told(worker, "drain", request, gateway)
+
+
+@router.post("/workers/{worker}/sleep")
+async def sleep_worker(worker: str, request: Request, gateway: Open) -> Response:
+    """Let a worker give its model's memory back, and take nothing until it is told to wake."""
+    return await _told(worker, "sleep", request, gateway)
+
+
+@router.post("/workers/{worker}/wake")
+async def wake_worker(worker: str, request: Request, gateway: Open) -> Response:
+    """Let a worker that sleeps load its model again, and take jobs."""
+    return await _told(worker, "wake", request, gateway)
+
+
+@vllm_router.post("/reset_prefix_cache")
+async def reset_prefix_cache(request: Request, gateway: Open) -> Response:
+    """Let all workers forget what they have computed, which each does within seconds."""
+    told = await Fleet(gateway.client).reset_prefix_caches()
+    log.info("%d prefix caches were reset by %s", len(told), _who(request))
+    return _json({"workers": list[JsonValue](told)})
+
+
+async def _told(worker: str, order: WorkerOrder, request: Request, gateway: Gateway) -> Response:
+    await Fleet(gateway.client).tell(worker, order)
+    log.info("worker %s was told to %s by %s", worker, order, _who(request))
+    return _json({"worker": worker, "told": order})
 
 
 def _who(request: Request) -> str:

@@ -70,6 +70,7 @@ ROUTERS = (
     upload_routes.router,
     batch_routes.router,
     admin_routes.router,
+    admin_routes.vllm_router,
     health_routes.router,
     page_routes.router,
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from penstock.gateway.client import Client
 from penstock.schemas.errors import JobNotFound, ModelNotFound, PenstockError
+from penstock.schemas.model import WorkerOrder
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.queue.queue import Queue
 
@@ -17,7 +18,7 @@ class WorkerNotFound(JobNotFound):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Pauses and resumes the queue of a model, which is all of its lanes; drains workers."""
+    """Pauses and resumes the queue of a model, which is all of its lanes; gives workers orders."""
 
     client: Client
 
@@ -41,14 +42,30 @@ class Fleet:
             await queue.set_paused(is_paused)
         return await _shown(model, own)
 
-    async def drain(self, worker: str) -> None:
-        """Tell a worker to drain, as SIGTERM does. Raises WorkerNotFound.
+    async def tell(self, worker: str, order: WorkerOrder) -> None:
+        """Give a worker an order, which it learns of within seconds.
 
-        It learns of it within seconds, takes nothing new, and ends when all is done or handed back.
+        drain               as SIGTERM does: it takes nothing new, and ends when all is done or
+                            handed back
+        sleep               the same, but in place of ending it gives the model's memory back
+        wake                it loads the model again, and takes jobs
+        reset_prefix_cache  it forgets what it has computed for others to go on with
+
+        Raises WorkerNotFound, NotServed.
         """
-        told = [await queue.drain(worker) for queue in await self.client.queues()]
+        told = [await queue.tell(worker, order) for queue in await self.client.queues()]
         if not any(told):
             raise WorkerNotFound(worker)
+
+    async def reset_prefix_caches(self) -> list[str]:
+        """Let all workers forget what their prefix caches hold; return their names."""
+        told = set[str]()
+        for queue in await self.client.queues():
+            for each in await queue.workers():
+                is_there = each.lease_left_ms > 0 and each.card.sleeps
+                if is_there and await queue.tell(each.worker, "reset_prefix_cache"):
+                    told.add(each.worker)
+        return sorted(told)
 
 
 async def _shown(model: str, queues: list[Queue]) -> JsonObject:

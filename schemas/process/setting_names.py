@@ -170,6 +170,7 @@ NAMES = frozenset(
         "server_secret",
         "server_secret_file",
         "shape",
+        "sleep_idle_s",
         "ssl_ca_certs",
         "ssl_certfile",
         "ssl_keyfile",

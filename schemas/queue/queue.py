@@ -30,11 +30,11 @@ from penstock.schemas.delivery import (
     Total,
     WorkerStatus,
 )
-from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound
+from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound, NotServed
 from penstock.schemas.event import EVENT, Delta, Event, Result, State
 from penstock.schemas.job import Job, QueueClass
 from penstock.schemas.keys import Lane
-from penstock.schemas.model import WorkerCard
+from penstock.schemas.model import WorkerCard, WorkerOrder
 from penstock.schemas.process.crash_points import reach
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.redis.link import Word
@@ -202,9 +202,15 @@ class Queue:
 
     # For operators.
 
-    async def drain(self, worker: str) -> bool:
-        """Tell a worker to drain; return whether one has a lease under this name."""
-        return (await self._run("workers/drain", worker))[0] == b"ok"
+    async def tell(self, worker: str, order: WorkerOrder) -> bool:
+        """Give a worker an order; return whether one has a lease under this name.
+
+        Raises NotServed where its engine takes no such order.
+        """
+        answer = (await self._run("workers/tell", worker, order))[0]
+        if answer == b"deaf":
+            raise NotServed(f"worker {worker!r} has an engine of others, or is older: not {order}")
+        return answer == b"ok"
 
     async def set_paused(self, is_paused: bool) -> None:
         """Let no job begin, or go on at another worker, until it is resumed; or resume it."""

@@ -42,7 +42,7 @@ class WorkerQueue(Queue):
         self.lease_ms = lease_ms
         self._ticket = secrets.token_hex(8)
         self._idle: tuple[bytes, int] | None = None  # the last read's: newest news, ms until due
-        self.is_to_drain = False  # by the latest beat
+        self.orders: Sequence[str] = ()  # as of the latest beat: what `Queue.tell` said, and when
         self.must_be_empty = False  # by the latest read: hand back all that is held, read alone
 
     async def register(self, worker: str, card: WorkerCard) -> None:
@@ -177,8 +177,8 @@ class WorkerQueue(Queue):
         )
         if reply[0] == b"lost":
             return None
-        self.is_to_drain = reply[1] == b"drain"
-        texts = [text.decode() for text in reply[2:]]
+        self.orders = [text.decode() for text in reply[1:3] if text]
+        texts = [text.decode() for text in reply[3:]]
         return {
             job_id: JobSignal(signal)
             for job_id, signal in zip(texts[::2], texts[1::2], strict=True)

@@ -193,6 +193,13 @@ class BlockPool:
             self._forget(block)
         return own
 
+    def forget_all(self) -> None:
+        """Forget what every block holds. Sequences keep theirs, which nobody else finds."""
+        for block in [*self._remembered.values()]:
+            self._forget(block)
+        self._blank += self._cached
+        self._cached.clear()
+
     def _with_state(self, digests: list[bytes]) -> int:
         """Return how many of the first blocks have the state at their end."""
         assert self.states is not None

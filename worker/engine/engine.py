@@ -94,6 +94,10 @@ class Engine:
         """End the sequence without an output; one that has already ended is no error."""
         self._inbox.put(lambda: self._cancel(seq_id))
 
+    def reset_prefix_cache(self) -> None:
+        """Forget, at the next step, what was computed: nothing that comes later finds it."""
+        self._inbox.put(self.scheduler.pool.forget_all)
+
     def step(self) -> list[Output]:
         """Compute one step; return the new tokens, and the errors of refused sequences."""
         outputs = self._drain_inbox()

@@ -149,6 +149,9 @@ class FakeEngine:
         """Return what stays empty: there is no prefix cache."""
         return BlockChanges(self.limits.block_size, with_token_ids)
 
+    def reset_prefix_cache(self) -> None:
+        """Do nothing: it has none of its own."""
+
     def load(self) -> Load:
         return Load(self._num_held, max(0, len(self._seqs) - self.limits.max_num_seqs))
 

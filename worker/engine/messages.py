@@ -156,3 +156,4 @@ class Stats:
     scheduler_seconds: float = 0.0
     step_seconds: float = 0.0
     histograms: dict[str, list[float]] = field(default_factory=dict)  # dumps of STEP_HISTOGRAMS
+    is_asleep: bool = False

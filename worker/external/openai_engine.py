@@ -95,6 +95,9 @@ class OpenAIEngine:
         """Return what stays empty: what a server caches is not known here."""
         return BlockChanges(self.limits.block_size, with_token_ids)
 
+    def reset_prefix_cache(self) -> None:
+        """Do nothing: it has none of its own."""
+
     def load(self) -> Load:
         held = sum(self._num_blocks(seq) for seq in self._seqs.values())
         return Load(held, self.requests.num_waiting)

@@ -181,6 +181,9 @@ class VllmEngine:
         """Return what stays empty: vLLM tells of its blocks in its own way."""
         return BlockChanges(self.limits.block_size, with_token_ids)
 
+    def reset_prefix_cache(self) -> None:
+        """Do nothing: it has none of its own."""
+
     def load(self) -> Load:
         return Load(self.stats_.num_held_blocks, self.stats_.num_waiting)
 

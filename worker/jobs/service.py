@@ -5,8 +5,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
@@ -39,9 +40,12 @@ from penstock.worker.process.ipc import (
     Prepared,
     Ready,
     Renewed,
+    ResetPrefixCache,
     Resume,
     Signals,
+    Sleep,
     Step,
+    Wake,
     WorkerCommand,
     WorkerEvent,
     receive_text,
@@ -92,6 +96,9 @@ class Service:
         self._work: asyncio.Task[None] | None = None
         self._drain_ends_s: float | None = None
         self._is_paused = False
+        self._begin: Callable[[], Coroutine[None, None, None]] | None = None  # work, under a lease
+        self._is_asleep = False
+        self._turn = asyncio.Lock()  # of falling asleep and waking
 
     async def run(self) -> None:
         """Work until the supervisor closes; then hand back what is in work.
@@ -147,11 +154,20 @@ class Service:
             match instruction:
                 case BeginSession(incarnation):
                     await self._end_shift()
-                    self._work = parts.create_task(self._work_as(incarnation, intake))
+                    self._begin = partial(self._work_as, incarnation, intake)
+                    if not self._is_asleep:
+                        self._work = parts.create_task(self._begin())
                 case Renewed(began_s) if self._session:
                     self._session.lease.renew(began_s)
                 case EndSession():
+                    self._begin = None
                     await self._end_shift()
+                case ResetPrefixCache() as order:
+                    self._commands.send([order])
+                case Sleep(seconds):
+                    parts.create_task(self._fall_asleep(seconds))
+                case Wake():
+                    parts.create_task(self._awake(parts))
                 case Signals(job_signals) if self._session:
                     self._session.obey(job_signals)
                 case Drain(seconds):
@@ -180,6 +196,31 @@ class Service:
             lease = self._session.lease
             await self._session.work()
             await self._session.leave()
+
+    async def _fall_asleep(self, seconds: float) -> None:
+        """Decode on for so long at most, hand back what is left, and let the engine sleep."""
+        self._is_asleep = True
+        async with self._turn:
+            if self._session:
+                self._session.stop_reading()
+            until_s = time.monotonic() + seconds
+            await _until(
+                lambda: (
+                    not self._session
+                    or self._session.is_empty
+                    or not self._is_asleep
+                    or time.monotonic() >= until_s
+                )
+            )
+            await self._hand_back()
+            self._commands.send([Sleep()])
+
+    async def _awake(self, parts: asyncio.TaskGroup) -> None:
+        self._is_asleep = False
+        async with self._turn:
+            self._commands.send([Wake()])
+            if self._begin is not None and self._work is None and self._drain_ends_s is None:
+                self._work = parts.create_task(self._begin())
 
     async def _drain(self) -> None:
         """Decode on until all is done, or for as long as the latest instruction allows."""

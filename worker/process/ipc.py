@@ -42,7 +42,27 @@ class Resume:
     pass
 
 
-EngineCommand = AddSequence | CancelSequence | Pause | Resume
+@dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Forget what the prefix cache holds. The I/O process passes it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Give the model's memory back once nothing is left to do, and wait for Wake.
+
+    Of the I/O process: take no new jobs, and hand back those that still run after `seconds`.
+    """
+
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    pass
+
+
+EngineCommand = AddSequence | CancelSequence | Pause | Resume | ResetPrefixCache | Sleep | Wake
 
 
 # From the engine.
@@ -145,7 +165,9 @@ class Drain:
     seconds: float
 
 
-WorkerCommand = BeginSession | Renewed | EndSession | Signals | Drain
+WorkerCommand = (
+    BeginSession | Renewed | EndSession | Signals | Drain | ResetPrefixCache | Sleep | Wake
+)
 
 
 # From the I/O process to the supervisor.

@@ -52,6 +52,7 @@ NATIVE_ALONE = frozenset(
         "quantization",
         "device",
         "kv_events_config",
+        "sleep_idle_s",
         "priority_preemption_threshold",
         "deterministic",
     }
@@ -249,6 +250,11 @@ class WorkerSettings(TracingSettings):
         10_000, ge=100, description="a foreground job that nobody hears for this long is cancelled"
     )
     drain_s: float = Field(30.0, ge=0, description="decode on for this long after SIGTERM")
+    sleep_idle_s: float | None = Field(
+        None,
+        gt=0,
+        description="after so long without work the model's memory is given back; a job wakes it",
+    )
     step_timeout_s: float = Field(30.0, gt=0, description="a step that takes longer is wedged")
     crash_dump_folder: Path | None = Field(
         None, description="where a file tells of each crash, the latest 16; not with --in-process"

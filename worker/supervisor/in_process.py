@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.process.exit_status import NEVER_STARTS
-from penstock.worker.engine_loader import load_engine
 from penstock.worker.engine_process import EngineLoop
 from penstock.worker.jobs.service import EngineGone, serve
 from penstock.worker.process.ipc import BlockingWire, Channel, Pulse, WorkerCommand, WorkerEvent
 from penstock.worker.process.log import log
 from penstock.worker.process.settings import WorkerSettings, pulse_every_s
+from penstock.worker.sleeper import sleeping_engine
 from penstock.worker.supervisor.processes import END_S, Processes
 
 
@@ -23,7 +23,7 @@ async def threads(settings: WorkerSettings) -> AsyncIterator[Processes]:
     io_engine, engine_io = socket.socketpair()
     io_ours, io_theirs = socket.socketpair()
     engine_ours, engine_theirs = socket.socketpair()
-    loaded = await asyncio.to_thread(load_engine, settings)
+    loaded = await asyncio.to_thread(sleeping_engine, settings)
     loop = EngineLoop(
         loaded,
         BlockingWire(engine_io),

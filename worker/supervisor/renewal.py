@@ -7,10 +7,12 @@ Commits and ends of jobs renew it too; this is for the time between them.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from pydantic import JsonValue
 
 from penstock.schemas.errors import Unavailable
+from penstock.schemas.model import WorkerOrder
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.worker.process.ipc import Renewed, Signals
 
@@ -20,7 +22,7 @@ class Renewal:
 
     is_alive   returns whether the worker's processes move; while they do not, nothing is renewed
     stats      returns the numbers that are sent with each renewal
-    drain      is called where Redis says that the worker is to drain
+    obey       takes each order that an operator gave the worker; one may come once for each lane
     tell       takes JobSignals of jobs in work, and when the lease of the slowest lane was renewed
     """
 
@@ -32,7 +34,7 @@ class Renewal:
         is_alive: Callable[[], bool],
         stats: Callable[[], dict[str, JsonValue] | None],
         tell: Callable[[Signals | Renewed], None],
-        drain: Callable[[], None],
+        obey: Callable[[WorkerOrder], None],
     ) -> None:
         self._queues = queues
         self._lease_s = lease_s
@@ -40,7 +42,8 @@ class Renewal:
         self._is_alive = is_alive
         self._stats = stats
         self._tell = tell
-        self._drain = drain
+        self._obey = obey
+        self._orders = [set[str]() for _ in queues]  # that were obeyed
         self._renewed_s = [time.monotonic()] * len(queues)  # when the renewing calls began
         self._is_wanted = False
 
@@ -80,7 +83,9 @@ class Renewal:
             if signals is None:
                 return
             self._renewed_s[at] = began_s
-            if self._queues[at].is_to_drain:
-                self._drain()
+            for order in self._queues[at].orders:
+                if order not in self._orders[at]:
+                    self._orders[at].add(order)
+                    self._obey(cast(WorkerOrder, order.partition(" ")[2]))
             if signals:
                 self._tell(Signals(signals))

@@ -9,12 +9,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 
 from pydantic import JsonValue
 
 from penstock.schemas.errors import Unavailable
-from penstock.schemas.model import WorkerCard
+from penstock.schemas.model import WorkerCard, WorkerOrder
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
@@ -30,6 +31,9 @@ from penstock.worker.process.ipc import (
     EndSession,
     Prepared,
     Pulse,
+    ResetPrefixCache,
+    Sleep,
+    Wake,
     WorkerCommand,
 )
 from penstock.worker.process.log import log
@@ -133,6 +137,7 @@ class Watchdog:
             pid=os.getpid(),
             version=version("penstock"),
             cache_config=settings.cache_config(),
+            sleeps=settings.engine == "native",
         )
 
     @property
@@ -148,7 +153,7 @@ class Watchdog:
                     self._follow_io(),
                     self._follow_engine(),
                     self._follow_end(),
-                    self._keep_lease(),
+                    self._keep_lease(parts),
                     self._keep_drain(),
                 )
             ]
@@ -232,7 +237,7 @@ class Watchdog:
         self._card = self._card.model_copy(update={"draining": True})
         async with asyncio.TaskGroup() as parts:
             if self._incarnation is not None:
-                parts.create_task(self._show_draining(self._incarnation))
+                parts.create_task(self._show_card(self._incarnation))
             with suppress(TimeoutError):
                 async with asyncio.timeout(drain_s):
                     await self._hurries.wait()
@@ -240,8 +245,21 @@ class Watchdog:
             await asyncio.sleep(_DRAIN_GRACE_S)  # for Drained
             self._end(0)
 
-    async def _show_draining(self, incarnation: str) -> None:
-        """Show in Redis that the worker drains; try for as long as its lease can run.
+    def _obey(self, parts: asyncio.TaskGroup, order: WorkerOrder) -> None:
+        """Obey an operator's order. One that changes nothing is obeyed already."""
+        is_asleep = order == "sleep"
+        if order == "drain":
+            self._drains.set()
+        elif order == "reset_prefix_cache":
+            self._tell(ResetPrefixCache())
+        elif self._incarnation is not None and self._card.asleep != is_asleep:
+            log.info("worker was told to %s", order)
+            self._tell(Sleep(self._settings.drain_s) if is_asleep else Wake())
+            self._card = self._card.model_copy(update={"asleep": is_asleep})
+            parts.create_task(self._show_card(self._incarnation))
+
+    async def _show_card(self, incarnation: str) -> None:
+        """Show in Redis what has become of the worker; try for as long as its lease can run.
 
         A worker without a lease is not counted by anybody.
         """
@@ -252,9 +270,9 @@ class Watchdog:
                         return await self._register(incarnation)
                     await asyncio.sleep(_REDIS_RETRY_S)
         except TimeoutError:
-            log.warning("Redis could not be told that worker %s drains", incarnation)
+            log.warning("Redis could not be told what became of worker %s", incarnation)
 
-    async def _keep_lease(self) -> None:
+    async def _keep_lease(self, parts: asyncio.TaskGroup) -> None:
         """Hold one lease after another, each under a new incarnation.
 
         A name whose lease was lost is never used again. None begins while the worker drains, since
@@ -283,7 +301,7 @@ class Watchdog:
                 self._is_alive,
                 self._stats,
                 self._tell,
-                self._drains.set,
+                partial(self._obey, parts),
             )
             await renewal.run(incarnation)
             self._tell(EndSession())

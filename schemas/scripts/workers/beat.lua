@@ -1,7 +1,7 @@
 -- Renew a lease where no step has anything to commit.
 -- ARGV: worker, lease_ms, statistics as JSON (empty: as before)
--- Returns 'ok', what it is told ('drain' or empty), then (job, its JobSignal) for each held job that must stop; or 'lost': it has no
--- lease
+-- Returns 'ok', two orders of tell.lua, each '<time> <order>' or empty, then (job, its JobSignal) for
+-- each held job that must stop; or 'lost': it has no lease
 -- Calls functions of lane.lua (joined by schemas/script.py).
 
 local worker, lease_ms, stats = unpack(ARGV)
@@ -10,7 +10,8 @@ if not renew(worker, lease_ms) then return {'lost'} end
 local worker_key = PREFIX .. 'worker:' .. worker
 if stats ~= '' then redis.call('HSET', worker_key, 'stats', stats) end
 redis.call('EXPIRE', worker_key, WORKER_TTL_S)
-local reply = {'ok', redis.call('HGET', worker_key, 'told') or ''}
+local orders = redis.call('HMGET', worker_key, 'told', 'reset')
+local reply = {'ok', orders[1] or '', orders[2] or ''}
 for _, id in ipairs(redis.call('SMEMBERS', attention_key(worker))) do
   local job = load(id)
   reply[#reply + 1] = id

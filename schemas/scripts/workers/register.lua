@@ -12,9 +12,10 @@ end
 local key, read = PREFIX .. 'worker:' .. worker, cjson.decode(card)
 redis.call('HSET', key, 'card', card, 'fingerprint', read.fingerprint or '')
 if read.resumes == 'text' then redis.call('HSET', key, 'resumes', 'text') end
-if read.draining then
+if read.draining or read.asleep then -- it takes nothing new
   redis.call('HSET', key, 'draining', 1)
 else
+  redis.call('HDEL', key, 'draining')
   redis.call('DEL', PREFIX .. 'wanted')
 end
 redis.call('EXPIRE', key, WORKER_TTL_S)

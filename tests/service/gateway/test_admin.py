@@ -47,7 +47,7 @@ def http(server: Server, gateway: GatewayProcess) -> Iterator[httpx.Client]:
 
 def test_nobody_administers_a_service_without_keys() -> None:
     """Else the first who comes would shut all others out."""
-    assert len(PATHS) == 13
+    assert len(PATHS) == 15
     with Server() as server, GatewayProcess(server.url) as gateway:
         assert httpx.get(gateway.url + "/v1/models").is_success
         for method, path in PATHS:
