@@ -230,8 +230,12 @@ class Client:
         note: str | None = None,
         remember_s: int = 0,
         kept_s: int | None = None,
+        is_shared: bool = False,
     ) -> Submission:
         """Submit a job whose id `name_job` made. Submitting it again makes no second job.
+
+        With `is_shared` an equal job of the tenant that has not ended is joined: the answer has its
+        id, and that one is to be followed.
 
         The job counts for the account, under its quota. Without an account it counts for its
         tenant, without limits. `note` is handed to housekeeping when the job ends
@@ -262,6 +266,7 @@ class Client:
             account=self._lanes.share(queue.lane, account),
             note=note,
             remember_s=remember_s,
+            is_shared=is_shared,
         )
         if error := refusal(answer, job, account.limits if account else None):
             raise error

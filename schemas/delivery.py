@@ -32,6 +32,7 @@ class JobSignal(StrEnum):
 class Outcome(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # the same job is here already; nothing was changed
+    SHARED = "shared"  # an equal job is here, whose id is the reason; nothing was changed
     MISMATCH = "mismatch"  # the id is taken by a job with another body
     FULL = "full"
     NO_WORKER = "no_worker"  # a foreground job, and no worker's lease runs

@@ -106,6 +106,12 @@ class Job(Wire):
     traceparent: Annotated[str, Field(pattern=f"^{TRACEPARENT}$")] | None = None
 
     @property
+    def is_deterministic(self) -> bool:
+        """Return whether another job that asks the same gets the same."""
+        is_greedy = self.params.temperature == 0 or self.params.seed is not None
+        return self.text is None and (self.pooling is not None or is_greedy)
+
+    @property
     def affinity(self) -> str | None:
         """Return what the tenant's jobs share whose prompts begin alike; None if nothing is known.
 

@@ -24,6 +24,7 @@ from penstock.gateway.openai.stored_chats import StoredChats
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
+from penstock.schemas.delivery import Outcome
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError
 from penstock.schemas.job import Job
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.schemas.process.spans import Tracing
 
 IDEMPOTENCY_KEY = "idempotency-key"
+IS_SHARED = "penstock.is_shared"  # in a request's scope: others may have the same job
 LAST_EVENT_ID = "last-event-id"
 SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_SHOWN = 16  # names in a header
@@ -68,14 +70,19 @@ class Gateway:
         """Submit the job on the caller's account, and return it with its id.
 
         With `kept_s` it is kept for so long after its end, with its result. A job that has an id
-        keeps it.
+        keeps it. One that is shared gets the id of the job that it joins.
 
         The same idempotency key gives the same id for a day. The response's headers say what is
         left of the account's limits for this minute.
         """
-        account = caller_of(request).account
+        account, near = caller_of(request).account, job.affinity
+        is_plain = not job.background and kept_s is None and IDEMPOTENCY_KEY not in request.headers
+        is_shared = self.settings.share_equal_jobs and job.is_deterministic and is_plain
+        request.scope[IS_SHARED] = is_shared
+        if is_shared and near is None:  # equal jobs must meet on one lane
+            _, near = await self.client.off_loop.run(job.guess_bytes(), job.dump_and_digest)
         try:
-            job_id = job.job_id or await self.name(request, job.model, job.affinity)
+            job_id = job.job_id or await self.name(request, job.model, near)
         except PenstockError as error:
             self.metrics.reject("", error)
             raise
@@ -85,7 +92,7 @@ class Gateway:
         if span:
             span.set_attributes({"penstock.job.id": job_id, "gen_ai.request.model": job.model})
         try:
-            await self.client.submit(job, account, note, remember_s, kept_s)
+            answer = await self.client.submit(job, account, note, remember_s, kept_s, is_shared)
         except PenstockError as error:
             self.metrics.reject(job.model, error)
             raise
@@ -95,6 +102,8 @@ class Gateway:
             if account is not None and account.limits.has_rates:
                 rates = await self.client.rates(job.job_id, account)
                 add_headers(request.scope, rate_headers(account.limits, rates))
+        if answer.outcome is Outcome.SHARED:
+            return job.model_copy(update={"job_id": answer.reason})
         return job
 
     def tell_ignored(self, request: Request, names: Sequence[str]) -> None:
@@ -109,12 +118,13 @@ class Gateway:
     def leaving(self, request: Request, job: Job) -> Callable[[], Awaitable[None]]:
         """Return what to call when the caller hangs up; it cancels a job that nobody else awaits.
 
-        That is a foreground job without an idempotency key. Under a key others may wait for the
-        same job; if nobody does, the queue ends it.
+        That is a foreground job of this request alone. Others may wait for one under an idempotency
+        key, and for one that is shared; if nobody does, the queue ends it.
         """
+        is_own = IDEMPOTENCY_KEY not in request.headers and not request.scope[IS_SHARED]
 
         async def leave() -> None:
-            if not job.background and IDEMPOTENCY_KEY not in request.headers:
+            if is_own and not job.background:
                 with suppress(JobNotFound, JobGone):
                     await self.client.cancel(job.job_id, job.tenant)
 

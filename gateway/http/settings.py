@@ -78,6 +78,11 @@ class GatewaySettings(
     keep_alive_s: int = Field(30, ge=1, description="an idle connection is closed after this")
     max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")
     ping_s: float = Field(10.0, gt=0, description="a stream silent for this long says `: ping`")
+    share_equal_jobs: bool = Field(
+        False,
+        description="requests that ask the same, greedily or with a seed, at the same time are"
+        " computed once; of a tenant, in the foreground, not stored",
+    )
     max_num_queued_reqs: int = Field(10_000, ge=1, description="a lane that holds more gets 429")
     max_num_queued_tokens: int | None = Field(
         None, ge=1, description="so do prompts of more tokens, by a guess, that wait in a lane"

@@ -170,6 +170,7 @@ NAMES = frozenset(
         "server_secret",
         "server_secret_file",
         "shape",
+        "share_equal_jobs",
         "sleep_idle_s",
         "ssl_ca_certs",
         "ssl_certfile",

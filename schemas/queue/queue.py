@@ -77,6 +77,7 @@ class Queue:
         note: str | None = None,
         remember_s: int = 0,
         keeps_request: bool = False,
+        is_shared: bool = False,
     ) -> Submission:
         """Submit a job, and return whether it was accepted or why not. Raises InvalidJob.
 
@@ -92,6 +93,7 @@ class Queue:
         note          is put in the lane's outbox when the job ends
         remember_s    how long the job's id is known after the end, at least twice result_ttl_s
         keeps_request  the job is kept as long as its result
+        is_shared     a job of the tenant with the same digest, which has not ended, is joined
         """
         text, own_digest = dumped or job.dump_and_digest()
         options: dict[str, object] = {
@@ -122,6 +124,8 @@ class Queue:
             options["note"] = note
         if keeps_request:
             options["keeps_request"] = True
+        if is_shared:
+            options["shares"] = own_digest
         reply = await self._run(
             "jobs/enqueue",
             job.job_id,

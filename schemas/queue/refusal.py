@@ -34,7 +34,7 @@ def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> Pensto
     retry_ms, model = answer.retry_after_ms, job.model
     when = f"try again in {max(1, round(retry_ms / 1000))} s"
     match answer.outcome:
-        case Outcome.ACCEPTED | Outcome.DUPLICATE:
+        case Outcome.ACCEPTED | Outcome.DUPLICATE | Outcome.SHARED:
             return None
         case Outcome.MISMATCH:
             return IdempotencyMismatch()

@@ -23,11 +23,13 @@
 --   keeps_request    whether the job is kept as long as its result; false
 --   affinity         a text that jobs share whose prompts begin alike: they go to one worker, where
 --                    it has room; none
+--   shares           a text that equal jobs have: one that has not ended is joined; none
 --   note             a text that is put in the lane's outbox when the job ends; none
 -- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
 -- Outcomes:
 --   accepted
 --   duplicate    the same job is here already
+--   shared       nothing was changed: an equal job is here, and the reason is its id
 --   mismatch     the id is taken by a job with another digest or tenant
 --   full         the reason is empty, or `tokens`
 --   no_worker
@@ -38,11 +40,12 @@
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
 
 local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
+local EQUAL_TTL_S = 3600 -- a job that runs for longer is joined by no more
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
 
 local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
   .. 'prompt_tokens completion_tokens over_limit account max_queued '
-  .. 'max_queued_tokens ttl_s remember_s metadata keeps_request affinity note '
+  .. 'max_queued_tokens ttl_s remember_s metadata keeps_request affinity shares note '
 local ACCOUNT_OPTIONS = ' name limits '
 local LIMIT_OPTIONS = ' ' .. table.concat(LIMITS, ' ') .. ' '
 
@@ -110,6 +113,7 @@ local function wrong_option()
   return unknown(options, 'options', OPTIONS)
     or name(options.tenant, 'options.tenant')
     or name(options.affinity, 'options.affinity')
+    or name(options.shares, 'options.shares')
     or whole(options, 'options', 'timeout_ms', 1, YEAR_MS)
     or whole(options, 'options', 'queue_timeout_ms', 1, YEAR_MS)
     or whole(options, 'options', 'not_before_ms', 0, LAST_MS)
@@ -209,10 +213,20 @@ local function refusal()
   end
 end
 
+local equal = options.shares and PREFIX .. 'equal:' .. tenant .. ':' .. options.shares
+local other = equal and redis.call('GET', equal)
+if other then
+  local job = load(other)
+  if job and not job.ended and not job.cancel and job.tenant == tenant then
+    return {'shared', waiting, '0', other}
+  end
+end
+
 local outcome, retry, reason = refusal()
 if outcome then return {outcome, waiting, retry, reason} end
 
 redis.call('SET', key .. ':request', request)
+if equal then redis.call('SET', equal, id, 'EX', EQUAL_TTL_S) end
 keep_account(account, is_changed)
 if is_changed and account.blocked then unblock(account) end
 if not waits then draw(account, key, bound) end
