@@ -106,6 +106,7 @@ def test_the_answer_to_a_script_is_lost_each_time(system, script):
     run(system, asks(12, max_tokens=100), act, at_tokens=50)
 
 
+@pytest.mark.slow
 def test_connections_are_half_closed_and_reset(system):
     def act() -> None:
         for number in range(10):

@@ -161,6 +161,7 @@ def test_a_stream_goes_on_when_its_worker_is_killed() -> None:
     assert texts == [undisturbed]
 
 
+@pytest.mark.slow
 def test_a_worker_that_drains_is_none_for_new_jobs() -> None:
     """It ends what it has; meanwhile only background jobs wait, until another worker is there."""
     flags = ("--fake-step-ms", "20", "--drain-s", "600")

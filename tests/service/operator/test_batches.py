@@ -320,6 +320,7 @@ def test_an_expired_batch_says_so_of_every_line_that_was_not_done(house: House) 
     assert {each["error"]["code"] for each in cut.values()} == {"batch_expired"}  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_lines_that_begin_alike_run_one_after_another(house: House) -> None:
     """Also where the file that says so is lost."""
     systems = ["You are a sailor. " * 20, "You are a baker. " * 20, "You are a pilot. " * 20]

@@ -128,6 +128,7 @@ def test_a_killed_run_goes_on_and_asks_no_line_twice(actor: Actor, tmp_path: Pat
     assert len(runs) == 60 and set(runs.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_stopped_run_leaves_nothing_in_the_queue_and_goes_on(
     actor: Actor, tmp_path: Path
 ) -> None:

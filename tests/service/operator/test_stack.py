@@ -218,6 +218,7 @@ def test_a_folder_that_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
         Server(tmp_path / "file" / "folder").start()
 
 
+@pytest.mark.slow
 def test_nothing_stays_behind_when_up_itself_is_killed() -> None:
     with up() as running:
         components = running.children().values()

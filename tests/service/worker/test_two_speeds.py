@@ -71,6 +71,7 @@ def test_jobs_are_shared_out_by_speed(ran):
     assert len(ran.slow) * 4 < NUM_JOBS
 
 
+@pytest.mark.slow
 def test_none_waits_inside_the_slow_worker(ran):
     """It never has more than it can run at once, and those that it is just putting away."""
     assert len(ran.slow) >= SEATS
@@ -79,6 +80,7 @@ def test_none_waits_inside_the_slow_worker(ran):
         assert len(others) <= 2 * SEATS
 
 
+@pytest.mark.slow
 def test_a_late_job_of_a_higher_class_overtakes_all_that_nobody_had_drawn(ran):
     """Only what was claimed as it came began before it."""
     waited = [job for job in ran.jobs if job.started_ms >= ran.late.created_ms]

@@ -3,6 +3,8 @@
 import random
 from dataclasses import dataclass
 
+import pytest
+
 from penstock.schemas.delivery import Outcome
 from penstock.schemas.job import Job
 from penstock.schemas.queue.worker_queue import WorkerQueue
@@ -56,6 +58,7 @@ def as_job(arrival: Arrival, timeout_ms: int | None) -> Job:
     return a_job(background=True, params=params, timeout_ms=timeout_ms)
 
 
+@pytest.mark.slow
 @on_a_lane
 async def test_more_deadlines_are_met_than_first_come_first_served(queue: WorkerQueue) -> None:
     met = [
