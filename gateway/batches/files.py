@@ -1,19 +1,20 @@
-"""The files of tenants. Their bytes are in a folder that gateways and housekeeping share.
+"""The files of tenants. Their bytes are in a storage that gateways and housekeeping share.
 
-Their records are in Redis. A file is on disk before Redis has its record, and Redis forgets it
-before it is deleted. So files in the folder that Redis does not know are left over, and are swept.
+Their records are in Redis. A file is stored before Redis has its record, and Redis forgets it
+before it is deleted. So what is stored and Redis does not know is left over, and is swept.
 """
 
-import asyncio
 import os
 import re
 import secrets
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from penstock.gateway.batches.storage import SCHEMES, FileStorage, FolderStorage, ObjectStorage
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
 from penstock.schemas.keys import CHORES, short_digest
@@ -23,7 +24,7 @@ from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.wire import Report, read_or_none
 
-BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors|order)")
+BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors|order|input)")
 FILE_ID = re.compile(r"file-[a-z2-7]{26}")
 PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 UNKNOWN_KEPT_S = 3600  # since an upload in progress is unknown to Redis, too
@@ -37,6 +38,21 @@ class FilesSettings(Settings):
     files_folder: Path | None = Field(
         None, description="shared by gateways and housekeeping; none: no files, no batches"
     )
+    files_url: str | None = Field(
+        None,
+        pattern=rf"^({'|'.join(SCHEMES)})://[^/?#@]+(/[^?#]*)?$",
+        description="where finished files are instead, as s3://bucket/prefix",
+    )
+
+    @field_validator("files_url")
+    @classmethod
+    def has_what_it_needs(cls, given: str | None, others: ValidationInfo) -> str | None:
+        if given is not None and others.data.get("files_folder") is None:
+            raise ValueError("give --files-folder too, for what is being made")
+        if given is not None and find_spec("obstore") is None:
+            raise ValueError("needs a package: pip install 'penstock[objects]'")
+        return given
+
     max_file_bytes: int = Field(200 * 2**20, ge=1, description="larger files get 413")
     files_quota: int = Field(1000, ge=1, description="files a tenant may have")
     files_quota_bytes: int = Field(5 * 2**30, ge=1, description="what they may hold together")
@@ -82,6 +98,11 @@ class Files:
         self._settings = settings
         if settings.files_folder is not None:
             settings.files_folder.mkdir(parents=True, exist_ok=True)
+        self._storage: FileStorage | None = None
+        if settings.files_url is not None:
+            self._storage = ObjectStorage(settings.files_url)
+        elif settings.files_folder is not None:
+            self._storage = FolderStorage(settings.files_folder)
 
     @property
     def folder(self) -> Path:
@@ -89,14 +110,11 @@ class Files:
             raise InvalidJob(NO_FOLDER, "file")
         return self._settings.files_folder
 
-    def path(self, file_id: str) -> Path:
-        """Return the path of a file's bytes.
-
-        Raises FileNotFound for a text that is no file id, so the path is always inside the folder.
-        """
-        if not FILE_ID.fullmatch(file_id):
-            raise FileNotFound(file_id)
-        return self.folder / file_id
+    @property
+    def storage(self) -> FileStorage:
+        if self._storage is None or self._settings.files_folder is None:
+            raise InvalidJob(NO_FOLDER, "file")
+        return self._storage
 
     def kept_s(self, asked_s: int | None) -> int:
         """Return how long a file is kept, in seconds, if a caller asked for so much."""
@@ -114,9 +132,10 @@ class Files:
         settings = self._settings
         reply = await self._add(part, record, settings.files_quota, settings.files_quota_bytes)
         if reply == b"files":
-            self._refuse(record, f"{settings.files_quota} files, which is the most")
+            await self._refuse(record, f"{settings.files_quota} files, which is the most")
         if reply == b"bytes":
-            self._refuse(record, f"files up to the most of {settings.files_quota_bytes} bytes")
+            most = f"files up to the most of {settings.files_quota_bytes} bytes"
+            await self._refuse(record, most)
 
     async def add_output(self, part: Path, record: FileRecord) -> None:
         """Make a file of a part that this server wrote, ignoring the quota. It may be repeated."""
@@ -124,7 +143,8 @@ class Files:
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
         """Return the record of a file. Raises FileNotFound, also for another tenant's file."""
-        self.path(file_id)
+        if not FILE_ID.fullmatch(file_id):
+            raise FileNotFound(file_id)
         text = await self._connection.call("GET", f"{CHORES}file:{file_id}")
         record = read_or_none(FileRecord, text) if isinstance(text, bytes) else None
         if record is None or record.tenant != tenant:
@@ -147,7 +167,7 @@ class Files:
 
     async def delete(self, record: FileRecord) -> None:
         await self._connection.run("files/drop", CHORES, record.id, record.tenant, record.bytes)
-        self.path(record.id).unlink(missing_ok=True)
+        await self.storage.delete(record.id)
 
     async def sweep(self) -> int:
         """Delete expired files and old ones that Redis does not know; return how many."""
@@ -161,6 +181,10 @@ class Files:
             is_old = now_s - path.stat().st_mtime > UNKNOWN_KEPT_S
             if is_old and not await self._is_known(path.name):
                 path.unlink(missing_ok=True)
+                count += 1
+        async for name, age_s in self.storage.names():
+            if age_s > UNKNOWN_KEPT_S and not await self._is_known(name):
+                await self.storage.delete(name)
                 count += 1
         return count
 
@@ -176,8 +200,7 @@ class Files:
         return await self._connection.call("EXISTS", CHORES + key) == 1
 
     async def _add(self, part: Path, record: FileRecord, most_files: int, most_bytes: int) -> bytes:
-        path = self.path(record.id)
-        await asyncio.to_thread(_move, part, path)
+        await self.storage.put(part, record.id)
         reply = await self._connection.run(
             "files/add",
             CHORES,
@@ -191,21 +214,10 @@ class Files:
         )
         return reply[0]
 
-    def _refuse(self, record: FileRecord, has: str) -> NoReturn:
-        self.path(record.id).unlink(missing_ok=True)
+    async def _refuse(self, record: FileRecord, has: str) -> NoReturn:
+        await self.storage.delete(record.id)
         raise InvalidJob(f"file: this tenant has {has}; delete some", "file")
 
 
 def new_file_id() -> str:
     return f"file-{short_digest(secrets.token_hex(16))}"
-
-
-def _move(part: Path, path: Path) -> None:
-    """Move a part to its path and sync the folder, to survive a power loss. It may be repeated."""
-    if part.exists():
-        part.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -136,7 +136,7 @@ class _Turn:
         batch = self.batch
         if batch.status not in ENDED or batch.ended_ms is None:
             return
-        for kind in ("output", "errors", "order"):
+        for kind in ("output", "errors", "order", "input"):
             part_path(self.home.files.folder, batch.id, kind).unlink(missing_ok=True)
         kind, told = f"batch.{batch.status}", {"status": batch.status}
         occurrence = Occurrence(batch.tenant, kind, batch.id, batch.ended_ms, told)
@@ -231,7 +231,7 @@ class _Turn:
         return not full
 
     async def _line(self, line: Open) -> BatchLine:
-        path = self.home.files.path(self.batch.asked.input_file_id)
+        path = await self._bytes_of_input()
         return await self.home.client.off_loop.run(line.place.length, line_at, path, line.place)
 
     async def _form(self, line: Open, asked: BatchLine) -> AnswerContext | PoolingContext:
@@ -405,8 +405,13 @@ class _Turn:
         )
 
     async def _input(self) -> Path:
-        file_id = self.batch.asked.input_file_id
-        return self.home.files.path((await self.home.files.get(self.batch.tenant, file_id)).id)
+        await self.home.files.get(self.batch.tenant, self.batch.asked.input_file_id)
+        return await self._bytes_of_input()
+
+    async def _bytes_of_input(self) -> Path:
+        files, batch = self.home.files, self.batch
+        copy = part_path(files.folder, batch.id, "input")
+        return await files.storage.local(batch.asked.input_file_id, copy)
 
     async def _keep(
         self,

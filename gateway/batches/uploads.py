@@ -131,9 +131,6 @@ class Uploads:
         parts = {name: int(size) for name, size in fields.items() if name.startswith("part_")}
         return record.model_copy(update={"parts": parts, "end": fields.get("end")})
 
-    def part_path(self, upload_id: str, part_id: str) -> Path:
-        return self._files.folder / f".{upload_id}.{part_id}"
-
     async def add(self, record: UploadRecord, part: Path, num_bytes: int) -> str:
         """Make a part of what was received, and return its id. Raises InvalidJob."""
         if len(record.parts) >= MOST_PARTS:
@@ -141,7 +138,7 @@ class Uploads:
         if sum(record.parts.values()) + num_bytes > record.asked.bytes:
             raise InvalidJob(f"data: the parts have more than {record.asked.bytes} bytes", "data")
         part_id = f"part_{short_digest(secrets.token_hex(16))}"
-        await asyncio.to_thread(part.replace, self.part_path(record.id, part_id))
+        await self._files.storage.put(part, _part_name(record, part_id))
         await self._connection.call("HSET", f"{CHORES}upload:{record.id}", part_id, num_bytes)
         return part_id
 
@@ -156,24 +153,29 @@ class Uploads:
 
         Raises InvalidJob, FileNotFound.
         """
-        paths = [self.part_path(record.id, part_id) for part_id in asked.part_ids]
         if record.end != "completed":
             await self.check_open(record)
-        elif not all(path.exists() for path in paths):  # it was done, and is asked again
-            return await self._files.get(record.tenant, _file_id(record))
         _check(record, asked)
         part = self._files.new_part()
+        copies = [part.with_suffix(f".{number}") for number in range(len(asked.part_ids))]
         try:
+            paths = [
+                await self._files.storage.local(_part_name(record, part_id), copy)
+                for part_id, copy in zip(asked.part_ids, copies, strict=True)
+            ]
             await asyncio.to_thread(_join, paths, part, asked.md5)
             await self._end(record, "completed")
             file = await self._file(record)
             await self._files.add(part, file)
+        except FileNotFoundError:  # it was done, and is asked again
+            return await self._files.get(record.tenant, _file_id(record))
         except InvalidJob:  # as where the tenant has no room for it
             if record.end is None:
                 await self._connection.call("HDEL", f"{CHORES}upload:{record.id}", "end")
             raise
         finally:
-            part.unlink(missing_ok=True)
+            for made in (part, *copies):
+                made.unlink(missing_ok=True)
         await self._discard(record)
         return file
 
@@ -208,7 +210,11 @@ class Uploads:
 
     async def _discard(self, record: UploadRecord) -> None:
         for part_id in record.parts:
-            self.part_path(record.id, part_id).unlink(missing_ok=True)
+            await self._files.storage.delete(_part_name(record, part_id))
+
+
+def _part_name(record: UploadRecord, part_id: str) -> str:
+    return f".{record.id}.{part_id}"
 
 
 def _file_id(record: UploadRecord) -> str:

@@ -1,7 +1,9 @@
 """OpenAI's files API: the files that batches read and write."""
 
+from pathlib import Path
+
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, StreamingResponse
 from pydantic_core import to_json
 
 from penstock.gateway.batches.batches import ExpiresAfter
@@ -15,6 +17,7 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.openai import JsonObject
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
+BYTES = "application/octet-stream"
 
 
 @router.post("")
@@ -65,10 +68,13 @@ async def retrieve(file_id: str, request: Request, gateway: Open) -> Response:
 @router.get("/{file_id}/content")
 async def content(file_id: str, request: Request, gateway: Open) -> Response:
     record = await gateway.files.get(tenant_of(request), file_id)
-    path = gateway.files.path(record.id)
-    if not path.exists():
-        raise FileNotFound(file_id)
-    return FileResponse(path, media_type="application/octet-stream")
+    try:
+        found = await gateway.files.storage.content(record.id)
+    except FileNotFoundError:
+        raise FileNotFound(file_id) from None
+    if isinstance(found, Path):
+        return FileResponse(found, media_type=BYTES)
+    return StreamingResponse(found, headers={"content-length": f"{record.bytes}"}, media_type=BYTES)
 
 
 @router.delete("/{file_id}")

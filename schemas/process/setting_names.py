@@ -64,6 +64,7 @@ NAMES = frozenset(
         "files_kept_s",
         "files_quota",
         "files_quota_bytes",
+        "files_url",
         "folder",
         "fsync",
         "generation_config",

@@ -1,5 +1,6 @@
 """Files and batches by OpenAI's client, and batches through the deaths of those who run them."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -171,9 +172,12 @@ def test_a_file_that_is_no_good_is_refused_and_leaves_nothing(house: House) -> N
 @pytest.mark.parametrize("file_id", ["", ".", "../x", "/etc/passwd", "file-" + "A" * 26])
 def test_what_is_no_file_id_leads_nowhere(tmp_path: Path, file_id: str) -> None:
     files = Files(connect("redis://127.0.0.1:1"), FilesSettings(files_folder=tmp_path))
-    assert files.path("file-" + "a" * 26).parent == tmp_path
     with pytest.raises(FileNotFound):
-        files.path(file_id)
+        asyncio.run(files.get("default", file_id))
+    own = asyncio.run(files.storage.local("file-" + "a" * 26, tmp_path / "copy"))
+    assert own.parent == tmp_path
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(files.storage.local(file_id, tmp_path / "copy"))
 
 
 def test_a_batch_answers_every_line_where_it_belongs(house: House) -> None:
