@@ -63,12 +63,10 @@ class ResponsesSocket:
         """Answer until the caller leaves or the gateway ends."""
         async with asyncio.TaskGroup() as parts:
             end = parts.create_task(self._end_with_gateway())
-            try:
-                while (raw := await self._received()) is not None:
-                    await self._take(raw, parts)
-            finally:
-                self._left.set()
-                end.cancel()
+            while (raw := await self._received()) is not None:
+                await self._take(raw, parts)
+            self._left.set()  # a gateway that is cancelled leaves its jobs to whoever comes back
+            end.cancel()
 
     async def _received(self) -> bytes | None:
         message = await self._websocket.receive()

@@ -98,7 +98,7 @@ class Service:
         self._is_paused = False
         self._begin: Callable[[], Coroutine[None, None, None]] | None = None  # work, under a lease
         self._is_asleep = False
-        self._turn = asyncio.Lock()  # of falling asleep and waking
+        self._turn = asyncio.Lock()  # of falling asleep, waking and draining
 
     async def run(self) -> None:
         """Work until the supervisor closes; then hand back what is in work.
@@ -224,10 +224,11 @@ class Service:
 
     async def _drain(self) -> None:
         """Decode on until all is done, or for as long as the latest instruction allows."""
-        if self._session:
-            self._session.stop_reading()
-        await _until(lambda: not self._session or self._session.is_empty or self._is_time_up())
-        await self._hand_back()
+        async with self._turn:
+            if self._session:
+                self._session.stop_reading()
+            await _until(lambda: not self._session or self._session.is_empty or self._is_time_up())
+            await self._hand_back()
         self._supervisor.send(Drained())
 
     def _is_time_up(self) -> bool:

@@ -10,7 +10,8 @@ local worker, order = unpack(ARGV)
 local until_ms = redis.call('ZSCORE', PREFIX .. 'workers', worker)
 if not until_ms or tonumber(until_ms) < NOW then return {'missing'} end
 local key = PREFIX .. 'worker:' .. worker
-if order ~= 'drain' and not cjson.decode(redis.call('HGET', key, 'card')).sleeps then return {'deaf'} end
+local card = cjson.decode(redis.call('HGET', key, 'card') or '{}')
+if order ~= 'drain' and not card.sleeps then return {'deaf'} end
 local field = order == 'reset_prefix_cache' and 'reset' or 'told'
 local told = redis.call('HGET', key, field) or ''
 if not string.find(told, 'drain', 1, true) then

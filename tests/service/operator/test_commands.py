@@ -42,6 +42,8 @@ NEVER = {  # command: why it is not typed
     "vllm serve /models/qwen3 --port 8001": "another project's",
     "pip install vllm": INSTALLS,
     "penstock workers drain WORKER": "tests/service/gateway/test_fleet.py drains one",
+    "penstock workers sleep WORKER": "tests/service/worker/test_sleep.py lets some sleep",
+    "penstock workers wake WORKER": "the same",
     "penstock replay JOB": "tests/service/gateway/test_replay.py replays some",
     "penstock worker --model /models/qwen3 --engine vllm "
     """--engine-args '{"tensor_parallel_size": 2}'""": "it wants vLLM and two GPUs",
