@@ -141,7 +141,7 @@ async def _ended(batches: Batches, batch_id: str) -> BatchRecord:
 def _check(url: str, files: Files, batch: BatchRecord, num_lines: int) -> None:
     assert (batch.status, batch.completed, batch.failed) == ("completed", num_lines, 0), batch
     assert batch.output_file_id is not None and batch.error_file_id is None
-    with files.path(batch.output_file_id).open() as file:
+    with (files.folder / batch.output_file_id).open() as file:
         names = Counter(json.loads(line)["custom_id"] for line in file)
     assert names == Counter(f"line-{number}" for number in range(num_lines))
     left = {path.name for path in files.folder.iterdir()}

@@ -284,7 +284,7 @@ def best_of_three(
         eventually(lambda: http.get(path).json()["state"] == "succeeded", within_s=120)
         shown = http.get(path).json()
         worker.kill()
-        assert shown["result"]["timing"]["num_attempts"] == 1 + kills
+        assert shown["result"]["timing"]["num_attempts"] >= 1 + kills  # a short lease
         return [(each["index"], each["text"]) for each in shown["result"]["choices"]]
 
 
