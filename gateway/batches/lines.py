@@ -44,6 +44,23 @@ class LinePosition:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A line whose job is in the queue."""
+
+    number: int
+    job_id: str
+    place: LinePosition
+
+    @classmethod
+    def read(cls, number: int, text: str) -> "Open":
+        job_id, offset, length = text.split()
+        return cls(number, job_id, LinePosition(int(offset), int(length)))
+
+    def __str__(self) -> str:
+        return f"{self.job_id} {self.place.offset} {self.place.length}"
+
+
 def lines_from(path: Path, offset: int) -> Iterator[tuple[LinePosition, bytes]]:
     """Yield the lines from an offset on that are not blank, each with its place.
 
