@@ -139,6 +139,9 @@ class LLM:
         if self._settings.kv_events is not None:
             sentence = "tells routers of a worker's cache, and LLM is none; leave it out"
             raise InvalidJob(f"kv_events_config: {sentence}", "kv_events_config")
+        if self._settings.sleep_idle_s is not None:
+            sentence = "lets a worker sleep, and LLM is none; leave it out"
+            raise InvalidJob(f"sleep_idle_s: {sentence}", "sleep_idle_s")
         self._text = load_tokenizer(self._settings)
         generation = load_generation(self._settings)
         self._engine = load_engine(self._settings)

@@ -77,7 +77,9 @@ class Gateway:
         """
         account, near = caller_of(request).account, job.affinity
         is_plain = not job.background and kept_s is None and IDEMPOTENCY_KEY not in request.headers
+        is_timed = job.timeout_ms is not None or job.queue_timeout_ms is not None
         is_shared = self.settings.share_equal_jobs and job.is_deterministic and is_plain
+        is_shared = is_shared and not is_timed  # the time of one under way has begun
         request.scope[IS_SHARED] = is_shared
         if is_shared and near is None:  # equal jobs must meet on one lane
             _, near = await self.client.off_loop.run(job.guess_bytes(), job.dump_and_digest)

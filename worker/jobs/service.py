@@ -198,21 +198,10 @@ class Service:
             await self._session.leave()
 
     async def _fall_asleep(self, seconds: float) -> None:
-        """Decode on for so long at most, hand back what is left, and let the engine sleep."""
-        self._is_asleep = True
+        """Finish within so many seconds, or until woken, and let the engine sleep."""
+        self._is_asleep, until_s = True, time.monotonic() + seconds
         async with self._turn:
-            if self._session:
-                self._session.stop_reading()
-            until_s = time.monotonic() + seconds
-            await _until(
-                lambda: (
-                    not self._session
-                    or self._session.is_empty
-                    or not self._is_asleep
-                    or time.monotonic() >= until_s
-                )
-            )
-            await self._hand_back()
+            await self._wind_up(lambda: not self._is_asleep or time.monotonic() >= until_s)
             self._commands.send([Sleep()])
 
     async def _awake(self, parts: asyncio.TaskGroup) -> None:
@@ -223,13 +212,22 @@ class Service:
                 self._work = parts.create_task(self._begin())
 
     async def _drain(self) -> None:
-        """Decode on until all is done, or for as long as the latest instruction allows."""
+        """Finish, for as long as the latest instruction allows."""
         async with self._turn:
-            if self._session:
-                self._session.stop_reading()
-            await _until(lambda: not self._session or self._session.is_empty or self._is_time_up())
-            await self._hand_back()
+            await self._wind_up(lambda: False)
         self._supervisor.send(Drained())
+
+    async def _wind_up(self, is_enough: Callable[[], bool]) -> None:
+        """Take nothing new, decode on until all is done or it is enough, and hand back the rest.
+
+        A drain whose time is up ends it in any case.
+        """
+        if self._session:
+            self._session.stop_reading()
+        await _until(
+            lambda: not self._session or self._session.is_empty or is_enough() or self._is_time_up()
+        )
+        await self._hand_back()
 
     def _is_time_up(self) -> bool:
         return self._drain_ends_s is not None and time.monotonic() >= self._drain_ends_s

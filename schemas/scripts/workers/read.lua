@@ -138,7 +138,7 @@ local function could_take(name)
 end
 
 -- Which of an account's jobs this worker takes: mostly the first. Nil and true: one is left to
--- another. `own` asks for one whose prompt begins as one that this worker has.
+-- another. One that waits for a rate passes over none, since it would hold up the account. `own` asks for one whose prompt begins as one that this worker has.
 local function chosen(class, account, own)
   local backlog = backlog_key(class, account)
   local first = redis.call('ZRANGE', backlog, 0, 0)[1]
@@ -149,8 +149,8 @@ local function chosen(class, account, own)
   if near == worker or not near and not own then return first end
   if not deadline and not start_by and tonumber(passed or 0) < MOST_PASSED then
     for _, id in ipairs(redis.call('ZRANGE', backlog, 1, NEAR_LOOK)) do
-      local shared = redis.call('HGET', PREFIX .. 'job:' .. id, 'affinity')
-      if shared and redis.call('GET', near_key(shared)) == worker then
+      local shared, waits = unpack(redis.call('HMGET', PREFIX .. 'job:' .. id, 'affinity', 'waits'))
+      if shared and not waits and redis.call('GET', near_key(shared)) == worker then
         redis.call('HINCRBY', PREFIX .. 'job:' .. first, 'passed', 1)
         return id
       end
@@ -177,13 +177,14 @@ local function next_turn(class, own)
       redis.call('SET', served_key(class, account), score, 'EX', IDLE_TTL_S)
       v = score
     end
-    local id, is_left = chosen(class, account, own)
-    if is_left then
+    local lags, id, is_left = tonumber(v) > tonumber(score), nil, false
+    if not lags then id, is_left = chosen(class, account, own) end
+    if lags then
+      redis.call('ZADD', fair, v, name)
+    elseif is_left then
       at = at + 1
     elseif not id then
       redis.call('ZREM', fair, name)
-    elseif tonumber(v) > tonumber(score) then
-      redis.call('ZADD', fair, v, name)
     else
       local job = {key = PREFIX .. 'job:' .. id}
       local known = redis.call('HMGET', job.key, 'cost', 'bound', 'waits')

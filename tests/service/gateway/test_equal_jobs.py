@@ -93,6 +93,8 @@ OTHERS: dict[str, dict[str, object]] = {
     "drawn": {"temperature": 1},
     "stored": {"store": True},
     "of another class": {"service_tier": "priority"},
+    "of limited time": {"timeout_ms": 60_000},
+    "of a limited wait": {"queue_timeout_ms": 60_000},
 }
 
 

@@ -414,6 +414,18 @@ def test_a_page_of_elsewhere_is_refused(gateway: GatewayProcess, actor: Actor) -
         assert until_end(socket)[-1]["type"] == "response.completed"
 
 
+def test_no_path_is_logged_since_it_may_hold_a_token(actor: Actor) -> None:
+    with GatewayProcess(actor.redis_url) as gateway:
+        with opened(gateway, path="/v1/responses?x=canary-5") as socket:
+            create(socket)
+            assert until_end(socket)[-1]["type"] == "response.completed"
+        with pytest.raises(InvalidStatus):
+            opened(gateway, path="/v1/nothing?share=canary-5")
+        assert gateway.terminate()[0] == 0
+        log = gateway.log.read_text()
+    assert "canary-5" not in log and "WebSocket" not in log and "connection" not in log
+
+
 def test_other_paths_take_no_websocket(gateway: GatewayProcess) -> None:
     for path in ("/v1/chat/completions", "/", "/v1/nothing"):
         with pytest.raises(InvalidStatus) as refused:

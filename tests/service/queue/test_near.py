@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from penstock.schemas.account import Account, Quota
 from penstock.schemas.delivery import Entry
 from penstock.schemas.job import Job
 from penstock.schemas.model import WorkerCard
@@ -95,6 +96,7 @@ async def test_who_leaves_it_looks_again_soon(queue: WorkerQueue) -> None:
     _, second = await two(queue)
     await queue.enqueue(of("a"), None)
     while not await second.read():
+        assert second.queue._idle is not None and second.queue._idle[1] == 100, "milliseconds"
         await second.queue.news(60_000)
 
 
@@ -172,6 +174,21 @@ async def test_a_job_with_a_deadline_is_passed_over_by_none(queue: WorkerQueue) 
     await queue.enqueue(urgent, None)
     await queue.enqueue(of("a"), None)
     assert [job.job_id for job in await first.read(1)] == [urgent.job_id]
+
+
+@on_a_lane
+async def test_one_that_waits_for_a_rate_passes_over_none(queue: WorkerQueue) -> None:
+    """It would hold up its account, whose first job may begin."""
+    first, second = await two(queue, 1)
+    await queue.enqueue(of("b"), None)
+    assert await second.read()
+    await second.finish()
+    account = Account(name="acme", limits=Quota(tokens_per_minute=100))
+    begins = of("b")
+    await queue.enqueue(begins, None, account=account)
+    large = of("a", over_limit="wait", params={"max_tokens": 1000})
+    await queue.enqueue(large, None, account=account)
+    assert [job.job_id for job in await first.read()] == [begins.job_id]
 
 
 @on_a_lane

@@ -88,6 +88,32 @@ def test_a_worker_sleeps_and_wakes_as_it_is_told(
         assert "Traceback" not in worker.log.read_text()
 
 
+def test_one_that_is_falling_asleep_hands_back_at_once_when_it_must(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a second SIGTERM, though it had a minute to finish what it has."""
+    with WorkerProcess(server.url, "fake", "--fake-step-ms", "50", "--drain-s", "60") as worker:
+        worker.ready()
+        [name] = states(server, capsys)
+
+        async def asks(client: Client) -> None:
+            job = await client.enqueue("hi", model="fake", max_tokens=4000, background=True)
+            while (await client.status(job)).state != "decoding":
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(tell, server, "sleep", name) == 0
+            while "told to sleep" not in worker.log.read_text():
+                await asyncio.sleep(0.01)
+            worker.process.send_signal(signal.SIGTERM)
+            while "began to drain" not in worker.log.read_text():
+                await asyncio.sleep(0.01)
+            worker.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(worker.process.wait, 60) == 0
+            assert (await client.status(job)).state == "ready"
+
+        ask(server.url, asks)
+        assert "worker was drained" in worker.log.read_text()
+
+
 def test_one_that_loses_its_lease_sleeps_on(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,9 +5,13 @@ import threading
 import time
 import weakref
 
+import pytest
+
 from forgetful import ForgetfulRunner, addition, make_engine
+from penstock.schemas.errors import InvalidJob
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.messages import Output, StoredBlock
+from penstock.worker.llm import LLM
 from penstock.worker.sleeper import SleepingEngine
 
 PROMPT = [*range(1, 20)]
@@ -75,6 +79,11 @@ def test_it_does_not_sleep_over_what_is_to_be_done() -> None:
     stage.engine.sleep()
     assert stage.run("a")
     stage.until(is_asleep=True)
+
+
+def test_llm_has_no_worker_to_let_sleep() -> None:
+    with pytest.raises(InvalidJob, match="sleep_idle_s: lets a worker sleep"):
+        LLM("penstock-5m", sleep_idle_s=1)
 
 
 def test_what_comes_as_it_falls_asleep_is_computed() -> None:
