@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, JsonValue, field_validator
 
 from penstock.gateway.batches.endpoints import ENDPOINTS
+from penstock.gateway.files.files import ExpiresAfter
 from penstock.gateway.tasks.due import Due, fields_of, server_time_ms
 from penstock.schemas.account import Account
 from penstock.schemas.errors import JobNotFound, PenstockError, QueueFull
@@ -33,11 +34,6 @@ Status = Literal[
 ]
 log = logging.getLogger(__name__)
 ENDED = ("completed", "failed", "expired", "cancelled")
-
-
-class ExpiresAfter(Report):
-    anchor: Literal["created_at"]
-    seconds: int = Field(ge=3600, le=2_592_000)
 
 
 class BatchAsked(Report):

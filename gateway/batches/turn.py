@@ -18,7 +18,6 @@ from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.batches.batches import ENDED, Batches, BatchRecord
-from penstock.gateway.batches.files import FileRecord, Files
 from penstock.gateway.batches.lines import (
     BatchLine,
     Open,
@@ -33,6 +32,7 @@ from penstock.gateway.batches.lines import (
 from penstock.gateway.batches.order import PlacedLine, read_order, write_order
 from penstock.gateway.batches.parts import Parts, Written, closing, part_path, writing
 from penstock.gateway.client import Client
+from penstock.gateway.files.files import FileRecord, Files
 from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.tasks.due import Held

@@ -8,9 +8,9 @@ from pydantic import BaseModel, Field
 from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.batches.batches import BatchAsked
-from penstock.gateway.batches.uploads import CompleteRequest, UploadRequest
 from penstock.gateway.described import answers as a
 from penstock.gateway.described import operators as o
+from penstock.gateway.files.uploads import CompleteRequest, UploadRequest
 from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
 from penstock.schemas.delivery import DeadLetter
 from penstock.schemas.openai import (

@@ -15,9 +15,9 @@ from arq.worker import Worker
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.gateway.batches.batches import Batches
-from penstock.gateway.batches.files import Files, FilesSettings
 from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
+from penstock.gateway.files.files import Files, FilesSettings
 from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler

@@ -12,9 +12,9 @@ from fastapi import Depends, Request
 from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
-from penstock.gateway.batches.files import Files
-from penstock.gateway.batches.uploads import Uploads
 from penstock.gateway.client import REMEMBER_S, Client
+from penstock.gateway.files.files import Files
+from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import add_headers, caller_of, span_of
 from penstock.gateway.http.overview import Overview

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from penstock.gateway.batches.files import FilesSettings
+from penstock.gateway.files.files import FilesSettings
 from penstock.gateway.http.listening import ListenSettings
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.process.nearby import ANYWHERE

@@ -6,8 +6,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic_core import to_json
 
-from penstock.gateway.batches.batches import ExpiresAfter
-from penstock.gateway.batches.files import PURPOSES, FileNotFound, FileRecord, new_file_id
+from penstock.gateway.files.files import (
+    PURPOSES,
+    ExpiresAfter,
+    FileNotFound,
+    FileRecord,
+    new_file_id,
+)
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import discarded, receive

@@ -5,7 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from penstock.gateway.batches.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
+from penstock.gateway.files.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of

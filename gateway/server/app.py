@@ -18,9 +18,9 @@ from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.keyring import Keyring, KeyStore
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
-from penstock.gateway.batches.files import Files
-from penstock.gateway.batches.uploads import Uploads
 from penstock.gateway.client import Client
+from penstock.gateway.files.files import Files
+from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.head import PlainHead

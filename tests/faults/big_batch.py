@@ -21,8 +21,8 @@ import redis
 from faults.invariants import check_leftovers
 from penstock.compose.server import Server
 from penstock.gateway.batches.batches import ENDED, BatchAsked, Batches, BatchRecord
-from penstock.gateway.batches.files import FileRecord, Files, FilesSettings, new_file_id
 from penstock.gateway.batches.turn import AT_ONCE
+from penstock.gateway.files.files import FileRecord, Files, FilesSettings, new_file_id
 from penstock.schemas.delivery import Ending, Entry
 from penstock.schemas.keys import CHORES
 from penstock.schemas.model import WorkerCard

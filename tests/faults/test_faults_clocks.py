@@ -16,7 +16,7 @@ from test_faults_workers import SLOW
 from api_keys import bearer, issue
 from faults.processes import System, skewed
 from faults.run import asks, run
-from penstock.gateway.batches.files import UNKNOWN_KEPT_S
+from penstock.gateway.files.files import UNKNOWN_KEPT_S
 from penstock.schemas.keys import CHORES
 from receiver import Receiver
 from stage import eventually

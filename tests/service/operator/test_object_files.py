@@ -16,8 +16,8 @@ from moto.server import ThreadedMotoServer
 from openai import OpenAI
 
 from penstock.compose.server import Server
-from penstock.gateway.batches import files as files_module
-from penstock.gateway.batches.files import Files, FilesSettings
+from penstock.gateway.files import files as files_module
+from penstock.gateway.files.files import Files, FilesSettings
 from penstock.schemas.redis.connection import connect
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, eventually, spoken
 

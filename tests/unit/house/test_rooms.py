@@ -91,7 +91,7 @@ MAY_IMPORT = {
         "fastapi", "starlette", "uvicorn", "prometheus_client", "rich",
     },
     "gateway.http.upload": {"gateway", "schemas", "fastapi", "starlette", "python_multipart"},
-    "gateway.batches.storage": {"schemas", "obstore"},
+    "gateway.files.storage": {"schemas", "obstore"},
     "gateway.webhooks.outbound": {"schemas", "httpcore", "httpx", "pydantic", "pydantic_settings"},
     "compose": ANYTHING,
     "loadtest": LOADTEST,

@@ -17,8 +17,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.gateway.batches.batches import ExpiresAfter
-from penstock.gateway.batches.files import PURPOSES, FileRecord, Files
+from penstock.gateway.files.files import PURPOSES, ExpiresAfter, FileRecord, Files
 from penstock.gateway.tasks.due import fields_of
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError, RateLimited
 from penstock.schemas.keys import CHORES, short_digest

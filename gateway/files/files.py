@@ -10,11 +10,11 @@ import secrets
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from penstock.gateway.batches.storage import SCHEMES, FileStorage, FolderStorage, ObjectStorage
+from penstock.gateway.files.storage import SCHEMES, FileStorage, FolderStorage, ObjectStorage
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
 from penstock.schemas.keys import CHORES, short_digest
@@ -57,6 +57,11 @@ class FilesSettings(Settings):
     files_quota: int = Field(1000, ge=1, description="files a tenant may have")
     files_quota_bytes: int = Field(5 * 2**30, ge=1, description="what they may hold together")
     files_kept_s: int = Field(30 * 86_400, ge=1, description="unless the caller says less")
+
+
+class ExpiresAfter(Report):
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=2_592_000)
 
 
 class FileNotFound(JobNotFound):
