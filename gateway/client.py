@@ -23,6 +23,7 @@ from typing import Literal, Self
 from pydantic import JsonValue, ValidationError
 
 from penstock.gateway.follow.lanes import Lanes
+from penstock.gateway.follow.large_texts import LARGE_BYTES, Texts, text_of
 from penstock.gateway.follow.reader import Reader
 from penstock.gateway.follow.subscription import MAX_UNREAD, SILENCE_S, Subscription
 from penstock.gateway.off_loop import OffLoop
@@ -34,7 +35,7 @@ from penstock.schemas.event import Delta, Event, Result
 from penstock.schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from penstock.schemas.model import ModelCard
 from penstock.schemas.pooling import PoolingParams
-from penstock.schemas.queue.queue import Queue
+from penstock.schemas.queue.queue import ON_DISK, Queue
 from penstock.schemas.queue.refusal import refusal
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.group_sync import Durability, Mark, sync_for
@@ -66,11 +67,12 @@ class Client:
         max_unread: int = MAX_UNREAD,
         durability: Durability = "server",
         max_queued_tokens: int | None = None,
+        texts: Texts | None = None,
     ) -> None:
         """Make a client.
 
         With durability `fsync` all that it returns is on the server's disk, with `replicas` on that
-        of a replica too.
+        of a replica too. `texts` are the gateways', where it is to read large ones.
         """
         self.redis = redis
         self.tenant = tenant
@@ -83,6 +85,7 @@ class Client:
         self._disk = sync_for(redis, durability)
         self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
         self.off_loop = OffLoop()
+        self.texts = texts
         self.num_replayed = 0  # events that readers got from a log, not live
 
     @classmethod
@@ -93,6 +96,7 @@ class Client:
         max_queued: int = 10_000,
         durability: Durability = "server",
         max_queued_tokens: int | None = None,
+        texts: Texts | None = None,
     ) -> Self:
         return cls(
             connect(url),
@@ -100,6 +104,7 @@ class Client:
             max_queued,
             durability=durability,
             max_queued_tokens=max_queued_tokens,
+            texts=texts,
         )
 
     async def __aenter__(self) -> Self:
@@ -366,8 +371,29 @@ class Client:
         return status
 
     async def request(self, job_id: str, tenant: str | None = None) -> Job:
-        """Return a job as it was submitted, where it is kept. Raises JobNotFound, JobGone."""
-        return await (await self._lanes.queue(job_id)).request(tenant or self.tenant, job_id)
+        """Return a job as it was submitted, where it is kept.
+
+        Raises JobNotFound, JobGone, and TextElsewhere where this client has not the texts.
+        """
+        queue = await self._lanes.queue(job_id)
+        text = await queue.request(tenant or self.tenant, job_id)
+        if text == ON_DISK:
+            text = await text_of(self.texts, job_id)
+        return await self.off_loop.run(len(text), Job.model_validate_json, text)
+
+    async def move_request(self, job_id: str, tenant: str) -> None:
+        """Move what an ended job asked to disk, if it is large. It may be repeated.
+
+        Raises JobNotFound, JobGone.
+        """
+        assert self.texts is not None
+        queue = await self._lanes.queue(job_id)
+        text = await queue.request(tenant, job_id)
+        if text == ON_DISK or len(text) <= LARGE_BYTES:
+            return
+        await self.texts.put(job_id, text)
+        if not await queue.note_on_disk(tenant, job_id):  # it was deleted meanwhile
+            await self.texts.delete(job_id)
 
     async def annotate(
         self, job_id: str, metadata: Mapping[str, str], tenant: str | None = None
@@ -424,6 +450,8 @@ class Client:
         mark = await self._disk.begin(queue.lane.prefix)
         await queue.delete(tenant or self.tenant, job_id)
         await self._disk.wait(mark)
+        if self.texts is not None:
+            await self.texts.delete(job_id)
 
     async def models(self) -> dict[str, ModelCard]:
         """Return the served models' cards by name."""

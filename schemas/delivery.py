@@ -52,6 +52,7 @@ class Submission:
     num_queued: int = 0
     retry_after_ms: int = 0
     reason: str = ""  # of LIMITED: the field of Quota; of FULL: tokens, or empty
+    created_ms: int = 0  # of the job that is here, by Redis's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ body = json.dumps(job)
 with redis.Redis.from_url(URL, decode_responses=True) as server, server.pubsub() as readings:
     readings.subscribe(channel)  # before the job is there, so that nothing is missed
     digest = hashlib.sha256(body.encode()).hexdigest()
-    outcome, _, _, reason = server.eval(script, 1, prefix, job_id, digest, body, channel, "{}")
+    outcome, _, _, reason, _ = server.eval(script, 1, prefix, job_id, digest, body, channel, "{}")
     print(f"{job_id}: {outcome} {reason}".rstrip())
     for message in readings.listen() if outcome == "accepted" else ():
         if message["type"] == "message":

@@ -13,19 +13,20 @@ from rich.text import Text
 
 from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import CommandRefused, run
+from penstock.gateway.files.settings import StorageSettings, disk_texts_of
 from penstock.schemas.errors import JobGone
 from penstock.schemas.event import Choice
 from penstock.schemas.job import DEFAULT_TENANT, Job
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import Settings, load_settings
+from penstock.schemas.process.start import load_settings
 from penstock.schemas.redis.url import RedisUrlSetting
 
 PROGRAM = "penstock replay"
 DIFFERS = 1  # the exit status
 
 
-class ReplaySettings(Settings):
+class ReplaySettings(StorageSettings):
     """Run a job again with the same seed, and compare. The status is 1 where an answer differs.
 
     The job must have succeeded and be kept with its request: a stored response or chat. It is the
@@ -47,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _replay(settings: ReplaySettings, differs: list[bool]) -> None:
-    async with Client.from_url(settings.redis_url) as client:
+    texts = disk_texts_of(settings)
+    async with Client.from_url(settings.redis_url, texts=texts) as client:
         job_id = f"job_{settings.job_id.partition('job_')[2]}"
         try:
             job = await client.request(job_id, settings.tenant)

@@ -4,27 +4,31 @@ Their records are in Redis. A file is stored before Redis has its record, and Re
 before it is deleted. So what is stored and Redis does not know is left over, and is swept.
 """
 
+import asyncio
 import os
 import re
 import secrets
 import tempfile
-from importlib.util import find_spec
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from penstock.gateway.files.storage import SCHEMES, FileStorage, FolderStorage, ObjectStorage
+from penstock.gateway.files.settings import StorageSettings, storage_of
+from penstock.gateway.files.storage import FileStorage
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
-from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.keys import CHORES, lane_label, short_digest
 from penstock.schemas.openai import JsonObject
-from penstock.schemas.process.start import Settings
+from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.wire import Report, read_or_none
 
 BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors|order|input)")
+CONVERSATION_TEXT = re.compile(r"(conv_[a-z2-7]{32})\.[a-z2-7]{26}")
 FILE_ID = re.compile(r"file-[a-z2-7]{26}")
 PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 UNKNOWN_KEPT_S = 3600  # since an upload in progress is unknown to Redis, too
@@ -32,26 +36,8 @@ PAGE = 64
 NO_QUOTA = 2**53
 
 
-class FilesSettings(Settings):
-    """The settings of files: their folder, their limits, and how long they are kept."""
-
-    files_folder: Path | None = Field(
-        None, description="shared by gateways and housekeeping; none: no files, no batches"
-    )
-    files_url: str | None = Field(
-        None,
-        pattern=rf"^({'|'.join(SCHEMES)})://[^/?#@]+(/[^?#]*)?$",
-        description="where finished files are instead, as s3://bucket/prefix",
-    )
-
-    @field_validator("files_url")
-    @classmethod
-    def has_what_it_needs(cls, given: str | None, others: ValidationInfo) -> str | None:
-        if given is not None and others.data.get("files_folder") is None:
-            raise ValueError("give --files-folder too, for what is being made")
-        if given is not None and find_spec("obstore") is None:
-            raise ValueError("needs a package: pip install 'penstock[objects]'")
-        return given
+class FilesSettings(StorageSettings):
+    """The settings of files: where they are, their limits, and how long they are kept."""
 
     max_file_bytes: int = Field(200 * 2**20, ge=1, description="larger files get 413")
     files_quota: int = Field(1000, ge=1, description="files a tenant may have")
@@ -101,13 +87,7 @@ class Files:
     def __init__(self, redis: Redis, settings: FilesSettings) -> None:
         self._connection = Connection(redis)
         self._settings = settings
-        if settings.files_folder is not None:
-            settings.files_folder.mkdir(parents=True, exist_ok=True)
-        self._storage: FileStorage | None = None
-        if settings.files_url is not None:
-            self._storage = ObjectStorage(settings.files_url)
-        elif settings.files_folder is not None:
-            self._storage = FolderStorage(settings.files_folder)
+        self._storage = storage_of(settings)
 
     @property
     def folder(self) -> Path:
@@ -181,28 +161,51 @@ class Files:
             for text in records:
                 await self.delete(FileRecord.model_validate_json(text))
                 count += 1
-        now_s = self._folder_time_s()
-        for path in self.folder.iterdir():
-            is_old = now_s - path.stat().st_mtime > UNKNOWN_KEPT_S
-            if is_old and not await self._is_known(path.name):
-                path.unlink(missing_ok=True)
-                count += 1
-        async for name, age_s in self.storage.names():
-            if age_s > UNKNOWN_KEPT_S and not await self._is_known(name):
-                await self.storage.delete(name)
-                count += 1
+        for name in await self._unknown(await asyncio.to_thread(self._old_names)):
+            (self.folder / name).unlink(missing_ok=True)
+            count += 1
+        stored = [name async for name, age_s in self.storage.names() if age_s > UNKNOWN_KEPT_S]
+        for name in await self._unknown(stored):
+            await self.storage.delete(name)
+            count += 1
         return count
 
-    def _folder_time_s(self) -> float:
-        """Return the time by the clock that dates the folder's files. This host's may differ."""
-        with tempfile.TemporaryFile(dir=self.folder) as now:
-            return os.fstat(now.fileno()).st_mtime
+    def _old_names(self) -> Sequence[str]:
+        """Return what is in the folder for longer than something unknown may be.
 
-    async def _is_known(self, name: str) -> bool:
-        """Return whether a name is that of a file, or of what a batch that runs is writing."""
-        batch = BATCH_PART.fullmatch(name)
-        key = f"batch_lines:{batch[1]}" if batch else f"file:{name}"
-        return await self._connection.call("EXISTS", CHORES + key) == 1
+        The clock is that which dates the folder's files. This host's may differ.
+        """
+        with tempfile.TemporaryFile(dir=self.folder) as now:
+            before_s = os.fstat(now.fileno()).st_mtime - UNKNOWN_KEPT_S
+        names = []
+        for each in os.scandir(self.folder):
+            with suppress(FileNotFoundError):  # another process deleted it
+                if each.stat().st_mtime < before_s:
+                    names.append(each.name)
+        return names
+
+    async def _unknown(self, names: Sequence[str]) -> Sequence[str]:
+        """Return those of the names under which nothing is stored that Redis knows."""
+        cards = (await Registry(self._connection.redis).cards()).values()
+        lanes = [card.lane(number) for card in cards for number in range(card.lanes)]
+        by_label = {lane.label: lane for lane in lanes}
+
+        def key_of(name: str) -> str:
+            key = f"{CHORES}file:{name}"
+            if part := BATCH_PART.fullmatch(name):
+                key = f"{CHORES}batch_lines:{part[1]}"
+            elif text := CONVERSATION_TEXT.fullmatch(name):
+                key = f"{CHORES}conversation:{text[1]}"
+            elif lane := by_label.get(lane_label(name) or ""):
+                key = f"{lane.job(name)}:request"
+            return key
+
+        unknown, call = [], self._connection.call
+        for at in range(0, len(names), PAGE):
+            page = names[at : at + PAGE]
+            found = await asyncio.gather(*[call("EXISTS", key_of(name)) for name in page])
+            unknown += [name for name, count in zip(page, found, strict=True) if count == 0]
+        return unknown
 
     async def _add(self, part: Path, record: FileRecord, most_files: int, most_bytes: int) -> bytes:
         await self.storage.put(part, record.id)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 NAME = re.compile(r"[a-z0-9._-]*[a-z2-7]{26}(\.part_[a-z2-7]{26})?")
-SCHEMES = ("s3", "gs", "az")
 RETRY_S = 15  # for which a store that does not answer is asked again
 log = logging.getLogger(__name__)
 

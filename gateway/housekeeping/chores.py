@@ -20,11 +20,9 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
 from penstock.gateway.housekeeping.reconcile import Reconciler
-from penstock.gateway.responses.conversations import (
-    ConversationLocked,
-    ConversationNotFound,
-    Conversations,
-)
+from penstock.gateway.housekeeping.to_disk import ToDisk
+from penstock.gateway.responses.conversation import ConversationLocked, ConversationNotFound
+from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.tasks.due import Due
 from penstock.gateway.tasks.outbox import Ended, drain
 from penstock.gateway.tasks.signature import HousekeepingSignature
@@ -51,11 +49,16 @@ class Chores:
     batches: Batches
     conversations: Conversations
     reconciler: Reconciler
+    to_disk: ToDisk
     disk: Sync  # webhooks tell only what it says is on disk
     run: BatchRun | None  # None means that this process has no folder of files
 
     def on_call(self) -> list[Function]:
-        return [func(self.deliver, name="deliver"), func(self.advance, name="advance")]
+        return [
+            func(self.deliver, name="deliver"),
+            func(self.advance, name="advance"),
+            func(self.move_texts, name="move_texts"),
+        ]
 
     def on_a_clock(self) -> list[CronJob]:
         every_s = set(range(60))
@@ -84,6 +87,7 @@ class Chores:
 
         await self._each_lane(empty)
         await _hand_over(ctx["redis"], self.postman.due, "deliver")
+        await _hand_over(ctx["redis"], self.to_disk.due, "move_texts")
         if self.run is not None:
             await _hand_over(ctx["redis"], self.batches.due, "advance")
         await HousekeepingSignature(self.client.redis).renew()
@@ -105,6 +109,10 @@ class Chores:
         if self.run is not None:
             await self.run.advance(unit, turn)
 
+    async def move_texts(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
+        """Move large texts of one tenant to disk."""
+        await self.to_disk.advance(unit, turn)
+
     async def keep_files(self, ctx: dict[str, ArqRedis]) -> None:
         if self.run is not None:
             await self.run.files.sweep()
@@ -118,7 +126,7 @@ class Chores:
         await self._each_lane(look)
 
     async def _hand_on(self, ended: Ended) -> None:
-        """Tell webhook, batch or conversation that waits for a job's end. It may be repeated."""
+        """Tell all that wait for a job's end. It may be repeated."""
         if ended.note.webhook is not None:
             await self.postman.tell(_occurrence(ended), ended.note.webhook)
         if ended.note.batch is not None:
@@ -126,6 +134,8 @@ class Chores:
         if ended.note.conversation is not None:
             with suppress(ConversationNotFound, ConversationLocked):  # it was deleted, or is in use
                 await self.conversations.read(ended.tenant, ended.note.conversation)
+        if ended.note.is_large:
+            await self.to_disk.due.poke(ended.tenant, ended.job)
 
     async def _each_lane(self, work: Callable[[Queue], Awaitable[int]]) -> None:
         """Do the work for each lane.

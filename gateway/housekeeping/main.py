@@ -18,9 +18,11 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files, FilesSettings
+from penstock.gateway.files.settings import disk_texts_of
 from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler
+from penstock.gateway.housekeeping.to_disk import ToDisk
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.webhooks.outbound import Outbound, OutboundSettings
 from penstock.gateway.webhooks.webhooks import Postman, RetrySchedule
@@ -150,7 +152,8 @@ def run_until_told_to_stop(house: Worker) -> int:
 
 def worker(settings: HousekeepingSettings, argv: Sequence[str] = ()) -> Worker:
     """Return arq's worker with all chores, which reads these words again on SIGHUP."""
-    client = Client.from_url(settings.redis_url)
+    client = Client.from_url(settings.redis_url, texts=disk_texts_of(settings))
+    conversations = Conversations(client)
     in_force = [settings]
     outbound, timeout_s = Outbound(settings), settings.webhook_timeout_s
     postman = Postman(client.redis, outbound, settings.retries, timeout_s)
@@ -176,7 +179,14 @@ def worker(settings: HousekeepingSettings, argv: Sequence[str] = ()) -> Worker:
 
     disk = sync_for(client.redis, settings.durability)
     chores = Chores(
-        client, postman, batches, Conversations(client), Reconciler(client.redis), disk, run
+        client,
+        postman,
+        batches,
+        conversations,
+        Reconciler(client.redis),
+        ToDisk(client, conversations),
+        disk,
+        run,
     )
     return Worker(
         functions=chores.on_call(),

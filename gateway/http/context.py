@@ -66,8 +66,8 @@ class Gateway:
 
     async def admit(
         self, request: Request, job: Job, note: str | None = None, kept_s: int | None = None
-    ) -> Job:
-        """Submit the job on the caller's account, and return it with its id.
+    ) -> tuple[Job, int]:
+        """Submit the job on the caller's account; return it with its id, and its time in unix s.
 
         With `kept_s` it is kept for so long after its end, with its result. A job that has an id
         keeps it. One that is shared gets the id of the job that it joins.
@@ -105,8 +105,8 @@ class Gateway:
                 rates = await self.client.rates(job.job_id, account)
                 add_headers(request.scope, rate_headers(account.limits, rates))
         if answer.outcome is Outcome.SHARED:
-            return job.model_copy(update={"job_id": answer.reason})
-        return job
+            job = job.model_copy(update={"job_id": answer.reason})
+        return job, answer.created_ms // 1000
 
     def tell_ignored(self, request: Request, names: Sequence[str]) -> None:
         """Count fields that are ignored, and list them in the response's headers."""

@@ -1,6 +1,5 @@
 """A job's result, and its events as they come, as OpenAI's response."""
 
-import time
 from collections.abc import Iterator
 
 from pydantic_core import to_json
@@ -33,7 +32,7 @@ def response_answer(form: AnswerContext, result: Result) -> JsonObject:
         pass
     for _ in made.closed(_item_status(choice.finish_reason)):
         pass
-    ended = _ended(form, made, choice.finish_reason, result.usage, result.timing)
+    ended = _ended_answer(form, made, choice.finish_reason, result.usage, result.timing)
     return ended | schema_error(choice.schema_error)
 
 
@@ -70,7 +69,7 @@ class ResponseEvents(ResumableStream):
         chunks = [] if self._is_begun else [*self._begun()]
         reason = self._reason or event.finish_reason
         chunks += self._events(self._items.closed(_item_status(reason)))
-        whole = _ended(self._form, self._items, reason, event.usage, event.timing)
+        whole = _ended_answer(self._form, self._items, reason, event.usage, event.timing)
         whole |= schema_error(self._schema_error)
         chunks.append(self._event(f"response.{whole['status']}", {"response": whole}))
         return b"".join(chunks)
@@ -101,7 +100,7 @@ class ResponseEvents(ResumableStream):
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(numbered))
 
 
-def _ended(
+def _ended_answer(
     form: AnswerContext,
     made: Items,
     reason: FinishReason | None,
@@ -109,9 +108,11 @@ def _ended(
     timing: Timing | None,
 ) -> JsonObject:
     is_cut = reason in _CUT
+    took_ms = timing.queue_ms + timing.prefill_ms + timing.decode_ms if timing else None
+    ended_s = None if is_cut or took_ms is None else form.created_s + int(took_ms / 1000)
     return {
         **_head(form, "incomplete" if is_cut else "completed"),
-        "completed_at": None if is_cut else int(time.time()),
+        "completed_at": ended_s,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": [*made.items],
         "usage": _usage(usage),

@@ -1,30 +1,40 @@
 """Conversations: items that responses go on with, and to which each adds its own."""
 
+import asyncio
 import base64
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from pydantic import JsonValue, TypeAdapter
 
 from penstock.gateway.client import Client
+from penstock.gateway.follow.large_texts import LARGE_BYTES, TextLost, text_of
 from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.to_job import job_message
 from penstock.gateway.responses.answers import response_answer
+from penstock.gateway.responses.conversation import (
+    MOST_OF_TENANT,
+    Conversation,
+    ConversationEntry,
+    ConversationLocked,
+    ConversationNotFound,
+    ItemNotFound,
+    TooManyConversations,
+)
 from penstock.gateway.responses.requests import turns
 from penstock.gateway.responses.stored import form_of
-from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound, PenstockError, Unavailable
+from penstock.gateway.tasks.due import Due
+from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound
 from penstock.schemas.job import MAX_MESSAGES, Message
-from penstock.schemas.keys import CHORES
+from penstock.schemas.keys import CHORES, short_digest
 from penstock.schemas.openai import ChatMessage, JsonObject
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.responses import Item
-from penstock.schemas.wire import Report
 
-MOST_OF_TENANT = 100_000
 MOST_ITEMS = MAX_MESSAGES  # of a conversation; a request has no more messages either
 _BEGIN_MS = 60_000  # after which a response that nobody knows was never submitted
 _TRIES = 8  # of a change, while others change the conversation too
@@ -38,84 +48,6 @@ _HEADS = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }  # of an item's id
-
-
-class ConversationNotFound(JobNotFound):
-    code = "conversation_not_found"
-
-    def __init__(self, name: str) -> None:
-        sentence = f"there is no conversation {name[:60]!r}"
-        PenstockError.__init__(self, sentence, "conversation")
-
-
-class ItemNotFound(JobNotFound):
-    code = "item_not_found"
-
-    def __init__(self, item_id: str) -> None:
-        PenstockError.__init__(self, f"the conversation has no item {item_id[:60]!r}", "item_id")
-
-
-class ConversationLocked(Unavailable):
-    code = "conversation_locked"
-    status = 409
-    retryable = True
-
-    def __init__(self) -> None:
-        why = "a response is being made in it; try again when that has ended"
-        super().__init__(f"conversation: {why}", "conversation")
-
-
-class TooManyConversations(Unavailable):
-    code = "too_many_conversations"
-    status = 429
-
-    def __init__(self) -> None:
-        super().__init__(f"a tenant has at most {MOST_OF_TENANT} conversations; delete some")
-
-
-class ConversationEntry(Report):
-    """Items that came into a conversation together.
-
-    job_id    of the response that brought them
-    is_open   it is not known yet what the response said, and `items` are what it was asked
-    begun_ms  when it was noted, shortly before its submission
-    """
-
-    items: list[JsonObject]
-    job_id: str = ""
-    begun_ms: int = 0
-    is_open: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation as it was read. Only the last entry may be open."""
-
-    id: str
-    tenant: str
-    created_s: int
-    metadata: dict[str, str]
-    version: str
-    entries: list[ConversationEntry]
-    num_bytes: int = 0  # of the entries as they are kept
-    now_ms: int = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether a response is being made in it."""
-        return bool(self.entries) and self.entries[-1].is_open
-
-    @property
-    def items(self) -> list[JsonObject]:
-        return [*chain.from_iterable(each.items for each in self.entries if not each.is_open)]
-
-    def shape(self) -> JsonObject:
-        return {
-            "id": self.id,
-            "object": "conversation",
-            "created_at": self.created_s,
-            "metadata": dict[str, JsonValue](self.metadata),
-        }
 
 
 class Conversations:
@@ -135,6 +67,7 @@ class Conversations:
         self._connection = Connection(client.redis)
         self._kept_s = kept_s
         self._most_bytes = most_bytes
+        self._to_disk = Due(client.redis, "texts")
 
     async def create(
         self, tenant: str, metadata: dict[str, str], items: Sequence[JsonObject]
@@ -142,7 +75,8 @@ class Conversations:
         """Begin a conversation. Raises InvalidJob, TooManyConversations."""
         name = f"conv_{base64.b32encode(secrets.token_bytes(20)).decode().lower()}"
         entries = [ConversationEntry(items=_named(items))] if items else []
-        texts = await self._texts(entries, [], 0)
+        self._check(entries)
+        texts = await self._kept(entries)
         reply = await self._connection.run(
             "conversations/create",
             CHORES,
@@ -155,6 +89,7 @@ class Conversations:
         )
         if reply[0] == b"full":
             raise TooManyConversations
+        await self._poke_if_large(tenant, name, texts)
         return Conversation(name, tenant, int(reply[1]), metadata, "0", entries)
 
     async def read(self, tenant: str, name: str) -> Conversation:
@@ -177,9 +112,11 @@ class Conversations:
             raise ConversationNotFound(name)
 
     async def delete(self, tenant: str, name: str) -> None:
-        reply = await self._connection.run("conversations/drop", CHORES, tenant, _checked(name))
+        found = await self._fetch(tenant, name)
+        reply = await self._connection.run("conversations/drop", CHORES, tenant, name)
         if reply[0] == b"missing":
             raise ConversationNotFound(name)
+        await self._delete_texts(_on_disk(found.entries))
 
     async def add(self, tenant: str, name: str, items: Sequence[JsonObject]) -> list[JsonObject]:
         """Add items at the end, and return them with their ids. Raises ConversationLocked."""
@@ -188,6 +125,7 @@ class Conversations:
         def added(found: Conversation) -> tuple[int, list[ConversationEntry]]:
             if found.is_open:
                 raise ConversationLocked
+            self._check([*found.entries, entry], found.num_bytes)
             return len(found.entries), [entry]
 
         await self._changed(tenant, name, added)
@@ -200,7 +138,7 @@ class Conversations:
             for at, entry in enumerate(found.entries):
                 left = [item for item in entry.items if item["id"] != item_id]
                 if not entry.is_open and len(left) < len(entry.items):
-                    changed = entry.model_copy(update={"items": left})
+                    changed = entry.model_copy(update={"items": left, "on_disk": ""})
                     return at, [changed, *found.entries[at + 1 :]]
             raise ItemNotFound(item_id)
 
@@ -211,6 +149,7 @@ class Conversations:
         entry = ConversationEntry(
             items=_named(items), job_id=job_id, begun_ms=found.now_ms, is_open=True
         )
+        self._check([*found.entries, entry], found.num_bytes)
         if not await self._change(found, len(found.entries), [entry]):
             raise ConversationLocked
 
@@ -235,13 +174,71 @@ class Conversations:
                 return found
         raise ConversationLocked
 
+    async def move_to_disk(self, tenant: str, name: str) -> None:
+        """Move the large entries of a conversation to disk. It may be repeated.
+
+        Raises ConversationNotFound, ConversationLocked.
+        """
+        for _ in range(_TRIES):
+            found = await self._read(tenant, name)
+            moved = [await self._moved(found.id, entry) for entry in found.entries]
+            places = [at for at, entry in enumerate(moved) if entry is not found.entries[at]]
+            if not places or await self._change(found, places[0], moved[places[0] :]):
+                return
+            await self._delete_texts(_on_disk(moved) - _on_disk(found.entries))
+        raise ConversationLocked
+
+    async def _moved(self, name: str, entry: ConversationEntry) -> ConversationEntry:
+        """Return the entry, on disk if it is large. An open one is to change, so it stays."""
+        if entry.is_open or entry.on_disk:
+            return entry
+        (text,) = await self._kept([entry])
+        if len(text) <= LARGE_BYTES:
+            return entry
+        text_name, content = f"{name}.{short_digest(secrets.token_hex(16))}", text.encode()
+        assert self._client.texts is not None
+        await self._client.texts.put(text_name, content)
+        return entry.model_copy(update={"on_disk": text_name, "num_bytes": len(content)})
+
+    async def _delete_texts(self, names: Iterable[str]) -> None:
+        for name in names:
+            if self._client.texts is not None:  # else they are swept where they are
+                await self._client.texts.delete(name)
+
+    async def _poke_if_large(self, tenant: str, name: str, texts: Sequence[str]) -> None:
+        if self._client.texts is not None and any(len(text) > LARGE_BYTES for text in texts):
+            await self._to_disk.poke(tenant, name)
+
     async def _read(self, tenant: str, name: str) -> Conversation:
+        found = await self._fetch(tenant, name)
+        try:
+            return await self._with_texts(found)
+        except TextLost:  # it was deleted after it was told of, unless it is told of still
+            again = await self._fetch(tenant, name)
+            if again.version == found.version:
+                raise
+            return await self._with_texts(again)
+
+    async def _with_texts(self, found: Conversation) -> Conversation:
+        entries = await asyncio.gather(*map(self._loaded, found.entries))
+        return replace(found, entries=entries)
+
+    async def _loaded(self, entry: ConversationEntry) -> ConversationEntry:
+        if not entry.on_disk:
+            return entry
+        text = await text_of(self._client.texts, entry.on_disk)
+        (loaded,) = await self._client.off_loop.run(len(text), _entries, [text])
+        return entry.model_copy(update={"items": loaded.items})
+
+    async def _fetch(self, tenant: str, name: str) -> Conversation:
+        """Read a conversation, without its items that are on disk."""
         reply = await self._connection.run("conversations/fetch", CHORES, tenant, _checked(name))
         if reply[0] == b"missing":
             raise ConversationNotFound(name)
         created, metadata, version, now_ms, *texts = reply[1:]
         size = sum(map(len, texts))
         entries = await self._client.off_loop.run(size, _entries, texts)
+        size += sum(entry.num_bytes for entry in entries if entry.on_disk)
         told = json.loads(metadata)
         return Conversation(
             name, tenant, int(created), told, version.decode(), entries, size, int(now_ms)
@@ -250,16 +247,17 @@ class Conversations:
     async def _change(
         self, found: Conversation, num_kept: int, entries: Sequence[ConversationEntry]
     ) -> bool:
-        """Put entries in place of those after the first ones; False: others changed it.
-
-        Raises InvalidJob where there would be too many items, or too large ones.
-        """
-        texts = await self._texts(entries, found.entries[:num_kept], found.num_bytes)
+        """Put entries in place of those after the first ones; False: others changed it."""
+        texts = await self._kept(entries)
         given = found.tenant, found.id, found.version, num_kept
         reply = await self._connection.run("conversations/change", CHORES, *given, *texts)
         if reply[0] == b"missing":
             raise ConversationNotFound(found.id)
-        return reply[0] == b"ok"
+        if reply[0] != b"ok":
+            return False
+        await self._poke_if_large(found.tenant, found.id, texts)
+        await self._delete_texts(_on_disk(found.entries[num_kept:]) - _on_disk(entries))
+        return True
 
     async def _ended(self, found: Conversation) -> list[ConversationEntry] | None:
         """Return what the open entry becomes, if anything; None while its response is made."""
@@ -270,7 +268,7 @@ class Conversations:
                 return None
             job = await client.request(entry.job_id, found.tenant)
             result = await client.result(entry.job_id, wait=False, tenant=found.tenant)
-        except JobGone:
+        except (JobGone, TextLost):
             return []
         except JobNotFound:
             return [] if found.now_ms - entry.begun_ms > _BEGIN_MS else None
@@ -283,26 +281,28 @@ class Conversations:
         items = [*entry.items, *(item for item in said if isinstance(item, dict))]
         return [ConversationEntry(items=items, job_id=entry.job_id)]
 
-    async def _texts(
-        self,
-        entries: Sequence[ConversationEntry],
-        beside: Sequence[ConversationEntry],
-        num_bytes: int,
-    ) -> list[str]:
-        """Return new entries as they are kept. Raises InvalidJob where they are too much.
+    def _check(self, entries: Sequence[ConversationEntry], num_bytes: int = 0) -> None:
+        """Raise InvalidJob where a conversation would be too much.
 
+        entries    with new ones
         num_bytes  of what is there
         """
-        num_items = sum(len(entry.items) for entry in (*beside, *entries))
-        is_new = any(entry.is_open or not entry.job_id for entry in entries)
-        if is_new and num_items > MOST_ITEMS:
+        num_items = sum(len(entry.items) for entry in entries)
+        if num_items > MOST_ITEMS:
             sentence = f"{num_items} items; a conversation has at most {MOST_ITEMS}"
             raise InvalidJob(f"items: {sentence}; begin another", "items")
-        if is_new and num_bytes > self._most_bytes:
+        if num_bytes > self._most_bytes:
             sentence = f"{num_bytes} bytes; of that many or more nothing is added"
             raise InvalidJob(f"items: {sentence}; begin another", "items")
-        size = sum(_num_chars([*entry.items]) for entry in entries)
-        return await self._client.off_loop.run(size, lambda: [entry.dump() for entry in entries])
+
+    async def _kept(self, entries: Sequence[ConversationEntry]) -> list[str]:
+        """Return entries as Redis keeps them."""
+        size = sum(_num_chars([*entry.items]) for entry in entries if not entry.on_disk)
+        return await self._client.off_loop.run(size, lambda: [entry.kept() for entry in entries])
+
+
+def _on_disk(entries: Sequence[ConversationEntry]) -> set[str]:
+    return {entry.on_disk for entry in entries if entry.on_disk}
 
 
 def messages_of(entries: Sequence[ConversationEntry]) -> list[Message]:

@@ -10,7 +10,7 @@ from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_of
 from penstock.gateway.openai.validation import validate
-from penstock.gateway.responses.conversations import ItemNotFound
+from penstock.gateway.responses.conversation import ItemNotFound
 from penstock.gateway.responses.requests import shown_item
 from penstock.schemas.openai import JsonObject, MetadataRequest
 from penstock.schemas.responses import ConversationRequest, ItemsRequest

@@ -81,7 +81,7 @@ async def submit(request: Request, gateway: Open) -> Response:
         gateway.outbound.check(webhook, "webhook")
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
     note = Note(webhook=webhook or "").dump() if is_told else None
-    job = await gateway.admit(request, job, note)
+    job, _ = await gateway.admit(request, job, note)
     try:
         return _json(_shape(await gateway.client.status(job.job_id, job.tenant)), 202)
     except JobNotFound:  # although it was taken a moment ago

@@ -19,12 +19,12 @@ from penstock.gateway.openai.paging import ItemLimit, Order
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
 from penstock.gateway.openai.texts import TextContext
 from penstock.gateway.responses.answers import ResponseEvents, response_answer, running_answer
-from penstock.gateway.responses.conversations import (
+from penstock.gateway.responses.conversation import (
     Conversation,
     ConversationLocked,
     ConversationNotFound,
-    messages_of,
 )
+from penstock.gateway.responses.conversations import messages_of
 from penstock.gateway.responses.requests import (
     asked_items,
     conversation_id_of,

@@ -8,6 +8,7 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from pydantic import JsonValue
 
+from penstock.gateway.follow.large_texts import TextLost
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.middleware import tenant_of
@@ -57,7 +58,7 @@ async def listed(
         status = await _status(gateway, job_id, tenant)
         if status is None or model not in (None, status.model) or not _has(status, wanted):
             continue
-        with suppress(JobNotFound, JobGone):
+        with suppress(JobNotFound, JobGone, TextLost):
             shown.append(await _shown(gateway, job_id, tenant))
     return _json(page(shown[:limit], len(shown) > limit))
 

@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
+from penstock.gateway.follow.large_texts import LARGE_BYTES
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, LAST_EVENT_ID, Gateway
@@ -37,11 +38,13 @@ ALL_USAGE = StreamOptions(include_usage=True, continuous_usage_stats=True)
 async def admitted(request: Request, gateway: Gateway, form: Form) -> Form:
     """Submit the form's job; return the form with the job's id, and as the settings have it."""
     settings = gateway.settings
+    job, created_s = await gateway.admit(
+        request, form.job, await _note(gateway, form), _kept_s(form, settings)
+    )
     form = replace(
         form,
-        job=await gateway.admit(
-            request, form.job, await _note(gateway, form), _kept_s(form, settings)
-        ),
+        job=job,
+        created_s=created_s,
         shows_metrics=form.shows_metrics or settings.enable_per_request_metrics,
     )
     if not isinstance(form, AnswerContext):
@@ -65,10 +68,16 @@ async def _note(gateway: Gateway, form: Form) -> str | None:
     inside = form.job.repeated.get("conversation")
     conversation = f"{inside['id']}" if isinstance(inside, dict) else None
     is_told = form.job.background and await gateway.webhooks.has_endpoints(form.job.tenant)
-    if not is_told and conversation is None:
+    is_large = gateway.client.texts is not None and form.job.guess_bytes() > LARGE_BYTES
+    if not is_told and not is_large and conversation is None:
         return None
-    webhook = "" if is_told else None
-    return Note(webhook=webhook, is_response=is_told, conversation=conversation).dump()
+    note = Note(
+        webhook="" if is_told else None,
+        conversation=conversation,
+        is_large=is_large,
+        is_response=is_told,
+    )
+    return note.dump()
 
 
 def _kept_s(form: Form, settings: GatewaySettings) -> int | None:

@@ -20,6 +20,7 @@ from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files
+from penstock.gateway.files.settings import disk_texts_of
 from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
@@ -88,6 +89,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         max_queued=settings.max_num_queued_reqs,
         max_queued_tokens=settings.max_num_queued_tokens,
         durability=settings.durability,
+        texts=disk_texts_of(settings),
     )
     secret = settings.read_secret()
     check_secret(settings, secret)

@@ -11,7 +11,7 @@ from penstock.schemas.keys import CHORES
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.redis.servers import Redis
 
-Kind = Literal["webhooks", "batches"]
+Kind = Literal["webhooks", "batches", "texts"]
 
 
 @dataclass(slots=True)
@@ -27,6 +27,7 @@ class Due:
 
     webhooks   a unit is a receiving host, an item a webhook
     batches    a unit is a batch, an item a line whose job ended
+    texts      a unit is a tenant, an item a job or a conversation with a text to be moved to disk
     """
 
     def __init__(self, redis: Redis, kind: Kind) -> None:
@@ -44,6 +45,10 @@ class Due:
 
     async def items(self, unit: str, most: int) -> list[str]:
         return [text.decode() for text in await self._run("units/due_items", unit, most)]
+
+    async def done(self, unit: str, item: str) -> None:
+        """Forget an item."""
+        await self._connection.call("ZREM", f"{CHORES}items:{self.kind}:{unit}", item)
 
     @asynccontextmanager
     async def holding(self, unit: str, turn: int, lease_ms: int) -> AsyncIterator[Held | None]:

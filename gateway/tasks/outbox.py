@@ -25,6 +25,7 @@ class Note(Report):
     batch: str | None = Field(None, description="the batch that the job is a line of")
     line: int = 0
     conversation: str | None = Field(None, description="where what the response says belongs")
+    is_large: bool = Field(False, description="what it asks is kept, and has room on disk")
     is_response: bool = Field(False, description="it is told of under the names of responses")
 
 

@@ -44,6 +44,7 @@ from penstock.schemas.result import fold, read_result
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 MAX_CALLS_A_SWEEP = 256  # half a second's work for Redis, once a second
 PAGE = 512  # most events that one attach returns
+ON_DISK = b"on disk"  # in place of what a job asks, where a gateway's files are
 INLINE_BYTES = 256 * 1024  # takes a few milliseconds to read
 T = TypeVar("T")
 TOTALS: tuple[Total, ...] = ("crashed", "lapsed", "reaped", "requeued", "buried")
@@ -134,10 +135,10 @@ class Queue:
             reply_to or self.lane.channel(job.job_id),
             json.dumps(options),
         )
-        outcome, num_queued, retry_after_ms, reason = (item.decode() for item in reply)
+        outcome, num_queued, retry_ms, reason, created_ms = (item.decode() for item in reply)
         if outcome == "invalid":
             raise InvalidJob(f"job {job.job_id!r}: {reason}", "job_id")
-        return Submission(Outcome(outcome), int(num_queued), int(retry_after_ms), reason)
+        return Submission(Outcome(outcome), int(num_queued), int(retry_ms), reason, int(created_ms))
 
     # For monitoring.
 
@@ -319,8 +320,8 @@ class Queue:
             resume="text" if resumes else "tokens",
         )
 
-    async def request(self, tenant: str, job_id: str) -> Job:
-        """Return a job as it was submitted.
+    async def request(self, tenant: str, job_id: str) -> bytes:
+        """Return a job as it was submitted, as JSON, or `ON_DISK`.
 
         Raises JobNotFound, and JobGone where it is kept no longer.
         """
@@ -328,7 +329,11 @@ class Queue:
         _known(reply, job_id)
         if not reply[1]:
             raise JobGone(job_id)
-        return await _apart(Job.model_validate_json, reply[1])
+        return reply[1]
+
+    async def note_on_disk(self, tenant: str, job_id: str) -> bool:
+        """Forget what an ended job asked, which is on disk now. False: it is kept no longer."""
+        return await self._run("jobs/on_disk", tenant, job_id) == [b"ok"]
 
     async def annotate(self, tenant: str, job_id: str, metadata: Mapping[str, str]) -> None:
         """Give a job that is kept with its result other metadata. Raises JobNotFound, JobGone."""

@@ -22,6 +22,7 @@ from penstock.schemas.event import (
     Done,
     Failed,
     FinishReason,
+    Timing,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -167,6 +168,7 @@ class Actor:
     redis_url: str
     script: Script = lambda job: spoken("Hello", " world")
     model: str = MODEL
+    timing: Timing | None = None
     jobs: list[Job] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     _job_signals: dict[str, JobSignal] = field(default_factory=dict)
@@ -227,7 +229,7 @@ class Actor:
                 break
         if end is None:
             usage = Usage(prompt_tokens=5, completion_tokens=_end(made), cached_tokens=3)
-            end = Done(position=_end(made), usage=usage)
+            end = Done(position=_end(made), usage=usage, timing=self.timing)
         await queue.finish("actor", Ending(job, taken.epoch, made, len(made), end))
 
     async def _pause(self, taken: Started, line: Wait | float, ran_s: float) -> None:

@@ -44,7 +44,8 @@ export class Queue {
     return `job_${label}0_${base32(randomBytes(17), 26)}`;
   }
 
-  // Returns the outcome, jobs that waited, milliseconds after which to try again, and why.
+  // Returns the outcome, jobs that waited, milliseconds after which to try again, why, and when the
+  // job that is here was submitted.
   async enqueue(job, options = {}) {
     const body = JSON.stringify({ ...job, model: this.model });
     const digest = createHash("sha256").update(body).digest("hex");

@@ -25,7 +25,8 @@
 --                    it has room; none
 --   shares           a text that equal jobs have: one that has not ended is joined; none
 --   note             a text that is put in the lane's outbox when the job ends; none
--- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason.
+-- Returns: outcome, jobs that waited before, milliseconds after which to try again, a reason, and
+-- when the job that is here was submitted (unix milliseconds).
 -- Outcomes:
 --   accepted
 --   duplicate    the same job is here already
@@ -146,21 +147,21 @@ local function invalid()
 end
 
 local wrong = invalid()
-if wrong then return {'invalid', '0', '0', wrong} end
+if wrong then return {'invalid', '0', '0', wrong, '0'} end
 
 local key = PREFIX .. 'job:' .. id
 local tenant, class = options.tenant or 'default', options.class or 'normal'
 local background = options.background and 1 or 0
 local waiting = num_waiting()
-local known = redis.call('HMGET', key, 'digest', 'tenant')
+local known = redis.call('HMGET', key, 'digest', 'tenant', 'created_ms')
 if known[1] then
   local is_same = known[1] == digest and known[2] == tenant
-  return {is_same and 'duplicate' or 'mismatch', waiting, '0', ''}
+  return {is_same and 'duplicate' or 'mismatch', waiting, '0', '', is_same and known[3] or '0'}
 end
 local begin_ms = math.max(NOW, options.not_before_ms or NOW + (options.delay_ms or 0))
 local deadline = options.timeout_ms and NOW + options.timeout_ms
 if deadline and begin_ms >= deadline then
-  return {'invalid', waiting, '0', 'not_before_ms or delay_ms lies after the end of timeout_ms'}
+  return {'invalid', waiting, '0', 'not_before_ms or delay_ms lies after the end of timeout_ms', '0'}
 end
 local start_by = options.queue_timeout_ms and begin_ms + options.queue_timeout_ms
 
@@ -218,12 +219,12 @@ local other = equal and redis.call('GET', equal)
 if other then
   local job = load(other)
   if job and not job.ended and not job.cancel and job.tenant == tenant then
-    return {'shared', waiting, '0', other}
+    return {'shared', waiting, '0', other, redis.call('HGET', job.key, 'created_ms')}
   end
 end
 
 local outcome, retry, reason = refusal()
-if outcome then return {outcome, waiting, retry, reason} end
+if outcome then return {outcome, waiting, retry, reason, '0'} end
 
 redis.call('SET', key .. ':request', request)
 if equal then redis.call('SET', equal, id, 'EX', EQUAL_TTL_S) end
@@ -261,4 +262,4 @@ else
   join_backlog(class, account, id, due_us, NOW)
 end
 announce()
-return {'accepted', waiting, '0', ''}
+return {'accepted', waiting, '0', '', NOW}

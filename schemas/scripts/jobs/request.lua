@@ -1,6 +1,7 @@
 -- Read what a job asks, as it was submitted.
 -- ARGV: tenant, job
--- Returns its state and the Job as JSON, which is empty where it is kept no longer; or 'missing'.
+-- Returns its state and the Job as JSON; or in its place 'on disk', or nothing where it is kept no
+-- longer; or 'missing'.
 -- Calls functions of lane.lua (joined by schemas/script.py).
 
 local job = load(ARGV[2])

@@ -23,7 +23,7 @@ import api_keys
 from dialogues import CALL, SCRIPTS, chat_of, marked
 from penstock.compose.server import Server
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.event import Delta, Failed
+from penstock.schemas.event import Delta, Failed, Timing
 from penstock.schemas.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, logprob, spoken
 
@@ -103,6 +103,21 @@ def bare(made: Response) -> object:
         for part in item.get("content") or ():
             part.pop("parsed", None)
     return shape
+
+
+def test_a_response_has_the_same_times_whenever_it_is_shown(
+    client: OpenAI, actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor.script = lambda job: [*spoken("a"), 1.2]
+    monkeypatch.setattr(actor, "timing", Timing(queue_ms=100, prefill_ms=3000, decode_ms=9000))
+    told = list(client.responses.create(model=MODEL, input="hi", stream=True))
+    last = told[-1]
+    assert last.type == "response.completed"
+    made = last.response
+    assert made.completed_at == made.created_at + 12
+    with client.responses.retrieve(made.id, stream=True) as events:
+        assert [each.to_dict() for each in events] == [each.to_dict() for each in told]
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -222,7 +222,7 @@ def test_one_wait_serves_all_who_came_meanwhile(server: Server) -> None:
             *(client.enqueue("x", model=MODEL, background=True) for _ in range(200))
         )
         stats = await plain(queue.connection.redis).info("commandstats")
-        assert 1 <= stats["cmdstat_waitaof"]["calls"] <= 20
+        assert 1 <= stats["cmdstat_waitaof"]["calls"] <= 100
 
     over(server, test)
 

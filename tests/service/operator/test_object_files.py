@@ -134,6 +134,18 @@ def test_a_batch_reads_and_writes_objects(stores: Stores) -> None:
     eventually(lambda: not stores.held())
 
 
+def test_a_large_request_is_an_object(stores: Stores) -> None:
+    one, two = stores.clients
+    made = one.responses.create(model=MODEL, input="x" * 70_000)
+    job_id = made.id.removeprefix("resp_")
+    eventually(lambda: job_id in stores.names)
+    (item,) = two.responses.input_items.list(made.id)
+    assert item.content[0].text == "x" * 70_000  # type: ignore[union-attr]
+    two.responses.delete(made.id)
+    assert job_id not in stores.names
+    eventually(lambda: not stores.held())
+
+
 def test_what_nobody_knows_is_swept(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = stores.clients[0].files.create(file=("x", b"kept"), purpose="user_data")
     s3: Any = boto3.client("s3", endpoint_url=stores.endpoint, region_name="us-east-1")

@@ -140,7 +140,7 @@ def test_wrong_arguments_are_answered_with_a_sentence(plain: Plain) -> None:
     ):
         arguments = [job_id, "d", "{}", "mine", "{}"]
         arguments[place] = wrong
-        outcome, _, _, sentence = plain.script(keys=[plain.prefix], args=arguments)
+        outcome, _, _, sentence, _ = plain.script(keys=[plain.prefix], args=arguments)
         assert outcome == "invalid" and len(sentence) > 10
     assert plain.script(keys=[plain.prefix], args=[job_id, "d"])[0] == "invalid"
     assert plain.redis.keys("*:job:*") == []
@@ -181,7 +181,7 @@ def test_wrong_arguments_are_answered_with_a_sentence(plain: Plain) -> None:
 def test_a_wrong_option_is_named(plain: Plain, field: str, values: list[object]) -> None:
     for value in values:
         arguments = [plain.new_id(), "d", "{}", "mine", json.dumps({field: value})]
-        outcome, _, _, sentence = plain.script(keys=[plain.prefix], args=arguments)
+        outcome, _, _, sentence, _ = plain.script(keys=[plain.prefix], args=arguments)
         assert outcome == "invalid" and field[:60] in sentence and len(sentence) < 200
     assert plain.redis.keys("*:job:*") == []
 

@@ -17,6 +17,7 @@ from penstock.schemas.errors import (
     QueueFull,
 )
 from penstock.schemas.event import Delta, Done, Failed, Usage
+from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
@@ -653,10 +654,10 @@ async def test_a_kept_request_is_its_tenants_alone(queue: WorkerQueue) -> None:
     await queue.enqueue(kept, None, "d", result_ttl_s=100, keeps_request=True)
     await queue.enqueue(dropped, None, "d")
     for job in (kept, dropped):
-        assert await queue.request("default", job.job_id) == job
+        assert Job.model_validate_json(await queue.request("default", job.job_id)) == job
     for job in (kept, dropped):
         await finish(queue, await started(queue), deltas(job.job_id, 1))
-    assert await queue.request("default", kept.job_id) == kept
+    assert Job.model_validate_json(await queue.request("default", kept.job_id)) == kept
     with pytest.raises(JobGone):
         await queue.request("default", dropped.job_id)
     with pytest.raises(JobNotFound):

@@ -1,0 +1,98 @@
+"""A conversation as Redis keeps it, and the errors of what is asked of one."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+from pydantic import JsonValue
+
+from penstock.schemas.errors import JobNotFound, PenstockError, Unavailable
+from penstock.schemas.openai import JsonObject
+from penstock.schemas.wire import Report
+
+MOST_OF_TENANT = 100_000
+
+
+class ConversationNotFound(JobNotFound):
+    code = "conversation_not_found"
+
+    def __init__(self, name: str) -> None:
+        sentence = f"there is no conversation {name[:60]!r}"
+        PenstockError.__init__(self, sentence, "conversation")
+
+
+class ItemNotFound(JobNotFound):
+    code = "item_not_found"
+
+    def __init__(self, item_id: str) -> None:
+        PenstockError.__init__(self, f"the conversation has no item {item_id[:60]!r}", "item_id")
+
+
+class ConversationLocked(Unavailable):
+    code = "conversation_locked"
+    status = 409
+    retryable = True
+
+    def __init__(self) -> None:
+        why = "a response is being made in it; try again when that has ended"
+        super().__init__(f"conversation: {why}", "conversation")
+
+
+class TooManyConversations(Unavailable):
+    code = "too_many_conversations"
+    status = 429
+
+    def __init__(self) -> None:
+        super().__init__(f"a tenant has at most {MOST_OF_TENANT} conversations; delete some")
+
+
+class ConversationEntry(Report):
+    """Items that came into a conversation together.
+
+    job_id    of the response that brought them
+    is_open   it is not known yet what the response said, and `items` are what it was asked
+    begun_ms  when it was noted, shortly before its submission
+    on_disk   the name of the text on disk that has the entry, where it is large
+    num_bytes  of that text
+    """
+
+    items: list[JsonObject]
+    job_id: str = ""
+    begun_ms: int = 0
+    is_open: bool = False
+    on_disk: str = ""
+    num_bytes: int = 0
+
+    def kept(self) -> str:
+        """Return it as Redis keeps it."""
+        return (self.model_copy(update={"items": []}) if self.on_disk else self).dump()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation as it was read. Only the last entry may be open."""
+
+    id: str
+    tenant: str
+    created_s: int
+    metadata: dict[str, str]
+    version: str
+    entries: list[ConversationEntry]
+    num_bytes: int = 0  # of the entries
+    now_ms: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a response is being made in it."""
+        return bool(self.entries) and self.entries[-1].is_open
+
+    @property
+    def items(self) -> list[JsonObject]:
+        return [*chain.from_iterable(each.items for each in self.entries if not each.is_open)]
+
+    def shape(self) -> JsonObject:
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": self.created_s,
+            "metadata": dict[str, JsonValue](self.metadata),
+        }
