@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
 from pydantic import JsonValue
@@ -217,14 +217,22 @@ class BlockingWire(Generic[Received, Sent]):
             raise Closed from error
 
     def received(self) -> Iterator[Received]:
-        """Yield what comes, until the other end closes."""
+        """Yield what comes, until the other end closes. What it left unread is no error."""
         with self._end.makefile("rb") as stream:
-            while len(header := stream.read(_HEADER.size)) == _HEADER.size:
+            while len(header := _read(stream, _HEADER.size)) == _HEADER.size:
                 (size,) = _HEADER.unpack(header)
-                if len(frame := stream.read(size)) < size:
+                if len(frame := _read(stream, size)) < size:
                     return
                 value: Received = pickle.loads(frame)
                 yield value
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """Read so many bytes, or fewer where the other end closed, with what it had not read or not."""
+    try:
+        return stream.read(size)
+    except OSError:
+        return b""
 
 
 class Channel(Generic[Received, Sent]):
@@ -282,7 +290,10 @@ def receive_text(end: socket.socket) -> str:
 def _exactly(end: socket.socket, size: int) -> bytes:
     received = b""
     while len(received) < size:
-        part = end.recv(size - len(received))
+        try:
+            part = end.recv(size - len(received))
+        except OSError as error:
+            raise Closed from error
         if not part:
             raise Closed
         received += part
