@@ -1,7 +1,7 @@
 """The measurement of one engine on one workload, and the figures that follow from it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -93,6 +93,16 @@ class Measurement:
     start_s: float = 0.0  # from the start of the engine's process to its first token
     begin_s: float = 0.0  # by the clock of the timelines
     depths: list[Depth] = field(default_factory=list)
+
+    def __add__(self, other: "Measurement") -> "Measurement":
+        """Return what both measured, one after the other."""
+        return replace(
+            self,
+            timelines=self.timelines + other.timelines,
+            wall_s=self.wall_s + other.wall_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+            depths=self.depths + other.depths,
+        )
 
     @property
     def completed(self) -> list[Timeline]:

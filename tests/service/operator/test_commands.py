@@ -67,7 +67,7 @@ NEVER = {  # command: why it is not typed
         "--max-concurrency 64": WANTS_VLLM
         for at in ("8011", "8000 --served-model-name behind", "8000 --served-model-name inside")
     },
-    "penstock bench beside --model m/135m --num-prompts 500 --request-rate 2": (
+    "penstock bench beside --model m/135m --num-prompts 800 --request-rate 2 --rounds 4": (
         "takes minutes; tests/service/bench/test_bench_beside.py runs a small one"
     ),
     "penstock bench sweep --to-knee --request-rates 4 --num-prompts 48 "
