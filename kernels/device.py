@@ -1,12 +1,15 @@
 """Tells on which device a tensor lies, for the other modules of `kernels`."""
 
 import ctypes
+import os
 
 import torch
 from torch import Tensor
 
 from penstock.kernels.cpu.library import compiled_ops
 
+# The interpreter computes bf16 on raw 16-bit integers, so products in it are of float32.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # The types of device that Triton's kernels are for. Its interpreter runs them on "cpu" too.
 TRITON_DEVICES = {"cuda"}
 

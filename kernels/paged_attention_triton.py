@@ -10,7 +10,6 @@ a second kernel merges the parts.
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-import os
 from functools import cache
 from typing import NamedTuple
 
@@ -19,10 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.device import INTERPRETED
 from penstock.kernels.spans import Scoring, Spans
 
-# The interpreter computes bf16 on raw 16-bit integers, so with it everything is float32.
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _LEAST_COLUMNS = 16  # of a product; a head's numbers are filled up to a power of two
 # A split has so many keys at least, and a device so many programs for each of its processors.
 _SPLIT_KEYS = 256
@@ -107,7 +105,7 @@ def paged_attention_triton(
         WINDOWED=window is not None,
         CAPPED=scoring.softcap is not None,
         HAS_SINKS=scoring.sinks is not None,
-        INTERPRETED=_INTERPRETED,
+        INTERPRETED=INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -21,6 +21,12 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from penstock.kernels.activation_triton import _activate  # noqa: E402
+from penstock.kernels.experts_triton import (  # noqa: E402
+    FEW,
+    MANY,
+    ProductTile,
+    _grouped_product,
+)
 from penstock.kernels.norm_triton import _normalise  # noqa: E402
 from penstock.kernels.paged_attention_triton import (  # noqa: E402
     _merge,
@@ -43,6 +49,12 @@ MODELS = {
     "Llama-3.2-1B": (32, 8, 64, 2048, 8192, False),
 }
 OF_SM_80 = ("Llama-3 8B, Mixtral", "Gemma 2 9B")
+# Experts, how many are chosen, hidden, width of one.
+EXPERTS = {
+    "Mixtral": (8, 2, 4096, 14_336),
+    "Qwen3-30B-A3B": (128, 8, 2048, 768),
+    "DeepSeek-V3": (256, 8, 7168, 2048),
+}
 SMALL = ("Llama-3 70B", "Qwen3-32B")  # whose small operations are shown too
 # What, whether it decodes, and in how many parts.
 ATTENTIONS = (
@@ -89,6 +101,9 @@ def rows() -> Iterator[tuple[Any, ...]]:
             yield ("silu, times up", name, target, *_silu(width, capability))
             found = _store(heads, kv_heads, head_dim, has_norms, capability)
             yield ("rotate and store", name, target, *found)
+        for name, shape in EXPERTS.items():
+            for what, tile in (("few", FEW), ("many", MANY)):
+                yield (f"experts, {what} rows", name, target, *_experts(*shape, tile, capability))
         yield ("merge of 8", "all of 128", target, *_merged(capability))
         yield ("sample", "all", target, *_sampled(capability))
 
@@ -121,6 +136,19 @@ def _store(
         "ROTATES": True,
     }  # fmt: skip
     return compiled(_rotate_and_store, types, constants, capability)
+
+
+def _experts(
+    num_experts: int, num_chosen: int, hidden: int, width: int, tile: ProductTile, capability: int
+) -> tuple[Any, ...]:
+    types = dict.fromkeys(("x_ptr", "weights_ptr", "out_ptr"), "*bf16")
+    types |= {"pairs_ptr": "*i32", "experts_ptr": "*i32", "count": "i32"}
+    constants = {
+        "NUM_EXPERTS": num_experts, "OUTER": 2 * width, "INNER": hidden, "CHOSEN": num_chosen,
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "INTERPRETED": False,
+    }  # fmt: skip
+    how = tile.num_warps, tile.num_stages
+    return compiled(_grouped_product, types, constants, capability, *how)
 
 
 def _merged(capability: int) -> tuple[Any, ...]:

@@ -102,10 +102,11 @@ class DecoderLayers:
         return len(self._layers)
 
     @property
-    def are_plain(self) -> bool:
-        """Return whether no layer has experts or latents, whose ways depend on the rows."""
+    def are_capturable(self) -> bool:
+        """Return whether no layer waits for the host, which those with latents do."""
         return all(
-            isinstance(layer.mlp, MLP) and isinstance(layer.attention, Attention)
+            isinstance(layer.attention, Attention)
+            and (isinstance(layer.mlp, MLP) or layer.mlp.is_capturable)
             for layer in self._layers
         )
 

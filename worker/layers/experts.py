@@ -1,13 +1,19 @@
 """The feed-forward layer whose experts a router chooses for each token."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from penstock.kernels.choose import ExpertChoice, choose
+from penstock.kernels.device import on_gpu
 from penstock.kernels.experts import PanelExperts, experts_ref
 from penstock.kernels.panel_linear import PanelLinear
-from penstock.worker.layers.linear import Linear
+from penstock.worker.layers.linear import Linear, TorchLinear
 from penstock.worker.layers.mlp import MLP
+
+if TYPE_CHECKING:
+    from penstock.kernels.experts_triton import ExpertsOnGpu
 
 __all__ = ["ExpertChoice", "Experts", "Router"]
 
@@ -38,10 +44,15 @@ class Experts:
         self, router: Router, experts: list[MLP], shared: MLP | None, gate: Linear | None
     ) -> None:
         self._router = router
-        self._experts = experts
         self._shared = shared
         self._gate = gate
         self._together = _together(experts)
+        self._experts = experts if self._together is None else []
+
+    @property
+    def is_capturable(self) -> bool:
+        """Return whether it waits for nothing on the host, whatever is chosen."""
+        return not self._experts
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.add(x, torch.zeros_like(x))
@@ -62,9 +73,31 @@ class Experts:
         return residual + self._shared(x) * share.to(x.dtype)
 
 
-def _together(experts: list[MLP]) -> PanelExperts | None:
+def _together(experts: list[MLP]) -> "PanelExperts | ExpertsOnGpu | None":
     up = [each.up for each in experts if isinstance(each.up, PanelLinear)]
     down = [each.down for each in experts if isinstance(each.down, PanelLinear)]
     if len(up) == len(down) == len(experts):
         return PanelExperts(up[0].ops, up, down)
-    return None
+    return _on_gpu(experts)
+
+
+def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
+    """Stack the weights of experts on a GPU. None where they are elsewhere, or have biases."""
+    up = [each.up for each in experts if isinstance(each.up, TorchLinear)]
+    down = [each.down for each in experts if isinstance(each.down, TorchLinear)]
+    weights = [each.weight for each in (*up, *down) if each.weight is not None]
+    num, is_biased = len(experts), any(each.bias is not None for each in (*up, *down))
+    if is_biased or len(weights) < 2 * num or not on_gpu(weights[0]):
+        return None
+    activation = up[0].activation
+    assert activation is not None
+    # Imported here: not every platform without a GPU has triton.
+    from penstock.kernels.experts_triton import ExpertsOnGpu
+
+    return ExpertsOnGpu(
+        torch.stack(weights[:num]),
+        torch.stack(weights[num:]),
+        activation,
+        down[0].factor,
+        down[0].deterministic,
+    )

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.activation import Activation, activate, activate_rowwise, num_parts
+from penstock.kernels.device import on_gpu
 from penstock.kernels.panel_linear import PanelLinear, panel_ops
 from penstock.worker.layers.arithmetic import Arithmetic
 
@@ -77,7 +78,10 @@ def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str
 
 
 class TorchLinear:
-    """A product computed by torch, in the way that is fastest on the device."""
+    """A product computed by torch, in the way that is fastest on the device.
+
+    weight  None where a better layout was made of it
+    """
 
     def __init__(
         self,
@@ -87,18 +91,19 @@ class TorchLinear:
         activation: Activation | None = None,
         factor: float = 1.0,
     ) -> None:
-        product = _packed(weight, bias) if _packs(weight) else _plain(weight, bias)
+        packs = _packs(weight) and not on_gpu(weight)
+        product = _packed(weight, bias) if packs else _plain(weight, bias)
+        self.weight, self.bias = None if packs else weight, bias
+        self.deterministic, self.activation, self.factor = deterministic, activation, factor
         self._product = _in_tiles(product) if deterministic else product
         self._activate = activate_rowwise if deterministic else activate
-        self._activation = activation
-        self._factor = factor
         one_step = weight.device.type != "cpu" and not deterministic and bias is None
         # The transposed weight where the product and a sum are one operation.
         self._added = weight.t() if one_step and factor == 1.0 else None
 
     def __call__(self, x: Tensor) -> Tensor:
         product = self._product(x)
-        return product if self._factor == 1.0 else product.mul_(self._factor)
+        return product if self.factor == 1.0 else product.mul_(self.factor)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         if self._added is not None:
@@ -109,8 +114,8 @@ class TorchLinear:
         return self(x).to(torch.float32)
 
     def activated(self, x: Tensor) -> Tensor:
-        assert self._activation is not None, "who makes the product says what becomes of it"
-        return self._activate(self(x), self._activation)
+        assert self.activation is not None, "who makes the product says what becomes of it"
+        return self._activate(self(x), self.activation)
 
 
 def _packs(weight: Tensor) -> bool:

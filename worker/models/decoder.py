@@ -63,7 +63,7 @@ class Decoder:
 
     @property
     def is_capturable(self) -> bool:
-        return self.layers.are_plain
+        return self.layers.are_capturable
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -1,0 +1,133 @@
+"""The kernels against their references, on fresh random numbers."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.kernels.activation import activate, activate_ref
+from penstock.kernels.experts import experts_ref
+from penstock.kernels.experts_triton import ExpertsOnGpu
+from penstock.kernels.norm import NormWeights, normalise, normalise_ref
+from penstock.kernels.paged_attention_ref import paged_attention_ref
+from penstock.kernels.paged_attention_triton import paged_attention_triton
+from penstock.kernels.rotate_and_store import (
+    HeadNorms,
+    Places,
+    Rotation,
+    plan_store,
+    rotate_and_store_ref,
+)
+from penstock.kernels.sample import WAY, SampleOnGpu, SampleRef
+from penstock.kernels.spans import HeadShape, Scoring
+from penstock.kernels.store_kv import key_rows
+from penstock.loadtest.gpu.figures import Figures
+from penstock.loadtest.gpu.given import DEVICE, TOY, Qkv, batch, randn, random_experts, random_qkv
+
+
+def checks(figures: Figures) -> None:
+    """Compare the kernels with their references, on fresh random numbers."""
+    torch.seed()
+    for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        kind = str(dtype).removeprefix("torch.")
+        found = [*_attentions(dtype), *_small_ops(dtype), *_experts(dtype)]
+        if dtype == torch.float32:
+            found += _samples()
+        for name, got, wanted in found:
+            error = ((got.double() - wanted.double()).norm() / wanted.double().norm()).item()
+            figures.add("check", f"{name}, {kind}", error, "relative")
+            allowed = most if got.is_floating_point() else 0  # a token is right or wrong
+            if not error <= allowed:
+                figures.failures[f"check {name}, {kind}"] = f"error {error}, at most {allowed}"
+                print("  WRONG", flush=True)
+
+
+def _attentions(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    mixed = [(1, 40), (15, 15), (33, 50), (1, 1), (100, 300), (7, 130)]
+    decodes = [(1, 1), (1, 16), (1, 2500), (1, 333), (1, 1024)]
+    if TOY:
+        mixed, decodes = [(1, 21), (5, 9)], [(1, 3), (1, 300)]
+    shapes = [(32, 8, 128), (32, 8, 64), (15, 5, 96), (4, 2, 256), (12, 12, 80), (16, 1, 128)]
+    for heads, kv_heads, head_dim in shapes[: 2 if TOY or dtype == torch.float32 else 4]:
+        for lengths, what in ((mixed, "mixed"), (decodes, "decode")):
+            shape = HeadShape(heads, kv_heads, head_dim)
+            sinks = torch.linspace(-4, 4, heads, device=DEVICE)
+            for scoring in (Scoring(0.1), Scoring(0.1, 50, 3.0), Scoring(0.1, None, None, sinks)):
+                query, cache, spans = batch(lengths, shape, dtype)
+                wanted = paged_attention_ref(query.float(), cache.float(), spans, scoring)
+                kind = "" if scoring.window is None else " window cap"
+                kind += "" if scoring.sinks is None else " sinks"
+                name = f"attention {what} {heads}/{kv_heads}x{head_dim}{kind}"
+                yield name, paged_attention_triton(query, cache, spans, scoring), wanted
+                if not kind:
+                    got = paged_attention_triton(query, cache, spans, scoring, deterministic=True)
+                    yield f"{name} deterministic", got, wanted
+
+
+def _small_ops(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    for hidden in (64, 123) if TOY else (4096, 2880, 123):
+        x = randn(33, hidden, dtype=dtype)
+        norm = NormWeights(1 + randn(hidden, dtype=torch.float32), 1e-5)
+        yield f"norm {hidden}", normalise(x, norm), normalise_ref(x.float(), norm)
+        x = randn(33, 2 * hidden, dtype=dtype)
+        yield f"silu_mul {hidden}", activate(x, "silu_mul"), activate_ref(x.float(), "silu_mul")
+    for shape in (HeadShape(32, 8, 128), HeadShape(9, 3, 64), HeadShape(4, 2, 80)):
+        args = random_qkv(33, shape, dtype)
+        wide = Qkv(
+            args.qkv.float(),
+            args.cos.float(),
+            args.sin.float(),
+            args.cache.float(),
+            args.slots,
+        )
+        query, wanted = _stored(args, shape), _stored(wide, shape, reference=True)
+        for name, got, right in zip(("queries", "cache"), query, wanted, strict=True):
+            yield f"rotate and store {shape.num_heads}x{shape.head_dim} {name}", got, right
+
+
+def _experts(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    num_experts, num_chosen, hidden, width = (4, 2, 64, 48) if TOY else (32, 4, 1024, 704)
+    for tokens in (3, 40) if TOY else (1, 7, 300, 5000):
+        for deterministic in (False, True):
+            args = random_experts(tokens, num_experts, num_chosen, hidden, width, dtype)
+            up, down = args.up.float(), args.down.float()
+
+            def expert(number: int, rows: Tensor, up: Tensor = up, down: Tensor = down) -> Tensor:
+                return activate_ref(rows @ up[number].T, "silu_mul") @ down[number].T
+
+            each = [partial(expert, number) for number in range(num_experts)]
+            wanted = experts_ref(args.x.float(), each, args.chosen, args.shares)
+            mixture = ExpertsOnGpu(args.up, args.down, "silu_mul", deterministic=deterministic)
+            got = mixture.add(args.x, args.chosen, args.shares, torch.zeros_like(args.x))
+            how = ", deterministic" if deterministic else ""
+            yield f"experts, {tokens} tokens{how}", got, wanted
+
+
+def _samples() -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Tokens drawn in every way from flat, usual and steep logits; each must be the reference's."""
+    rows, vocab = (8, 300) if TOY else (256, 128_256)
+    ways = np.zeros(rows, WAY)
+    ways["temperature"] = np.resize([0, 0.3, 1, 2], rows)
+    ways["top_p"], ways["top_k"] = np.resize([1, 0.9, 0.5], rows), np.resize([0, 7, 0, 0, 50], rows)
+    ways["min_p"], ways["seed"] = np.resize([0, 0, 0, 0, 0, 0, 0.05], rows), np.arange(rows)
+    for spread in (0.01, 3.0, 40.0):
+        logits, positions = spread * randn(rows, vocab, dtype=torch.float32), np.arange(rows)
+        wanted = SampleRef(ways, vocab, DEVICE)(logits.clone(), positions, None)
+        yield (
+            f"sample, spread {spread:g}",
+            SampleOnGpu(ways, vocab, DEVICE)(logits, positions, None),
+            wanted,
+        )
+
+
+def _stored(args: Qkv, shape: HeadShape, reference: bool = False) -> tuple[Tensor, Tensor]:
+    qkv, cos, sin, cache, slots = args
+    weight = torch.linspace(0.5, 1.5, shape.head_dim, device=DEVICE)
+    norms = HeadNorms(NormWeights(weight, 1e-5), NormWeights(weight.flip(0), 1e-5))
+    places, cache = Places(Rotation(cos, sin), slots), cache.clone()
+    if reference:
+        rows = key_rows(slots, cache)
+        return rotate_and_store_ref(qkv, norms, places, shape, cache, rows), cache
+    return plan_store(places, shape, cache)(qkv, norms, cache), cache

@@ -1,0 +1,112 @@
+"""Experts on a GPU against their reference, in the interpreter."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from penstock.kernels.activation import Activation, activate_ref, num_parts
+from penstock.kernels.experts import experts_ref
+from penstock.kernels.experts_triton import (
+    FEW,
+    MANY,
+    ExpertsOnGpu,
+    ProductTile,
+    blocks_of,
+    grouped_product,
+)
+
+TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def chosen_of(tokens: int, num_chosen: int, num_experts: int, most: int) -> Tensor:
+    """Numbers below `most`, none twice in a row: the experts from there on are left alone."""
+    generator = torch.Generator().manual_seed(tokens)
+    assert most <= num_experts
+    rows = [torch.randperm(most, generator=generator)[:num_chosen] for _ in range(tokens)]
+    return torch.stack(rows).to(torch.int32)
+
+
+@pytest.mark.parametrize("tokens, num_chosen, num_experts, most", [
+    (1, 1, 1, 1), (1, 2, 8, 8), (7, 2, 8, 3), (40, 4, 5, 5), (100, 1, 64, 2), (16, 8, 9, 9),
+])  # fmt: skip
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_each_pair_is_in_one_block_of_its_expert(
+    tokens: int, num_chosen: int, num_experts: int, most: int, rows: int
+) -> None:
+    chosen = chosen_of(tokens, num_chosen, num_experts, most)
+    blocks = blocks_of(chosen, num_experts, rows)
+    of_block = blocks.pairs.view(-1, rows)
+    real = of_block < chosen.numel()
+    assert sorted(of_block[real].tolist()) == list(range(chosen.numel()))
+    for expert, pairs, is_real in zip(blocks.experts, of_block, real, strict=True):
+        assert (int(expert) == num_experts) == (not is_real.any())
+        assert (chosen.flatten()[pairs[is_real].long()] == expert).all()
+        assert not (is_real[1:] > is_real[:-1]).any(), "what fills up comes last"
+
+
+@pytest.mark.parametrize("tile", [FEW, MANY, ProductTile(16, 32, 32, 4, 3)])
+@pytest.mark.parametrize("inner, outer", [(64, 96), (37, 50), (200, 130)])
+@pytest.mark.parametrize("dtype, tolerance", TYPES)
+def test_a_grouped_product(
+    tile: ProductTile, inner: int, outer: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    num_experts, num_chosen, tokens = 5, 2, 21
+    x, weights = randn(tokens, inner, dtype=dtype), randn(num_experts, outer, inner, dtype=dtype)
+    weights /= inner**0.5
+    chosen = chosen_of(tokens, num_chosen, num_experts, 4)
+    blocks = blocks_of(chosen, num_experts, tile.rows)
+    found = grouped_product(x, weights, blocks, tile, num_chosen)
+    wanted = torch.einsum("ti,tcoi->tco", x.float(), weights.float()[chosen.long()])
+    near = {"atol": tolerance, "rtol": tolerance}
+    assert_close(found.float(), wanted.flatten(0, 1), **near)
+
+
+@pytest.mark.parametrize("activation", ["silu_mul", "gelu_mul", "gelu", "relu2"])
+@pytest.mark.parametrize("tokens, factor", [(1, 1.0), (3, 0.25), (50, 1.0)])
+@pytest.mark.parametrize("dtype, tolerance", TYPES)
+def test_a_mixture(
+    activation: Activation, tokens: int, dtype: torch.dtype, tolerance: float, factor: float
+) -> None:
+    hidden, width, num_experts, num_chosen = 48, 40, 6, 3
+    up = randn(num_experts, num_parts(activation) * width, hidden, dtype=dtype) / hidden**0.5
+    down = randn(num_experts, hidden, width, dtype=dtype) / width**0.5
+    x, residual = randn(tokens, hidden, dtype=dtype), randn(tokens, hidden, dtype=dtype)
+    chosen = chosen_of(tokens, num_chosen, num_experts, 5)
+    shares = randn(tokens, num_chosen).softmax(-1)
+
+    def expert(number: int, rows: Tensor) -> Tensor:
+        return activate_ref(rows @ up[number].T, activation) @ down[number].T * factor
+
+    experts = [lambda rows, number=number: expert(number, rows) for number in range(num_experts)]
+    wanted = residual + experts_ref(x, experts, chosen, shares)
+    found = ExpertsOnGpu(up, down, activation, factor).add(x, chosen, shares, residual.clone())
+    assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_a_row_has_the_same_bits_whatever_comes_with_it() -> None:
+    hidden, width, num_experts = 200, 96, 3
+    up, down = randn(num_experts, 2 * width, hidden), randn(num_experts, hidden, width)
+    mixture = ExpertsOnGpu(up, down, "silu_mul", deterministic=True)
+    x, chosen = randn(300, hidden), chosen_of(300, 2, num_experts, 3)
+    shares = randn(300, 2).softmax(-1)
+    together = mixture.add(x, chosen, shares, torch.zeros_like(x))
+    for row in (slice(0, 1), slice(5, 8), slice(290, 300)):
+        alone = mixture.add(x[row], chosen[row], shares[row], torch.zeros_like(x[row]))
+        assert torch.equal(alone, together[row])
+
+
+def test_many_rows_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, width, num_experts = 32, 32, 4
+    up, down = randn(num_experts, 2 * width, hidden), randn(num_experts, hidden, width)
+    mixture = ExpertsOnGpu(up, down, "silu_mul", deterministic=True)
+    x, chosen = randn(50, hidden), chosen_of(50, 2, num_experts, 4)
+    shares = randn(50, 2).softmax(-1)
+    whole = mixture.add(x, chosen, shares, torch.zeros_like(x))
+    monkeypatch.setattr("penstock.kernels.experts_triton._TOKENS", 16)
+    assert torch.equal(whole, mixture.add(x, chosen, shares, torch.zeros_like(x)))
