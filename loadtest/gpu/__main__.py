@@ -28,7 +28,13 @@ from penstock.loadtest.gpu.given import (
     TOY,
     empty,
 )
-from penstock.loadtest.gpu.speeds import attention_speed, experts_speed, limits, small_ops_speed
+from penstock.loadtest.gpu.speeds import (
+    attention_speed,
+    experts_speed,
+    limits,
+    quantised_speed,
+    small_ops_speed,
+)
 
 PARTS = (
     limits,
@@ -36,6 +42,7 @@ PARTS = (
     attention_speed,
     small_ops_speed,
     experts_speed,
+    quantised_speed,
     engines,
     prompts,
     beside_transformers,

@@ -13,6 +13,8 @@ from penstock.kernels.experts_triton import ExpertsOnGpu
 from penstock.kernels.norm import NormWeights, normalise, normalise_ref
 from penstock.kernels.paged_attention_ref import paged_attention_ref
 from penstock.kernels.paged_attention_triton import paged_attention_triton
+from penstock.kernels.panel_linear import PACKINGS
+from penstock.kernels.quantise import quantise
 from penstock.kernels.rotate_and_store import (
     HeadNorms,
     Places,
@@ -25,6 +27,7 @@ from penstock.kernels.spans import HeadShape, Scoring
 from penstock.kernels.store_kv import key_rows
 from penstock.loadtest.gpu.figures import Figures
 from penstock.loadtest.gpu.given import DEVICE, TOY, Qkv, batch, randn, random_experts, random_qkv
+from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 
 def checks(figures: Figures) -> None:
@@ -33,6 +36,8 @@ def checks(figures: Figures) -> None:
     for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         kind = str(dtype).removeprefix("torch.")
         found = [*_attentions(dtype), *_small_ops(dtype), *_experts(dtype)]
+        if dtype == torch.bfloat16:
+            found += _quantised()
         if dtype == torch.float32:
             found += _samples()
         for name, got, wanted in found:
@@ -103,6 +108,19 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
             got = mixture.add(args.x, args.chosen, args.shares, torch.zeros_like(args.x))
             how = ", deterministic" if deterministic else ""
             yield f"experts, {tokens} tokens{how}", got, wanted
+
+
+def _quantised() -> Iterator[tuple[str, Tensor, Tensor]]:
+    out, wide = (80, 192) if TOY else (4096, 2880)
+    for name in ("int8", "int4_g64", "int4_g128"):
+        weight, packing = randn(out, wide) / wide**0.5, PACKINGS[name]
+        numbers = quantise(weight, packing).rows(torch.arange(out, device=DEVICE)).float()
+        for rows in (1, 33, 150):
+            x = randn(rows, wide)
+            for deterministic in (False, True):
+                layer = QuantisedLinear(weight, None, packing, deterministic)
+                how = ", deterministic" if deterministic else ""
+                yield f"{name}, {rows} rows{how}", layer(x), x.float() @ numbers.t()
 
 
 def _samples() -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from penstock.kernels.activation import activate
 from penstock.kernels.experts_triton import ExpertsOnGpu
 from penstock.kernels.norm import NormWeights, normalise
 from penstock.kernels.paged_attention_triton import paged_attention_triton
+from penstock.kernels.panel_linear import PACKINGS
 from penstock.kernels.rotate_and_store import (
     HeadNorms,
     Places,
@@ -31,6 +32,7 @@ from penstock.loadtest.gpu.given import (
     random_qkv,
     timed,
 )
+from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 
 def limits(figures: Figures) -> None:
@@ -108,6 +110,27 @@ def experts_speed(figures: Figures) -> None:
             figures.add("experts", label, 1e6 * took, "us", max(read, computed) / took)
             del args, mixture
             empty()
+
+
+def quantised_speed(figures: Figures) -> None:
+    """Time products with weights of fewer bits, beside bf16: by the bytes of the weight."""
+    hidden, width = (64, 96) if TOY else (4096, 28_672)
+    weights = [randn(width, hidden) / hidden**0.5 for _ in range(2 if TOY else 6)]
+    for rows in (2,) if TOY else (1, 16, 64, 128, 1024):
+        x = randn(rows, hidden)
+        for name, bits in (("bf16", 16), ("int8", 8), ("int4_g128", 4)):
+            calls = [partial(_product(weight, name), x) for weight in weights]
+            took = timed(calls)
+            least = width * hidden * bits / 8 / figures.copy_bytes_per_s
+            least = max(least, 2 * rows * width * hidden / figures.flops)
+            label = f"{width} x {hidden}, {rows} rows, {name}"
+            figures.add("bits", label, 1e6 * took, "us", least / took)
+
+
+def _product(weight: Tensor, name: str) -> Callable[[Tensor], Tensor]:
+    if name == "bf16":
+        return lambda x: x @ weight.t()
+    return QuantisedLinear(weight, None, PACKINGS[name], deterministic=False)
 
 
 def _store(

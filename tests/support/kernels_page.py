@@ -33,6 +33,11 @@ from penstock.kernels.paged_attention_triton import (  # noqa: E402
     _paged_attention,
     fitting_tile,
 )
+from penstock.kernels.quantised_triton import (  # noqa: E402
+    STEP_DEPTH,
+    TILE_COLUMNS,
+    _quantised_product,
+)
 from penstock.kernels.rotate_and_store_triton import _rotate_and_store  # noqa: E402
 from penstock.kernels.sample_triton import _sample  # noqa: E402
 
@@ -101,6 +106,10 @@ def rows() -> Iterator[tuple[Any, ...]]:
             yield ("silu, times up", name, target, *_silu(width, capability))
             found = _store(heads, kv_heads, head_dim, has_norms, capability)
             yield ("rotate and store", name, target, *found)
+        for bits, group in ((8, 4096), (4, 128)):
+            for tile_rows in (16, 64):
+                found = _quantised(bits, group, tile_rows, capability)
+                yield (f"{bits} bits, {tile_rows} rows", "Llama-3 8B", target, *found)
         for name, shape in EXPERTS.items():
             for what, tile in (("few", FEW), ("many", MANY)):
                 yield (f"experts, {what} rows", name, target, *_experts(*shape, tile, capability))
@@ -149,6 +158,18 @@ def _experts(
     }  # fmt: skip
     how = tile.num_warps, tile.num_stages
     return compiled(_grouped_product, types, constants, capability, *how)
+
+
+def _quantised(bits: int, group: int, tile_rows: int, capability: int) -> tuple[Any, ...]:
+    hidden, width = 4096, 14_336
+    types = {"x_ptr": "*bf16", "numbers_ptr": "*i8" if bits == 8 else "*u8", "out_ptr": "*bf16"}
+    types |= {"scales_ptr": "*bf16", "bias_ptr": "*bf16", "rows": "i32", "factor": "fp32"}
+    constants = {
+        "OUTER": 2 * width, "INNER": hidden, "BITS": bits, "GROUP": group,
+        "GROUPS": hidden // group, "HAS_BIAS": False, "ADDS": False, "ROWS": tile_rows,
+        "COLUMNS": TILE_COLUMNS, "DEPTH": STEP_DEPTH, "INTERPRETED": False,
+    }  # fmt: skip
+    return compiled(_quantised_product, types, constants, capability, 4, 4)
 
 
 def _merged(capability: int) -> tuple[Any, ...]:

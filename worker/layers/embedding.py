@@ -9,6 +9,7 @@ from torch import Tensor
 from penstock.kernels.panel_linear import PanelLinear
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.linear import Linear, linear
+from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 # token_ids [tokens] int64 -> [tokens, hidden]
 Embedding = Callable[[Tensor], Tensor]
@@ -56,5 +57,6 @@ def tied(
     factor, softcap  of the logits
     """
     product = linear(weight, None, arithmetic, factor=factor)
-    rows = product.rows if isinstance(product, PanelLinear) else embedding(weight)
+    known = PanelLinear | QuantisedLinear
+    rows = product.rows if isinstance(product, known) else embedding(weight)
     return rows, Head(product, softcap)

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.activation import Activation, activate, activate_rowwise, num_parts
-from penstock.kernels.device import on_gpu
+from penstock.kernels.device import TRITON_DEVICES, on_gpu
 from penstock.kernels.panel_linear import PanelLinear, panel_ops
 from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 __all__ = ["Activation", "Linear", "linear", "num_parts", "unsupported"]
 
@@ -51,10 +52,13 @@ def linear(
     activation  only `activated` is called on the result
     factor      of the product with its bias
     """
-    ops = panel_ops(weight, arithmetic.packing)
+    ops = None if on_gpu(weight) else panel_ops(weight, arithmetic.packing)
     if ops is not None:
         return PanelLinear(ops, weight, bias, arithmetic.packing, activation, factor)
-    assert arithmetic.quantization is None, "who loads a model has asked `unsupported`"
+    if arithmetic.quantization is not None:
+        assert on_gpu(weight), "who loads a model has asked `unsupported`"
+        deterministic = arithmetic.deterministic
+        return QuantisedLinear(weight, bias, arithmetic.packing, deterministic, activation, factor)
     return TorchLinear(weight, bias, arithmetic.deterministic, activation, factor)
 
 
@@ -63,12 +67,14 @@ def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str
     name, depth = arithmetic.quantization, arithmetic.packing.depth
     if name is None:
         return None
-    if device.type != "cpu":
-        return f"{name} is for CPUs, and the device is {device.type}; leave it out"
     if width % depth:
         return (
             f"{name} takes multiples of {depth}, and a width of the model is {width}; leave it out"
         )
+    if device.type in TRITON_DEVICES:
+        return None
+    if device.type != "cpu":
+        return f"{name} is for CPUs and CUDA, and the device is {device.type}; leave it out"
     if panel_ops(torch.empty(0, width, dtype=torch.bfloat16), arithmetic.packing) is None:
         return (
             f"{name} needs CPU operations, which were not compiled (the log says why); "

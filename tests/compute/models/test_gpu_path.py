@@ -47,12 +47,11 @@ def make_engine(folder: Path, **options: object) -> Engine:
     return build_engine(
         EngineConfig(
             folder,
-            dtype="float32",
             device="cpu",
             num_gpu_blocks_override=9,
             max_num_seqs=5,
             max_num_batched_tokens=24,
-            **options,
+            **{"dtype": "float32", **options},  # type: ignore[arg-type]
         )
     )
 
@@ -118,6 +117,23 @@ def test_a_gpus_way_gives_the_same_text(
         runner.model = GraphedNetwork(runner.model, runner.kv_caches, 5, 144, 16, replays)
     assert texts(engine) == wanted
     assert replays.num_replays > 10, "steps of single tokens are replayed"
+
+
+@pytest.mark.slow
+def test_a_quantised_model_gives_the_same_text_replayed(
+    tmp_path: Path, interpret: Callable[[], None]
+) -> None:
+    families.save("qwen3", tmp_path, intermediate_size=128, num_hidden_layers=2, tie_word_embeddings=True)
+    interpret()
+    options = {"dtype": "bfloat16", "quantization": "int4_g64", "deterministic": True}
+    wanted = texts(make_engine(tmp_path, **options))
+    engine = make_engine(tmp_path, **options, async_scheduling=True)
+    runner, replays = engine.runner, Replays()
+    assert isinstance(runner, ModelRunner)
+    with torch.inference_mode():
+        runner.model = GraphedNetwork(runner.model, runner.kv_caches, 5, 144, 16, replays)
+    assert texts(engine) == wanted
+    assert replays.num_replays > 10
 
 
 def test_sizes_are_close_where_rows_are_few() -> None:

@@ -96,7 +96,8 @@ MAY_IMPORT = {
     "compose": ANYTHING,
     "loadtest": LOADTEST,
     # What is measured: engines in process, ours and others'.
-    "loadtest.gpu": LOADTEST | {"worker.engine", "kernels", "torch", "transformers", "triton"},
+    "loadtest.gpu": LOADTEST
+    | {"worker.engine", "worker.layers", "kernels", "torch", "transformers", "triton"},
     "loadtest.engines.own": LOADTEST
     | {"worker.bundled.paths", "worker.process.model_folder", "worker.process.settings"},
     "loadtest.engines.timed_llm": LOADTEST

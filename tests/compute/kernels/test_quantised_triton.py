@@ -1,0 +1,107 @@
+"""Products with weights of 8 and 4 bits on a GPU: how they are rounded, and in the interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from penstock.kernels.activation import activate_ref
+from penstock.kernels.device import TRITON_DEVICES
+from penstock.kernels.panel_linear import PACKINGS, PanelLinear, panel_ops
+from penstock.kernels.quantise import quantise
+from penstock.kernels.quantised_triton import quantised_product
+from penstock.worker.layers.quantised_linear import QuantisedLinear
+
+NAMES = ["int8", "int4_g64", "int4_g128"]
+# Of the last group of 128 only half is there.
+SHAPES = [(1, 16, 128), (5, 100, 192), (70, 33, 704)]
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape) + seed)
+    return torch.randn(shape, generator=generator).bfloat16()
+
+
+def weight_of(out: int, wide: int) -> Tensor:
+    weight = randn(out, wide, seed=1) / wide**0.5
+    weight[0] = 0
+    weight[1] = -(weight[1].abs())  # whose largest number has a sign
+    return weight
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("_, out, wide", SHAPES)
+def test_a_weight_stands_for_the_same_numbers_as_on_a_cpu(
+    name: str, _: int, out: int, wide: int
+) -> None:
+    weight, packing = weight_of(out, wide), PACKINGS[name]
+    ops = panel_ops(weight, packing)
+    assert ops is not None
+    index = torch.arange(out)
+    wanted = PanelLinear(ops, weight, None, packing).rows(index)
+    found = quantise(weight, packing)
+    assert torch.equal(found.rows(index), wanted)
+    num_bytes = found.numbers.nbytes + found.scales.nbytes
+    assert num_bytes <= weight.nbytes * (packing.bits / 16) * 1.4 + 2 * out
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows, out, wide", SHAPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_product(name: str, rows: int, out: int, wide: int, biased: bool) -> None:
+    x, weight = randn(rows, wide), quantise(weight_of(out, wide), PACKINGS[name])
+    bias = randn(out) if biased else None
+    numbers = weight.rows(torch.arange(out)).double()
+    exact = F.linear(x.double(), numbers, bias.double() if bias is not None else None) / 4
+    found = torch.full((rows, out), torch.nan)
+    quantised_product(x, weight, bias, found, factor=0.25)
+    assert_close(found.double(), exact, atol=4e-3, rtol=4e-3)
+    residual = randn(rows, out, seed=2)
+    wanted = residual.double() + exact
+    quantised_product(x, weight, bias, residual, factor=0.25, adds=True)
+    assert_close(residual.double(), wanted, atol=2e-2, rtol=2e-2)
+
+
+@pytest.fixture
+def interpret() -> object:
+    TRITON_DEVICES.add("cpu")
+    yield
+    TRITON_DEVICES.discard("cpu")
+
+
+@pytest.mark.usefixtures("interpret")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [1, 40, 130])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_layer_computes_few_rows_and_many(name: str, rows: int, deterministic: bool) -> None:
+    out, wide = 48, 192
+    x, bias = randn(rows, wide), randn(out)
+    weight = weight_of(out, wide)
+    rounded = quantise(weight, PACKINGS[name]).rows(torch.arange(out))
+    exact = F.linear(x.float(), rounded.float(), bias.float()) * 0.5
+    near = {"atol": 3e-2, "rtol": 3e-2}
+
+    def layer(**how: object) -> QuantisedLinear:
+        return QuantisedLinear(weight, bias, PACKINGS[name], deterministic, factor=0.5, **how)  # type: ignore[arg-type]
+
+    assert_close(layer()(x).float(), exact, **near)
+    assert layer().wide(x).dtype == torch.float32
+    assert_close(layer().wide(x), exact, **near)
+    residual = randn(rows, out, seed=3)
+    wanted = residual.float() + exact
+    assert_close(layer().add(x, residual).float(), wanted, **near)
+    made = layer(activation="silu_mul").activated(x)
+    assert_close(made.float(), activate_ref(exact, "silu_mul"), **near)
+    index = torch.tensor([out - 1, 0, 7])
+    assert torch.equal(layer().rows(index), rounded[index])
+
+
+@pytest.mark.usefixtures("interpret")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_has_the_same_bits_whatever_comes_with_it(name: str) -> None:
+    layer = QuantisedLinear(weight_of(48, 320), None, PACKINGS[name], deterministic=True)
+    x = randn(150, 320)
+    together = layer.wide(x)
+    for rows in (slice(0, 1), slice(3, 20), slice(100, 150)):
+        assert torch.equal(layer.wide(x[rows]), together[rows])
