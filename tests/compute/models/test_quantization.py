@@ -147,7 +147,6 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     [
         (BUNDLED_MODEL, {"quantization": "int4"}, "'int8', 'int4_g64' or 'int4_g128'"),
         (BUNDLED_MODEL, {"dtype": "float32"}, "bfloat16, and dtype is float32"),
-        (BUNDLED_MODEL, {"device": "cuda"}, "the device is cuda"),
         (BUNDLED_DRAFT, {}, "multiples of 64, and a width of the model is 352"),
     ],
 )
