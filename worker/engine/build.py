@@ -23,6 +23,7 @@ from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.state_pool import StatePool
 from penstock.worker.engine.step_tokens import max_step_tokens, try_step
 from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.models.errors import NoDevice
 from penstock.worker.models.impl import load_model
 from penstock.worker.models.served import Model, ModelFacts, Network
 from penstock.worker.models.spec import ModelSpec
@@ -121,7 +122,10 @@ def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
 
 
 def device_of(config: EngineConfig) -> str:
-    """Return the name of the device that computes."""
+    """Return the name of the device that computes. Raises NoDevice."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        built = "" if torch.version.cuda else ", and this torch was built without CUDA"
+        raise NoDevice(f"no GPU is there for cuda{built}; give cpu, or auto, which takes what is")
     if config.device != "auto":
         return config.device
     return "cuda" if torch.cuda.is_available() else "cpu"

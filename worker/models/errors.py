@@ -7,6 +7,7 @@ ModelError
 │   └── UnsupportedFamily   by its kind: nothing here computes such models
 ├── WrongValue         a field's value is none that any model has
 ├── BrokenModel        a file or a tensor is missing, damaged or of the wrong shape
+├── NoDevice           the device that was asked for is not there
 ├── CannotQuantise     the model can be served, but not with the bits that were asked for
 └── NotDeterministic   the model can be served, but its bits depend on what is computed beside it
 """
@@ -48,6 +49,10 @@ class UnknownOverride(ModelError):
 
 class BrokenModel(ModelError):
     pass
+
+
+class NoDevice(ModelError):
+    setting = "device"
 
 
 class CannotQuantise(ModelError):

@@ -158,6 +158,13 @@ def test_what_cannot_be_had_ends_the_start_by_name(
     assert refused.value.param == "quantization"
 
 
+def test_a_gpu_that_is_not_there_ends_the_start_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # wherever this runs
+    with pytest.raises(InvalidJob, match=r"^device: no GPU is there") as refused:
+        LLM(str(BUNDLED_MODEL), device="cuda")
+    assert refused.value.param == "device"
+
+
 @pytest.mark.usefixtures("no_compiler")
 def test_without_compiled_operations_the_start_ends() -> None:
     with pytest.raises(InvalidJob, match=r"^quantization: int8 .*install a C compiler"):
