@@ -448,9 +448,9 @@ class Client:
         """Erase a job's prompt, log and result. A running job is cancelled first."""
         queue = await self._lanes.queue(job_id)
         mark = await self._disk.begin(queue.lane.prefix)
-        await queue.delete(tenant or self.tenant, job_id)
+        is_on_disk = await queue.delete(tenant or self.tenant, job_id)
         await self._disk.wait(mark)
-        if self.texts is not None:
+        if is_on_disk and self.texts is not None:  # else it is swept where it is
             await self.texts.delete(job_id)
 
     async def models(self) -> dict[str, ModelCard]:

@@ -285,12 +285,14 @@ class Queue:
         _known(await self._run("jobs/cancel", tenant, job_id, 0), job_id)
         return await self.status(tenant, job_id)
 
-    async def delete(self, tenant: str, job_id: str) -> None:
+    async def delete(self, tenant: str, job_id: str) -> bool:
         """Erase prompt, log and result; a running job is cancelled and erased as it stops.
 
-        Raises JobNotFound.
+        Returns whether what the job asked is on disk still. Raises JobNotFound.
         """
-        _known(await self._run("jobs/cancel", tenant, job_id, 1), job_id)
+        reply = await self._run("jobs/cancel", tenant, job_id, 1)
+        _known(reply, job_id)
+        return reply[1:] == [ON_DISK]
 
     async def status(self, tenant: str, job_id: str) -> JobStatus:
         reply = await self._run("jobs/status", tenant, job_id)
