@@ -31,8 +31,8 @@ def plan_attention(
 
     kv_cache  the cache of any layer that calls it; all have one shape
     """
-    if on_gpu(kv_cache) and not shape.latent:
-        return _on_gpu(spans, deterministic)
+    if on_gpu(kv_cache):
+        return _on_gpu(spans, shape, deterministic)
     ops = ops_on_panels(kv_cache, shape)
     if ops is not None:
         return lambda query, kv_cache, scoring: paged_attention_panels(
@@ -45,10 +45,16 @@ def plan_attention(
     return lambda query, kv_cache, scoring: attend(query, kv_cache, gathers, scoring)
 
 
-def _on_gpu(spans: Spans, deterministic: bool) -> Attend:
+def _on_gpu(spans: Spans, shape: HeadShape, deterministic: bool) -> Attend:
     # Imported here: not every platform without a GPU has triton.
+    from penstock.kernels.latent_attention_triton import latent_attention_triton
     from penstock.kernels.paged_attention_triton import paged_attention_triton
 
+    latent = shape.latent
+    if latent is not None:
+        return lambda query, kv_cache, scoring: latent_attention_triton(
+            query, kv_cache, spans, scoring, latent, deterministic=deterministic
+        )
     return lambda query, kv_cache, scoring: paged_attention_triton(
         query, kv_cache, spans, scoring, deterministic=deterministic
     )

@@ -10,9 +10,6 @@ a second kernel merges the parts.
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 
-from functools import cache
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -20,25 +17,10 @@ from torch import Tensor
 
 from penstock.kernels.device import INTERPRETED
 from penstock.kernels.spans import Scoring, Spans
+from penstock.kernels.split_keys_triton import NO_KEYS, Tile, merge, num_splits, shared_bytes
 
 _LEAST_COLUMNS = 16  # of a product; a head's numbers are filled up to a power of two
-# A split has so many keys at least, and a device so many programs for each of its processors.
-_SPLIT_KEYS = 256
-_PROGRAMS = 4
-_MOST_SPLITS = 64
-_PROCESSORS, _SHARED = 132, 227 * 2**10  # where there is no device to ask
 _LEAST_ROWS = 16  # of a product
-_NO_KEYS = tl.constexpr(-1.0e30)  # stands for the logarithm of 0
-
-
-class Tile(NamedTuple):
-    """How many rows of queries and how many keys a program takes at once, and with what means."""
-
-    rows: int
-    keys: int
-    num_warps: int
-    num_stages: int
-
 
 _DECODE = Tile(16, 64, 4, 2)
 _WIDE_DECODE = Tile(16, 32, 4, 2)  # for numbers of four bytes, or heads above 128
@@ -67,9 +49,9 @@ def paged_attention_triton(
     seqs, group = spans.context_lens.shape[0], heads // kv_heads
     columns = max(_LEAST_COLUMNS, triton.next_power_of_2(head_dim))
     decodes = deterministic or spans.max_query_len == 1
-    tile = tile or fitting_tile(decodes, columns * query.element_size(), _shared(query.device))
+    tile = tile or fitting_tile(decodes, columns * query.element_size(), shared_bytes(query.device))
     if splits is None:
-        splits = 1 if deterministic else _splits(spans, window, kv_heads * seqs, query.device)
+        splits = 1 if deterministic else num_splits(spans, window, kv_heads * seqs, query.device)
     rows = max(tile.rows, triton.next_power_of_2(group))
     kind = torch.float32 if splits > 1 else query.dtype
     out = torch.empty((splits, tokens, heads, head_dim), dtype=kind, device=query.device)
@@ -109,21 +91,7 @@ def paged_attention_triton(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if splits == 1:
-        return out[0]
-    merged = torch.empty_like(query, memory_format=torch.contiguous_format)
-    _merge[(tokens, heads)](
-        out,
-        lse,
-        merged,
-        tokens,
-        heads,
-        SPLITS=splits,
-        HEAD_DIM=head_dim,
-        COLUMNS=columns,
-        num_warps=1 if splits * columns <= 2048 else 4,
-    )
-    return merged
+    return out[0] if splits == 1 else merge(out, lse, query.dtype)
 
 
 def fitting_tile(decodes: bool, row_bytes: int, shared_bytes: int) -> Tile:
@@ -146,35 +114,6 @@ def fitting_tile(decodes: bool, row_bytes: int, shared_bytes: int) -> Tile:
         else:
             break
     return tile
-
-
-def _splits(spans: Spans, window: int | None, programs: int, device: torch.device) -> int:
-    """Return the number of splits, a power of two; more than 1 only for one-token queries.
-
-    programs  how many there are without a split
-    """
-    if spans.max_query_len > 1:
-        return 1
-    seen = min(spans.max_context_len, window or spans.max_context_len)
-    room = max(1, _PROGRAMS * _num_processors(device) // programs)
-    wanted = min(room, triton.cdiv(seen, _SPLIT_KEYS), _MOST_SPLITS)
-    return int(triton.next_power_of_2(wanted))
-
-
-@cache
-def _shared(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _SHARED
-    index = torch.cuda.current_device() if device.index is None else device.index
-    known = triton.runtime.driver.active.utils.get_device_properties(index)
-    return int(known["max_shared_mem"])  # what triton itself refuses to go beyond
-
-
-@cache
-def _num_processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _PROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 @triton.jit
@@ -242,7 +181,7 @@ def _paged_attention(
         first = first + split * share
         end = tl.minimum(end, first + share)
         if (split > 0) & (first >= end):  # a part without keys
-            tl.store(lse_ptr + place, tl.full([ROWS], _NO_KEYS, tl.float32), mask=live)
+            tl.store(lse_ptr + place, tl.full([ROWS], NO_KEYS, tl.float32), mask=live)
             return
 
     column = tl.arange(0, COLUMNS)
@@ -257,7 +196,7 @@ def _paged_attention(
     if INTERPRETED:
         query = query.to(tl.float32)
 
-    top = tl.full([ROWS], _NO_KEYS, tl.float32)
+    top = tl.full([ROWS], NO_KEYS, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     if HAS_SINKS and split == 0:
         top = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
@@ -293,7 +232,7 @@ def _paged_attention(
         mask=live_columns,
     )
     if SPLITS > 1:
-        lse = tl.where(seen_some, top + tl.log2(tl.where(seen_some, total, 1.0)), _NO_KEYS)
+        lse = tl.where(seen_some, top + tl.log2(tl.where(seen_some, total, 1.0)), NO_KEYS)
         tl.store(lse_ptr + place, lse, mask=live)
 
 
@@ -361,32 +300,3 @@ def _attend_tile(
     mixed = mixed * fade[:, None]
     mixed = tl.dot(weight.to(values.dtype), values, mixed, input_precision="ieee")
     return now, total, mixed
-
-
-@triton.jit
-def _merge(
-    parts_ptr,
-    lse_ptr,
-    out_ptr,
-    tokens,
-    heads,
-    SPLITS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Merge parts [SPLITS, tokens, heads, HEAD_DIM], each divided by its own total 2 ** lse.
-
-    A part without keys was not written.
-    """
-    place = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
-    split = tl.arange(0, SPLITS).to(tl.int64) * tokens * heads + place
-    column = tl.arange(0, COLUMNS)
-    inside = column < HEAD_DIM
-    lse = tl.load(lse_ptr + split)
-    weight = tl.exp2(lse - tl.max(lse, 0))
-    places = parts_ptr + split[:, None] * HEAD_DIM + column[None, :]
-    written = (lse > _NO_KEYS)[:, None] & inside[None, :]
-    parts = tl.load(places, mask=written, other=0.0)
-    merged = tl.sum(parts * weight[:, None], 0) / tl.sum(weight, 0)
-    kept = merged.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + place * HEAD_DIM + column, kept, mask=inside)

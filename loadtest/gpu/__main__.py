@@ -31,6 +31,7 @@ from penstock.loadtest.gpu.given import (
 from penstock.loadtest.gpu.speeds import (
     attention_speed,
     experts_speed,
+    latents_speed,
     limits,
     quantised_speed,
     small_ops_speed,
@@ -40,6 +41,7 @@ PARTS = (
     limits,
     same_text,
     attention_speed,
+    latents_speed,
     small_ops_speed,
     experts_speed,
     quantised_speed,

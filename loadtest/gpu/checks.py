@@ -10,6 +10,7 @@ from torch import Tensor
 from penstock.kernels.activation import activate, activate_ref
 from penstock.kernels.experts import experts_ref
 from penstock.kernels.experts_triton import ExpertsOnGpu
+from penstock.kernels.latent_attention_triton import latent_attention_triton
 from penstock.kernels.norm import NormWeights, normalise, normalise_ref
 from penstock.kernels.paged_attention_ref import paged_attention_ref
 from penstock.kernels.paged_attention_triton import paged_attention_triton
@@ -25,8 +26,19 @@ from penstock.kernels.rotate_and_store import (
 from penstock.kernels.sample import WAY, SampleOnGpu, SampleRef
 from penstock.kernels.spans import HeadShape, Scoring
 from penstock.kernels.store_kv import key_rows
+from penstock.kernels.store_latents import plan_latent_store, store_latents_ref
 from penstock.loadtest.gpu.figures import Figures
-from penstock.loadtest.gpu.given import DEVICE, TOY, Qkv, batch, randn, random_experts, random_qkv
+from penstock.loadtest.gpu.given import (
+    BLOCK_SIZE,
+    DEVICE,
+    TOY,
+    Qkv,
+    batch,
+    latent_batch,
+    randn,
+    random_experts,
+    random_qkv,
+)
 from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 
@@ -35,7 +47,7 @@ def checks(figures: Figures) -> None:
     torch.seed()
     for dtype, most in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
         kind = str(dtype).removeprefix("torch.")
-        found = [*_attentions(dtype), *_small_ops(dtype), *_experts(dtype)]
+        found = [*_attentions(dtype), *_latents(dtype), *_small_ops(dtype), *_experts(dtype)]
         if dtype == torch.bfloat16:
             found += _quantised()
         if dtype == torch.float32:
@@ -69,6 +81,37 @@ def _attentions(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
                 if not kind:
                     got = paged_attention_triton(query, cache, spans, scoring, deterministic=True)
                     yield f"{name} deterministic", got, wanted
+
+
+def _latents(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
+    mixed, decodes = [(1, 40), (33, 50), (1, 1), (100, 300)], [(1, 1), (1, 16), (1, 2500), (1, 333)]
+    if TOY:
+        mixed, decodes = [(1, 21), (5, 9)], [(1, 3), (1, 300)]
+    latent, turned = (48, 16) if TOY else (512, 64)
+    for heads in (5,) if TOY else (16, 128):
+        for lengths, what in ((mixed, "mixed"), (decodes, "decode")):
+            query, cache, spans = latent_batch(lengths, heads, latent, turned, dtype)
+            wanted = paged_attention_ref(
+                query.float(), cache.float(), spans, Scoring(0.1), latent=latent
+            )
+            for deterministic in (False, True):
+                how = " deterministic" if deterministic else ""
+                got = latent_attention_triton(
+                    query, cache, spans, Scoring(0.1), latent, deterministic=deterministic
+                )
+                yield f"latents {what} {heads} heads{how}", got, wanted
+        tokens = 33
+        turning, rows = randn(tokens, heads, turned, dtype=dtype), randn(tokens, 600, dtype=dtype)
+        rows = rows[:, -latent - turned :]
+        norm = NormWeights(1 + randn(latent, dtype=torch.float32), 1e-5)
+        slots = torch.randperm(BLOCK_SIZE * len(cache), device=DEVICE)[:tokens]
+        turn = Rotation(*randn(2, tokens, turned, dtype=dtype))
+        got, wide = cache.clone(), cache.float()
+        turned_queries = plan_latent_store(turn, slots, got)(turning, rows, norm, got)
+        wide_turn = Rotation(turn.cos.float(), turn.sin.float())
+        numbers = turning.float(), rows.float(), norm, wide_turn, wide, key_rows(slots, wide)
+        yield f"store latents {heads} queries", turned_queries, store_latents_ref(*numbers)
+        yield f"store latents {heads} cache", got, wide
 
 
 def _small_ops(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:

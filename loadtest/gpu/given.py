@@ -127,6 +127,14 @@ def batch(
     return randn(int(starts[-1]), shape.num_heads, shape.head_dim, dtype=dtype), cache, spans
 
 
+def latent_batch(
+    lengths: Sequence[tuple[int, int]], heads: int, latent: int, turned: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Spans]:
+    """Return the same with a cache of latents, each with the turned part of its key behind it."""
+    query, cache, spans = batch(lengths, HeadShape(heads, 1, latent + turned), dtype)
+    return query, cache[:, :, :1].contiguous(), spans
+
+
 def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(shape, dtype=dtype, device=DEVICE)
 

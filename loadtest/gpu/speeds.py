@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.activation import activate
 from penstock.kernels.experts_triton import ExpertsOnGpu
+from penstock.kernels.latent_attention_triton import latent_attention_triton
 from penstock.kernels.norm import NormWeights, normalise
 from penstock.kernels.paged_attention_triton import paged_attention_triton
 from penstock.kernels.panel_linear import PACKINGS
@@ -27,6 +28,7 @@ from penstock.loadtest.gpu.given import (
     TOY,
     batch,
     empty,
+    latent_batch,
     randn,
     random_experts,
     random_qkv,
@@ -70,6 +72,27 @@ def attention_speed(figures: Figures) -> None:
             name = f"prefill, {length} tokens after {before}"
             rate = flops / took
             figures.add("attention", name, rate / 1e12, "TFLOP/s", rate / figures.flops)
+
+
+def latents_speed(figures: Figures) -> None:
+    """Time attention over latents: by their bytes, or by its products where these take longer."""
+    latent, turned = (48, 16) if TOY else (512, 64)
+    scoring, bytes_of_token = Scoring(0.1), 2 * (latent + turned)
+    for heads in (4,) if TOY else (16, 128):
+        for seqs, context in ((2, 64),) if TOY else ((1, 8192), (64, 8192), (256, 1024)):
+            calls = []
+            for _ in range(max(1, min(8, POOL_BYTES // (seqs * context * bytes_of_token)))):
+                query, cache, spans = latent_batch(
+                    [(1, context)] * seqs, heads, latent, turned, torch.bfloat16
+                )
+                calls.append(partial(latent_attention_triton, query, cache, spans, scoring, latent))
+            took = timed(calls)
+            read = seqs * context * bytes_of_token / figures.copy_bytes_per_s
+            computed = 2 * seqs * context * heads * (2 * latent + turned) / figures.flops
+            name = f"decode, {seqs} x {context} tokens, {heads} heads"
+            figures.add("latents", name, 1e6 * took, "us", max(read, computed) / took)
+            del calls
+            empty()
 
 
 def _attention(shape: HeadShape, lengths: list[tuple[int, int]]) -> Callable[[], Tensor]:

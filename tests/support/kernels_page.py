@@ -27,12 +27,12 @@ from penstock.kernels.experts_triton import (  # noqa: E402
     ProductTile,
     _grouped_product,
 )
-from penstock.kernels.norm_triton import _normalise  # noqa: E402
-from penstock.kernels.paged_attention_triton import (  # noqa: E402
-    _merge,
-    _paged_attention,
-    fitting_tile,
+from penstock.kernels.latent_attention_triton import (  # noqa: E402
+    _latent_attention,
+    fitting_latent_tile,
 )
+from penstock.kernels.norm_triton import _normalise  # noqa: E402
+from penstock.kernels.paged_attention_triton import _paged_attention, fitting_tile  # noqa: E402
 from penstock.kernels.quantised_triton import (  # noqa: E402
     STEP_DEPTH,
     TILE_COLUMNS,
@@ -40,6 +40,8 @@ from penstock.kernels.quantised_triton import (  # noqa: E402
 )
 from penstock.kernels.rotate_and_store_triton import _rotate_and_store  # noqa: E402
 from penstock.kernels.sample_triton import _sample  # noqa: E402
+from penstock.kernels.split_keys_triton import _merge  # noqa: E402
+from penstock.kernels.store_latents_triton import _store_latents  # noqa: E402
 
 VERSION = triton.__version__
 PAGE = ROOT / "docs" / "kernels.md"
@@ -60,6 +62,7 @@ EXPERTS = {
     "Qwen3-30B-A3B": (128, 8, 2048, 768),
     "DeepSeek-V3": (256, 8, 7168, 2048),
 }
+LATENTS = {"DeepSeek-V3": 128, "DeepSeek-V2-Lite": 16}  # heads; latents of 512, keys of 64 more
 SMALL = ("Llama-3 70B", "Qwen3-32B")  # whose small operations are shown too
 # What, whether it decodes, and in how many parts.
 ATTENTIONS = (
@@ -113,6 +116,11 @@ def rows() -> Iterator[tuple[Any, ...]]:
         for name, shape in EXPERTS.items():
             for what, tile in (("few", FEW), ("many", MANY)):
                 yield (f"experts, {what} rows", name, target, *_experts(*shape, tile, capability))
+        for name, heads in LATENTS.items():
+            for what, splits in (("", 1), (", split", 8)):
+                found = _latents(heads, splits, capability, shared_kib * 1024)
+                yield (f"latents{what}", name, target, *found)
+            yield ("store latents", name, target, *_stored_latents(heads, capability))
         yield ("merge of 8", "all of 128", target, *_merged(capability))
         yield ("sample", "all", target, *_sampled(capability))
 
@@ -160,6 +168,31 @@ def _experts(
     return compiled(_grouped_product, types, constants, capability, *how)
 
 
+def _latents(heads: int, splits: int, capability: int, shared: int) -> tuple[Any, ...]:
+    tile = fitting_latent_tile(heads, 2 * 576, shared)
+    constants = {
+        "tables_column": 1, "HEADS": heads, "ROWS": tile.rows, "KEYS": tile.keys, "BLOCK_SIZE": 16,
+        "SIZE": 576, "LATENT": 512, "COLUMNS": 512, "REST": 64, "SPLITS": splits,
+        "INTERPRETED": False,
+    }  # fmt: skip
+    types = {name: _ATTENTION[name] for name in _latent_attention.arg_names if name in _ATTENTION}
+    types |= {"out_ptr": "*fp32"} if splits > 1 else {}
+    how = tile.num_warps, tile.num_stages
+    return compiled(_latent_attention, types, constants, capability, *how)
+
+
+def _stored_latents(heads: int, capability: int) -> tuple[Any, ...]:
+    names = ("turning_ptr", "latents_ptr", "cos_ptr", "sin_ptr", "out_ptr", "cache_ptr")
+    types = dict.fromkeys(names, "*bf16") | {"weight_ptr": "*fp32", "slots_ptr": "*i64"}
+    strides = ("turning_row", "turning_head", "latents_row", "cache_block")
+    types |= dict.fromkeys(strides, "i32") | {"eps": "fp32"}
+    constants = {
+        "HEADS": heads, "HALF": 32, "LATENT": 512, "BLOCK_SIZE": 16, "ROWS": heads,
+        "HALF_COLUMNS": 32, "COLUMNS": 512,
+    }  # fmt: skip
+    return compiled(_store_latents, types, constants, capability)
+
+
 def _quantised(bits: int, group: int, tile_rows: int, capability: int) -> tuple[Any, ...]:
     hidden, width = 4096, 14_336
     types = {"x_ptr": "*bf16", "numbers_ptr": "*i8" if bits == 8 else "*u8", "out_ptr": "*bf16"}
@@ -174,7 +207,7 @@ def _quantised(bits: int, group: int, tile_rows: int, capability: int) -> tuple[
 
 def _merged(capability: int) -> tuple[Any, ...]:
     types = {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
-    constants = {"SPLITS": 8, "HEAD_DIM": 128, "COLUMNS": 128}
+    constants = {"SPLITS": 8, "SIZE": 128, "COLUMNS": 128}
     return compiled(_merge, types | {"tokens": "i32", "heads": "i32"}, constants, capability, 1)
 
 
@@ -232,7 +265,8 @@ for GPUs that need not be there. A test compares it with what the same version o
 {chr(10).join(table)}
 
 The tile of prompts for heads of 128 spills some bytes on purpose: on an H200 the one that spills
-none was slower.
+none was slower. That of latents with 128 heads, for sm_90, spills mostly addresses, outside its
+loops.
 """
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.kernels.paged_attention import Attend, plan_attention
 from penstock.kernels.rotate_and_store import HeadNorms, Places, Rotation, Store, plan_store
 from penstock.kernels.spans import HeadShape, Scoring, Span, Spans, read_spans
-from penstock.kernels.store_kv import key_rows
+from penstock.kernels.store_latents import StoreLatents, plan_latent_store
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.rotary import RotaryTable
@@ -30,8 +30,8 @@ class PassPlan:
     spans: Spans
     deterministic: bool
     _stores: dict[tuple[HeadShape, int | None], Store] = field(default_factory=dict)
+    _latent_stores: dict[int, StoreLatents] = field(default_factory=dict)
     _divided: "dict[int, Divided]" = field(default_factory=dict)
-    _rows: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
     _attends: dict[tuple[HeadShape, int | None], Attend] = field(default_factory=dict)
 
     def store(self, shape: HeadShape, kv_cache: Tensor, table: int | None) -> Store:
@@ -41,11 +41,12 @@ class PassPlan:
             self._stores[shape, table] = plan_store(places, shape, kv_cache)
         return self._stores[shape, table]
 
-    def key_rows(self, kv_cache: Tensor) -> Tensor:
-        """Return where the pass's keys go in such a cache, as `kernels.store_kv` has it."""
-        if kv_cache.shape not in self._rows:
-            self._rows[kv_cache.shape] = key_rows(self.slot_mapping, kv_cache)
-        return self._rows[kv_cache.shape]
+    def latent_store(self, table: int, kv_cache: Tensor) -> StoreLatents:
+        if table not in self._latent_stores:
+            self._latent_stores[table] = plan_latent_store(
+                self.rotations[table], self.slot_mapping, kv_cache
+            )
+        return self._latent_stores[table]
 
     def divided(self, least: int) -> "Divided":
         """Return the pass divided into slices of `least` rows or more, and the others."""

@@ -103,12 +103,8 @@ class DecoderLayers:
 
     @property
     def are_capturable(self) -> bool:
-        """Return whether no layer waits for the host, which those with latents do."""
-        return all(
-            isinstance(layer.attention, Attention)
-            and (isinstance(layer.mlp, MLP) or layer.mlp.is_capturable)
-            for layer in self._layers
-        )
+        """Return whether no layer waits for the host."""
+        return all(isinstance(layer.mlp, MLP) or layer.mlp.is_capturable for layer in self._layers)
 
     def __call__(self, hidden: Tensor, kv_caches: list[Tensor], plan: PassPlan) -> Tensor:
         """Compute all layers: hidden [tokens, hidden_size], overwritten -> the same shape."""

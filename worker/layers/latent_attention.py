@@ -16,10 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.paged_attention import plan_attention
-from penstock.kernels.rotary import rotary
 from penstock.kernels.rotate_and_store import Places, plan_store
 from penstock.kernels.spans import HeadShape, Scoring, Spans
-from penstock.kernels.store_kv import store_rows
 from penstock.worker.layers.attention import PassPlan
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.norm import Norm
@@ -86,19 +84,13 @@ class LatentAttention:
     def __call__(self, x: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
         weights, turned, latent_size = self.weights, self._turned, self.shape.value_dim
         first = weights.first(x)
-        sizes = [first.shape[1] - latent_size - turned, latent_size, turned]
-        query, latent, key = (part.contiguous() for part in torch.split(first, sizes, 1))
+        query, latents = first.tensor_split((first.shape[1] - latent_size - turned,), 1)
         if weights.query is not None and weights.query_norm is not None:
-            query = weights.query(weights.query_norm(query))
+            query = weights.query(weights.query_norm(query.contiguous()))
         query = query.view(len(x), self.shape.num_heads, -1)
         still, turning = query.tensor_split((query.shape[2] - turned,), 2)
-        rotation = plan.rotations[self._table]
-        both = torch.cat((turning, key[:, None]), 1)
-        both = rotary(both, rotation.cos, rotation.sin)
-        latent = weights.latent_norm(latent)
-        key = torch.cat((latent[:, None], both[:, -1:]), 2)
-        store_rows(key, key, kv_cache, plan.key_rows(kv_cache))
-        turning = both[:, :-1]
+        store = plan.latent_store(self._table, kv_cache)
+        turning = store(turning, latents, weights.latent_norm.weights, kv_cache)
         if plan.deterministic or plan.spans.max_query_len < _LONG:
             return self._absorbed(still, turning, kv_cache, plan).view(len(x), -1)
         divided = plan.divided(_LONG)

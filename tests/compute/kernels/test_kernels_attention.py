@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from penstock.kernels.latent_attention_triton import fitting_latent_tile, latent_attention_triton
 from penstock.kernels.paged_attention_ref import paged_attention_ref
 from penstock.kernels.paged_attention_tiled import paged_attention_tiled
 from penstock.kernels.paged_attention_triton import Tile, fitting_tile, paged_attention_triton
@@ -198,3 +199,67 @@ def test_any_tile_gives_the_same(tile):
     got = paged_attention_triton(query, cache, spans, Scoring(0.15, 20), tile=tile)
     wanted = paged_attention_ref(query, cache, spans, Scoring(0.15, 20))
     assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def make_latents(
+    lengths: list[tuple[int, int]],
+    heads: int,
+    latent: int,
+    size: int,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Spans, Tensor]:
+    """Queries, a cache of latents, spans, and what is expected, each latent a key and a value."""
+    query, cache, spans = make(lengths, heads, 1, size, block_size, dtype)
+    cache[:, :, 1] = cache[:, :, 0]
+    wanted = expected(query, cache, spans, Scoring(0.1))[..., :latent]
+    return query, cache[:, :, :1].contiguous(), spans, wanted
+
+
+@pytest.mark.parametrize(
+    "lengths, heads, latent, size, block_size",
+    [
+        (SMALL, 6, 32, 48, 16),
+        (SMALL, 16, 64, 72, 16),
+        ([(9, 70), (1, 64)], 20, 40, 56, 10),
+        ([(1, 1), (1, 33), (1, 90)], 3, 16, 32, 16),
+    ],
+)
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_triton_attends_to_latents(lengths, heads, latent, size, block_size, dtype, tolerance):
+    query, cache, spans, wanted = make_latents(lengths, heads, latent, size, block_size, dtype)
+    got = latent_attention_triton(query, cache, spans, Scoring(0.1), latent)
+    assert got.shape == wanted.shape and got.dtype == dtype
+    assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)
+
+
+def test_latents_split_along_the_keys_are_merged_to_the_same():
+    """Parts without a key, and parts of which a row sees none, have no weight."""
+    query, cache, spans, wanted = make_latents([(1, 150), (3, 40), (1, 2)], 5, 24, 40)
+    got = latent_attention_triton(query, cache, spans, Scoring(0.1), 24, splits=4)
+    assert_close(got.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_latents_of_a_row_have_the_same_bits_beside_others():
+    query, cache, spans, _ = make_latents([(1, 400), (1, 9), (12, 300)], 6, 32, 48)
+    whole = latent_attention_triton(query, cache, spans, Scoring(0.1), 32, deterministic=True)
+    for seq, (start, stop) in enumerate([(0, 1), (1, 2), (13, 14)]):
+        alone = Spans(
+            torch.tensor([0, stop - start], dtype=torch.int32),
+            spans.context_lens[seq : seq + 1],
+            spans.block_tables[seq : seq + 1],
+            stop - start,
+            int(spans.context_lens[seq]),
+        )
+        rows = query[start:stop]
+        got = latent_attention_triton(rows, cache, alone, Scoring(0.1), 32, deterministic=True)
+        assert torch.equal(got, whole[start:stop])
+
+
+def test_a_tile_of_latents_fits_what_processors_share():
+    for shared_kib in (227, 163, 99, 64):
+        for heads in (16, 128):
+            for row_bytes in (1152, 2304):
+                tile = fitting_latent_tile(heads, row_bytes, shared_kib * 1024)
+                held = (tile.rows + tile.keys * tile.num_stages) * row_bytes
+                assert held <= shared_kib * 1024 or tile.rows == tile.keys == 16

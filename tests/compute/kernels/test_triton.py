@@ -24,6 +24,8 @@ from penstock.kernels.rotate_and_store_triton import rotate_and_store_triton
 from penstock.kernels.sample import SampleOnGpu, SampleRef
 from penstock.kernels.spans import HeadShape
 from penstock.kernels.store_kv import key_rows
+from penstock.kernels.store_latents import store_latents_ref
+from penstock.kernels.store_latents_triton import store_latents_triton
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
 
@@ -99,6 +101,37 @@ def test_rotating_and_storing(
     changed = (empty != got_cache).any(-1)
     assert changed.sum() <= 2 * kv_heads, "only the token without a slot was left out"
     assert changed.any()
+
+
+@pytest.mark.parametrize(
+    "heads, still, latent, turned, block_size", [(5, 12, 40, 8, 16), (16, 0, 64, 64, 10)]
+)
+@pytest.mark.parametrize("dtype, tolerance", TYPES)
+def test_storing_latents(heads, still, latent, turned, block_size, dtype, tolerance):
+    """From slices of wider rows, as products give them."""
+    tokens, blocks = 5, 4
+    turning = randn(tokens, heads, still + turned, dtype=dtype)[..., still:]
+    latents = randn(tokens, 7 + latent + turned, dtype=dtype)[:, 7:]
+    turn = randn(2, tokens, turned, dtype=dtype)
+    slots = torch.randperm(blocks * block_size, generator=torch.Generator().manual_seed(1))[:tokens]
+    norm, rotation = NormWeights(randn(latent) + 1, 1e-3), Rotation(turn[0], turn[1])
+    before, empty = randn(1 + blocks, 1, 1, block_size, latent + turned, dtype=dtype).split(
+        (1, blocks)
+    )
+    kept_before = before.clone()
+    wanted_cache, got_cache = empty.clone(), empty.clone()
+    rows = key_rows(slots, empty)
+    wanted = store_latents_ref(turning, latents, norm, rotation, wanted_cache, rows)
+    got = store_latents_triton(turning, latents, norm, rotation, slots, got_cache)
+    assert_close(got, wanted, atol=tolerance, rtol=tolerance)
+    assert_close(got_cache, wanted_cache, atol=tolerance, rtol=tolerance)
+
+    slots = slots.clone()
+    slots[2] = -1
+    kept = store_latents_triton(turning, latents, norm, rotation, slots, empty)
+    assert_close(kept, got, atol=0, rtol=0)
+    assert (empty != got_cache).any(-1).sum() == 1, "only the token without a slot was left out"
+    assert torch.equal(before, kept_before), "nothing is stored in front of the cache"
 
 
 @pytest.mark.slow
