@@ -9,7 +9,7 @@ import pytest
 
 from paths import ROOT, SUPPORT
 
-LEFT_TO_SPILL = 400  # bytes a thread, of tiles of prompts; less was measured to be slower
+LEFT_TO_SPILL = 400  # bytes a thread, of tiles of prompts and of latents' many heads
 
 
 @pytest.mark.slow
@@ -20,10 +20,13 @@ def test_the_kernels_compile_as_their_page_says() -> None:
     found = json.loads(subprocess.check_output(command, env=environment, text=True))
     for what, shapes, target, registers, spilled, _, uses in found["rows"]:
         kernel = what, shapes, target
-        assert registers <= 255 and spilled <= ("prompt" in what) * LEFT_TO_SPILL + 8, kernel
-        has_steps = what.startswith(("attention", "experts", "4 bits", "8 bits"))
+        has_many_heads = (what.startswith("latents"), shapes) == (True, "DeepSeek-V3")
+        may_spill = "prompt" in what or has_many_heads
+        assert registers <= 255 and spilled <= may_spill * LEFT_TO_SPILL + 8, kernel
+        has_steps = what.startswith(("attention", "latents", "experts", "4 bits", "8 bits"))
         assert ("cp.async" in uses) == has_steps, kernel
         has_tiles = any(word in what for word in ("prompt", "many rows", "64 rows"))
+        has_tiles = has_tiles or has_many_heads
         assert ("wgmma" in uses) == (has_tiles and target == "sm_90"), kernel
         assert ("no fma" in uses) == (what == "sample"), kernel
     page = (ROOT / "docs" / "kernels.md").read_text()
