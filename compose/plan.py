@@ -36,7 +36,10 @@ class PlanSettings(Settings):
         "auto", description="of weights and cache; auto: the checkpoint's own"
     )
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
-        None, description="bits of the weights' numbers, on a CPU"
+        None, description="bits of the weights' numbers"
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
+        "auto", description="as the worker's"
     )
     model_impl: Literal["auto", "native", "transformers"] = Field(
         "auto", description="as the worker's"
@@ -114,6 +117,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         CPU_KV_CACHE_BYTES,
         CacheSizes,
         block_bytes,
+        cache_dtype,
         length_that_fits,
         refuse_longer,
         sizes_in,
@@ -158,9 +162,11 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         block_size=settings.block_size,
         kv_cache_memory_bytes=budget,
         max_num_seqs=settings.max_num_seqs,
+        kv_cache_dtype=settings.kv_cache_dtype,
     )
+    kept = cache_dtype(config, spec.device) or dtype
     if facts.kv_shapes:
-        sizes = sizes_in(budget, config, facts, dtype)
+        sizes = sizes_in(budget, config, facts, kept)
         length = length_that_fits(config, facts, sizes.num_blocks)
     else:
         sizes = CacheSizes(0, settings.max_num_seqs, 0)
@@ -173,14 +179,14 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
 
     num_blocks = sizes.num_blocks
     num_states = sizes.num_seqs + sizes.num_kept_states if facts.state_bytes else 0
-    cache_bytes = num_blocks * block_bytes(config, facts, dtype) + num_states * facts.state_bytes
+    cache_bytes = num_blocks * block_bytes(config, facts, kept) + num_states * facts.state_bytes
     return MemoryPlan(
         model=settings.model,
         family=facts.family,
         num_parameters=sum(prod(shape) for shape in model.shapes.values()),
         dtype=settings.quantization or str(dtype).removeprefix("torch."),
         weight_bytes=weight_bytes,
-        kv_bytes_per_token=block_bytes(config, facts, dtype) // settings.block_size,
+        kv_bytes_per_token=block_bytes(config, facts, kept) // settings.block_size,
         state_bytes=facts.state_bytes,
         num_states=num_states,
         kv_cache_bytes=cache_bytes,

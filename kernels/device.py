@@ -14,8 +14,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 TRITON_DEVICES = {"cuda"}
 
 
+def runs_triton(device: torch.device) -> bool:
+    return device.type in TRITON_DEVICES
+
+
 def on_gpu(x: Tensor) -> bool:
-    return x.device.type in TRITON_DEVICES
+    return runs_triton(x.device)
 
 
 def ops_for(x: Tensor) -> ctypes.CDLL | None:

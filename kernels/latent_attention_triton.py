@@ -244,6 +244,8 @@ def _attend_keys(
         keys_rest = tl.load(of_rest)
     if INTERPRETED:
         keys, keys_rest = keys.to(tl.float32), keys_rest.to(tl.float32)
+    elif keys.dtype != query.dtype:
+        keys, keys_rest = keys.to(query.dtype), keys_rest.to(query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     scores = tl.dot(query_rest, tl.trans(keys_rest), scores, input_precision="ieee")
     if MASKED:

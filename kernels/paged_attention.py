@@ -3,7 +3,7 @@
     query     [tokens, heads, head_dim]; the slices of several sequences, end to end
     kv_cache  [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; holds the batch's own
               keys and values; slots that were never written are finite. A latent shape has 1 in the
-              place of 2: values are the first numbers of the keys
+              place of 2: values are the first numbers of the keys. On a GPU it may be of fp8
     returns   [tokens, heads, value_dim], contiguous
 
 `plan_attention` does once the work that the layers of a step share; each layer calls what it

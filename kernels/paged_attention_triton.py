@@ -281,8 +281,9 @@ def _attend_tile(
         keys = tl.load(slots)
         values = tl.load(slots + cache_value)
     if INTERPRETED:
-        keys = keys.to(tl.float32)
-        values = values.to(tl.float32)
+        keys, values = keys.to(tl.float32), values.to(tl.float32)
+    elif keys.dtype != query.dtype:
+        keys, values = keys.to(query.dtype), values.to(query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     factor = scale * LOG2_E
     if CAPPED:

@@ -125,13 +125,11 @@ def _rotate_and_store(
         sin = tl.load(sin_ptr + turn + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
         second = second * cos + first * sin
         first = turned
-    first = first.to(kept_first.dtype)
-    second = second.to(kept_first.dtype)
 
     queries = query_ptr + (token * HEADS + head)[:, None] * HEAD_DIM + column[None, :]
     to_query = is_query[:, None] & inside[None, :]
-    tl.store(queries, first, mask=to_query)
-    tl.store(queries + HALF, second, mask=to_query)
+    tl.store(queries, first.to(query_ptr.dtype.element_ty), mask=to_query)
+    tl.store(queries + HALF, second.to(query_ptr.dtype.element_ty), mask=to_query)
 
     slot = tl.load(slots_ptr + token)
     kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
@@ -144,5 +142,16 @@ def _rotate_and_store(
     cells = cache_ptr + place[:, None] + column[None, :]
     stored = tl.where(slot >= 0, head, 0)
     to_cache = live & (stored >= HEADS)[:, None]
-    tl.store(cells, tl.where(is_value[:, None], kept_first, first), mask=to_cache)
-    tl.store(cells + HALF, tl.where(is_value[:, None], kept_second, second), mask=to_cache)
+    kind: tl.constexpr = cache_ptr.dtype.element_ty
+    first = tl.where(is_value[:, None], kept_first.to(tl.float32), first)
+    second = tl.where(is_value[:, None], kept_second.to(tl.float32), second)
+    tl.store(cells, as_kept(first, kind), mask=to_cache)
+    tl.store(cells + HALF, as_kept(second, kind), mask=to_cache)
+
+
+@triton.jit
+def as_kept(x, kind: tl.constexpr):
+    """Return the float32 numbers as a cache of this kind has them (`kernels.store_kv`)."""
+    if kind == tl.float8e4nv:
+        x = tl.where(x > 448, 448.0, tl.where(x < -448, -448.0, x))  # and no number stays none
+    return x.to(kind)

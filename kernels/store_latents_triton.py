@@ -14,6 +14,7 @@ from torch import Tensor
 
 from penstock.kernels.norm import NormWeights
 from penstock.kernels.rotate_and_store import Rotation
+from penstock.kernels.rotate_and_store_triton import as_kept
 
 
 def store_latents_triton(
@@ -102,16 +103,16 @@ def _store_latents(
     if slot >= 0:
         row = latents_ptr + token * latents_row
         cell = cache_ptr + slot // BLOCK_SIZE * cache_block + slot % BLOCK_SIZE * (LATENT + TURNED)
-        kept = cache_ptr.dtype.element_ty
+        kept: tl.constexpr = cache_ptr.dtype.element_ty
         key = tl.load(row + LATENT + column, mask=inside, other=0.0).to(tl.float32)
         key_second = tl.load(row + LATENT + HALF + column, mask=inside, other=0.0).to(tl.float32)
         turned_key = key * cos + key_second * sin
-        tl.store(cell + LATENT + column, turned_key.to(kept), mask=inside)
+        tl.store(cell + LATENT + column, as_kept(turned_key, kept), mask=inside)
         turned_key = key_second * second_cos + key * second_sin
-        tl.store(cell + LATENT + HALF + column, turned_key.to(kept), mask=inside)
+        tl.store(cell + LATENT + HALF + column, as_kept(turned_key, kept), mask=inside)
         place = tl.arange(0, COLUMNS)
         within = place < LATENT
         latent = tl.load(row + place, mask=within, other=0.0).to(tl.float32)
         latent *= tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps)
         latent *= tl.load(weight_ptr + place, mask=within, other=0.0).to(tl.float32)
-        tl.store(cell + place, latent.to(kept), mask=within)
+        tl.store(cell + place, as_kept(latent, kept), mask=within)

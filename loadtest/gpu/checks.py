@@ -25,7 +25,7 @@ from penstock.kernels.rotate_and_store import (
 )
 from penstock.kernels.sample import WAY, SampleOnGpu, SampleRef
 from penstock.kernels.spans import HeadShape, Scoring
-from penstock.kernels.store_kv import key_rows
+from penstock.kernels.store_kv import FP8, key_rows
 from penstock.kernels.store_latents import plan_latent_store, store_latents_ref
 from penstock.loadtest.gpu.figures import Figures
 from penstock.loadtest.gpu.given import (
@@ -49,7 +49,7 @@ def checks(figures: Figures) -> None:
         kind = str(dtype).removeprefix("torch.")
         found = [*_attentions(dtype), *_latents(dtype), *_small_ops(dtype), *_experts(dtype)]
         if dtype == torch.bfloat16:
-            found += _quantised()
+            found += [*_quantised(), *_eight_bits()]
         if dtype == torch.float32:
             found += _samples()
         for name, got, wanted in found:
@@ -112,6 +112,35 @@ def _latents(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
         numbers = turning.float(), rows.float(), norm, wide_turn, wide, key_rows(slots, wide)
         yield f"store latents {heads} queries", turned_queries, store_latents_ref(*numbers)
         yield f"store latents {heads} cache", got, wide
+
+
+def _eight_bits() -> Iterator[tuple[str, Tensor, Tensor]]:
+    """A cache of fp8: what is read from it, and what is stored, odd numbers among it."""
+    lengths = [(1, 21), (5, 9)] if TOY else [(1, 40), (33, 50), (1, 1), (100, 300), (1, 2500)]
+    for shape in (HeadShape(8, 2, 64), HeadShape(32, 8, 128)):
+        query, cache, spans = batch(lengths, shape, torch.bfloat16)
+        cache = cache.to(FP8)
+        wanted = paged_attention_ref(query.float(), cache.float(), spans, Scoring(0.1))
+        got = paged_attention_triton(query, cache, spans, Scoring(0.1))
+        yield f"attention over fp8 {shape.head_dim}", got, wanted
+    query, cache, spans = latent_batch(lengths, 16, 512, 64, torch.bfloat16)
+    cache = cache.to(FP8)
+    wanted = paged_attention_ref(query.float(), cache.float(), spans, Scoring(0.1), latent=512)
+    got = latent_attention_triton(query, cache, spans, Scoring(0.1), 512)
+    yield "latents of fp8", got, wanted
+    if TOY:
+        return  # the interpreter rounds wrongly
+    shape = HeadShape(32, 8, 128)
+    qkv, _, _, cache, slots = random_qkv(33, shape, torch.bfloat16)
+    qkv *= 100
+    for at, odd in enumerate((torch.nan, torch.inf, -torch.inf, 465.0, 0.001)):
+        qkv[at :: len(slots) // 3, 5001 + at] = odd
+    places, cache = Places(None, slots), cache.to(FP8)
+    kept = cache.clone()
+    rotate_and_store_ref(qkv, None, places, shape, kept, key_rows(slots, kept))
+    plan_store(places, shape, cache)(qkv, None, cache)
+    stored, wanted = (each.float().nan_to_num(nan=1e4) for each in (cache, kept))
+    yield "stored in fp8", stored, wanted
 
 
 def _small_ops(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:

@@ -19,6 +19,7 @@ from penstock.kernels.rotate_and_store import (
     plan_store,
 )
 from penstock.kernels.spans import HeadShape, Scoring
+from penstock.kernels.store_kv import FP8
 from penstock.loadtest.gpu.figures import Figures
 from penstock.loadtest.gpu.given import (
     DEVICE,
@@ -55,6 +56,11 @@ def attention_speed(figures: Figures) -> None:
     """Time decoding by the bytes of keys and values, and reading prompts by its products."""
     shape = LLAMA_8B
     bytes_of_token = 2 * shape.num_kv_heads * shape.head_dim * 2
+    for seqs, context in ((2, 64),) if TOY else ((64, 8192), (256, 1024)):
+        took = timed([_attention(shape, [(1, context)] * seqs, FP8) for _ in range(4)])
+        least = seqs * context * bytes_of_token / 2 / figures.copy_bytes_per_s
+        name = f"decode over fp8, {seqs} sequences of {context} tokens"
+        figures.add("attention", name, 1e6 * took, "us", least / took)
     for seqs in (1, 2) if TOY else (1, 8, 64, 256):
         for context in (64,) if TOY else (1024, 8192, 32_768):
             sets = max(1, min(8, POOL_BYTES // (seqs * context * bytes_of_token)))
@@ -95,8 +101,11 @@ def latents_speed(figures: Figures) -> None:
             empty()
 
 
-def _attention(shape: HeadShape, lengths: list[tuple[int, int]]) -> Callable[[], Tensor]:
+def _attention(
+    shape: HeadShape, lengths: list[tuple[int, int]], dtype: torch.dtype = torch.bfloat16
+) -> Callable[[], Tensor]:
     query, cache, spans = batch(lengths, shape, torch.bfloat16)
+    cache = cache.to(dtype)
     scoring = Scoring(shape.head_dim**-0.5)
     return lambda: paged_attention_triton(query, cache, spans, scoring)
 

@@ -84,6 +84,7 @@ NAMES = frozenset(
         "json_file",
         "keep_alive_s",
         "key_id",
+        "kv_cache_dtype",
         "kv_cache_memory_bytes",
         "kv_events_config",
         "lane",

@@ -103,6 +103,11 @@ def rows() -> Iterator[tuple[Any, ...]]:
                     _paged_attention, types, constants, capability, tile.num_warps, tile.num_stages
                 )
                 yield (f"attention, {what}", name, target, *found)
+                if target == "sm_90" and name == OF_SM_80[0] and not has_all:
+                    types["cache_ptr"] = "*fp8e4nv"
+                    how = tile.num_warps, tile.num_stages
+                    found = compiled(_paged_attention, types, constants, capability, *how)
+                    yield (f"attention, {what}, over fp8", name, target, *found)
             if name not in SMALL:
                 continue
             yield ("norm", name, target, *_norm(hidden, capability))

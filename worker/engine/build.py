@@ -23,7 +23,8 @@ from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.state_pool import StatePool
 from penstock.worker.engine.step_tokens import max_step_tokens, try_step
 from penstock.worker.layers.arithmetic import Arithmetic
-from penstock.worker.models.errors import NoDevice
+from penstock.worker.layers.fp8_cache import FP8, cannot_keep
+from penstock.worker.models.errors import CannotKeep, NoDevice
 from penstock.worker.models.impl import load_model
 from penstock.worker.models.served import Model, ModelFacts, Network
 from penstock.worker.models.spec import ModelSpec
@@ -38,10 +39,11 @@ class DoesNotFit(PenstockError):
 
 def build_engine(config: EngineConfig) -> Engine:
     device = torch.device(device_of(config))
+    kept = cache_dtype(config, device)
     model = load_model(spec_of(config, device))
-    facts = model.config
+    facts, dtype = model.config, kept or model.dtype
     step_tokens = max_step_tokens(config, model, device)
-    sizes = _sizes(config, step_tokens, model, device)
+    sizes = _sizes(config, step_tokens, model, dtype, device)
     num_blocks = sizes.num_blocks
     limits = EngineLimits(
         max_model_len=length_that_fits(config, facts, num_blocks),
@@ -56,7 +58,7 @@ def build_engine(config: EngineConfig) -> Engine:
     kv_caches = [
         _zeros(
             kv.of_blocks(num_blocks, config.block_size),
-            model.dtype,
+            dtype,
             device,
             config.kv_cache_memory_bytes is not None,
         )
@@ -131,6 +133,16 @@ def device_of(config: EngineConfig) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def cache_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:
+    """Return the type of keys and values; None means the model's own. Raises CannotKeep."""
+    if config.kv_cache_dtype == "auto":
+        return None
+    why = cannot_keep(device)
+    if why is not None:
+        raise CannotKeep(f"{config.kv_cache_dtype}: {why}")
+    return FP8
+
+
 def block_bytes(config: EngineConfig, facts: ModelFacts, dtype: torch.dtype) -> int:
     """Return the bytes of one block in all layers: keys and values of `block_size` tokens."""
     return sum(kv.numbers for kv in facts.kv_shapes) * config.block_size * dtype.itemsize
@@ -150,19 +162,20 @@ class CacheSizes:
 
 
 def _sizes(
-    config: EngineConfig, step_tokens: int, model: Model, device: torch.device
+    config: EngineConfig, step_tokens: int, model: Model, dtype: torch.dtype, device: torch.device
 ) -> CacheSizes:
+    """Return the sizes of a cache whose numbers are of `dtype`."""
     if config.num_gpu_blocks_override is not None:
         kept = config.max_num_seqs if config.enable_prefix_caching else 0
         return CacheSizes(config.num_gpu_blocks_override, config.max_num_seqs, kept)
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = (
-            _free_gpu_bytes(config, step_tokens, model, device)
+            _free_gpu_bytes(config, step_tokens, model, dtype, device)
             if device.type == "cuda"
             else CPU_KV_CACHE_BYTES
         )
-    sizes = sizes_in(budget, config, model.config, model.dtype)
+    sizes = sizes_in(budget, config, model.config, dtype)
     if sizes.num_seqs < config.max_num_seqs:
         _log.info(
             "%d sequences run at once: each has a state of %d bytes beside its blocks",
@@ -210,7 +223,7 @@ def _blocks_in(budget: int, config: EngineConfig, facts: ModelFacts, dtype: torc
 
 
 def _free_gpu_bytes(
-    config: EngineConfig, step_tokens: int, model: Model, device: torch.device
+    config: EngineConfig, step_tokens: int, model: Model, dtype: torch.dtype, device: torch.device
 ) -> int:
     """Return the bytes that `gpu_memory_utilization` leaves for the KV cache.
 
@@ -220,7 +233,7 @@ def _free_gpu_bytes(
     torch.cuda.empty_cache()  # what loading left over is no weight
     weights = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
-    try_step(model, step_tokens, config.max_num_seqs, config.block_size, device)
+    try_step(model, step_tokens, config.max_num_seqs, config.block_size, dtype, device)
     peak = torch.cuda.max_memory_reserved(device)
     torch.cuda.empty_cache()
     graphs = peak - weights if _captures(config, model, device) else 0

@@ -67,6 +67,7 @@ class ModelRunner:
         self.model = model
         self.copy_state = copy_state
         self.kv_caches = kv_caches
+        self._bytes = [kv_cache.view(torch.uint8) for kv_cache in kv_caches]
         self.batch = batch
         self.sampler = sampler
         self._drawing: list[Sequence] = []  # that drew last, and what the sampler needs of them
@@ -108,8 +109,8 @@ class ModelRunner:
         """Make the second of each pair a copy of the first: blocks, and the states of rows."""
         if blocks:
             sources, targets = (list(each) for each in zip(*blocks, strict=True))
-            for kv_cache in self.kv_caches:
-                kv_cache[targets] = kv_cache[sources]
+            for numbers in self._bytes:
+                numbers[targets] = numbers[sources]
         if self.copy_state is not None:
             for source, target in rows:
                 self.copy_state(source, target)
@@ -150,8 +151,8 @@ class ModelRunner:
         Attention gives the unused slots of a later holder a weight of zero, and zero times NaN is
         NaN.
         """
-        for kv_cache in self.kv_caches:
-            kv_cache[blocks] = 0
+        for numbers in self._bytes:
+            numbers[blocks] = 0
 
 
 def _without(sampled: Sampled, plan: Plan, spoilt: list[int]) -> Sampled:

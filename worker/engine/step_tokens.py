@@ -58,15 +58,23 @@ def most_in_time(most: int, step_s: Callable[[int], float]) -> int:
 
 def _step_s(model: Model, count: int, block_size: int) -> float:
     begin_s = time.perf_counter()
-    try_step(model, count, 1, block_size, torch.device("cpu"))
+    try_step(model, count, 1, block_size, model.dtype, torch.device("cpu"))
     return time.perf_counter() - begin_s
 
 
 @torch.inference_mode()
 def try_step(
-    model: Model, count: int, num_draws: int, block_size: int, device: torch.device
+    model: Model,
+    count: int,
+    num_draws: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
-    """Run one forward pass over `count` tokens of one sequence, and `num_draws` rows of logits."""
+    """Run one forward pass over `count` tokens of one sequence, and `num_draws` rows of logits.
+
+    dtype  of keys and values
+    """
     num_blocks = -(-count // block_size)
     batch = Batch(
         token_ids=torch.zeros(count, dtype=torch.int64, device=device),
@@ -80,7 +88,7 @@ def try_step(
         max_context_len=count,
     )
     caches = {
-        kv: torch.zeros(kv.of_blocks(num_blocks, block_size), dtype=model.dtype, device=device)
+        kv: torch.zeros(kv.of_blocks(num_blocks, block_size), dtype=dtype, device=device)
         for kv in set(model.config.kv_shapes)
     }
     hidden = model(batch, [caches[kv] for kv in model.config.kv_shapes])

@@ -121,20 +121,20 @@ class LatentAttention:
         size, block_size = kv_cache.shape[4], kv_cache.shape[3]
         width = -(-max(query.shape[2], of_value) // 32) * 32
         num_blocks = -(-context // block_size)
-        cached = kv_cache[table[:num_blocks].long()].view(-1, size)[:context]
+        cached = kv_cache[table[:num_blocks].long()].view(-1, size)[:context].to(query.dtype)
         latent, turned = cached.tensor_split((rank,), 1)
-        of_head = 2 * num_blocks * block_size * width * kv_cache.element_size()
+        of_head = 2 * num_blocks * block_size * width * query.element_size()
         together = max(1, min(heads, _MADE_BYTES // of_head))
         spans, slots = _alone(len(query), context, num_blocks, query.device)
         out = query.new_empty(len(query), heads, of_value)
         for first in range(0, heads, together):
             some = slice(first, min(first + together, heads))
             num = some.stop - first
-            made = kv_cache.new_zeros(context, 2 * num, width)
+            made = query.new_zeros(context, 2 * num, width)
             made[:, :num, :still] = torch.matmul(latent, key[some].transpose(1, 2)).transpose(0, 1)
             made[:, :num, still : query.shape[2]] = turned[:, None]
             made[:, num:, :of_value] = torch.matmul(latent, value[some]).transpose(0, 1)
-            blocks = kv_cache.new_zeros(num_blocks, num, 2, block_size, width)
+            blocks = query.new_zeros(num_blocks, num, 2, block_size, width)
             # As of a pass that has the keys and values of all tokens, and no queries.
             store = plan_store(Places(None, slots), HeadShape(0, num, width), blocks)
             store(made.view(context, -1), None, blocks)

@@ -59,6 +59,10 @@ class CannotQuantise(ModelError):
     setting = "quantization"
 
 
+class CannotKeep(ModelError):
+    setting = "kv_cache_dtype"
+
+
 class NotDeterministic(ModelError):
     setting = "deterministic"
 

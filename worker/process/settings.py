@@ -38,6 +38,7 @@ OF_VLLM = frozenset(
         "block_size",
         "num_gpu_blocks_override",
         "gpu_memory_utilization",
+        "kv_cache_dtype",
         "kv_cache_memory_bytes",
         "max_num_batched_tokens",
         "enable_prefix_caching",
@@ -108,6 +109,11 @@ class WorkerSettings(TracingSettings):
     )
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
         None, description="bits of the weights' numbers; of 4 bits, 64 or 128 share a scale"
+    )
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
+        "auto",
+        description="of keys and values, on a GPU: fp8 (e4m3, without scales) holds twice as many "
+        "as bf16; auto: as `dtype`",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU if there is one"

@@ -12,6 +12,7 @@ from penstock.kernels.paged_attention_ref import paged_attention_ref
 from penstock.kernels.paged_attention_tiled import paged_attention_tiled
 from penstock.kernels.paged_attention_triton import Tile, fitting_tile, paged_attention_triton
 from penstock.kernels.spans import Scoring, Spans
+from penstock.kernels.store_kv import FP8
 
 # (query length, context length) of each sequence
 DECODES = [(1, 1), (1, 16), (1, 17), (1, 80), (1, 333)]
@@ -263,3 +264,20 @@ def test_a_tile_of_latents_fits_what_processors_share():
                 tile = fitting_latent_tile(heads, row_bytes, shared_kib * 1024)
                 held = (tile.rows + tile.keys * tile.num_stages) * row_bytes
                 assert held <= shared_kib * 1024 or tile.rows == tile.keys == 16
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_keys_and_values_of_eight_bits_are_read(dtype, tolerance):
+    query, cache, spans = make(SMALL, 6, 2, 64, dtype=dtype)
+    cache, scoring = cache.to(FP8), Scoring(0.1)
+    got = paged_attention_triton(query, cache, spans, scoring)
+    wanted = expected(query, cache.to(dtype), spans, scoring)
+    assert got.dtype == dtype
+    assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)
+
+    query, cache, spans = make(SMALL, 6, 1, 48, dtype=dtype)
+    cache = cache[:, :, :1].contiguous().to(FP8)
+    got = latent_attention_triton(query, cache, spans, scoring, 32)
+    wide = cache.to(dtype).repeat(1, 1, 2, 1, 1)
+    wanted = expected(query, wide, spans, scoring)[..., :32]
+    assert_close(got.double(), wanted, atol=tolerance, rtol=tolerance)

@@ -23,7 +23,7 @@ from penstock.kernels.rotate_and_store import (
 from penstock.kernels.rotate_and_store_triton import rotate_and_store_triton
 from penstock.kernels.sample import SampleOnGpu, SampleRef
 from penstock.kernels.spans import HeadShape
-from penstock.kernels.store_kv import key_rows
+from penstock.kernels.store_kv import FP8, key_rows
 from penstock.kernels.store_latents import store_latents_ref
 from penstock.kernels.store_latents_triton import store_latents_triton
 
@@ -132,6 +132,29 @@ def test_storing_latents(heads, still, latent, turned, block_size, dtype, tolera
     assert_close(kept, got, atol=0, rtol=0)
     assert (empty != got_cache).any(-1).sum() == 1, "only the token without a slot was left out"
     assert torch.equal(before, kept_before), "nothing is stored in front of the cache"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_stored_in_eight_bits_is_there(dtype):
+    """What is too large becomes the largest. The interpreter rounds wrongly: nothing is rounded."""
+    shape, slots = HeadShape(3, 2, 16), torch.tensor([5, 0, 17])
+    qkv = (100 * randn(3, sum(shape.rows))).to(FP8).to(dtype)
+    qkv[1, 60], qkv[2, -1], qkv[0, -3] = 449, torch.inf, -1000
+    places, cache = Places(None, slots), torch.zeros(2, 2, 2, 16, 16).to(FP8)
+    kept = cache.clone()
+    rotate_and_store_ref(qkv, None, places, shape, kept, key_rows(slots, kept))
+    rotate_and_store_triton(qkv, None, None, slots, shape, cache)
+    assert torch.equal(cache.float(), kept.float())
+    assert torch.equal(kept[1, :, 1, 1].flatten().to(dtype), qkv[2, -32:].clamp(-448, 448))
+
+    latents, cache = (100 * randn(3, 40)).to(FP8).to(dtype), torch.zeros(2, 1, 1, 16, 40).to(FP8)
+    turning, norm, kept = latents[:, None, :8], NormWeights(1e9 * randn(32), 1e-5), cache.clone()
+    rotation = Rotation(torch.ones(3, 8), torch.zeros(3, 8))
+    store_latents_ref(turning, latents, norm, rotation, kept, key_rows(slots, kept))
+    store_latents_triton(turning, latents, norm, rotation, slots, cache)
+    assert torch.equal(cache.float(), kept.float())
+    assert torch.equal(kept[0, 0, 0, 5, 32:].to(dtype), latents[0, 32:])
+    assert (kept[0, 0, 0, 5, :32].float().abs() == 448).all()
 
 
 @pytest.mark.slow

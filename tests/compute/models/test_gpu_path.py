@@ -24,6 +24,7 @@ from penstock.worker.engine.graphs import GraphedNetwork, graph_sizes
 from penstock.worker.engine.messages import AddSequence
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.layers import latent_attention
+from penstock.worker.models.errors import CannotKeep
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
@@ -134,6 +135,36 @@ def test_a_quantised_model_gives_the_same_text_replayed(
         runner.model = GraphedNetwork(runner.model, runner.kv_caches, 5, 144, 16, replays)
     assert texts(engine) == wanted
     assert replays.num_replays > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+def test_keys_and_values_of_eight_bits_give_the_same_text_replayed(
+    name: str, tmp_path: Path, interpret: Callable[[], None]
+) -> None:
+    """With slices and preemption, whose keys are computed again."""
+    families.save(name, tmp_path)
+    interpret()
+    options = {"kv_cache_dtype": "fp8", "deterministic": True}
+    plain = make_engine(tmp_path, **options)
+    wanted = texts(plain)
+    assert plain.stats().num_preemptions
+    engine = make_engine(tmp_path, **options, async_scheduling=True)
+    runner, replays = engine.runner, Replays()
+    assert isinstance(runner, ModelRunner)
+    assert {kv_cache.dtype for kv_cache in runner.kv_caches} == {torch.float8_e4m3fn}
+    with torch.inference_mode():
+        runner.model = GraphedNetwork(runner.model, runner.kv_caches, 5, 144, 16, replays)
+    assert texts(engine) == wanted
+    assert replays.num_replays > 10
+    assert texts(make_engine(tmp_path, deterministic=True)) != wanted, "the bits count"
+
+
+def test_keys_and_values_of_eight_bits_are_refused_where_nothing_reads_them(tmp_path: Path) -> None:
+    families.save("llama", tmp_path)
+    with pytest.raises(CannotKeep, match="leave it out on a CPU") as raised:
+        make_engine(tmp_path, kv_cache_dtype="fp8")
+    assert raised.value.setting == "kv_cache_dtype"
 
 
 def test_sizes_are_close_where_rows_are_few() -> None:

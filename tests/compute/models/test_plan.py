@@ -76,6 +76,8 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main([*bundled, "--max-model-len", "100000"]) == 1
     assert "max_model_len: 100000" in capsys.readouterr().err
     assert plan.main(["--model", "no/where/to"]) == 1
+    assert plan.main([*bundled, "--kv-cache-dtype", "fp8"]) == 1
+    assert "leave it out on a CPU" in capsys.readouterr().err
     assert plan.main([*bundled, "--quantization", "int8", "--dtype", "float32"]) == 1
     assert "leave" in capsys.readouterr().err
     on_a_gpu = ["--device", "cuda", "--memory", "1GiB"]
@@ -83,3 +85,12 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the GPU's" in capsys.readouterr().out
     assert plan.main([*bundled, "--device", "cuda"]) == 2
     assert "--memory 80GiB" in capsys.readouterr().err
+
+
+def test_keys_and_values_of_eight_bits_take_half_the_room(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--model", "penstock-5m", "--device", "cuda", "--memory", "1GiB"]
+    usual, halved = (planned(capsys, *flags, *more) for more in ([], ["--kv-cache-dtype", "fp8"]))
+    assert usual["kv_bytes_per_token"] == 2 * halved["kv_bytes_per_token"]
+    assert halved["num_blocks"] // 2 == usual["num_blocks"]
