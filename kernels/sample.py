@@ -25,6 +25,7 @@ from penstock.kernels.device import TRITON_DEVICES
 from penstock.kernels.draw import LOG2_E, STEEPEST, UNIT, Cut, draw, draw_cut, likeliest, mass
 from penstock.kernels.philox import Words, key_schedule, uniforms
 from penstock.kernels.token_mask import apply_token_mask, byte_penalties
+from penstock.kernels.transfers import send
 
 NO_TOKEN = -1
 
@@ -84,19 +85,14 @@ class SampleOnGpu:
 
         self._kernel = sample_triton
         self._device = device
-        self._masked = torch.from_numpy(ways["is_masked"].nonzero()[0])
-        temperature = torch.from_numpy(ways["temperature"].copy())
-        scales = torch.full_like(temperature, LOG2_E).div_(temperature).clamp_(max=STEEPEST)
+        self._masked = ways["is_masked"].nonzero()[0]
         top_k = np.where(ways["top_k"] > 0, ways["top_k"], vocab).clip(max=vocab)
-        self._columns = [
-            each.to(device)
-            for each in (
-                scales.masked_fill_(temperature == 0, 0),
-                torch.from_numpy(top_k.astype(np.int32)),
-                torch.from_numpy(ways["top_p"].copy()),
-                torch.from_numpy(ways["min_p"].copy()).log2().float(),
-            )
-        ]
+        with np.errstate(divide="ignore"):
+            scales = (np.float32(LOG2_E) / ways["temperature"]).clip(max=np.float32(STEEPEST))
+            least_powers = np.log2(ways["min_p"]).astype(np.float32)
+        scales[ways["temperature"] == 0] = 0
+        columns = [scales, top_k.astype(np.int32), ways["top_p"].copy(), least_powers]
+        self._columns = send(columns, device)
         self._keys, self._choices = key_schedule(ways["seed"].tolist()), ways["choice"].tolist()
         self._zeros = torch.zeros(len(ways), dtype=torch.float64, device=device)
         self._draws = bool((ways["temperature"] > 0).any())
@@ -107,11 +103,8 @@ class SampleOnGpu:
         forbid(logits, masks, self._masked)
         numbers = self._zeros
         if self._draws:
-            drawn = torch.from_numpy(uniforms(self._keys, self._choices, positions.tolist()))
-            numbers = drawn
-            if self._device.type != "cpu":
-                # The host would wait for all that the device has to do, were it not pinned.
-                numbers = drawn.pin_memory().to(self._device, non_blocking=True)
+            drawn = uniforms(self._keys, self._choices, positions.tolist())
+            (numbers,) = send([drawn], self._device)
         scales, top_ks, top_ps, least_powers = self._columns
         return self._kernel(logits, scales, top_ks, top_ps, least_powers, numbers)
 
@@ -124,7 +117,7 @@ class SampleRef:
         is_cut = (ways["top_k"] > 0) | (ways["top_p"] < 1) | (ways["min_p"] > 0)
         self._free = _group(ways, draws & ~is_cut, vocab, device)
         self._cut = _group(ways, draws & is_cut, vocab, device)
-        self._masked = torch.from_numpy(ways["is_masked"].nonzero()[0])
+        self._masked = ways["is_masked"].nonzero()[0]
 
     def __call__(
         self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
@@ -142,17 +135,17 @@ class SampleRef:
         return tokens.masked_fill_(~top.isfinite(), NO_TOKEN)
 
 
-def forbid(logits: Tensor, masks: Tensor | None, masked: Tensor) -> None:
-    """Apply the masks of some rows to their logits, in place."""
+def forbid(logits: Tensor, masks: Tensor | None, masked: NDArray[np.int64]) -> None:
+    """Apply the masks of some rows, `masked`, to their logits, in place."""
     if masks is None or not len(masked):
         return
-    penalties = _byte_penalties(logits.device)
+    penalties, words = _byte_penalties(logits.device), masks.numpy()
     if len(masked) == len(logits):
-        apply_token_mask(logits, masks.to(logits.device), penalties)
+        apply_token_mask(logits, send([words], logits.device)[0], penalties)
         return
-    index = masked.to(logits.device)
+    index, of_some = send([masked, words[masked]], logits.device)
     some = logits[index]
-    apply_token_mask(some, masks[masked].to(logits.device), penalties)
+    apply_token_mask(some, of_some, penalties)
     logits[index] = some
 
 
@@ -190,7 +183,7 @@ class _Group:
 
     def uniforms(self, positions: NDArray[np.int64]) -> Tensor:
         drawn = uniforms(self.keys, self.choices, positions[self.places].tolist())
-        return torch.from_numpy(drawn).to(self.index.device)
+        return send([drawn], self.index.device)[0]
 
     def of(self, logits: Tensor) -> Tensor:
         return logits if self.is_all else logits[self.index]
@@ -204,16 +197,15 @@ def _group(
     some = ways[chosen]
     top_k = np.where(some["top_k"] > 0, some["top_k"], vocab).clip(max=vocab)
 
-    def send(column: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(column)).to(device)
-
     places = chosen.nonzero()[0]
+    columns = [places, some["temperature"], top_k.astype(np.int64), some["top_p"], some["min_p"]]
+    index, temperature, top_ks, top_ps, min_ps = send(columns, device)
     return _Group(
         places,
-        send(places),
+        index,
         len(some) == len(ways),
-        send(some["temperature"]),
-        Cut(send(top_k.astype(np.int64)), send(some["top_p"]), send(some["min_p"])),
+        temperature,
+        Cut(top_ks, top_ps, min_ps),
         key_schedule(some["seed"].tolist()),
         some["choice"].tolist(),
     )

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from penstock.kernels.transfers import send
 from penstock.worker.engine.columns import Columns, Numbers
 from penstock.worker.engine.sequence import Plan, Sequence
-from penstock.worker.engine.transfers import send
 from penstock.worker.layers.batch import Batch, HostSlices
 
 

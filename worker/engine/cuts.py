@@ -8,6 +8,7 @@ Sums are of the draw's integer weights, so a row's tokens depend on nothing but 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from penstock.kernels.draw import BLOCK, UNIT, Cut, least_kept, powers_of, weights_of
 from penstock.kernels.philox import key_schedule, uniforms
+from penstock.kernels.transfers import send
 from penstock.schemas.sampling import SamplingParams
 
 _XTC_STREAM = 1 << 20  # added to a choice: its other random numbers
@@ -48,22 +50,29 @@ class Cuts:
     """The rules of some rows of a batch."""
 
     def __init__(self, rows: list[CutRow], vocab_size: int, device: torch.device) -> None:
-        def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
-
         asked = [row.params for row in rows]
         self.places = [row.place for row in rows]
-        self._index = torch.tensor(self.places, device=device)
-        self._temperature = column([each.temperature for each in asked], torch.float32)
-        self._sigmas = column([each.top_n_sigma for each in asked])
-        self._cut = Cut(
-            column([_num_kept(each.top_k, vocab_size) for each in asked], torch.int64),
-            column([each.top_p for each in asked]),
-            column([each.min_p for each in asked]),
-        )
-        self._top_as = column([each.top_a for each in asked])
-        self._typical = column([each.typical_p for each in asked])
-        self._likely = column([each.xtc_threshold for each in asked])
+        top_ks = [_num_kept(each.top_k, vocab_size) for each in asked]
+        numbers = [
+            (
+                each.top_p,
+                each.min_p,
+                each.top_n_sigma,
+                each.top_a,
+                each.typical_p,
+                each.xtc_threshold,
+            )
+            for each in asked
+        ]
+        columns: list[NDArray[Any]] = [
+            np.array(self.places, np.int64),
+            np.array([each.temperature for each in asked], np.float32),
+            np.array(top_ks, np.int64),
+            np.array(numbers, np.float64).T,
+        ]
+        self._index, self._temperature, most, others = send(columns, device)
+        top_ps, min_ps, self._sigmas, self._top_as, self._typical, self._likely = others
+        self._cut = Cut(most, top_ps, min_ps)
         self._xtc = np.array([each.xtc_probability for each in asked])
         self._keys = key_schedule([row.seed for row in rows])
         self._choices = [row.choice + _XTC_STREAM for row in rows]
@@ -75,7 +84,7 @@ class Cuts:
         positions  [rows]  the place of each row's next token in its completion
         """
         drawn = uniforms(self._keys, self._choices, positions[self.places].tolist())
-        fires = torch.from_numpy(drawn < self._xtc).to(logits.device)
+        (fires,) = send([drawn < self._xtc], logits.device)
         for begin in range(0, len(self.places), self._rows_a_block):
             rows = slice(begin, begin + self._rows_a_block)
             index = self._index[rows]

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.kernels.transfers import send
 from penstock.schemas.sampling import SamplingParams
 
 _FLOAT = np.finfo(np.float32)
@@ -66,8 +67,8 @@ def penalise(logits: Tensor, seen: list[tuple[int, SeenTokens]]) -> None:
     presence = np.repeat([each.params.presence_penalty for _, each in seen], sizes)
     loss = counts * frequency + (counts > 0) * presence
 
-    place = torch.from_numpy(np.stack([rows, ids])).to(logits.device)
-    strength = torch.from_numpy(np.stack([repetition, loss])).float().to(logits.device)
-    before = logits[place[0], place[1]]
-    scaled = torch.where(before > 0, before / strength[0], before * strength[0])
-    logits[place[0], place[1]] = scaled.clamp(max=float(_FLOAT.max)) - strength[1]
+    columns = [rows, ids, repetition.astype(np.float32), loss.astype(np.float32)]
+    rows_of, tokens, strength, lost = send(columns, logits.device)
+    before = logits[rows_of, tokens]
+    scaled = torch.where(before > 0, before / strength, before * strength)
+    logits[rows_of, tokens] = scaled.clamp(max=float(_FLOAT.max)) - lost

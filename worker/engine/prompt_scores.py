@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from torch import Tensor
 
+from penstock.kernels.transfers import send
 from penstock.worker.engine.logprobs import PackedLogprobs, read_logprob
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.engine.sequence import Plan
-from penstock.worker.engine.transfers import Arriving, send
+from penstock.worker.engine.transfers import Arriving
 
 _LOGITS = 2**24  # how many are there at once
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.transfers import send
 from penstock.worker.engine.batch import PersistentBatch
 from penstock.worker.engine.columns import Numbers
 from penstock.worker.engine.grammar.constraints import Constraint
@@ -17,7 +18,7 @@ from penstock.worker.engine.prompt_scores import PromptScores
 from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled, Sampler
 from penstock.worker.engine.sampler_row import SamplerRow
 from penstock.worker.engine.sequence import Plan, Sequence
-from penstock.worker.engine.transfers import Arriving, send
+from penstock.worker.engine.transfers import Arriving
 from penstock.worker.models.served import Network
 
 
@@ -108,7 +109,8 @@ class ModelRunner:
     def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
         """Make the second of each pair a copy of the first: blocks, and the states of rows."""
         if blocks:
-            sources, targets = (list(each) for each in zip(*blocks, strict=True))
+            pairs = np.array(blocks, np.int64).T
+            sources, targets = send([pairs], self.kv_caches[0].device)[0]
             for numbers in self._bytes:
                 numbers[targets] = numbers[sources]
         if self.copy_state is not None:
@@ -151,8 +153,9 @@ class ModelRunner:
         Attention gives the unused slots of a later holder a weight of zero, and zero times NaN is
         NaN.
         """
+        (index,) = send([np.array(blocks, np.int64)], self.kv_caches[0].device)
         for numbers in self._bytes:
-            numbers[blocks] = 0
+            numbers[index] = 0
 
 
 def _without(sampled: Sampled, plan: Plan, spoilt: list[int]) -> Sampled:

@@ -20,6 +20,7 @@ from torch import Tensor
 from penstock.kernels.sample import NO_TOKEN as NO_TOKEN
 from penstock.kernels.sample import WAY, Sample, forbid, log_total, plan_sample
 from penstock.kernels.token_mask import allow_all_but
+from penstock.kernels.transfers import send
 from penstock.worker.engine.cuts import CutRow, Cuts
 from penstock.worker.engine.dry import DryTokens
 from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
@@ -27,7 +28,7 @@ from penstock.worker.engine.logprobs import PackedLogprobs, read_logprob, with_d
 from penstock.worker.engine.messages import Logprob
 from penstock.worker.engine.penalties import SeenTokens, penalise
 from penstock.worker.engine.sampler_row import SamplerRow
-from penstock.worker.engine.transfers import Arriving, send
+from penstock.worker.engine.transfers import Arriving
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,9 @@ class DrawnTokens:
 
     tokens: Tensor
     read: Callable[[], Sampled]
+
+
+_Kind = Literal["likeliest", "named", "candidates"]
 
 
 class Sampler:
@@ -103,9 +107,11 @@ class Sampler:
         if rows is not self._columns.rows and rows != self._columns.rows:
             self._columns = self._read(rows)
         columns = self._columns
-        raw = logits[columns.scored] if columns.scored else None
-        named = logits[columns.named] if columns.named else None
-        totals = log_total(logits[columns.beams]) if columns.beams else None
+        raw, named, beams = (
+            logits[asking.index] if asking else None
+            for asking in (columns.scored, columns.named, columns.beams)
+        )
+        totals = None if beams is None else log_total(beams)
         positions = columns.positions(lengths)
         self._alter(logits, columns, masks)
         if columns.cuts is not None:
@@ -113,12 +119,12 @@ class Sampler:
             columns.cuts.exclude(logits, positions)
         tokens = columns.sample(logits, positions, masks)
         told = []
-        if raw is not None:
-            told.append(_scored(tokens, raw, columns))
-        if named is not None:
-            told.append(self._named(tokens, named, columns))
-        if totals is not None:
-            told.append(_candidates(logits, totals, columns))
+        if raw is not None and columns.scored is not None:
+            told.append(_scored(tokens, raw, columns.scored))
+        if named is not None and columns.named is not None:
+            told.append(_named(tokens, named, columns.named))
+        if totals is not None and columns.beams is not None:
+            told.append(_candidates(logits, totals, columns.beams))
         if told:
             return _with_logprobs(tokens, told)
         arriving, count = Arriving(tokens), len(rows)
@@ -132,16 +138,17 @@ class Sampler:
         if columns.forbidden is not None:
             index, ids = columns.forbidden
             logits[index] = logits[index].masked_fill(ids, -torch.inf)
-        for place, row in columns.worded:
-            if bad := row.forbidden():
-                logits[place, bad] = -torch.inf
+        never = [(place, token) for place, row in columns.worded for token in row.forbidden()]
         for ban in columns.bans:
             if not ban.holds:
                 continue
             if masks is not None and ban.row.is_masked:
                 ban.forbid(masks[ban.index])
             else:
-                logits[ban.index, ban.token_ids] = -torch.inf
+                never += [(ban.index, token) for token in ban.token_ids]
+        if never:
+            rows, ids = send([np.array(never, np.int64).T], self.device)[0]
+            logits[rows, ids] = -torch.inf
         if columns.penalised:
             penalise(logits, columns.penalised)
         for place, dry in columns.dry:
@@ -164,9 +171,9 @@ class Sampler:
             dry=[(i, row.dry) for i, row in special if row.dry is not None],
             cuts=self._cuts(special),
             masked_cuts=self._masked_cuts(special),
-            scored=[i for i, row in special if row.tells == "likeliest"],
-            named=[i for i, row in special if row.tells == "named"],
-            beams=[i for i, row in special if row.tells == "candidates"],
+            scored=self._asking(special, "likeliest"),
+            named=self._asking(special, "named"),
+            beams=self._asking(special, "candidates"),
             sample=plan_sample(ways, self.vocab_size, self.device),
         )
 
@@ -178,40 +185,45 @@ class Sampler:
         if not entries:
             return None
         index, ids, values = zip(*entries, strict=True)
-        return (
-            torch.tensor(index, device=self.device),
-            torch.tensor(ids, device=self.device),
-            torch.tensor(values, dtype=torch.float32, device=self.device),
-        )
+        places = np.array([index, ids], np.int64)
+        (places_there, biases) = send([places, np.array(values, np.float32)], self.device)
+        return places_there[0], places_there[1], biases
 
     def _forbidden(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor] | None:
         """Return some rows, and of each [rows, vocab] whether a token is not allowed."""
         allowed = [(i, row.allowed) for i, row in rows if row.allowed is not None]
         if not allowed:
             return None
-        forbidden = torch.ones(len(allowed), self.vocab_size, dtype=torch.bool)
+        forbidden = np.ones((len(allowed), self.vocab_size), np.bool_)
         for place, (_, ids) in enumerate(allowed):
             forbidden[place, ids] = False
-        index = torch.tensor([i for i, _ in allowed])
-        return index.to(self.device), forbidden.to(self.device)
+        index, forbidden_there = send([np.array([i for i, _ in allowed]), forbidden], self.device)
+        return index, forbidden_there
 
     def _cuts(self, rows: list[tuple[int, SamplerRow]]) -> Cuts | None:
         cut = [CutRow(i, row.params, row.seed, row.choice) for i, row in rows if row.is_cut]
         return Cuts(cut, self.vocab_size, self.device) if cut else None
 
-    def _named(self, tokens: Tensor, raw: Tensor, columns: "_Columns") -> "_Told":
-        """Return the log probabilities of the tokens that rows name, raw [named rows, vocab]."""
-        ids = [columns.rows[i].params.logprob_token_ids or [] for i in columns.named]
+    def _asking(self, rows: list[tuple[int, SamplerRow]], kind: "_Kind") -> "_Asking | None":
+        """Return the rows that are told of tokens of this kind; None where there are none."""
+        asking = [(i, row) for i, row in rows if row.tells == kind]
+        if not asking:
+            return None
+        ids = [row.params.logprob_token_ids or [] for _, row in asking]
         width = max(map(len, ids))
-        padded = torch.tensor([each + each[:1] * (width - len(each)) for each in ids])
-        drawn = tokens[columns.named].clamp(min=0)
-        packed = PackedLogprobs.named(raw, drawn, padded.to(self.device))
-        return _Told(packed, columns.named, [len(each) for each in ids], "named")
+        padded = [each + each[:1] * (width - len(each)) for each in ids]
+        places = [i for i, _ in asking]
+        columns = [np.array(places), np.array(padded, np.int64)]
+        wanted = {
+            "likeliest": [row.params.logprobs or 0 for _, row in asking],
+            "named": [len(each) for each in ids],
+            "candidates": [row.num_candidates for _, row in asking],
+        }
+        index, there = send(columns, self.device)
+        return _Asking(places, index, there, wanted[kind])
 
-    def _masked_cuts(self, rows: list[tuple[int, SamplerRow]]) -> Tensor:
-        return torch.tensor(
-            [i for i, row in rows if row.is_cut and row.is_masked], dtype=torch.int64
-        )
+    def _masked_cuts(self, rows: list[tuple[int, SamplerRow]]) -> NDArray[np.int64]:
+        return np.array([i for i, row in rows if row.is_cut and row.is_masked], np.int64)
 
     def _bans(self, rows: list[tuple[int, SamplerRow]]) -> list["_Ban"]:
         bans = []
@@ -259,10 +271,10 @@ class _Columns:
     penalised: list[tuple[int, SeenTokens]]
     dry: list[tuple[int, DryTokens]]
     cuts: Cuts | None
-    masked_cuts: Tensor  # the rows that are cut under a grammar
-    scored: list[int]
-    named: list[int]
-    beams: list[int]
+    masked_cuts: NDArray[np.int64]  # the rows that are cut under a grammar
+    scored: "_Asking | None"
+    named: "_Asking | None"
+    beams: "_Asking | None"
     sample: Sample
 
     def positions(self, lengths: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -272,35 +284,53 @@ class _Columns:
         return lengths - self.num_prompt
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asking:
+    """The rows that are told log probabilities of one kind.
+
+    places  in the batch; `index` is the same on the device
+    ids     [rows, some]  that a row names, the first again where others name more
+    wanted  how many each is told
+    """
+
+    places: list[int]
+    index: Tensor
+    ids: Tensor
+    wanted: list[int]
+
+
 class _Told(NamedTuple):
-    """Numbers for some rows: of each its place in the batch, and how many likeliest tokens."""
+    """Numbers for the rows that asked for them."""
 
     packed: PackedLogprobs
-    places: list[int]
-    wanted: list[int]
-    kind: Literal["likeliest", "named", "candidates"]
+    asking: _Asking
+    kind: _Kind
 
 
-def _scored(tokens: Tensor, raw: Tensor, columns: _Columns) -> _Told:
-    """Return the log probabilities for the rows that asked for them.
+def _scored(tokens: Tensor, raw: Tensor, asking: _Asking) -> _Told:
+    """Return the log probabilities of the tokens and of the likeliest.
 
-    raw [scored rows, vocab]: the logits of those rows as the model gave them.
+    raw [asking rows, vocab]: the logits of those rows as the model gave them.
     """
-    wanted = [columns.rows[i].params.logprobs or 0 for i in columns.scored]
-    packed = PackedLogprobs.of(raw, tokens[columns.scored].clamp(min=0), any(wanted))
-    return _Told(packed, columns.scored, wanted, "likeliest")
+    drawn = tokens[asking.index].clamp(min=0)
+    return _Told(PackedLogprobs.of(raw, drawn, any(asking.wanted)), asking, "likeliest")
 
 
-def _candidates(logits: Tensor, totals: Tensor, columns: _Columns) -> _Told:
+def _named(tokens: Tensor, raw: Tensor, asking: _Asking) -> _Told:
+    """Return the log probabilities of the tokens that rows name, raw as for `_scored`."""
+    drawn = tokens[asking.index].clamp(min=0)
+    return _Told(PackedLogprobs.named(raw, drawn, asking.ids), asking, "named")
+
+
+def _candidates(logits: Tensor, totals: Tensor, asking: _Asking) -> _Told:
     """Return the likeliest tokens for the beams.
 
     They are the largest of the altered logits, but still less the totals of the model's own, as
     transformers ranks beams.
     """
-    wanted = [columns.rows[i].num_candidates for i in columns.beams]
-    altered = logits[columns.beams]
-    packed = PackedLogprobs.largest(altered, altered.argmax(-1), max(wanted), totals)
-    return _Told(packed, columns.beams, wanted, "candidates")
+    altered = logits[asking.index]
+    packed = PackedLogprobs.largest(altered, altered.argmax(-1), max(asking.wanted), totals)
+    return _Told(packed, asking, "candidates")
 
 
 def _with_logprobs(tokens: Tensor, told: list[_Told]) -> DrawnTokens:
@@ -316,9 +346,9 @@ def _read_told(flat: list[float], num_rows: int, told: list[_Told]) -> Sampled:
     token_ids = [int(token) for token in flat[:num_rows]]
     logprobs: list[Logprob | None] = [None] * num_rows
     begin = num_rows
-    for packed, places, wanted, kind in told:
+    for packed, asking, kind in told:
         width = 2 * packed.num_top + 1
-        for row, count in zip(places, wanted, strict=True):
+        for row, count in zip(asking.places, asking.wanted, strict=True):
             values, begin = flat[begin : begin + width], begin + width
             if kind == "candidates":
                 token_ids[row] = int(values[0])

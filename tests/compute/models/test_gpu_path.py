@@ -4,25 +4,30 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import families
 import judges
 from paths import ROOT
 from penstock.kernels.device import TRITON_DEVICES
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.build import DoesNotFit, build_engine, left_of_gpu
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.graphs import GraphedNetwork, graph_sizes
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.messages import AddSequence, WordIds
 from penstock.worker.engine.runner import ModelRunner
+from penstock.worker.engine.sampler import Sampler
+from penstock.worker.engine.sampler_row import SamplerRow
 from penstock.worker.layers import latent_attention
 from penstock.worker.models.errors import CannotKeep
 
@@ -165,6 +170,77 @@ def test_keys_and_values_of_eight_bits_are_refused_where_nothing_reads_them(tmp_
     with pytest.raises(CannotKeep, match="leave it out on a CPU") as raised:
         make_engine(tmp_path, kv_cache_dtype="fp8")
     assert raised.value.setting == "kv_cache_dtype"
+
+
+class Waits(TorchDispatchMode):
+    """Finds what makes the host wait for a GPU, had it drawn there.
+
+    That is a tensor made of the host's numbers by anything but `send`, and a number that is read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        name = str(func)
+        if name.startswith(("aten._local_scalar_dense", "aten.nonzero")):
+            self._note(name)
+        if name.startswith("aten.lift_fresh") and out.dim():  # one number is made on the device
+            self._note(name)
+        return out
+
+    def _note(self, name: str) -> None:
+        frames = [
+            f"{Path(each.filename).name} {each.name} {each.lineno}"
+            for each in traceback.extract_stack()
+            if "/kernels/" in each.filename or "/worker/" in each.filename
+        ]
+        if not frames[-1].startswith(("transfers.py ", "sample_triton.py ")):
+            self.found.add(f"{name} in {frames[-1]}")
+
+
+def test_the_host_waits_for_nothing_when_tokens_are_drawn(interpret: Callable[[], None]) -> None:
+    """Of new rows, and of the same again. The rules of `cuts.py` look again, and wait."""
+    interpret()
+    vocab, prompt = 70, [5, 6, 7]
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"top_p": 0.9, "top_k": 9, "min_p": 0.1},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1},
+        {"logprobs": 3},
+        {"logprobs": 0, "logprob_token_ids": [4, 9]},
+        {"logit_bias": {3: 1.0}, "allowed_token_ids": [*range(2, 60)]},
+        {"min_tokens": 5, "stop_token_ids": [8]},
+        {"dry_multiplier": 1.0, "dry_allowed_length": 1},
+        {"structured_outputs": StructuredOutputs(regex="a*")},
+        {"bad_words": ["x"], "temperature": 0},
+    ]
+    words = WordIds(bad_words=[[7, 11]])
+    rows = [
+        SamplerRow(SamplingParams(**each), seed, 0, [*prompt, 6, 7], 3, words)
+        for seed, each in enumerate(asked)
+    ]
+    rows.append(SamplerRow(SamplingParams(temperature=0), 0, 0, [*prompt], 3, num_candidates=4))
+    sampler, waits = Sampler(vocab, frozenset({2})), Waits()
+    logits = torch.randn(len(rows), vocab)
+    logits[9, 11] = logits[6, 8] = 50
+    masks = torch.full((len(rows), 3), -1, dtype=torch.int32)
+    told = []
+    for _ in "ab":
+        given = logits.clone()
+        with waits:
+            drawn = sampler.draw(given, rows, masks)
+        told.append(drawn.read())
+        assert told[-1].token_ids[9] != 11 and told[-1].token_ids[6] != 8
+    assert told[0] == told[1]
+    assert not waits.found
+    with waits:
+        SamplerRow(SamplingParams(allowed_token_ids=[1, 2]), 0, 0, prompt, 3)
+    assert waits.found, "such a tensor is found"
 
 
 def test_sizes_are_close_where_rows_are_few() -> None:

@@ -21,6 +21,7 @@ ENGINE = {
     "worker.engine",
     "worker.models",
     "worker.layers",
+    "kernels.transfers",
     "schemas",
     "torch",
     "numpy",
