@@ -45,8 +45,12 @@ from penstock.kernels.store_latents_triton import _store_latents  # noqa: E402
 
 VERSION = triton.__version__
 PAGE = ROOT / "docs" / "kernels.md"
-# Compute capability, and the KiB that a block may share.
-TARGETS = {"sm_90": (90, 227), "sm_80": (80, 163)}
+# What code is made for, and the KiB that a block may share.
+TARGETS = {
+    "sm_90": (GPUTarget("cuda", 90, 32), 227),
+    "sm_80": (GPUTarget("cuda", 80, 32), 163),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64),
+}
 # Query heads, key heads, size of a head, hidden, width of the feed-forward layer; head norms.
 MODELS = {
     "Llama-3 8B, Mixtral": (32, 8, 128, 4096, 14_336, False),
@@ -55,7 +59,7 @@ MODELS = {
     "Gemma 2 9B": (16, 8, 256, 3584, 14_336, False),
     "Llama-3.2-1B": (32, 8, 64, 2048, 8192, False),
 }
-OF_SM_80 = ("Llama-3 8B, Mixtral", "Gemma 2 9B")
+OTHERS_HAVE = ("Llama-3 8B, Mixtral", "Gemma 2 9B")  # than sm_90
 # Experts, how many are chosen, hidden, width of one.
 EXPERTS = {
     "Mixtral": (8, 2, 4096, 14_336),
@@ -71,6 +75,7 @@ ATTENTIONS = (
     ("prompt", False, 1),
     ("prompt with window, cap and sinks", False, 1),
 )
+_OF_AMD = ("vgpr_count", "private_segment_fixed_size")  # registers and spilled bytes
 STRIDES = ("query_row", "query_head", "cache_block", "cache_head", "cache_value", "tables_row")
 COLUMNS = ("kernel", "shapes of", "for", "registers", "spilled bytes", "shared KiB", "uses")
 _ATTENTION = {
@@ -84,9 +89,9 @@ _ATTENTION = {
 
 def rows() -> Iterator[tuple[Any, ...]]:
     """Give a row of the page for each kernel, shape and target."""
-    for target, (capability, shared_kib) in TARGETS.items():
+    for target, (made_for, shared_kib) in TARGETS.items():
         for name, (heads, kv_heads, head_dim, hidden, width, has_norms) in MODELS.items():
-            if target == "sm_80" and name not in OF_SM_80:
+            if target != "sm_90" and name not in OTHERS_HAVE:
                 continue
             group = heads // kv_heads
             for what, decodes, splits in ATTENTIONS:
@@ -100,53 +105,53 @@ def rows() -> Iterator[tuple[Any, ...]]:
                 }  # fmt: skip
                 types = _ATTENTION | ({"out_ptr": "*fp32"} if splits > 1 else {})
                 found = compiled(
-                    _paged_attention, types, constants, capability, tile.num_warps, tile.num_stages
+                    _paged_attention, types, constants, made_for, tile.num_warps, tile.num_stages
                 )
                 yield (f"attention, {what}", name, target, *found)
-                if target == "sm_90" and name == OF_SM_80[0] and not has_all:
+                if target == "sm_90" and name == OTHERS_HAVE[0] and not has_all:
                     types["cache_ptr"] = "*fp8e4nv"
                     how = tile.num_warps, tile.num_stages
-                    found = compiled(_paged_attention, types, constants, capability, *how)
+                    found = compiled(_paged_attention, types, constants, made_for, *how)
                     yield (f"attention, {what}, over fp8", name, target, *found)
             if name not in SMALL:
                 continue
-            yield ("norm", name, target, *_norm(hidden, capability))
-            yield ("silu, times up", name, target, *_silu(width, capability))
-            found = _store(heads, kv_heads, head_dim, has_norms, capability)
+            yield ("norm", name, target, *_norm(hidden, made_for))
+            yield ("silu, times up", name, target, *_silu(width, made_for))
+            found = _store(heads, kv_heads, head_dim, has_norms, made_for)
             yield ("rotate and store", name, target, *found)
         for bits, group in ((8, 4096), (4, 128)):
             for tile_rows in (16, 64):
-                found = _quantised(bits, group, tile_rows, capability)
+                found = _quantised(bits, group, tile_rows, made_for)
                 yield (f"{bits} bits, {tile_rows} rows", "Llama-3 8B", target, *found)
         for name, shape in EXPERTS.items():
             for what, tile in (("few", FEW), ("many", MANY)):
-                yield (f"experts, {what} rows", name, target, *_experts(*shape, tile, capability))
+                yield (f"experts, {what} rows", name, target, *_experts(*shape, tile, made_for))
         for name, heads in LATENTS.items():
             for what, splits in (("", 1), (", split", 8)):
-                found = _latents(heads, splits, capability, shared_kib * 1024)
+                found = _latents(heads, splits, made_for, shared_kib * 1024)
                 yield (f"latents{what}", name, target, *found)
-            yield ("store latents", name, target, *_stored_latents(heads, capability))
-        yield ("merge of 8", "all of 128", target, *_merged(capability))
-        yield ("sample", "all", target, *_sampled(capability))
+            yield ("store latents", name, target, *_stored_latents(heads, made_for))
+        yield ("merge of 8", "all of 128", target, *_merged(made_for))
+        yield ("sample", "all", target, *_sampled(made_for))
 
 
-def _norm(hidden: int, capability: int) -> tuple[Any, ...]:
+def _norm(hidden: int, made_for: GPUTarget) -> tuple[Any, ...]:
     block = triton.next_power_of_2(hidden)
     types = {"x_ptr": "*bf16", "weight_ptr": "*fp32", "bias_ptr": "*fp32", "out_ptr": "*bf16"}
     constants = {"HIDDEN": hidden, "BLOCK": block, "CENTERS": False, "HAS_BIAS": False}
     return compiled(
-        _normalise, types | {"eps": "fp32"}, constants | {"ADDS": False}, capability, block // 512
+        _normalise, types | {"eps": "fp32"}, constants | {"ADDS": False}, made_for, block // 512
     )
 
 
-def _silu(width: int, capability: int) -> tuple[Any, ...]:
+def _silu(width: int, made_for: GPUTarget) -> tuple[Any, ...]:
     constants = {"WIDTH": 2 * width, "HIDDEN": width, "MULTIPLIES": True, "KIND": "silu"}
     types = {"x_ptr": "*bf16", "out_ptr": "*bf16"}
-    return compiled(_activate, types, constants | {"BLOCK": 1024}, capability)
+    return compiled(_activate, types, constants | {"BLOCK": 1024}, made_for)
 
 
 def _store(
-    heads: int, kv_heads: int, head_dim: int, has_norms: bool, capability: int
+    heads: int, kv_heads: int, head_dim: int, has_norms: bool, made_for: GPUTarget
 ) -> tuple[Any, ...]:
     types = {"qkv_ptr": "*bf16", "query_weight_ptr": "*fp32", "key_weight_ptr": "*fp32"}
     types |= dict.fromkeys(("cos_ptr", "sin_ptr", "query_ptr", "cache_ptr"), "*bf16")
@@ -157,11 +162,16 @@ def _store(
         "ROWS": 2048 // head_dim, "COLUMNS": head_dim // 2, "NORMALISES": has_norms,
         "ROTATES": True,
     }  # fmt: skip
-    return compiled(_rotate_and_store, types, constants, capability)
+    return compiled(_rotate_and_store, types, constants, made_for)
 
 
 def _experts(
-    num_experts: int, num_chosen: int, hidden: int, width: int, tile: ProductTile, capability: int
+    num_experts: int,
+    num_chosen: int,
+    hidden: int,
+    width: int,
+    tile: ProductTile,
+    made_for: GPUTarget,
 ) -> tuple[Any, ...]:
     types = dict.fromkeys(("x_ptr", "weights_ptr", "out_ptr"), "*bf16")
     types |= {"pairs_ptr": "*i32", "experts_ptr": "*i32", "count": "i32"}
@@ -170,10 +180,10 @@ def _experts(
         "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "INTERPRETED": False,
     }  # fmt: skip
     how = tile.num_warps, tile.num_stages
-    return compiled(_grouped_product, types, constants, capability, *how)
+    return compiled(_grouped_product, types, constants, made_for, *how)
 
 
-def _latents(heads: int, splits: int, capability: int, shared: int) -> tuple[Any, ...]:
+def _latents(heads: int, splits: int, made_for: GPUTarget, shared: int) -> tuple[Any, ...]:
     tile = fitting_latent_tile(heads, 2 * 576, shared)
     constants = {
         "tables_column": 1, "HEADS": heads, "ROWS": tile.rows, "KEYS": tile.keys, "BLOCK_SIZE": 16,
@@ -183,10 +193,10 @@ def _latents(heads: int, splits: int, capability: int, shared: int) -> tuple[Any
     types = {name: _ATTENTION[name] for name in _latent_attention.arg_names if name in _ATTENTION}
     types |= {"out_ptr": "*fp32"} if splits > 1 else {}
     how = tile.num_warps, tile.num_stages
-    return compiled(_latent_attention, types, constants, capability, *how)
+    return compiled(_latent_attention, types, constants, made_for, *how)
 
 
-def _stored_latents(heads: int, capability: int) -> tuple[Any, ...]:
+def _stored_latents(heads: int, made_for: GPUTarget) -> tuple[Any, ...]:
     names = ("turning_ptr", "latents_ptr", "cos_ptr", "sin_ptr", "out_ptr", "cache_ptr")
     types = dict.fromkeys(names, "*bf16") | {"weight_ptr": "*fp32", "slots_ptr": "*i64"}
     strides = ("turning_row", "turning_head", "latents_row", "cache_block")
@@ -195,10 +205,10 @@ def _stored_latents(heads: int, capability: int) -> tuple[Any, ...]:
         "HEADS": heads, "HALF": 32, "LATENT": 512, "BLOCK_SIZE": 16, "ROWS": heads,
         "HALF_COLUMNS": 32, "COLUMNS": 512,
     }  # fmt: skip
-    return compiled(_store_latents, types, constants, capability)
+    return compiled(_store_latents, types, constants, made_for)
 
 
-def _quantised(bits: int, group: int, tile_rows: int, capability: int) -> tuple[Any, ...]:
+def _quantised(bits: int, group: int, tile_rows: int, made_for: GPUTarget) -> tuple[Any, ...]:
     hidden, width = 4096, 14_336
     types = {"x_ptr": "*bf16", "numbers_ptr": "*i8" if bits == 8 else "*u8", "out_ptr": "*bf16"}
     types |= {"scales_ptr": "*bf16", "bias_ptr": "*bf16", "rows": "i32", "factor": "fp32"}
@@ -207,27 +217,27 @@ def _quantised(bits: int, group: int, tile_rows: int, capability: int) -> tuple[
         "GROUPS": hidden // group, "HAS_BIAS": False, "ADDS": False, "ROWS": tile_rows,
         "COLUMNS": TILE_COLUMNS, "DEPTH": STEP_DEPTH, "INTERPRETED": False,
     }  # fmt: skip
-    return compiled(_quantised_product, types, constants, capability, 4, 4)
+    return compiled(_quantised_product, types, constants, made_for, 4, 4)
 
 
-def _merged(capability: int) -> tuple[Any, ...]:
+def _merged(made_for: GPUTarget) -> tuple[Any, ...]:
     types = {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16"}
     constants = {"SPLITS": 8, "SIZE": 128, "COLUMNS": 128}
-    return compiled(_merge, types | {"tokens": "i32", "heads": "i32"}, constants, capability, 1)
+    return compiled(_merge, types | {"tokens": "i32", "heads": "i32"}, constants, made_for, 1)
 
 
-def _sampled(capability: int) -> tuple[Any, ...]:
+def _sampled(made_for: GPUTarget) -> tuple[Any, ...]:
     types = {"logits_ptr": "*fp32", "scales_ptr": "*fp32", "top_ks_ptr": "*i32"}
     types |= {"top_ps_ptr": "*fp64", "least_powers_ptr": "*fp32", "uniforms_ptr": "*fp64"}
     types |= {"tokens_ptr": "*i64", "vocab": "i32"}
-    return compiled(_sample, types, {"BLOCK": 4096}, capability, 8, fuses=False)
+    return compiled(_sample, types, {"BLOCK": 4096}, made_for, 8, fuses=False)
 
 
 def compiled(
     kernel: Any,
     types: dict[str, str],
     constants: dict[str, Any],
-    capability: int,
+    made_for: GPUTarget,
     num_warps: int = 4,
     num_stages: int = 3,
     *,
@@ -242,13 +252,18 @@ def compiled(
     ordered = {name: signature[name] for name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=ordered, constexprs=constants, attrs=attrs)
     options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": fuses}
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    built = triton.compile(source, target=made_for, options=options)
+    shared_kib = built.metadata.shared / 1024
+    if made_for.backend == "hip":
+        code = built.asm["amdgcn"]
+        counts = (_number(rf"\.{each}: *(\d+)", code) for each in _OF_AMD)
+        return *counts, shared_kib, "mfma" if "v_mfma" in code else ""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(built.asm["cubin"])
         file.flush()
         tool = triton.knobs.nvidia.cuobjdump.path
         usage = subprocess.check_output([tool, "-res-usage", file.name], text=True)
-    registers, stack = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))  # type: ignore[index]
+    registers, stack = (_number(rf"{name}:(\d+)", usage) for name in ("REG", "STACK"))
     ptx = built.asm["ptx"]
     uses = [word for word in ("wgmma", "cp.async") if word in ptx]
     if "wgmma" not in ptx and "mma.sync" in ptx:
@@ -256,7 +271,13 @@ def compiled(
     if not fuses:
         assert "fma" not in ptx, "its bits are a CPU's"
         uses.append("no fma")
-    return registers, stack, built.metadata.shared / 1024, ", ".join(uses)
+    return registers, stack, shared_kib, ", ".join(uses)
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, pattern
+    return int(found[1])
 
 
 def page(found: list[tuple[Any, ...]]) -> str:
@@ -271,7 +292,7 @@ for GPUs that need not be there. A test compares it with what the same version o
 
 The tile of prompts for heads of 128 spills some bytes on purpose: on an H200 the one that spills
 none was slower. That of latents with 128 heads, for sm_90, spills mostly addresses, outside its
-loops.
+loops. A gfx942 has 512 registers for a thread; nothing ran on one yet.
 """
 
 
