@@ -77,7 +77,7 @@ async def _all(settings: DoctorSettings) -> list[Finding]:
     if importlib.util.find_spec("torch") is None:
         text = "torch is not installed: gateway, housekeeping and SDK run here, no worker"
         return [*found, Finding("worker", "look", text)]
-    return [*found, *of_processor(), *of_gpu(), *of_model(settings.model)]
+    return [*found, *of_processor(), *of_gpu(), *of_attention(), *of_model(settings.model)]
 
 
 async def of_redis(settings: DoctorSettings) -> AsyncIterator[Finding]:
@@ -154,6 +154,15 @@ def of_processor() -> Iterator[Finding]:
         yield Finding("processor", "look", f"{text}: torch takes several times as long")
     else:
         yield Finding("processor", "good", f"{name}, with compiled operations")
+
+
+def of_attention() -> Iterator[Finding]:
+    import torch
+
+    from penstock.kernels.backends import backends, told
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    yield Finding("attention", "good", told(backends(device, torch.bfloat16)))
 
 
 def of_gpu() -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from penstock.kernels.backends import Backend
 from penstock.kernels.device import on_gpu
 from penstock.kernels.paged_attention_panels import ops_on_panels, paged_attention_panels
 from penstock.kernels.paged_attention_ref import attend, plan_gathers
@@ -25,15 +26,21 @@ Attend = Callable[[Tensor, Tensor, Scoring], Tensor]
 
 
 def plan_attention(
-    spans: Spans, shape: HeadShape, kv_cache: Tensor, window: int | None, deterministic: bool
+    spans: Spans,
+    shape: HeadShape,
+    kv_cache: Tensor,
+    window: int | None,
+    deterministic: bool,
+    backend: Backend = "auto",
 ) -> Attend:
     """Plan the attention of one step; return what each layer with this window calls.
 
     kv_cache  the cache of any layer that calls it; all have one shape
+    backend   the same for all that write and read a cache
     """
-    if on_gpu(kv_cache):
+    if backend != "torch" and on_gpu(kv_cache):
         return _on_gpu(spans, shape, deterministic)
-    ops = ops_on_panels(kv_cache, shape)
+    ops = ops_on_panels(kv_cache, shape, backend)
     if ops is not None:
         return lambda query, kv_cache, scoring: paged_attention_panels(
             ops, query, kv_cache, spans, scoring

@@ -9,19 +9,23 @@ import ctypes
 import torch
 from torch import Tensor
 
+from penstock.kernels.backends import Backend
 from penstock.kernels.device import ops_for
 from penstock.kernels.spans import HeadShape, Scoring, Spans
 
 _MAX_HEAD, _MAX_GROUP = 256, 48
 
 
-def ops_on_panels(kv_cache: Tensor, shape: HeadShape) -> ctypes.CDLL | None:
+def ops_on_panels(
+    kv_cache: Tensor, shape: HeadShape, backend: Backend = "auto"
+) -> ctypes.CDLL | None:
     """Return the compiled operations if they work on such a cache; its blocks then hold panels.
 
     Return None otherwise.
     """
     lies = (
-        shape.latent is None
+        backend != "torch"
+        and shape.latent is None
         and shape.head_dim % 32 == 0
         and shape.head_dim <= _MAX_HEAD
         and shape.group <= _MAX_GROUP

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.kernels.backends import Backend
 from penstock.kernels.norm import NormWeights, PackedNorm, packed_norm
 from penstock.kernels.paged_attention_panels import PackedScoring, ops_on_panels, packed_scoring
 from penstock.kernels.panel_linear import PackedWeight, PanelLinear
@@ -52,9 +53,9 @@ class PanelLayers:
         widest = max(max(each.qkv.out_features, each.gate_up.out_features) for each in parts)
         self._room = parts[0].qkv.in_features + 2 * shape.num_heads * shape.head_dim + widest
 
-    def ops(self, kv_cache: Tensor) -> ctypes.CDLL | None:
+    def ops(self, kv_cache: Tensor, backend: Backend) -> ctypes.CDLL | None:
         """Return the compiled operations if they work on such a cache, else None."""
-        return ops_on_panels(kv_cache, self._shape)
+        return ops_on_panels(kv_cache, self._shape, backend)
 
     def __call__(
         self,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.kernels.backends import Backend
 from penstock.kernels.device import on_gpu
 from penstock.kernels.norm import NormWeights, normalise, normalise_compiled
 from penstock.kernels.paged_attention_panels import ops_on_panels
@@ -66,14 +67,17 @@ class Places:
     slot_mapping: Tensor
 
 
-def plan_store(places: Places, shape: HeadShape, kv_cache: Tensor) -> Store:
+def plan_store(
+    places: Places, shape: HeadShape, kv_cache: Tensor, backend: Backend = "auto"
+) -> Store:
     """Plan one step; return the function that each layer calls.
 
     kv_cache  the cache of any layer; all have one shape
+    backend   of the attention that reads the cache
     """
     if on_gpu(kv_cache) and shape.head_dim % 2 == 0:
         return lambda qkv, norms, kv_cache: _on_gpu(qkv, norms, places, shape, kv_cache)
-    ops = ops_on_panels(kv_cache, shape)
+    ops = ops_on_panels(kv_cache, shape, backend)
     if ops is not None:
         return lambda qkv, norms, kv_cache: rotate_and_store_panels(
             ops, qkv, norms, places, shape, kv_cache

@@ -14,6 +14,7 @@ NAMES = frozenset(
         "allowed_origins",
         "api_key",
         "async_scheduling",
+        "attention_backend",
         "backend",
         "base_url",
         "batch_size",

@@ -22,9 +22,9 @@ from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.state_pool import StatePool
 from penstock.worker.engine.step_tokens import max_step_tokens, try_step
-from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.arithmetic import Arithmetic, backends, told
 from penstock.worker.layers.fp8_cache import FP8, cannot_keep
-from penstock.worker.models.errors import CannotKeep, NoDevice
+from penstock.worker.models.errors import CannotKeep, NoBackend, NoDevice
 from penstock.worker.models.impl import load_model
 from penstock.worker.models.served import Model, ModelFacts, Network
 from penstock.worker.models.spec import ModelSpec
@@ -41,6 +41,7 @@ def build_engine(config: EngineConfig) -> Engine:
     device = torch.device(device_of(config))
     kept = cache_dtype(config, device)
     model = load_model(spec_of(config, device))
+    _refuse_backend(config, device, model.dtype)
     facts, dtype = model.config, kept or model.dtype
     step_tokens = max_step_tokens(config, model, device)
     sizes = _sizes(config, step_tokens, model, dtype, device)
@@ -116,7 +117,7 @@ def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
         config.model_impl,
         config.dtype,
         device,
-        Arithmetic(config.deterministic, config.quantization),
+        Arithmetic(config.deterministic, config.quantization, config.attention_backend),
         config.load_format,
         config.hf_overrides,
         config.trust_remote_code,
@@ -131,6 +132,15 @@ def device_of(config: EngineConfig) -> str:
     if config.device != "auto":
         return config.device
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _refuse_backend(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise NoBackend where the backend that was asked for cannot compute the model."""
+    found, asked = backends(device, dtype), config.attention_backend
+    if asked != "auto" and found[asked] is not None:
+        raise NoBackend(f"{asked} cannot compute here: {told(found)}")
+    if asked == "torch" and config.kv_cache_dtype != "auto":
+        raise NoBackend("torch: it reads no keys and values of 8 bits; leave one of the two out")
 
 
 def cache_dtype(config: EngineConfig, device: torch.device) -> torch.dtype | None:

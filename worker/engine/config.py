@@ -37,6 +37,7 @@ class EngineConfig:
     async_scheduling: bool | None = None
     quantization: Literal["int8", "int4_g64", "int4_g128"] | None = None
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
+    attention_backend: Literal["auto", "triton", "compiled", "torch"] = "auto"
     priority_preemption_threshold: int | None = None
     pooler: PoolerConfig = AS_IT_SAYS
     tokenizer: Path | None = None  # the model's folder

@@ -7,7 +7,7 @@ rows fills the others up with rows that see no key and are not stored.
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -19,6 +19,7 @@ from penstock.worker.models.served import Network
 
 NO_SLOT = -1
 _MOST_ROWS = 512
+_TELL_EVERY_S = 2.0
 _log = logging.getLogger("penstock.worker.engine")
 
 # Takes a computation; returns what computes it again, and the tensor that it then writes.
@@ -85,10 +86,7 @@ class GraphedNetwork:
             max_query_len=1,
             max_context_len=max_model_len,
         )
-        began_s = time.monotonic()
-        self._graphs = {size: self._capture(size, capture) for size in reversed(self._sizes)}
-        took_s = time.monotonic() - began_s
-        _log.info("captured %d graphs of 1 to %d rows in %.1f s", len(self._sizes), most, took_s)
+        self._graphs = dict(self._captured(capture))
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
         rows = len(batch.token_ids)
@@ -109,6 +107,19 @@ class GraphedNetwork:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.network.logits(hidden)
+
+    def _captured(self, capture: Capture) -> Iterator[tuple[int, _Graph]]:
+        """Yield each size with its graph, and tell how far it is where that takes long."""
+        began_s = told_s = time.monotonic()
+        num, most = len(self._sizes), self._sizes[-1]
+        for done, size in enumerate(reversed(self._sizes), 1):
+            yield size, self._capture(size, capture)
+            now_s = time.monotonic()
+            if now_s - told_s >= _TELL_EVERY_S and done < num:
+                _log.info("captured %d of %d graphs in %.0f s", done, num, now_s - began_s)
+                told_s = now_s
+        took_s = time.monotonic() - began_s
+        _log.info("captured %d graphs of 1 to %d rows in %.1f s", num, most, took_s)
 
     @torch.inference_mode()
     def _capture(self, size: int, capture: Capture) -> _Graph:

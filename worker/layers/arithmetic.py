@@ -1,24 +1,29 @@
-"""The arithmetic of a model's matrix products."""
+"""The arithmetic of a model's matrix products and of its attention."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from penstock.kernels.backends import Backend, backends, told
 from penstock.kernels.panel_linear import PACKINGS, Packing
+
+__all__ = ["AS_IT_IS", "Arithmetic", "Backend", "Quantization", "backends", "told"]
 
 Quantization = Literal["int8", "int4_g64", "int4_g128"]
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The way in which a model's products are computed.
+    """The way in which a model's products and its attention are computed.
 
     deterministic  a row's result is bitwise the same whatever is computed beside it
     quantization   the bits of a weight's numbers and, with 4 bits, how many share a scale; None
                    keeps the weights as they are
+    attention      the backend that computes it
     """
 
     deterministic: bool = False
     quantization: Quantization | None = None
+    attention: Backend = "auto"
 
     @property
     def packing(self) -> Packing:

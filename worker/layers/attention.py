@@ -7,10 +7,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from penstock.kernels.backends import Backend
 from penstock.kernels.paged_attention import Attend, plan_attention
 from penstock.kernels.rotate_and_store import HeadNorms, Places, Rotation, Store, plan_store
 from penstock.kernels.spans import HeadShape, Scoring, Span, Spans, read_spans
 from penstock.kernels.store_latents import StoreLatents, plan_latent_store
+from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.rotary import RotaryTable
@@ -29,6 +31,7 @@ class PassPlan:
     slot_mapping: Tensor
     spans: Spans
     deterministic: bool
+    backend: Backend = "auto"
     _stores: dict[tuple[HeadShape, int | None], Store] = field(default_factory=dict)
     _latent_stores: dict[int, StoreLatents] = field(default_factory=dict)
     _divided: "dict[int, Divided]" = field(default_factory=dict)
@@ -38,7 +41,7 @@ class PassPlan:
         if (shape, table) not in self._stores:
             rotation = None if table is None else self.rotations[table]
             places = Places(rotation, self.slot_mapping)
-            self._stores[shape, table] = plan_store(places, shape, kv_cache)
+            self._stores[shape, table] = plan_store(places, shape, kv_cache, self.backend)
         return self._stores[shape, table]
 
     def latent_store(self, table: int, kv_cache: Tensor) -> StoreLatents:
@@ -57,7 +60,7 @@ class PassPlan:
     def attend(self, shape: HeadShape, kv_cache: Tensor, window: int | None) -> Attend:
         if (shape, window) not in self._attends:
             self._attends[shape, window] = plan_attention(
-                self.spans, shape, kv_cache, window, self.deterministic
+                self.spans, shape, kv_cache, window, self.deterministic, self.backend
             )
         return self._attends[shape, window]
 
@@ -95,7 +98,8 @@ def _divide(plan: PassPlan, least: int) -> Divided:
         max(span.context for span in short),
     )
     slots = plan.slot_mapping[of_rows]
-    return Divided(long, of_rows, PassPlan((), slots, of_short, plan.deterministic))
+    passed = PassPlan((), slots, of_short, plan.deterministic, plan.backend)
+    return Divided(long, of_rows, passed)
 
 
 def spans_of(batch: Batch) -> Spans:
@@ -108,9 +112,10 @@ def spans_of(batch: Batch) -> Spans:
     )
 
 
-def plan_pass(batch: Batch, tables: Sequence[RotaryTable], deterministic: bool) -> PassPlan:
+def plan_pass(batch: Batch, tables: Sequence[RotaryTable], arithmetic: Arithmetic) -> PassPlan:
     rotations = [table.rows(batch.positions, batch.max_context_len) for table in tables]
-    return PassPlan(rotations, batch.slot_mapping, spans_of(batch), deterministic)
+    spans, how = spans_of(batch), (arithmetic.deterministic, arithmetic.attention)
+    return PassPlan(rotations, batch.slot_mapping, spans, *how)
 
 
 class Attention:

@@ -109,7 +109,7 @@ class DecoderLayers:
     def __call__(self, hidden: Tensor, kv_caches: list[Tensor], plan: PassPlan) -> Tensor:
         """Compute all layers: hidden [tokens, hidden_size], overwritten -> the same shape."""
         if self._together is not None:
-            ops = self._together.ops(kv_caches[0])
+            ops = self._together.ops(kv_caches[0], plan.backend)
             if ops is not None:
                 rotations, slots = plan.rotations, plan.slot_mapping
                 return self._together(ops, hidden, kv_caches, rotations, slots, plan.spans)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.kernels.backends import Backend
 from penstock.kernels.paged_attention import plan_attention
 from penstock.kernels.rotate_and_store import Places, plan_store
 from penstock.kernels.spans import HeadShape, Scoring, Spans
@@ -102,7 +103,7 @@ class LatentAttention:
             rows = slice(span.start, span.stop)
             query = torch.cat((still[rows], turning[rows]), 2)
             table = plan.spans.block_tables[span.seq]
-            attended[rows] = self._made(query, kv_cache, table, span.context)
+            attended[rows] = self._made(query, kv_cache, table, span.context, plan.backend)
         return attended.view(len(x), -1)
 
     def _absorbed(self, still: Tensor, turning: Tensor, kv_cache: Tensor, plan: PassPlan) -> Tensor:
@@ -111,7 +112,9 @@ class LatentAttention:
         attended = plan.attend(self.shape, kv_cache, None)(query, kv_cache, self.scoring)
         return self.weights.value(attended).contiguous()
 
-    def _made(self, query: Tensor, kv_cache: Tensor, table: Tensor, context: int) -> Tensor:
+    def _made(
+        self, query: Tensor, kv_cache: Tensor, table: Tensor, context: int, backend: Backend
+    ) -> Tensor:
         """Attend to keys and values that are made of one sequence's latents.
 
         query  [rows, heads, of a head] -> [rows, heads, value_dim]; the last rows of the context
@@ -136,10 +139,11 @@ class LatentAttention:
             made[:, num:, :of_value] = torch.matmul(latent, value[some]).transpose(0, 1)
             blocks = query.new_zeros(num_blocks, num, 2, block_size, width)
             # As of a pass that has the keys and values of all tokens, and no queries.
-            store = plan_store(Places(None, slots), HeadShape(0, num, width), blocks)
+            store = plan_store(Places(None, slots), HeadShape(0, num, width), blocks, backend)
             store(made.view(context, -1), None, blocks)
             rows = F.pad(query[:, some], (0, width - query.shape[2]))
-            attend = plan_attention(spans, HeadShape(num, num, width), blocks, None, False)
+            shape = HeadShape(num, num, width)
+            attend = plan_attention(spans, shape, blocks, None, False, backend)
             out[:, some] = attend(rows, blocks, self.scoring)[..., :of_value]
         return out
 

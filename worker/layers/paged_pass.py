@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.kernels.backends import Backend
 from penstock.kernels.spans import HeadShape, Scoring
 from penstock.worker.layers.attention import PassPlan, spans_of
 from penstock.worker.layers.batch import Batch
@@ -22,8 +23,10 @@ class PagedLayer:
 class PagedPass:
     """A pass over the paged caches."""
 
-    def __init__(self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor]) -> None:
-        self._plan = PassPlan((), batch.slot_mapping, spans_of(batch), deterministic=False)
+    def __init__(
+        self, batch: Batch, layers: list[PagedLayer], kv_caches: list[Tensor], backend: Backend
+    ) -> None:
+        self._plan = PassPlan((), batch.slot_mapping, spans_of(batch), False, backend)
         self._left = iter(zip(layers, kv_caches, strict=True))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

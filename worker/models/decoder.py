@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.attention import plan_pass
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.decoder_layers import DecoderLayers
@@ -28,7 +29,7 @@ class Decoder:
         head: Head,
         ropes: Sequence[Rope],
         device: torch.device,
-        deterministic: bool,
+        arithmetic: Arithmetic,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -36,7 +37,7 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.deterministic = deterministic
+        self.arithmetic = arithmetic
         self._ropes = ropes
         self._device = device
         # Of an embedding that is rounded, so that it is what a checkpoint was trained with.
@@ -44,7 +45,7 @@ class Decoder:
         self.tables = [self._table(rope, rope.frequencies) for rope in ropes]
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
-        plan = plan_pass(batch, self.tables, self.deterministic)
+        plan = plan_pass(batch, self.tables, self.arithmetic)
         hidden = self.embedding(batch.token_ids)
         if self._factor != 1.0:
             hidden = hidden.mul_(self._factor)
@@ -63,7 +64,8 @@ class Decoder:
 
     @property
     def is_capturable(self) -> bool:
-        return self.layers.are_capturable
+        reads_on_the_host = self.arithmetic.attention == "torch"
+        return self.layers.are_capturable and not reads_on_the_host
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

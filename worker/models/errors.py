@@ -59,6 +59,10 @@ class CannotQuantise(ModelError):
     setting = "quantization"
 
 
+class NoBackend(ModelError):
+    setting = "attention_backend"
+
+
 class CannotKeep(ModelError):
     setting = "kv_cache_dtype"
 

@@ -80,7 +80,7 @@ class Loader:
             head,
             ropes,
             self.device,
-            self.arithmetic.deterministic,
+            self.arithmetic,
         )
 
     def _layers(self, ropes: list[Rope]) -> Iterator[DecoderLayer]:

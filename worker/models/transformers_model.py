@@ -21,6 +21,7 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from penstock.worker.layers.arithmetic import Backend
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import unsupported
 from penstock.worker.layers.paged_pass import PagedPass
@@ -72,17 +73,20 @@ class TransformersFacts:
 class TransformersModel:
     """A `penstock.worker.models.served.Model` of transformers' module."""
 
-    def __init__(self, causal: Any, facts: TransformersFacts, seen: Findings) -> None:
+    def __init__(
+        self, causal: Any, facts: TransformersFacts, seen: Findings, attention: Backend
+    ) -> None:
         self.config = facts
         self.states = seen.states
         self.dtype: torch.dtype = causal.dtype
         self._base = causal.base_model
         self._head = _Head(causal)
         self._layers = seen.layers
+        self._attention = attention
 
     def __call__(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
         keeping = nullcontext() if self.states is None else self.states.of(batch.slices)
-        with attending(PagedPass(batch, self._layers, kv_caches)), keeping:
+        with attending(PagedPass(batch, self._layers, kv_caches, self._attention)), keeping:
             return _hidden(self._base, batch.token_ids, batch.positions)
 
     @property
@@ -125,7 +129,8 @@ def load_transformers_model(spec: ModelSpec) -> TransformersModel:
     seen = look_at(causal, hf, spec.device, causal.dtype)
     refuse_widths(products_of(causal, seen.stay).values(), spec)
     swap_modules(causal, spec.arithmetic, seen.stay)
-    return TransformersModel(causal, _facts(spec.path, hf, seen), seen)
+    facts = _facts(spec.path, hf, seen)
+    return TransformersModel(causal, facts, seen, spec.arithmetic.attention)
 
 
 def plan_transformers_model(spec: ModelSpec) -> ModelPlan:

@@ -51,6 +51,7 @@ NATIVE_ALONE = frozenset(
         "runner",
         "pooler_config",
         "quantization",
+        "attention_backend",
         "device",
         "kv_events_config",
         "sleep_idle_s",
@@ -114,6 +115,11 @@ class WorkerSettings(TracingSettings):
         "auto",
         description="of keys and values, on a GPU: fp8 (e4m3, without scales) holds twice as many "
         "as bf16; auto: as `dtype`",
+    )
+    attention_backend: Literal["auto", "triton", "compiled", "torch"] = Field(
+        "auto",
+        description="triton: kernels for a GPU; compiled: C for a CPU; torch: slow, to compare "
+        "with, without CUDA graphs; `penstock doctor` tells which there are",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU if there is one"

@@ -20,6 +20,7 @@ import judges
 from paths import ROOT
 from penstock.kernels.device import TRITON_DEVICES
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.build import DoesNotFit, build_engine, left_of_gpu
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
@@ -29,7 +30,7 @@ from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.sampler_row import SamplerRow
 from penstock.worker.layers import latent_attention
-from penstock.worker.models.errors import CannotKeep
+from penstock.worker.models.errors import CannotKeep, NoBackend
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
@@ -170,6 +171,45 @@ def test_keys_and_values_of_eight_bits_are_refused_where_nothing_reads_them(tmp_
     with pytest.raises(CannotKeep, match="leave it out on a CPU") as raised:
         make_engine(tmp_path, kv_cache_dtype="fp8")
     assert raised.value.setting == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch_computes_attention_where_it_is_asked_to(
+    dtype: str, interpret: Callable[[], None]
+) -> None:
+    """On a CPU the cache lies otherwise for compiled code; on a GPU it is read on the host."""
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0)
+    told = []
+    for backend, on_gpu in (("auto", False), ("torch", False), ("torch", True)):
+        if on_gpu:
+            interpret()
+        engine = make_engine(BUNDLED_MODEL, dtype=dtype, attention_backend=backend)
+        runner = engine.runner
+        assert isinstance(runner, ModelRunner)
+        assert runner.model.is_capturable == (backend == "auto")
+        engine.add(AddSequence("it", [300 + 7 * at % 90 for at in range(22)], params))
+        found: list[float] = []
+        while engine.busy:
+            for output in engine.step():
+                assert output.error is None, output.error
+                found += [each.logprob for each in output.prompt_logprobs or []]
+        told.append(torch.tensor(found))
+    assert len(told[0]) == 21
+    for other in told[1:]:
+        apart = (other - told[0]).abs().mean()
+        assert apart < (1e-4 if dtype == "float32" else 0.1), (
+            "where they misread it it is 1 and more"
+        )
+
+
+def test_a_backend_that_is_not_there_ends_the_start_by_name(tmp_path: Path) -> None:
+    families.save("llama", tmp_path)
+    with pytest.raises(NoBackend, match="not triton: no GPU computes here") as raised:
+        make_engine(tmp_path, attention_backend="triton")
+    assert raised.value.setting == "attention_backend"
+    with pytest.raises(NoBackend, match="in bfloat16, not in float32"):
+        make_engine(tmp_path, attention_backend="compiled")
+    make_engine(tmp_path, attention_backend="compiled", dtype="bfloat16")
 
 
 class Waits(TorchDispatchMode):
