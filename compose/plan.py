@@ -35,7 +35,7 @@ class PlanSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and cache; auto: the checkpoint's own"
     )
-    quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
+    quantization: Literal["int8", "int4_g64", "int4_g128", "fp8"] | None = Field(
         None, description="bits of the weights' numbers"
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
@@ -201,13 +201,18 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
 
 
 def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: str | None) -> int:
-    """Return what a tensor takes. Of 4-bit models the head has 8 bits; norms are not quantised."""
+    """Return what a tensor takes.
+
+    Of 4-bit models the head has 8 bits, of fp8 it is whole; norms are not quantised.
+    """
     from penstock.kernels.panel_linear import PACKINGS
 
     count = prod(shape)
     if quantization is None:
         return count * itemsize
     is_head = name in (EMBEDDING, "lm_head.weight")
+    if quantization == "fp8":
+        return count * itemsize if is_head else count + 4 * shape[0]
     packing = PACKINGS["int8" if is_head else quantization]
     scales = shape[0] * -(-shape[1] // (packing.group or shape[1]))
     return count * packing.bits // 8 + scales * 2

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.device import INTERPRETED
+from penstock.kernels.fp8_triton import to_fp8
 from penstock.kernels.spans import HeadShape
 
 _MOST_NUMBERS = 2048  # of the heads that a program takes
@@ -60,6 +62,7 @@ def rotate_and_store_triton(
         COLUMNS=columns,
         NORMALISES=norms is not None,
         ROTATES=rotation is not None,
+        INTERPRETED=INTERPRETED,
         num_warps=max(1, min(4, rows * columns // 128)),
     )
     return query
@@ -87,6 +90,7 @@ def _rotate_and_store(
     COLUMNS: tl.constexpr,
     NORMALISES: tl.constexpr,
     ROTATES: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     HEAD_DIM: tl.constexpr = 2 * HALF
     token = tl.program_id(0).to(tl.int64)
@@ -145,13 +149,13 @@ def _rotate_and_store(
     kind: tl.constexpr = cache_ptr.dtype.element_ty
     first = tl.where(is_value[:, None], kept_first.to(tl.float32), first)
     second = tl.where(is_value[:, None], kept_second.to(tl.float32), second)
-    tl.store(cells, as_kept(first, kind), mask=to_cache)
-    tl.store(cells + HALF, as_kept(second, kind), mask=to_cache)
+    tl.store(cells, as_kept(first, kind, INTERPRETED), mask=to_cache)
+    tl.store(cells + HALF, as_kept(second, kind, INTERPRETED), mask=to_cache)
 
 
 @triton.jit
-def as_kept(x, kind: tl.constexpr):
+def as_kept(x, kind: tl.constexpr, INTERPRETED: tl.constexpr):
     """Return the float32 numbers as a cache of this kind has them (`kernels.store_kv`)."""
     if kind == tl.float8e4nv:
-        x = tl.where(x > 448, 448.0, tl.where(x < -448, -448.0, x))  # and no number stays none
+        return to_fp8(x, INTERPRETED)
     return x.to(kind)

@@ -4,16 +4,12 @@ key, value     [tokens, kv_heads, head_dim]
 kv_cache       [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; keys, then values; or
                with 1 in the place of 2, and keys alone are stored
 slot_mapping   [tokens]   int64; block * block_size + offset; no slot twice
-
-A cache of fp8 has numbers up to 448, of four bits before the point and three behind it; what is
-larger becomes 448. A number that is none stays so.
 """
 
 import torch
 from torch import Tensor
 
-FP8 = torch.float8_e4m3fn
-MOST_FP8 = 448.0
+from penstock.kernels.fp8 import FP8, as_fp8
 
 
 def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -42,9 +38,7 @@ def store_rows(key: Tensor, value: Tensor, kv_cache: Tensor, rows: Tensor) -> No
     flat = kv_cache.view(-1, head_dim)
     if flat.dtype == FP8:  # no type of torch's `index_copy_`
         flat = flat.view(torch.uint8)
-        key, value = (
-            each.clamp(-MOST_FP8, MOST_FP8).to(FP8).view(torch.uint8) for each in (key, value)
-        )
+        key, value = (as_fp8(each).view(torch.uint8) for each in (key, value))
     flat.index_copy_(0, rows, key.reshape(-1, head_dim))
     if kv_cache.shape[2] > 1:
         flat[block_size:].index_copy_(0, rows, value.reshape(-1, head_dim))

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.kernels.device import INTERPRETED
 from penstock.kernels.norm import NormWeights
 from penstock.kernels.rotate_and_store import Rotation
 from penstock.kernels.rotate_and_store_triton import as_kept
@@ -51,6 +52,7 @@ def store_latents_triton(
         ROWS=rows,
         HALF_COLUMNS=half,
         COLUMNS=columns,
+        INTERPRETED=INTERPRETED,
         num_warps=4,
     )
     return out
@@ -78,6 +80,7 @@ def _store_latents(
     ROWS: tl.constexpr,
     HALF_COLUMNS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
 ):
     TURNED: tl.constexpr = 2 * HALF
     token = tl.program_id(0).to(tl.int64)
@@ -107,12 +110,12 @@ def _store_latents(
         key = tl.load(row + LATENT + column, mask=inside, other=0.0).to(tl.float32)
         key_second = tl.load(row + LATENT + HALF + column, mask=inside, other=0.0).to(tl.float32)
         turned_key = key * cos + key_second * sin
-        tl.store(cell + LATENT + column, as_kept(turned_key, kept), mask=inside)
+        tl.store(cell + LATENT + column, as_kept(turned_key, kept, INTERPRETED), mask=inside)
         turned_key = key_second * second_cos + key * second_sin
-        tl.store(cell + LATENT + HALF + column, as_kept(turned_key, kept), mask=inside)
+        tl.store(cell + LATENT + HALF + column, as_kept(turned_key, kept, INTERPRETED), mask=inside)
         place = tl.arange(0, COLUMNS)
         within = place < LATENT
         latent = tl.load(row + place, mask=within, other=0.0).to(tl.float32)
         latent *= tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps)
         latent *= tl.load(weight_ptr + place, mask=within, other=0.0).to(tl.float32)
-        tl.store(cell + place, as_kept(latent, kept), mask=within)
+        tl.store(cell + place, as_kept(latent, kept, INTERPRETED), mask=within)

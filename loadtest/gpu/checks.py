@@ -10,6 +10,7 @@ from torch import Tensor
 from penstock.kernels.activation import activate, activate_ref
 from penstock.kernels.experts import experts_ref
 from penstock.kernels.experts_triton import ExpertsOnGpu
+from penstock.kernels.fp8 import FP8, quantise_rows, quantise_rows_ref
 from penstock.kernels.latent_attention_triton import latent_attention_triton
 from penstock.kernels.norm import NormWeights, normalise, normalise_ref
 from penstock.kernels.paged_attention_ref import paged_attention_ref
@@ -25,7 +26,7 @@ from penstock.kernels.rotate_and_store import (
 )
 from penstock.kernels.sample import WAY, SampleOnGpu, SampleRef
 from penstock.kernels.spans import HeadShape, Scoring
-from penstock.kernels.store_kv import FP8, key_rows
+from penstock.kernels.store_kv import key_rows
 from penstock.kernels.store_latents import plan_latent_store, store_latents_ref
 from penstock.loadtest.gpu.figures import Figures
 from penstock.loadtest.gpu.given import (
@@ -39,6 +40,7 @@ from penstock.loadtest.gpu.given import (
     random_experts,
     random_qkv,
 )
+from penstock.worker.layers.fp8_linear import Fp8Linear
 from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 
@@ -129,7 +131,7 @@ def _eight_bits() -> Iterator[tuple[str, Tensor, Tensor]]:
     got = latent_attention_triton(query, cache, spans, Scoring(0.1), 512)
     yield "latents of fp8", got, wanted
     if TOY:
-        return  # the interpreter rounds wrongly
+        return  # the interpreter takes what is no number for one
     shape = HeadShape(32, 8, 128)
     qkv, _, _, cache, slots = random_qkv(33, shape, torch.bfloat16)
     qkv *= 100
@@ -193,6 +195,17 @@ def _quantised() -> Iterator[tuple[str, Tensor, Tensor]]:
                 layer = QuantisedLinear(weight, None, packing, deterministic)
                 how = ", deterministic" if deterministic else ""
                 yield f"{name}, {rows} rows{how}", layer(x), x.float() @ numbers.t()
+    weight = randn(out, wide) / wide**0.5
+    for rows in (1, 33, 150):
+        x = 100 * randn(rows, wide)
+        got, scales = quantise_rows(x)
+        numbers, of_numbers = quantise_rows_ref(x)
+        yield f"fp8 of {rows} rows", got.float() * scales, numbers.float() * of_numbers
+        other, of_other = quantise_rows_ref(weight)
+        wanted = (numbers.float() * of_numbers) @ (other.float() * of_other).t()
+        for deterministic in (False, True):
+            how = ", deterministic" if deterministic else ""
+            yield f"fp8, {rows} rows{how}", Fp8Linear(weight, None, deterministic)(x), wanted
 
 
 def _samples() -> Iterator[tuple[str, Tensor, Tensor]]:

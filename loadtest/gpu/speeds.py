@@ -8,6 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.activation import activate
 from penstock.kernels.experts_triton import ExpertsOnGpu
+from penstock.kernels.fp8 import FP8
 from penstock.kernels.latent_attention_triton import latent_attention_triton
 from penstock.kernels.norm import NormWeights, normalise
 from penstock.kernels.paged_attention_triton import paged_attention_triton
@@ -19,7 +20,6 @@ from penstock.kernels.rotate_and_store import (
     plan_store,
 )
 from penstock.kernels.spans import HeadShape, Scoring
-from penstock.kernels.store_kv import FP8
 from penstock.loadtest.gpu.figures import Figures
 from penstock.loadtest.gpu.given import (
     DEVICE,
@@ -35,6 +35,7 @@ from penstock.loadtest.gpu.given import (
     random_qkv,
     timed,
 )
+from penstock.worker.layers.fp8_linear import Fp8Linear
 from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 
@@ -150,11 +151,12 @@ def quantised_speed(figures: Figures) -> None:
     weights = [randn(width, hidden) / hidden**0.5 for _ in range(2 if TOY else 6)]
     for rows in (2,) if TOY else (1, 16, 64, 128, 1024):
         x = randn(rows, hidden)
-        for name, bits in (("bf16", 16), ("int8", 8), ("int4_g128", 4)):
+        for name, bits in (("bf16", 16), ("int8", 8), ("int4_g128", 4), ("fp8", 8)):
             calls = [partial(_product(weight, name), x) for weight in weights]
             took = timed(calls)
             least = width * hidden * bits / 8 / figures.copy_bytes_per_s
-            least = max(least, 2 * rows * width * hidden / figures.flops)
+            rate = figures.flops * (2 if name == "fp8" else 1)
+            least = max(least, 2 * rows * width * hidden / rate)
             label = f"{width} x {hidden}, {rows} rows, {name}"
             figures.add("bits", label, 1e6 * took, "us", least / took)
 
@@ -162,6 +164,8 @@ def quantised_speed(figures: Figures) -> None:
 def _product(weight: Tensor, name: str) -> Callable[[Tensor], Tensor]:
     if name == "bf16":
         return lambda x: x @ weight.t()
+    if name == "fp8":
+        return Fp8Linear(weight, None, deterministic=False)
     return QuantisedLinear(weight, None, PACKINGS[name], deterministic=False)
 
 

@@ -23,7 +23,13 @@ from penstock.loadtest.machine.speeds import Speeds
 from penstock.loadtest.requests.workload import Request
 
 # Bytes of one number of a weight; with 4 bits the groups have bf16 scales.
-_WEIGHT_BYTES = {None: 2.0, "int8": 1.0, "int4_g64": 0.5 + 2 / 64, "int4_g128": 0.5 + 2 / 128}
+_WEIGHT_BYTES = {
+    None: 2.0,
+    "int8": 1.0,
+    "fp8": 1.0,
+    "int4_g64": 0.5 + 2 / 64,
+    "int4_g128": 0.5 + 2 / 128,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from penstock.kernels.experts_triton import (  # noqa: E402
     ProductTile,
     _grouped_product,
 )
+from penstock.kernels.fp8_triton import _quantise_rows  # noqa: E402
 from penstock.kernels.latent_attention_triton import (  # noqa: E402
     _latent_attention,
     fitting_latent_tile,
@@ -116,6 +117,7 @@ def rows() -> Iterator[tuple[Any, ...]]:
             if name not in SMALL:
                 continue
             yield ("norm", name, target, *_norm(hidden, made_for))
+            yield ("rows in fp8", name, target, *_fp8_rows(hidden, made_for))
             yield ("silu, times up", name, target, *_silu(width, made_for))
             found = _store(heads, kv_heads, head_dim, has_norms, made_for)
             yield ("rotate and store", name, target, *found)
@@ -144,6 +146,13 @@ def _norm(hidden: int, made_for: GPUTarget) -> tuple[Any, ...]:
     )
 
 
+def _fp8_rows(hidden: int, made_for: GPUTarget) -> tuple[Any, ...]:
+    block = triton.next_power_of_2(hidden)
+    types = {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
+    constants = {"WIDTH": hidden, "BLOCK": block, "INTERPRETED": False}
+    return compiled(_quantise_rows, types, constants, made_for, block // 512)
+
+
 def _silu(width: int, made_for: GPUTarget) -> tuple[Any, ...]:
     constants = {"WIDTH": 2 * width, "HIDDEN": width, "MULTIPLIES": True, "KIND": "silu"}
     types = {"x_ptr": "*bf16", "out_ptr": "*bf16"}
@@ -160,7 +169,7 @@ def _store(
     constants = {
         "HEADS": heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "BLOCK_SIZE": 16,
         "ROWS": 2048 // head_dim, "COLUMNS": head_dim // 2, "NORMALISES": has_norms,
-        "ROTATES": True,
+        "ROTATES": True, "INTERPRETED": False,
     }  # fmt: skip
     return compiled(_rotate_and_store, types, constants, made_for)
 
@@ -203,7 +212,7 @@ def _stored_latents(heads: int, made_for: GPUTarget) -> tuple[Any, ...]:
     types |= dict.fromkeys(strides, "i32") | {"eps": "fp32"}
     constants = {
         "HEADS": heads, "HALF": 32, "LATENT": 512, "BLOCK_SIZE": 16, "ROWS": heads,
-        "HALF_COLUMNS": 32, "COLUMNS": 512,
+        "HALF_COLUMNS": 32, "COLUMNS": 512, "INTERPRETED": False,
     }  # fmt: skip
     return compiled(_store_latents, types, constants, made_for)
 

@@ -35,7 +35,7 @@ class EngineConfig:
     deterministic: bool = False
     enforce_eager: bool = False
     async_scheduling: bool | None = None
-    quantization: Literal["int8", "int4_g64", "int4_g128"] | None = None
+    quantization: Literal["int8", "int4_g64", "int4_g128", "fp8"] | None = None
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     attention_backend: Literal["auto", "triton", "compiled", "torch"] = "auto"
     priority_preemption_threshold: int | None = None

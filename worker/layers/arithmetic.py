@@ -8,7 +8,7 @@ from penstock.kernels.panel_linear import PACKINGS, Packing
 
 __all__ = ["AS_IT_IS", "Arithmetic", "Backend", "Quantization", "backends", "told"]
 
-Quantization = Literal["int8", "int4_g64", "int4_g128"]
+Quantization = Literal["int8", "int4_g64", "int4_g128", "fp8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Arithmetic:
 
     deterministic  a row's result is bitwise the same whatever is computed beside it
     quantization   the bits of a weight's numbers and, with 4 bits, how many share a scale; None
-                   keeps the weights as they are
+                   keeps the weights as they are; fp8 multiplies rows of eight bits too
     attention      the backend that computes it
     """
 
@@ -27,14 +27,16 @@ class Arithmetic:
 
     @property
     def packing(self) -> Packing:
+        """Return the packing of a weight that is not of fp8."""
         return PACKINGS[self.quantization or "bf16"]
 
     def of_head(self) -> "Arithmetic":
-        """Return the arithmetic of the head: 8 bits even where the layers have 4.
+        """Return the arithmetic of the head: 8 bits where the layers have 4, and never fp8.
 
         Of all weights, the head's lose most by quantisation.
         """
-        return replace(self, quantization=self.quantization and "int8")
+        is_whole = self.quantization in (None, "fp8")
+        return replace(self, quantization=None if is_whole else "int8")
 
     def of_router(self) -> "Arithmetic":
         """Return the arithmetic of products that choose experts, which are never quantised."""

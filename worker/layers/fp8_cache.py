@@ -3,7 +3,7 @@
 import torch
 
 from penstock.kernels.device import runs_triton
-from penstock.kernels.store_kv import FP8
+from penstock.kernels.fp8 import FP8
 
 __all__ = ["FP8", "cannot_keep"]
 

@@ -8,9 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.activation import Activation, activate, activate_rowwise, num_parts
-from penstock.kernels.device import TRITON_DEVICES, on_gpu
+from penstock.kernels.device import on_gpu, runs_triton
 from penstock.kernels.panel_linear import PanelLinear, panel_ops
 from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.fp8_linear import MULTIPLE, Fp8Linear, lacks_fp8_products
 from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 __all__ = ["Activation", "Linear", "linear", "num_parts", "unsupported"]
@@ -52,26 +53,32 @@ def linear(
     activation  only `activated` is called on the result
     factor      of the product with its bias
     """
+    deterministic = arithmetic.deterministic
+    if arithmetic.quantization == "fp8":
+        return Fp8Linear(weight, bias, deterministic, activation, factor)
     ops = None if on_gpu(weight) else panel_ops(weight, arithmetic.packing)
     if ops is not None:
         return PanelLinear(ops, weight, bias, arithmetic.packing, activation, factor)
     if arithmetic.quantization is not None:
         assert on_gpu(weight), "who loads a model has asked `unsupported`"
-        deterministic = arithmetic.deterministic
         return QuantisedLinear(weight, bias, arithmetic.packing, deterministic, activation, factor)
-    return TorchLinear(weight, bias, arithmetic.deterministic, activation, factor)
+    return TorchLinear(weight, bias, deterministic, activation, factor)
 
 
 def unsupported(width: int, device: torch.device, arithmetic: Arithmetic) -> str | None:
     """Return why weights with such an inner dimension cannot be quantised; None where they can."""
-    name, depth = arithmetic.quantization, arithmetic.packing.depth
+    name = arithmetic.quantization
     if name is None:
         return None
+    depth = MULTIPLE if name == "fp8" else arithmetic.packing.depth
     if width % depth:
         return (
             f"{name} takes multiples of {depth}, and a width of the model is {width}; leave it out"
         )
-    if device.type in TRITON_DEVICES:
+    if name == "fp8":
+        lacks = lacks_fp8_products(device) if runs_triton(device) else f"this is a {device.type}"
+        return lacks and f"fp8 is for NVIDIA GPUs of capability 9.0 and more; {lacks}; leave it out"
+    if runs_triton(device):
         return None
     if device.type != "cpu":
         return f"{name} is for CPUs and CUDA, and the device is {device.type}; leave it out"

@@ -108,8 +108,10 @@ class WorkerSettings(TracingSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="of weights and cache; auto: the checkpoint's own"
     )
-    quantization: Literal["int8", "int4_g64", "int4_g128"] | None = Field(
-        None, description="bits of the weights' numbers; of 4 bits, 64 or 128 share a scale"
+    quantization: Literal["int8", "int4_g64", "int4_g128", "fp8"] | None = Field(
+        None,
+        description="bits of the weights' numbers; of 4 bits, 64 or 128 share a scale; fp8: of "
+        "both sides of products, on a GPU",
     )
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
         "auto",

@@ -30,7 +30,8 @@ from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.sampler_row import SamplerRow
 from penstock.worker.layers import latent_attention
-from penstock.worker.models.errors import CannotKeep, NoBackend
+from penstock.worker.models.errors import CannotKeep, CannotQuantise, NoBackend
+from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
@@ -127,12 +128,13 @@ def test_a_gpus_way_gives_the_same_text(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("quantization", ["int4_g64", "fp8"])
 def test_a_quantised_model_gives_the_same_text_replayed(
-    tmp_path: Path, interpret: Callable[[], None]
+    quantization: str, tmp_path: Path, interpret: Callable[[], None]
 ) -> None:
     families.save("llama", tmp_path, intermediate_size=128, num_hidden_layers=2)
     interpret()
-    options = {"dtype": "bfloat16", "quantization": "int4_g64", "deterministic": True}
+    options = {"dtype": "bfloat16", "quantization": quantization, "deterministic": True}
     wanted = texts(make_engine(tmp_path, **options))
     engine = make_engine(tmp_path, **options, async_scheduling=True)
     runner, replays = engine.runner, Replays()
@@ -200,6 +202,29 @@ def test_torch_computes_attention_where_it_is_asked_to(
         assert apart < (1e-4 if dtype == "float32" else 0.1), (
             "where they misread it it is 1 and more"
         )
+
+
+@pytest.mark.slow
+def test_a_model_of_eight_bits_says_nearly_the_same(interpret: Callable[[], None]) -> None:
+    interpret()
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    ids = ModelTokenizer(BUNDLED_MODEL).encode("Once upon a time there was a clever girl named")
+    told = []
+    for eight in ({}, {"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}):
+        engine = make_engine(BUNDLED_MODEL, dtype="bfloat16", **eight)
+        engine.add(AddSequence("it", ids, params))
+        outputs = [output for _ in range(5) if engine.busy for output in engine.step()]
+        told.append([each.logprob for output in outputs for each in output.prompt_logprobs or []])
+    whole, *others = torch.tensor(told)
+    assert len(whole) == len(ids) - 1 > 8
+    for other in others:
+        assert other.ne(whole).any() and (other - whole).abs().mean() < 0.15
+
+
+def test_fp8_products_are_refused_where_nothing_computes_them(tmp_path: Path) -> None:
+    families.save("llama", tmp_path)
+    with pytest.raises(CannotQuantise, match=r"NVIDIA GPUs of capability 9.0.*this is a cpu"):
+        make_engine(tmp_path, dtype="bfloat16", quantization="fp8")
 
 
 def test_a_backend_that_is_not_there_ends_the_start_by_name(tmp_path: Path) -> None:

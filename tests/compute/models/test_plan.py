@@ -87,6 +87,16 @@ def test_what_does_not_fit_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--memory 80GiB" in capsys.readouterr().err
 
 
+def test_products_of_eight_bits_take_half_the_room(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model", "penstock-5m", "--device", "cuda", "--memory", "1GiB"]
+    usual, fp8 = (planned(capsys, *flags, *more) for more in ([], ["--quantization", "fp8"]))
+    config = json.loads((BUNDLED_MODEL / "config.json").read_text())
+    head = 2 * config["vocab_size"] * config["hidden_size"]
+    assert fp8["weight_bytes"] - head == pytest.approx((usual["weight_bytes"] - head) / 2, rel=0.03)
+    assert plan.main(["--model", "penstock-5m", "--quantization", "fp8"]) == 1
+    assert "NVIDIA GPUs of capability 9.0" in capsys.readouterr().err
+
+
 def test_keys_and_values_of_eight_bits_take_half_the_room(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,0 +1,89 @@
+"""Products in eight bits (e4m3) on a GPU that multiplies them."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.activation import Activation, activate, activate_rowwise
+from penstock.kernels.fp8 import FP8, as_fp8, quantise_rows, quantise_rows_ref
+
+MULTIPLE = 16  # of both sides of a weight, as torch's product wants
+_ROWS = 1024  # of a weight, rounded at a time
+_TILE_ROWS = 32  # of a deterministic product
+_LEAST = (9, 0)  # capability of a GPU whose product takes a scale for each row
+
+
+def lacks_fp8_products(device: torch.device) -> str | None:
+    """Return why a GPU computes no such products; None where it does."""
+    if torch.version.hip is not None:
+        return "an AMD GPU has other numbers of eight bits"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < _LEAST:
+        return f"a {torch.cuda.get_device_name(device)} is older than capability 9.0"
+    return None
+
+
+class Fp8Linear:
+    """A product: x [tokens, in_features] bf16 -> [tokens, out_features].
+
+    Each row of the weight has a scale, and each row of x gets one as it comes. Sums are float32.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        deterministic: bool,
+        activation: Activation | None = None,
+        factor: float = 1.0,
+    ) -> None:
+        self._out = len(weight)
+        missing = -self._out % MULTIPLE
+        parts = [quantise_rows_ref(rows) for rows in torch.split(weight, _ROWS)]
+        numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+        self._numbers = torch.cat((numbers, as_fp8(weight.new_zeros(missing, weight.shape[1]))))
+        self._scales = F.pad(scales, (0, 0, 0, missing), value=1.0)
+        self._bias = None if bias is None else F.pad(bias, (0, missing))
+        self._deterministic = deterministic
+        self._activate = activate_rowwise if deterministic else activate
+        self._activation, self._factor = activation, factor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product = self._multiply(x)
+        if self._out < len(self._numbers):
+            product = product[:, : self._out].contiguous()
+        return product if self._factor == 1.0 else product.mul_(self._factor)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        return residual.add_(self(x))
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self(x).to(torch.float32)
+
+    def activated(self, x: Tensor) -> Tensor:
+        assert self._activation is not None, "who makes the product says what becomes of it"
+        return self._activate(self(x), self._activation)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, len(self._numbers))
+        rows, scales = quantise_rows(x)
+        if not self._deterministic:
+            return self._scaled(rows, scales)
+        missing = -len(x) % _TILE_ROWS
+        rows = F.pad(rows.view(torch.uint8), (0, 0, 0, missing)).view(FP8)
+        tiles = zip(
+            torch.split(rows, _TILE_ROWS),
+            torch.split(F.pad(scales, (0, 0, 0, missing), value=1.0), _TILE_ROWS),
+            strict=True,
+        )
+        return torch.cat([self._scaled(*tile) for tile in tiles])[: len(x)]
+
+    def _scaled(self, rows: Tensor, scales: Tensor) -> Tensor:
+        return torch._scaled_mm(
+            rows,
+            self._numbers.t(),
+            scale_a=scales,
+            scale_b=self._scales.t(),
+            bias=self._bias,
+            out_dtype=torch.bfloat16,
+        )
