@@ -21,6 +21,7 @@ from torch import Tensor
 from penstock.kernels.activation import Activation
 from penstock.kernels.activation_triton import activate_triton
 from penstock.kernels.device import INTERPRETED
+from penstock.kernels.fp8_triton import quantise_rows_triton
 
 _COLUMNS = 1024  # of a program that sums up
 _TOKENS = 4096  # in one call: a row is copied for each of its experts
@@ -46,6 +47,8 @@ class ExpertsOnGpu:
     down           [num_experts, hidden, width], contiguous
     factor         of what an expert makes
     deterministic  a row's bits are the same whatever rows come with it
+    scales         of weights in fp8, whose rows are multiplied in fp8 too: of `up` and of `down`,
+                   [num_experts, outer] float32
     """
 
     def __init__(
@@ -55,9 +58,11 @@ class ExpertsOnGpu:
         activation: Activation,
         factor: float = 1.0,
         deterministic: bool = False,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self._up = up
         self._down = down
+        self._scales = scales or (None, None)
         self._activation = activation
         self._factor = factor
         self._deterministic = deterministic
@@ -79,8 +84,10 @@ class ExpertsOnGpu:
         is_few = self._deterministic or chosen.numel() <= MANY.rows * num_experts // 2
         tile = FEW if is_few else MANY
         blocks = blocks_of(chosen, num_experts, tile.rows)
-        up = grouped_product(x, self._up, blocks, tile, num_chosen)
-        down = grouped_product(activate_triton(up, self._activation), self._down, blocks, tile, 1)
+        of_up, of_down = self._scales
+        up = grouped_product(x, self._up, blocks, tile, num_chosen, of_up)
+        activated = activate_triton(up, self._activation)
+        down = grouped_product(activated, self._down, blocks, tile, 1, of_down)
         tokens, hidden = residual.shape
         _weighed_sum[(tokens, triton.cdiv(hidden, _COLUMNS))](
             down,
@@ -125,21 +132,30 @@ def blocks_of(chosen: Tensor, num_experts: int, rows: int) -> Blocks:
 
 
 def grouped_product(
-    x: Tensor, weights: Tensor, blocks: Blocks, tile: ProductTile, num_chosen: int
+    x: Tensor,
+    weights: Tensor,
+    blocks: Blocks,
+    tile: ProductTile,
+    num_chosen: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """Multiply each pair's row with its expert's weight.
 
     x           [pairs // num_chosen, inner], contiguous; a row serves so many pairs
     weights     [num_experts, outer, inner], contiguous
+    scales      [num_experts, outer] float32 of weights in fp8; x is then rounded to it
     returns     [pairs, outer], in the order of the pairs
     """
     num_experts, outer, inner = weights.shape
     count = len(x) * num_chosen
     out = torch.empty((count, outer), dtype=x.dtype, device=x.device)
+    x, of_x = (x, None) if scales is None else quantise_rows_triton(x)
     _grouped_product[(len(blocks.experts), triton.cdiv(outer, tile.columns))](
         x,
         weights,
         out,
+        out if of_x is None else of_x,
+        out if scales is None else scales,
         blocks.pairs,
         blocks.experts,
         count,
@@ -150,6 +166,7 @@ def grouped_product(
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
+        SCALED=scales is not None,
         INTERPRETED=INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
@@ -162,6 +179,8 @@ def _grouped_product(
     x_ptr,
     weights_ptr,
     out_ptr,
+    x_scales_ptr,
+    scales_ptr,
     pairs_ptr,
     experts_ptr,
     count,
@@ -172,6 +191,7 @@ def _grouped_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    SCALED: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
     block = tl.program_id(0)
@@ -199,7 +219,15 @@ def _grouped_product(
             weight = tl.load(weight_ptrs + begin, mask=is_weight, other=0.0)
         if INTERPRETED:
             x, weight = x.to(tl.float32), weight.to(tl.float32)
-        sums = tl.dot(x, weight, sums, input_precision="ieee")
+        if SCALED:  # sums within a product of fp8 have few bits, so they are short
+            sums += tl.dot(x, weight, input_precision="ieee")
+        else:
+            sums = tl.dot(x, weight, sums, input_precision="ieee")
+    if SCALED:
+        of_rows = tl.load(x_scales_ptr + pairs // CHOSEN, mask=is_row, other=0.0)
+        at = expert.to(tl.int64) * OUTER + columns
+        of_columns = tl.load(scales_ptr + at, mask=is_column, other=0.0)
+        sums *= of_rows[:, None] * of_columns[None, :]
     out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
     is_out = is_row[:, None] & is_column[None, :]
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)

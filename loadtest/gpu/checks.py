@@ -51,7 +51,7 @@ def checks(figures: Figures) -> None:
         kind = str(dtype).removeprefix("torch.")
         found = [*_attentions(dtype), *_latents(dtype), *_small_ops(dtype), *_experts(dtype)]
         if dtype == torch.bfloat16:
-            found += [*_quantised(), *_eight_bits()]
+            found += [*_quantised(), *_eight_bits(), *_eight_bit_experts()]
         if dtype == torch.float32:
             found += _samples()
         for name, got, wanted in found:
@@ -182,6 +182,39 @@ def _experts(dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
             got = mixture.add(args.x, args.chosen, args.shares, torch.zeros_like(args.x))
             how = ", deterministic" if deterministic else ""
             yield f"experts, {tokens} tokens{how}", got, wanted
+
+
+def _eight_bit_experts() -> Iterator[tuple[str, Tensor, Tensor]]:
+    """In float32 between the products, where no number goes to its neighbour in fp8."""
+    num_experts, num_chosen, hidden, width = (4, 2, 64, 48) if TOY else (32, 4, 1024, 704)
+    for tokens in (3, 40) if TOY else (1, 7, 300, 5000):
+        args = random_experts(tokens, num_experts, num_chosen, hidden, width, torch.float32)
+        up, of_up = quantise_rows_ref(args.up.flatten(0, 1))
+        down, of_down = quantise_rows_ref(args.down.flatten(0, 1))
+        wide_up = (up.float() * of_up).view(args.up.shape)
+        wide_down = (down.float() * of_down).view(args.down.shape)
+
+        def expert(
+            number: int, rows: Tensor, up: Tensor = wide_up, down: Tensor = wide_down
+        ) -> Tensor:
+            made = activate_ref(_widened(rows) @ up[number].T, "silu_mul")
+            return _widened(made) @ down[number].T
+
+        each = [partial(expert, number) for number in range(num_experts)]
+        wanted = experts_ref(args.x, each, args.chosen, args.shares)
+        mixture = ExpertsOnGpu(
+            up.view(args.up.shape),
+            down.view(args.down.shape),
+            "silu_mul",
+            scales=(of_up.view(num_experts, -1), of_down.view(num_experts, -1)),
+        )
+        got = mixture.add(args.x, args.chosen, args.shares, torch.zeros_like(args.x))
+        yield f"experts in fp8, {tokens} tokens", got, wanted
+
+
+def _widened(rows: Tensor) -> Tensor:
+    numbers, scales = quantise_rows_ref(rows)
+    return numbers.float() * scales
 
 
 def _quantised() -> Iterator[tuple[str, Tensor, Tensor]]:

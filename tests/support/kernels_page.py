@@ -127,7 +127,11 @@ def rows() -> Iterator[tuple[Any, ...]]:
                 yield (f"{bits} bits, {tile_rows} rows", "Llama-3 8B", target, *found)
         for name, shape in EXPERTS.items():
             for what, tile in (("few", FEW), ("many", MANY)):
-                yield (f"experts, {what} rows", name, target, *_experts(*shape, tile, made_for))
+                found = _experts(*shape, tile, made_for)
+                yield (f"experts, {what} rows", name, target, *found)
+                if target == "sm_90":
+                    found = _experts(*shape, tile, made_for, is_fp8=True)
+                    yield (f"experts, {what} rows, fp8", name, target, *found)
         for name, heads in LATENTS.items():
             for what, splits in (("", 1), (", split", 8)):
                 found = _latents(heads, splits, made_for, shared_kib * 1024)
@@ -181,12 +185,15 @@ def _experts(
     width: int,
     tile: ProductTile,
     made_for: GPUTarget,
+    is_fp8: bool = False,
 ) -> tuple[Any, ...]:
-    types = dict.fromkeys(("x_ptr", "weights_ptr", "out_ptr"), "*bf16")
+    types = dict.fromkeys(("x_ptr", "weights_ptr"), "*fp8e4nv" if is_fp8 else "*bf16")
+    types |= {"out_ptr": "*bf16", "x_scales_ptr": "*fp32", "scales_ptr": "*fp32"}
     types |= {"pairs_ptr": "*i32", "experts_ptr": "*i32", "count": "i32"}
     constants = {
         "NUM_EXPERTS": num_experts, "OUTER": 2 * width, "INNER": hidden, "CHOSEN": num_chosen,
-        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "INTERPRETED": False,
+        "ROWS": tile.rows, "COLUMNS": tile.columns, "DEPTH": tile.depth, "SCALED": is_fp8,
+        "INTERPRETED": False,
     }  # fmt: skip
     how = tile.num_warps, tile.num_stages
     return compiled(_grouped_product, types, constants, made_for, *how)

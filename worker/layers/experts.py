@@ -9,6 +9,7 @@ from penstock.kernels.choose import ExpertChoice, choose
 from penstock.kernels.device import on_gpu
 from penstock.kernels.experts import PanelExperts, experts_ref
 from penstock.kernels.panel_linear import PanelLinear
+from penstock.worker.layers.fp8_linear import FP8, Fp8Linear
 from penstock.worker.layers.linear import Linear, TorchLinear
 from penstock.worker.layers.mlp import MLP
 
@@ -83,21 +84,28 @@ def _together(experts: list[MLP]) -> "PanelExperts | ExpertsOnGpu | None":
 
 def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
     """Stack the weights of experts on a GPU. None where they are elsewhere, or have biases."""
-    up = [each.up for each in experts if isinstance(each.up, TorchLinear)]
-    down = [each.down for each in experts if isinstance(each.down, TorchLinear)]
-    weights = [each.weight for each in (*up, *down) if each.weight is not None]
-    num, is_biased = len(experts), any(each.bias is not None for each in (*up, *down))
-    if is_biased or len(weights) < 2 * num or not on_gpu(weights[0]):
+    up, down = _stacked([each.up for each in experts]), _stacked([each.down for each in experts])
+    first, last = experts[0].up, experts[0].down
+    known = TorchLinear | Fp8Linear
+    if up is None or down is None or not (isinstance(first, known) and isinstance(last, known)):
         return None
-    activation = up[0].activation
-    assert activation is not None
+    assert first.activation is not None
     # Imported here: not every platform without a GPU has triton.
     from penstock.kernels.experts_triton import ExpertsOnGpu
 
-    return ExpertsOnGpu(
-        torch.stack(weights[:num]),
-        torch.stack(weights[num:]),
-        activation,
-        down[0].factor,
-        down[0].deterministic,
-    )
+    scales = None if up[1] is None or down[1] is None else (up[1], down[1])
+    return ExpertsOnGpu(up[0], down[0], first.activation, last.factor, last.deterministic, scales)
+
+
+def _stacked(products: list[Linear]) -> tuple[Tensor, Tensor | None] | None:
+    """Return weights [products, outer, inner], and scales [products, outer] if they are of fp8."""
+    whole = [each for each in products if isinstance(each, TorchLinear) and each.bias is None]
+    weights = [each.weight for each in whole if each.weight is not None]
+    if len(weights) == len(products):
+        return (torch.stack(weights), None) if on_gpu(weights[0]) else None
+    eights = [each for each in products if isinstance(each, Fp8Linear) and each.bias is None]
+    if len(eights) < len(products):
+        return None
+    out = eights[0].out_features
+    numbers = torch.stack([each.numbers[:out].view(torch.uint8) for each in eights])
+    return numbers.view(FP8), torch.stack([each.scales[:out, 0] for each in eights])

@@ -7,6 +7,8 @@ from torch import Tensor
 from penstock.kernels.activation import Activation, activate, activate_rowwise
 from penstock.kernels.fp8 import FP8, as_fp8, quantise_rows, quantise_rows_ref
 
+__all__ = ["FP8", "MULTIPLE", "Fp8Linear", "lacks_fp8_products"]
+
 MULTIPLE = 16  # of both sides of a weight, as torch's product wants
 _ROWS = 1024  # of a weight, rounded at a time
 _TILE_ROWS = 32  # of a deterministic product
@@ -26,6 +28,9 @@ class Fp8Linear:
     """A product: x [tokens, in_features] bf16 -> [tokens, out_features].
 
     Each row of the weight has a scale, and each row of x gets one as it comes. Sums are float32.
+
+    numbers  [out_features, filled up to a multiple of 16, in_features] fp8
+    scales   of each of its rows [.., 1] float32
     """
 
     def __init__(
@@ -36,22 +41,22 @@ class Fp8Linear:
         activation: Activation | None = None,
         factor: float = 1.0,
     ) -> None:
-        self._out = len(weight)
-        missing = -self._out % MULTIPLE
+        self.out_features = len(weight)
+        missing = -self.out_features % MULTIPLE
         parts = [quantise_rows_ref(rows) for rows in torch.split(weight, _ROWS)]
         numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
-        self._numbers = torch.cat((numbers, as_fp8(weight.new_zeros(missing, weight.shape[1]))))
-        self._scales = F.pad(scales, (0, 0, 0, missing), value=1.0)
-        self._bias = None if bias is None else F.pad(bias, (0, missing))
-        self._deterministic = deterministic
+        self.numbers = torch.cat((numbers, as_fp8(weight.new_zeros(missing, weight.shape[1]))))
+        self.scales = F.pad(scales, (0, 0, 0, missing), value=1.0)
+        self.bias = None if bias is None else F.pad(bias, (0, missing))
+        self.deterministic = deterministic
         self._activate = activate_rowwise if deterministic else activate
-        self._activation, self._factor = activation, factor
+        self.activation, self.factor = activation, factor
 
     def __call__(self, x: Tensor) -> Tensor:
         product = self._multiply(x)
-        if self._out < len(self._numbers):
-            product = product[:, : self._out].contiguous()
-        return product if self._factor == 1.0 else product.mul_(self._factor)
+        if self.out_features < len(self.numbers):
+            product = product[:, : self.out_features].contiguous()
+        return product if self.factor == 1.0 else product.mul_(self.factor)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         return residual.add_(self(x))
@@ -60,14 +65,14 @@ class Fp8Linear:
         return self(x).to(torch.float32)
 
     def activated(self, x: Tensor) -> Tensor:
-        assert self._activation is not None, "who makes the product says what becomes of it"
-        return self._activate(self(x), self._activation)
+        assert self.activation is not None, "who makes the product says what becomes of it"
+        return self._activate(self(x), self.activation)
 
     def _multiply(self, x: Tensor) -> Tensor:
         if not len(x):
-            return x.new_empty(0, len(self._numbers))
+            return x.new_empty(0, len(self.numbers))
         rows, scales = quantise_rows(x)
-        if not self._deterministic:
+        if not self.deterministic:
             return self._scaled(rows, scales)
         missing = -len(x) % _TILE_ROWS
         rows = F.pad(rows.view(torch.uint8), (0, 0, 0, missing)).view(FP8)
@@ -81,9 +86,9 @@ class Fp8Linear:
     def _scaled(self, rows: Tensor, scales: Tensor) -> Tensor:
         return torch._scaled_mm(
             rows,
-            self._numbers.t(),
+            self.numbers.t(),
             scale_a=scales,
-            scale_b=self._scales.t(),
-            bias=self._bias,
+            scale_b=self.scales.t(),
+            bias=self.bias,
             out_dtype=torch.bfloat16,
         )

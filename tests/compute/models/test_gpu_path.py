@@ -221,6 +221,23 @@ def test_a_model_of_eight_bits_says_nearly_the_same(interpret: Callable[[], None
         assert other.ne(whole).any() and (other - whole).abs().mean() < 0.15
 
 
+@pytest.mark.slow
+def test_experts_of_eight_bits_are_captured_and_say_nearly_the_same(
+    tmp_path: Path, interpret: Callable[[], None]
+) -> None:
+    families.save("mixtral", tmp_path, num_hidden_layers=2)
+    interpret()
+    params, told = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0), []
+    for quantization in (None, "fp8"):
+        engine = make_engine(tmp_path, dtype="bfloat16", quantization=quantization)
+        assert isinstance(engine.runner, ModelRunner) and engine.runner.model.is_capturable
+        engine.add(AddSequence("it", [*range(5, 25)], params))
+        outputs = [output for _ in range(5) if engine.busy for output in engine.step()]
+        told.append([each.logprob for output in outputs for each in output.prompt_logprobs or []])
+    whole, eight = torch.tensor(told)
+    assert len(whole) == 19 and whole.ne(eight).any() and (whole - eight).abs().mean() < 0.25
+
+
 def test_fp8_products_are_refused_where_nothing_computes_them(tmp_path: Path) -> None:
     families.save("llama", tmp_path)
     with pytest.raises(CannotQuantise, match=r"NVIDIA GPUs of capability 9.0.*this is a cpu"):

@@ -50,7 +50,7 @@ def test_where_all_is_well_nothing_is_bad() -> None:
     assert status == 0
     assert all(text.startswith("good: ") for texts in found.values() for text in texts), found
     assert found["queue"] == ["good: fake: workers that serve: 1; jobs that wait: 0"]
-    parts = "redis clocks keys housekeeping queue processor gpu model"
+    parts = "redis clocks keys housekeeping queue processor gpu attention model"
     assert set(found) == set(parts.split())
 
 
