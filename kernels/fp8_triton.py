@@ -9,13 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.device import INTERPRETED
-from penstock.kernels.fp8 import FP8
 
 
 def quantise_rows_triton(x: Tensor) -> tuple[Tensor, Tensor]:
     """Compute what `kernels.fp8.quantise_rows` says; a program takes one row."""
     rows, width = x.shape
-    out = torch.empty((rows, width), dtype=FP8, device=x.device)
+    out = torch.empty((rows, width), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((rows, 1), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(width)
     if rows:
