@@ -87,7 +87,7 @@ class SampleOnGpu:
         self._device = device
         self._masked = ways["is_masked"].nonzero()[0]
         top_k = np.where(ways["top_k"] > 0, ways["top_k"], vocab).clip(max=vocab)
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", over="ignore"):
             scales = (np.float32(LOG2_E) / ways["temperature"]).clip(max=np.float32(STEEPEST))
             least_powers = np.log2(ways["min_p"]).astype(np.float32)
         scales[ways["temperature"] == 0] = 0

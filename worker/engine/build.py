@@ -57,10 +57,11 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     model.prepare(limits.max_model_len)
     kv_caches = [
-        _zeros(
+        kv.zeros(num_blocks, config.block_size, dtype, device)
+        if device.type != "cpu"
+        else _zeros(
             kv.of_blocks(num_blocks, config.block_size),
             dtype,
-            device,
             config.kv_cache_memory_bytes is not None,
         )
         for kv in facts.kv_shapes
@@ -307,16 +308,12 @@ def refuse_longer(asked: int, made_for: int) -> None:
         )
 
 
-def _zeros(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, at_once: bool
-) -> Tensor:
-    """Return a tensor of zeros, so that no stray NaN meets a masked weight.
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, at_once: bool) -> Tensor:
+    """Return a tensor of zeros on a CPU, so that no stray NaN meets a masked weight.
 
-    at_once  on a CPU, take all memory pages now, because somebody asked for so many bytes; else
-             they are taken when they are written, since few models need them all
+    at_once  take all memory pages now, because somebody asked for so many bytes; else they are
+             taken when they are written, since few models need them all
     """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize
     if at_once:
         return take(size).zero_().view(dtype).view(shape)

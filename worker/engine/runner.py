@@ -108,9 +108,9 @@ class ModelRunner:
 
     def copy(self, blocks: list[tuple[int, int]], rows: list[tuple[int, int]]) -> None:
         """Make the second of each pair a copy of the first: blocks, and the states of rows."""
-        if blocks:
+        if blocks and self._bytes:
             pairs = np.array(blocks, np.int64).T
-            sources, targets = send([pairs], self.kv_caches[0].device)[0]
+            sources, targets = send([pairs], self._bytes[0].device)[0]
             for numbers in self._bytes:
                 numbers[targets] = numbers[sources]
         if self.copy_state is not None:
@@ -153,8 +153,8 @@ class ModelRunner:
         Attention gives the unused slots of a later holder a weight of zero, and zero times NaN is
         NaN.
         """
-        (index,) = send([np.array(blocks, np.int64)], self.kv_caches[0].device)
         for numbers in self._bytes:
+            (index,) = send([np.array(blocks, np.int64)], numbers.device)
             numbers[index] = 0
 
 

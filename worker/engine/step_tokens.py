@@ -88,8 +88,7 @@ def try_step(
         max_context_len=count,
     )
     caches = {
-        kv: torch.zeros(kv.of_blocks(num_blocks, block_size), dtype=dtype, device=device)
-        for kv in set(model.config.kv_shapes)
+        kv: kv.zeros(num_blocks, block_size, dtype, device) for kv in set(model.config.kv_shapes)
     }
     hidden = model(batch, [caches[kv] for kv in model.config.kv_shapes])
     model.logits(hidden[:num_draws])

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.activation import Activation, activate, activate_rowwise
-from penstock.kernels.fp8 import FP8, as_fp8, quantise_rows, quantise_rows_ref
+from penstock.kernels.fp8 import FP8, quantise_rows, quantise_rows_ref
 
 __all__ = ["FP8", "MULTIPLE", "Fp8Linear", "lacks_fp8_products"]
 
@@ -43,10 +43,13 @@ class Fp8Linear:
     ) -> None:
         self.out_features = len(weight)
         missing = -self.out_features % MULTIPLE
-        parts = [quantise_rows_ref(rows) for rows in torch.split(weight, _ROWS)]
-        numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
-        self.numbers = torch.cat((numbers, as_fp8(weight.new_zeros(missing, weight.shape[1]))))
-        self.scales = F.pad(scales, (0, 0, 0, missing), value=1.0)
+        size = self.out_features + missing, weight.shape[1]
+        self.numbers = torch.zeros(size, dtype=torch.uint8, device=weight.device).view(FP8)
+        self.scales = torch.ones((size[0], 1), dtype=torch.float32, device=weight.device)
+        for start in range(0, self.out_features, _ROWS):
+            numbers, scales = quantise_rows_ref(weight[start : start + _ROWS])
+            self.numbers[start : start + len(numbers)] = numbers
+            self.scales[start : start + len(scales)] = scales
         self.bias = None if bias is None else F.pad(bias, (0, missing))
         self.deterministic = deterministic
         self._activate = activate_rowwise if deterministic else activate

@@ -24,6 +24,14 @@ class KvShape(NamedTuple):
         """Return the shape of a cache, as `penstock.kernels.paged_attention` has it."""
         return num_blocks, self.num_kv_heads, self.parts, block_size, self.head_dim
 
+    def zeros(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return a cache of zeros, made as bytes: not all operations of torch know all types."""
+        *rows, size = self.of_blocks(num_blocks, block_size)
+        made = torch.zeros((*rows, size * dtype.itemsize), dtype=torch.uint8, device=device)
+        return made.view(dtype)
+
     @property
     def numbers(self) -> int:
         """Return how many numbers a token has in such a cache."""
