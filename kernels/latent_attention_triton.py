@@ -15,7 +15,15 @@ from torch import Tensor
 
 from penstock.kernels.device import INTERPRETED
 from penstock.kernels.spans import Scoring, Spans
-from penstock.kernels.split_keys_triton import NO_KEYS, Tile, merge, num_splits, shared_bytes
+from penstock.kernels.split_keys_triton import (
+    NO_KEYS,
+    Tile,
+    merge,
+    num_splits,
+    settle,
+    shared_bytes,
+    weigh,
+)
 
 _LEAST_ROWS = 16  # of a product
 _FEW_HEADS = Tile(16, 32, 4, 2)
@@ -186,16 +194,13 @@ def _latent_attention(
             KEYS, BLOCK_SIZE, SIZE, LATENT, COLUMNS, REST, True, INTERPRETED,
         )  # fmt: skip
 
-    # A row may see no key of a split, which then has no weight in the merge.
-    seen_some = total > 0
-    mixed = mixed / tl.where(seen_some, total, 1.0)[:, None]
+    mixed, lse = settle(top, total, mixed)
     tl.store(
         out_ptr + place[:, None] * LATENT + column[None, :],
         mixed.to(out_ptr.dtype.element_ty),
         mask=mask,
     )
     if SPLITS > 1:
-        lse = tl.where(seen_some, top + tl.log2(tl.where(seen_some, total, 1.0)), NO_KEYS)
         tl.store(lse_ptr + place, lse, mask=live)
 
 
@@ -252,10 +257,7 @@ def _attend_keys(
         seen = there[None, :] & (key[None, :] <= position[:, None])
         scores = tl.where(seen, scores, -float("inf"))
     factor = scale * LOG2_E
-    now = tl.maximum(top, tl.max(scores, 1) * factor)
-    fade = tl.exp2(top - now)
-    weight = tl.exp2(scores * factor - now[:, None])  # one instruction before the power
-    total = total * fade + tl.sum(weight, 1)
+    top, total, fade, weight = weigh(scores, top, total, factor)
     mixed = mixed * fade[:, None]
     mixed = tl.dot(weight.to(keys.dtype), keys, mixed, input_precision="ieee")
-    return now, total, mixed
+    return top, total, mixed

@@ -87,6 +87,29 @@ def merge(parts: Tensor, lse: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @triton.jit
+def weigh(scores, top, total, factor):
+    """Take a tile of scores [rows, keys] into a running softmax, in powers of two.
+
+    Returns its maximum and sum, by what the sums so far fade, and the weights of the keys.
+    """
+    now = tl.maximum(top, tl.max(scores, 1) * factor)
+    fade = tl.exp2(top - now)
+    weight = tl.exp2(scores * factor - now[:, None])  # one instruction before the power
+    return now, total * fade + tl.sum(weight, 1), fade, weight
+
+
+@triton.jit
+def settle(top, total, mixed):
+    """Return what was mixed divided by its sum, and the sum's logarithm.
+
+    A row may see no key of a split, which then has no weight in the merge.
+    """
+    seen_some = total > 0
+    total = tl.where(seen_some, total, 1.0)
+    return mixed / total[:, None], tl.where(seen_some, top + tl.log2(total), NO_KEYS)
+
+
+@triton.jit
 def _merge(
     parts_ptr,
     lse_ptr,

@@ -40,6 +40,7 @@ class DoesNotFit(PenstockError):
 def build_engine(config: EngineConfig) -> Engine:
     device = torch.device(device_of(config))
     kept = cache_dtype(config, device)
+    _refuse_backend(config, device, torch.bfloat16)  # what is known before a model is loaded
     model = load_model(spec_of(config, device))
     _refuse_backend(config, device, model.dtype)
     facts, dtype = model.config, kept or model.dtype
@@ -136,7 +137,7 @@ def device_of(config: EngineConfig) -> str:
 
 
 def _refuse_backend(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise NoBackend where the backend that was asked for cannot compute the model."""
+    """Raise NoBackend where the backend that was asked for does not compute such a dtype there."""
     found, asked = backends(device, dtype), config.attention_backend
     if asked != "auto" and found[asked] is not None:
         raise NoBackend(f"{asked} cannot compute here: {told(found)}")

@@ -153,8 +153,10 @@ class ModelRunner:
         Attention gives the unused slots of a later holder a weight of zero, and zero times NaN is
         NaN.
         """
+        if not self._bytes:
+            return
+        (index,) = send([np.array(blocks, np.int64)], self._bytes[0].device)
         for numbers in self._bytes:
-            (index,) = send([np.array(blocks, np.int64)], numbers.device)
             numbers[index] = 0
 
 
