@@ -16,6 +16,7 @@ from penstock.schemas.json_size import too_much
 from penstock.schemas.openai import JsonObject
 
 T = TypeVar("T")
+PIECE_BYTES = 1024  # of a body that came by gzip, unpacked at once
 
 
 async def read(
@@ -70,19 +71,25 @@ def _whole(field: JsonValue) -> JsonValue:
 
 
 def _unpacked(raw: bytes, limit_bytes: int) -> bytes:
-    """Return what gzip made smaller, of one member or several. Raises BodyTooLarge, InvalidJob."""
-    whole, rest = bytearray(), raw
-    while rest:
-        member = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: gzip's head and checksum
-        try:
-            whole += member.decompress(rest, limit_bytes - len(whole) + 1)
-        except zlib.error as error:
-            raise InvalidJob(f"the body is not valid gzip: {error}") from None
-        if len(whole) > limit_bytes:
-            raise BodyTooLarge(f"the body is larger than {limit_bytes} bytes, unpacked")
-        if not member.eof:
-            raise InvalidJob("the body is not valid gzip: it ends too early")
-        rest = member.unused_data
+    """Return what gzip made smaller, of one member or several. Raises BodyTooLarge, InvalidJob.
+
+    It goes by pieces, since what follows a member is copied at its end.
+    """
+    whole, member = bytearray(), None
+    for at in range(0, len(raw), PIECE_BYTES):
+        rest = raw[at : at + PIECE_BYTES]
+        while rest:
+            if member is None or member.eof:
+                member = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: gzip's head and checksum
+            try:
+                whole += member.decompress(rest, limit_bytes - len(whole) + 1)
+            except zlib.error as error:
+                raise InvalidJob(f"the body is not valid gzip: {error}") from None
+            if len(whole) > limit_bytes:
+                raise BodyTooLarge(f"the body is larger than {limit_bytes} bytes, unpacked")
+            rest = member.unused_data
+    if member is not None and not member.eof:
+        raise InvalidJob("the body is not valid gzip: it ends too early")
     return bytes(whole)
 
 

@@ -5,6 +5,7 @@ what is let in and four times as much. The loop's longest stall is compared with
 same machine takes for a loop of Python's, so a slow machine is no failure.
 """
 
+import gzip
 import json
 import signal
 import time
@@ -64,6 +65,10 @@ def head(name: str, value: str) -> Made:
     return "POST", "/v1/completions", {name: value}, body
 
 
+def packed(body: bytes) -> Made:
+    return "POST", "/v1/completions", {"content-encoding": "gzip"}, body
+
+
 def get(target: str) -> Made:
     return "GET", target, {}, b""
 
@@ -84,6 +89,8 @@ COSTLY: dict[str, tuple[int, Callable[[int], Made]]] = {
     "backslashes": (BYTES, lambda n: raw("/v1/completions", b'{"a":"' + b"\\" * n)),
     "escaped quotes": (BYTES // 2, lambda n: text(prompt='"' * n)),
     "escapes": (BYTES // 6, lambda n: text(prompt="\u1234" * n)),
+    "members of gzip": (BYTES // 20, lambda n: packed(gzip.compress(b"", 9) * n)),
+    "a member of gzip": (BYTES, lambda n: packed(gzip.compress(b"a" * n))),
     "a long text": (BYTES, lambda n: text(prompt="x" * n)),
     "a long chat": (BYTES // 2048, lambda n: chat(messages=[USER | {"content": "x" * n}] * 2000)),
     "token ids": (VALUES, lambda n: text(prompt=[1] * n)),
