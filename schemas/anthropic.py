@@ -1,11 +1,12 @@
 """Requests in Anthropic's form, as far as they mean something here."""
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from penstock.schemas.job import MAX_MESSAGES
-from penstock.schemas.openai import AskedOfModel, JsonObject
+from penstock.schemas.openai import AskedOfModel, Foreign, JsonObject
 from penstock.schemas.wire import Report
 
 
@@ -58,6 +59,30 @@ class AnthropicTool(Report):
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
+
+
+class ClientTool(Report):
+    """A tool that Anthropic defines and the caller runs: its type says what it takes."""
+
+    type: str
+    name: str = Field(min_length=1, max_length=64)
+    max_characters: int | None = Field(None, description="of a file, which the caller cuts")
+
+
+_OF_CLIENTS = re.compile(r"(bash|text_editor|memory)_\d{8}")
+
+
+def _tool_tag(given: object) -> str:
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    if not isinstance(kind, str) or kind == "custom":
+        return "custom"
+    return "client" if _OF_CLIENTS.fullmatch(kind) else ""
+
+
+AnyTool = Annotated[
+    Annotated[AnthropicTool, Tag("custom")] | Annotated[ClientTool, Tag("client")] | Foreign,
+    Discriminator(_tool_tag),
+]
 
 
 class AnthropicChoice(Report):
@@ -114,7 +139,7 @@ class CountTokensRequest(AskedOfModel):
         min_length=1, max_length=MAX_MESSAGES
     )
     system: str | list[TextBlock] = ""
-    tools: list[AnthropicTool] = Field(default_factory=list, max_length=128)
+    tools: list[AnyTool] = Field(default_factory=list, max_length=128)
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking = Thinking(type="disabled")
     context_management: ContextManagement = ContextManagement()

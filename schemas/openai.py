@@ -5,12 +5,15 @@ go through to them under their own names, so ranges and defaults are written onc
 is ignored, since clients send new ones every month.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import (
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
+    Tag,
     TypeAdapter,
     model_validator,
 )
@@ -165,6 +168,30 @@ class ChatMessage(Report):
         return self.content or ""
 
 
+class ForeignTool(Report):
+    """A tool that its caller does not run: it is left out, and the response's header names it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = Field(max_length=256)
+
+
+Foreign = Annotated[ForeignTool, Tag("")]
+
+
+def typed(*kinds: str) -> Discriminator:
+    """Tell values apart by their types. Every type but these is a `ForeignTool`'s."""
+
+    def tag(given: object) -> str | None:
+        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+        if not isinstance(kind, str):
+            return None
+        return kind if kind in kinds else ""
+
+    told = f"give its type, such as {kinds[0]}"
+    return Discriminator(tag, "type", told)
+
+
 class Function(Report):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
@@ -184,6 +211,10 @@ class FreeText(Report):
 class CustomGrammar(Report):
     syntax: Literal["regex", "lark"]
     definition: str
+
+    @property
+    def is_held(self) -> bool:
+        return self.syntax == "regex"
 
 
 class GrammarText(Report):
@@ -205,23 +236,32 @@ class CustomTool(Report):
 
     @property
     def function(self) -> Function:
+        """Return the function. A grammar that is no regex is only told to the model."""
         text: JsonObject = {"type": "string"}
-        strict = None
-        if isinstance(self.custom.format, GrammarText):
+        strict, told = None, self.custom.description
+        grammar = (
+            self.custom.format.grammar if isinstance(self.custom.format, GrammarText) else None
+        )
+        if grammar is not None and grammar.is_held:
             strict = True
-            text["pattern"] = f"^({self.custom.format.grammar.definition})$"
+            text["pattern"] = f"^({grammar.definition})$"
+        elif grammar is not None:
+            told = f"{told or ''}\n\n`{CUSTOM_INPUT}` follows this grammar:\n{grammar.definition}"
         parameters: JsonObject = {
             "type": "object",
             "properties": {CUSTOM_INPUT: text},
             "required": [CUSTOM_INPUT],
         }
-        told = self.custom.description
         return Function(
             name=self.custom.name, description=told, parameters=parameters, strict=strict
         )
 
 
-Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
+CallersTool = FunctionTool | CustomTool
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[CustomTool, Tag("custom")] | Foreign,
+    typed("function", "custom"),
+]
 
 
 class ToolName(Report):
@@ -246,9 +286,12 @@ class NamedCustom(Report):
         return [self.custom.name]
 
 
+_Named = Annotated[NamedTool, Tag("function")] | Annotated[NamedCustom, Tag("custom")] | Foreign
+
+
 class AllowedTools(Report):
     mode: Literal["auto", "required"]
-    tools: list[Annotated[NamedTool | NamedCustom, Field(discriminator="type")]] = Field(
+    tools: list[Annotated[_Named, typed("function", "custom")]] = Field(
         min_length=1, max_length=128, fail_fast=True
     )
 
@@ -259,12 +302,16 @@ class AllowedChoice(Report):
 
     @property
     def names(self) -> list[str]:
-        return [name for tool in self.allowed_tools.tools for name in tool.names]
+        tools = self.allowed_tools.tools
+        return [name for tool in tools if not isinstance(tool, ForeignTool) for name in tool.names]
 
 
 ToolChoice = (
     Literal["none", "auto", "required"]
-    | Annotated[NamedTool | NamedCustom | AllowedChoice, Field(discriminator="type")]
+    | Annotated[
+        _Named | Annotated[AllowedChoice, Tag("allowed_tools")],
+        typed("function", "custom", "allowed_tools"),
+    ]
 )
 
 
@@ -309,6 +356,11 @@ class ChatRequest(Asked):
     echo: bool = Field(
         False, description="vLLM's: the last message's text, if it is the assistant's, before it"
     )
+
+    @property
+    def callers_tools(self) -> Sequence[CallersTool]:
+        """Return the tools that the caller runs."""
+        return [tool for tool in self.tools if not isinstance(tool, ForeignTool)]
 
     @model_validator(mode="after")
     def asks_in_one_form(self) -> Self:

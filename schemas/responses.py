@@ -2,15 +2,17 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, Tag
 
 from penstock.schemas.job import MAX_MESSAGES, Short
 from penstock.schemas.openai import (
     AskedOfModel,
     CustomGrammar,
     Effort,
+    Foreign,
     FreeText,
     JsonObject,
+    typed,
 )
 from penstock.schemas.wire import Report
 
@@ -44,6 +46,7 @@ class FunctionCallItem(Report):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class CustomCallItem(Report):
@@ -51,6 +54,7 @@ class CustomCallItem(Report):
     call_id: str
     name: str
     input: str
+    namespace: str | None = None
 
 
 class CallOutputItem(Report):
@@ -118,18 +122,48 @@ class ResponseCustom(Report):
     format: Annotated[FreeText | InputGrammar, Field(discriminator="type")] | None = None
 
 
-ResponseTool = Annotated[ResponseFunction | ResponseCustom, Field(discriminator="type")]
+_Callers = Annotated[ResponseFunction, Tag("function")] | Annotated[ResponseCustom, Tag("custom")]
+InNamespace = Annotated[_Callers | Foreign, typed("function", "custom")]
+
+
+class Namespace(Report):
+    """Tools under a name of their own, which their calls have beside theirs."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    tools: list[InNamespace] = Field(max_length=128, fail_fast=True)
+
+
+ResponseTool = Annotated[
+    _Callers | Annotated[Namespace, Tag("namespace")] | Foreign,
+    typed("function", "custom", "namespace"),
+]
 
 
 class NamedChoice(Report):
     type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
+
+
+class NamedNamespace(Report):
+    type: Literal["namespace"]
+    name: str
+
+
+_Named = Annotated[NamedChoice, Tag("function")] | Annotated[NamedChoice, Tag("custom")] | Foreign
 
 
 class AllowedChoices(Report):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedChoice] = Field(min_length=1, max_length=128)
+    tools: list[
+        Annotated[
+            _Named | Annotated[NamedNamespace, Tag("namespace")],
+            typed("function", "custom", "namespace"),
+        ]
+    ] = Field(min_length=1, max_length=128)
 
 
 class TextForm(Report):
@@ -165,7 +199,10 @@ class ResponsesRequest(AskedOfModel):
     tools: list[ResponseTool] = Field(default_factory=list, max_length=128, fail_fast=True)
     tool_choice: (
         Literal["none", "auto", "required"]
-        | Annotated[NamedChoice | AllowedChoices, Field(discriminator="type")]
+        | Annotated[
+            _Named | Annotated[AllowedChoices, Tag("allowed_tools")],
+            typed("function", "custom", "allowed_tools"),
+        ]
     ) = "auto"
     parallel_tool_calls: bool = True
     text: TextConfig = TextConfig()

@@ -7,6 +7,7 @@ from typing import TypeVar
 from pydantic import JsonValue
 from pydantic_core import to_json
 
+from penstock.gateway.anthropic.client_tools import function_of
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import chat_form
 from penstock.gateway.openai.responses import AnswerContext
@@ -17,6 +18,7 @@ from penstock.schemas.anthropic import (
     AnthropicChoice,
     AnthropicMessage,
     AnthropicTool,
+    ClientTool,
     CountTokensRequest,
     MessagesRequest,
     TextBlock,
@@ -25,7 +27,7 @@ from penstock.schemas.anthropic import (
     ToolUseBlock,
 )
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.openai import ForeignTool, JsonObject
 
 Form = TypeVar("Form")
 
@@ -79,9 +81,11 @@ def _chat(asked: CountTokensRequest, body: JsonObject, more: JsonObject) -> Json
         "messages": list[JsonValue](_forgotten([*_messages(asked)], asked)),
         "chat_template_kwargs": {"enable_thinking": asked.thinking.type != "disabled"},
     }
-    if asked.tools:
-        own["tools"] = [_tool(tool) for tool in asked.tools]
-        own |= _choice(asked.tool_choice or AnthropicChoice(type="auto"))
+    tools = [tool for tool in asked.tools if not isinstance(tool, ForeignTool)]
+    choice = asked.tool_choice or AnthropicChoice(type="auto")
+    if tools or (asked.tools and choice.type in ("any", "tool")):
+        own["tools"] = [_tool(tool) for tool in tools]
+        own |= _choice(choice)
     if asked.messages[-1].role == "assistant":  # its message is to go on
         own |= {"add_generation_prompt": False, "continue_final_message": True}
     if asked.output_config.effort is not None:
@@ -168,7 +172,9 @@ def _texts(blocks: list[TextBlock]) -> JsonValue:
     return [{"type": "text", "text": block.text} for block in blocks]
 
 
-def _tool(tool: AnthropicTool) -> JsonValue:
+def _tool(tool: AnthropicTool | ClientTool) -> JsonValue:
+    if isinstance(tool, ClientTool):
+        return {"type": "function", "function": function_of(tool)}
     function: JsonObject = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description

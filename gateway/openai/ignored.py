@@ -6,7 +6,7 @@ from functools import cache
 from pydantic import BaseModel, JsonValue
 
 from penstock.gateway.openai.to_job import IN_PARAMS, OPTIONS, STRUCTURES
-from penstock.schemas.openai import Asked, JsonObject
+from penstock.schemas.openai import Asked, CustomGrammar, ForeignTool, JsonObject
 
 # Fields of OpenAI's and vLLM's that say nothing of the answer.
 _OF_THE_CALLER = {
@@ -19,7 +19,8 @@ _OPEN = {"messages"}  # what is in them is the chat template's
 def ignored(asked: Asked, body: JsonObject) -> Sequence[str]:
     """Return the fields of a body that ask for something and are ignored.
 
-    Those inside an object or a list are named by their way: `tools.0.function.x`.
+    Those inside an object or a list are named by their way: `tools.0.function.x`. A tool that is
+    left out is named by its kind: `tools.0.web_search`.
     """
     known = _known(type(asked))
     names = [name for name, value in body.items() if name not in known and value is not None]
@@ -66,7 +67,11 @@ def _unknown(made: object, given: JsonValue, way: str) -> Iterator[str]:
             return  # it may be a prompt of a million tokens
         for place, (each, of_each) in enumerate(zip(made, given, strict=True)):
             yield from _unknown(each, of_each, f"{way}.{place}")
+    elif isinstance(made, ForeignTool):
+        yield f"{way}.{made.type}"
     elif isinstance(made, BaseModel) and isinstance(given, dict):
+        if isinstance(made, CustomGrammar) and not made.is_held:
+            yield f"{way}.definition"
         if made.model_config.get("extra") != "allow":
             known = _names(type(made))
             yield from (

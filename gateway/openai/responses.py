@@ -49,6 +49,8 @@ class AnswerContext:
     calls_functions: bool = False  # the older form: one `function_call`, without an id
     is_kept: bool = False  # the job is kept with its result, for who asks again
     ignored: Sequence[str] = ()  # fields of the body that mean nothing here
+    # the namespace and the own name of a tool that has one, by its name in the job
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     fingerprint: str = ""  # of the model's weights and numerics; "" where it is not known
     created_s: int = field(default_factory=lambda: int(time.time()))
 

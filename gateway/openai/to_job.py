@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -17,12 +18,13 @@ from penstock.schemas.openai import (
     AllowedChoice,
     Asked,
     AskedOfModel,
+    CallersTool,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
     CustomTool,
+    ForeignTool,
     FunctionTool,
-    GrammarText,
     JsonObject,
     JsonSchemaFormat,
     NamedTool,
@@ -98,18 +100,20 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
     if asked.top_logprobs and not asked.logprobs:
         raise InvalidJob("top_logprobs: give logprobs as well", "top_logprobs")
     newer = asked.max_completion_tokens
-    choice = _choice(asked)
+    mode, names = _choice(asked)
     sampling = _sampling(asked, body)
-    if choice["tool_choice"] == "required" and "structured_outputs" in sampling:
+    if mode == "required" and "structured_outputs" in sampling:
         raise InvalidJob(f"response_format: {ONE_OF}, a forced tool", "response_format")
     sampling["max_tokens"] = asked.max_tokens if newer is None else newer
     if asked.logprobs:
         sampling["logprobs"] = asked.top_logprobs
-    tools = asked.tools if asked.tool_choice != "none" else []
+    tools = asked.callers_tools if mode != "none" else []
     chat: JsonObject = {
         "messages": [job_message(message) for message in asked.messages],
         "tools": [_tool(tool) for tool in tools],
-        **choice,
+        "tool_choice": "required" if mode == "required" else "auto",
+        "callable_tools": [*names],
+        "parallel_tool_calls": asked.parallel_tool_calls,
         "template_kwargs": _for_template(asked) | asked.chat_template_kwargs,
         "chat_template": asked.chat_template or None,
         "add_generation_prompt": asked.add_generation_prompt,
@@ -157,12 +161,14 @@ def text_job(job_id: str, caller: Caller, asked: CompletionRequest, body: JsonOb
 
 def reading_of(asked: ChatRequest) -> Reading:
     """Return how the answer to a chat is read."""
-    if asked.tool_choice == "none":
+    mode, _ = _choice(asked)
+    if mode == "none":
         return Reading()
+    tools = asked.callers_tools
     return Reading(
-        {tool.function.name: tool.function.parameters for tool in asked.tools},
-        frozenset(tool.function.name for tool in asked.tools if isinstance(tool, CustomTool)),
-        is_forced=_choice(asked)["tool_choice"] == "required",
+        {tool.function.name: tool.function.parameters for tool in tools},
+        frozenset(tool.function.name for tool in tools if isinstance(tool, CustomTool)),
+        is_forced=mode == "required",
     )
 
 
@@ -299,32 +305,38 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
     return structures
 
 
-def _choice(asked: ChatRequest) -> JsonObject:
-    """Return which tools the model may call, as the job says it. Raises InvalidJob."""
+def _choice(asked: ChatRequest) -> tuple[Literal["none", "auto", "required"], list[str]]:
+    """Return whether tools may or must be called, and which of them may; none: all.
+
+    Raises InvalidJob.
+    """
     choice = asked.tool_choice
-    if choice in ("none", "auto") or isinstance(choice, str):
-        names, mode = [], "required" if choice == "required" else "auto"
+    if isinstance(choice, str):
+        mode, names = choice, list[str]()
+    elif isinstance(choice, ForeignTool):
+        raise _not_run_here(choice.type)
     elif isinstance(choice, AllowedChoice):
-        names, mode = choice.names, choice.allowed_tools.mode
+        mode, names = choice.allowed_tools.mode, choice.names
+        if not names and mode == "required":
+            raise _not_run_here(choice.allowed_tools.tools[0].type)
+        mode = mode if names else "none"
     else:
-        names, mode = choice.names, "required"
-    known = {tool.function.name for tool in asked.tools}
+        mode, names = "required", choice.names
+    known = {tool.function.name for tool in asked.callers_tools}
     if (mode == "required" and not known) or not known.issuperset(names):
         name, among = (
             ("function_call", "functions") if asked.functions else ("tool_choice", "tools")
         )
         raise InvalidJob(f"{name}: asks for one that is not among {among}", name)
-    return {
-        "tool_choice": mode,
-        "callable_tools": [*names],
-        "parallel_tool_calls": asked.parallel_tool_calls,
-    }
+    return mode, names
 
 
-def _tool(tool: FunctionTool | CustomTool) -> JsonObject:
-    form = tool.custom.format if isinstance(tool, CustomTool) else None
-    if isinstance(form, GrammarText) and form.grammar.syntax != "regex":
-        raise InvalidJob("tools: a grammar of syntax lark is not held; give a regex", "tools")
+def _not_run_here(kind: str) -> InvalidJob:
+    sentence = f"{kind[:60]!r} is not run here; name a function or a custom tool of the caller's"
+    return InvalidJob(f"tool_choice: {sentence}", "tool_choice")
+
+
+def _tool(tool: CallersTool) -> JsonObject:
     function: JsonObject = tool.function.model_dump(exclude_none=True)
     return {"type": "function", "function": function}
 

@@ -71,11 +71,12 @@ class Items:
         call = tool_call(self._form, 0, piece)
         custom = call.get("custom")
         if isinstance(custom, dict):  # it comes in one piece
-            yield from self._added("custom_tool_call", {"call_id": call["id"], **custom})
+            own = custom | named_apart(self._form, piece.name)
+            yield from self._added("custom_tool_call", {"call_id": call["id"], **own})
             yield from self._grown("response.custom_tool_call_input.delta", str(custom["input"]))
             return
-        named: JsonObject = {"call_id": call["id"], "name": piece.name, "arguments": ""}
-        yield from self._added("function_call", named)
+        own = named_apart(self._form, piece.name)
+        yield from self._added("function_call", {"call_id": call["id"], **own, "arguments": ""})
         yield from self._grown("response.function_call_arguments.delta", piece.arguments)
 
     def _opened(self, kind: str) -> Iterator[Told]:
@@ -118,3 +119,11 @@ class Items:
             return {"type": "reasoning_text", "text": text}
         logprobs = [*self._logprobs] if text else []
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def named_apart(form: AnswerContext, name: str) -> JsonObject:
+    """Return the fields that name a tool: where it is in a namespace, that one and its own name."""
+    if name not in form.namespaces:
+        return {"name": name}
+    namespace, own = form.namespaces[name]
+    return {"name": own, "namespace": namespace}

@@ -12,22 +12,18 @@ from penstock.gateway.openai.texts import TextContext, tokenize_form
 from penstock.gateway.openai.translated import as_chat, ignored_beside, with_form_of
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
+from penstock.gateway.responses.tools import chat_tools, joined, namespaces, shown_tools
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import MAX_MESSAGES, Message
 from penstock.schemas.openai import CUSTOM_INPUT, JsonObject
 from penstock.schemas.responses import (
-    AllowedChoices,
     CallOutputItem,
     CustomCallItem,
     FunctionCallItem,
-    InputGrammar,
     Item,
     MessageItem,
-    NamedChoice,
     Part,
     ReasoningItem,
-    ResponseCustom,
-    ResponseFunction,
     ResponsesRequest,
 )
 
@@ -76,6 +72,7 @@ def responses_form(
     return replace(
         form,
         job=with_form_of(form.job.model_copy(update=own), "text.format"),
+        namespaces=namespaces(asked.tools),
         is_kept=asked.store,
         ignored=_ignored(asked, body),
     )
@@ -134,11 +131,7 @@ def _chat(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
         "metadata": dict[str, JsonValue](asked.metadata),
     }
     if asked.tools:
-        own |= {
-            "tools": [_tool(tool) for tool in asked.tools],
-            "tool_choice": _choice(asked),
-            "parallel_tool_calls": asked.parallel_tool_calls,
-        }
+        own |= chat_tools(asked)
     if asked.max_output_tokens is not None:
         own["max_completion_tokens"] = asked.max_output_tokens
     if asked.reasoning.effort is not None:
@@ -222,10 +215,11 @@ def _added(said: JsonObject, item: Item) -> JsonObject:
 
 
 def _past_call(item: FunctionCallItem | CustomCallItem) -> JsonValue:
+    name = joined(item.namespace, item.name)
     if isinstance(item, CustomCallItem):
-        custom: JsonObject = {"name": item.name, CUSTOM_INPUT: item.input}
+        custom: JsonObject = {"name": name, CUSTOM_INPUT: item.input}
         return {"id": item.call_id, "type": "custom", "custom": custom}
-    function: JsonObject = {"name": item.name, "arguments": item.arguments}
+    function: JsonObject = {"name": name, "arguments": item.arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 
@@ -233,28 +227,6 @@ def _content(content: str | Sequence[Part]) -> JsonValue:
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": part.text} for part in content]
-
-
-def _tool(tool: ResponseFunction | ResponseCustom) -> JsonValue:
-    told: JsonObject = tool.model_dump(exclude={"type"}, exclude_none=True)
-    if isinstance(tool, ResponseCustom) and isinstance(tool.format, InputGrammar):
-        grammar = tool.format.model_dump(exclude={"type"})
-        told["format"] = {"type": "grammar", "grammar": grammar}  # in chats it lies deeper
-    return {"type": tool.type, tool.type: told}
-
-
-def _choice(asked: ResponsesRequest) -> JsonValue:
-    choice = asked.tool_choice
-    if isinstance(choice, NamedChoice):
-        return _named(choice)
-    if isinstance(choice, AllowedChoices):
-        allowed: JsonObject = {"mode": choice.mode, "tools": [_named(one) for one in choice.tools]}
-        return {"type": "allowed_tools", "allowed_tools": allowed}
-    return choice
-
-
-def _named(choice: NamedChoice) -> JsonObject:
-    return {"type": choice.type, choice.type: {"name": choice.name}}
 
 
 def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
@@ -276,20 +248,12 @@ def _repeated(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
             "verbosity": asked.text.verbosity or "medium",
         },
         "tool_choice": body.get("tool_choice", "auto"),
-        "tools": [_told_tool(tool) for tool in asked.tools],
+        "tools": shown_tools(asked.tools),
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": body.get("top_p"),
         "truncation": asked.truncation,
         "user": body.get("user"),
     }
-
-
-def _told_tool(tool: ResponseFunction | ResponseCustom) -> JsonValue:
-    """Return a tool as it is understood: its arguments are held strictly, or as far as they can."""
-    told: JsonObject = tool.model_dump(exclude_none=True)
-    if isinstance(tool, ResponseFunction):
-        told = {"parameters": {}, **told, "strict": tool.strict is True}
-    return told
 
 
 def _ignored(asked: ResponsesRequest, body: JsonObject) -> list[str]:

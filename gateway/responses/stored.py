@@ -14,15 +14,18 @@ from penstock.gateway.responses.answers import (
     response_answer,
     running_answer,
 )
+from penstock.gateway.responses.items import named_apart
 from penstock.gateway.responses.requests import turns
+from penstock.gateway.responses.tools import custom_names, namespaces
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import InvalidJob, JobNotFound
 from penstock.schemas.event import Result
 from penstock.schemas.job import Job, Message
-from penstock.schemas.openai import ChatMessage, JsonObject, StreamOptions
-from penstock.schemas.responses import Item
+from penstock.schemas.openai import CUSTOM_INPUT, ChatMessage, JsonObject, StreamOptions
+from penstock.schemas.responses import Item, ResponseTool
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+_TOOLS: TypeAdapter[list[ResponseTool]] = TypeAdapter(list[ResponseTool])
 
 
 def job_id_of(response_id: str, param: str = "response_id") -> str:
@@ -42,17 +45,13 @@ def form_of(job: Job, created_ms: int) -> AnswerContext:
     for tool in tools:
         if isinstance(tool, dict) and isinstance(parameters := tool.get("parameters"), dict):
             schemas[str(tool["name"])] = parameters
-    asked = job.repeated.get("tools")
-    custom = frozenset(
-        str(tool.get("name"))
-        for tool in (asked if isinstance(asked, list) else [])
-        if isinstance(tool, dict) and tool.get("type") == "custom"
-    )
+    asked = _TOOLS.validate_python(job.repeated.get("tools"))
     return AnswerContext(
         job,
         StreamOptions(),
-        Reading(schemas, custom, chat.tool_choice == "required"),
+        Reading(schemas, custom_names(asked), chat.tool_choice == "required"),
         is_kept=True,
+        namespaces=namespaces(asked),
         created_s=created_ms // 1000,
     )
 
@@ -80,10 +79,14 @@ def going_on(job: Job, output: JsonValue) -> list[Message]:
     return [*_asked(job), *map(job_message, said)]
 
 
-def input_items(job: Job) -> list[JsonObject]:
+def input_items(form: AnswerContext) -> list[JsonObject]:
     """Return what a response was asked with, as items, the earlier turns among them."""
-    items = [item for message in _asked(job) for item in _items(message)]
-    head = job.job_id[-26:]
+    items = [item for message in _asked(form.job) for item in _items(form, message)]
+    called = {item["call_id"] for item in items if item["type"] == "custom_tool_call"}
+    for item in items:
+        if item["type"] == "function_call_output" and item["call_id"] in called:
+            item["type"] = "custom_tool_call_output"
+    head = form.job.job_id[-26:]
     return [{"id": f"item_{head}_{at}", **item} for at, item in enumerate(items)]
 
 
@@ -93,7 +96,7 @@ def _asked(job: Job) -> list[Message]:
     return messages[1:] if job.repeated.get("instructions") else messages
 
 
-def _items(message: Message) -> Iterator[JsonObject]:
+def _items(form: AnswerContext, message: Message) -> Iterator[JsonObject]:
     content = message.get("content")
     if message["role"] == "tool":
         call_id = message.get("tool_call_id")
@@ -110,6 +113,13 @@ def _items(message: Message) -> Iterator[JsonObject]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
-            arguments = to_json(function.get("arguments")).decode()
-            named: JsonObject = {"name": function.get("name"), "arguments": arguments}
-            yield {"type": "function_call", "call_id": call.get("id"), **named}
+            yield {"call_id": call.get("id"), **_call(form, function)}
+
+
+def _call(form: AnswerContext, function: JsonObject) -> JsonObject:
+    """Return the call of a message as an item, but for its id."""
+    name, arguments = str(function.get("name")), function.get("arguments")
+    told = named_apart(form, name)
+    if name in form.reading.whole and isinstance(arguments, dict) and CUSTOM_INPUT in arguments:
+        return {"type": "custom_tool_call", **told, "input": arguments[CUSTOM_INPUT]}
+    return {"type": "function_call", **told, "arguments": to_json(arguments).decode()}

@@ -155,7 +155,7 @@ async def items(
     form, _ = await _stored(gateway, job_id_of(response_id), tenant_of(request))
 
     def listed() -> Response:
-        found = input_items(form.job)
+        found = input_items(form)
         ordered = found if order == "asc" else found[::-1]
         ids = [each["id"] for each in ordered]
         begin = ids.index(after) + 1 if after in ids else 0

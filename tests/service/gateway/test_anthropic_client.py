@@ -330,7 +330,7 @@ def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
                 {"type": "thinking", "thinking": "x"}]}]},
             "messages: thinking",
         ),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].input_schema"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice"),
         ({"temperature": 3}, "temperature"),

@@ -314,7 +314,7 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
         ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' is not found"),
         ({"background": True, "store": False}, "store"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
