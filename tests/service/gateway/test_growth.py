@@ -29,6 +29,7 @@ HEAD = MAX_HEAD_BYTES - 1024
 TARGET = MAX_TARGET_BYTES - 64
 VALUES, GROUPS, FIELDS = MAX_VALUES - 64, MAX_GROUPS - 64, MAX_FIELDS - 64
 QUIET_S = 0.005  # less is the beat of the loop itself
+TRIES = 5
 USER = {"role": "user", "content": "x"}
 TYPE = "multipart/form-data; boundary=b"
 PART = b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n'
@@ -202,7 +203,9 @@ def test_the_loop_stands_still_no_longer_than_input_is_long(
         return [stall_s(made(size)) for size in (most // 4, most)]
 
     least, longest = stalls()
-    if longest > 6 * max(least, QUIET_S) or longest > unit_s():  # a neighbour's noise, or ours
+    for _ in range(TRIES - 1):  # neighbours disturb some; what grows too fast, all
+        if longest <= 6 * max(least, QUIET_S) and longest <= unit_s():
+            break
         least, longest = map(min, zip((least, longest), stalls(), strict=True))
     assert longest <= 6 * max(least, QUIET_S), f"{least:.4f} s became {longest:.4f} s"
     assert longest <= 2 * unit_s(), f"{longest:.4f} s"
