@@ -209,6 +209,9 @@ class SamplingParams(Wire):
     max_tokens: int | None = Field(16, ge=1, description="none: as many as the context allows")
     min_tokens: int = Field(0, ge=0)
     stop: list[StopString] = Field(default_factory=list, max_length=8, fail_fast=True)
+    stop_everywhere: bool = Field(
+        False, description="a chat's `stop` counts in its thinking and in its calls too"
+    )
     stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64, fail_fast=True)
     bad_words: list[StopString] = Field(
         default_factory=list,

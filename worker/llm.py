@@ -19,13 +19,13 @@ from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import ErrorBody, FinishReason, TokenLogprob
 from penstock.schemas.job import Chat, Message, Prompt
 from penstock.schemas.pooling import PoolingParams, PoolingTask, floats_of
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import AddSequence, Output
 from penstock.worker.engine_loader import load_engine
 from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.progress import Progress
-from penstock.worker.text.answer_form import refuse_budget
+from penstock.worker.text.answer_form import AnswerForm, refuse_budget
 from penstock.worker.text.best_of import mean_logprob, with_logprobs
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
@@ -184,7 +184,8 @@ class LLM:
                 room = self._engine.limits.prompt_room(params)
                 ids = self._text.prompt_ids(given if text is None else text, params, room)
                 refuse_budget(params)
-                requests.append(self._request(text, ids, params, params.structured_outputs))
+                form = AnswerForm(None, params.structured_outputs)
+                requests.append(self._request(text, ids, params, form))
         return self._answer(requests, use_tqdm)
 
     def chat(
@@ -214,7 +215,7 @@ class LLM:
                     raise _refusal(error) from error
                 ids = self._text.render(chat, params, self._engine.limits.prompt_room(params))
                 form = self._text.answer_form(chat, ids, params, holds_tags=True)
-                requests.append(self._request(None, ids, params, form.structure))
+                requests.append(self._request(None, ids, params, form))
         return self._answer(requests, use_tqdm)
 
     def embed(
@@ -309,16 +310,16 @@ class LLM:
         prompt: str | None,
         ids: list[int],
         params: SamplingParams,
-        structure: StructuredOutputs | None,
+        form: AnswerForm,
     ) -> _Request:
-        """Return the request, whose answers are held to a structure."""
+        """Return the request, whose answers have a form."""
         limits = self._engine.limits
-        params = params.model_copy(update={"structured_outputs": structure})
+        params = params.model_copy(update={"structured_outputs": form.structure})
         error = limits.check(AddSequence("", ids, params))
         if error is not None:
             raise error
         completions = [
-            Completion(self._text, params, limits.eos_token_ids, ids)
+            Completion(self._text, params, limits.eos_token_ids, ids, form.markup)
             for _ in range(params.num_sequences)
         ]
         return _Request(prompt, ids, params, completions)

@@ -6,11 +6,11 @@ from pydantic import JsonValue
 from pydantic_core import from_json, to_json
 
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
-from penstock.gateway.markup.source import CallPiece, Found, joined
 from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error
 from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Result, Usage
 from penstock.schemas.openai import JsonObject
+from penstock.schemas.parsing.source import CallPiece, Found, joined
 
 _STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",

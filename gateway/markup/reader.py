@@ -1,33 +1,14 @@
-"""Chooses how the text of a chat's completion is read: what it thinks, calls and answers."""
+"""Reads the text of a chat's completion as its request wants it: thinking, calls and content."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.gateway.markup import calls
-from penstock.gateway.markup.channels import channels
-from penstock.gateway.markup.source import (
-    CallPiece,
-    Found,
-    MarkupReader,
-    Parser,
-    Source,
-    Steps,
-    joined,
-)
-from penstock.schemas.markup import MARKS, THINKING, Markup
+from penstock.schemas.markup import Markup
 from penstock.schemas.openai import JsonObject
-
-_PARSERS: Mapping[str | None, Parser] = {
-    "hermes": calls.hermes,
-    "llama3_json": calls.llama3_json,
-    "mistral": calls.mistral,
-    "qwen3_xml": calls.qwen3_xml,
-    "deepseek_v3": calls.deepseek_v3,
-    "pythonic": calls.pythonic,
-    "json": calls.forced,
-    None: calls.content,
-}
+from penstock.schemas.parsing import calls
+from penstock.schemas.parsing.parsers import parser_of
+from penstock.schemas.parsing.source import CallPiece, Found, MarkupReader, joined
 
 
 class TextReader(Protocol):
@@ -92,33 +73,11 @@ class Reading:
 
     def reader(self, markup: Markup | None) -> TextReader:
         """Return a reader of one completion. Its markup is None from an older worker."""
-        parser = self._parser(markup or Markup("json" if self.is_forced else "hermes"))
+        known = markup or Markup("json" if self.is_forced else "hermes")
+        if not self.schemas:
+            known = Markup(None, known.reasoning, known.is_open)
+        parser = parser_of(known)
         if parser is calls.content:
             return PlainText()
         reader = MarkupReader(parser, self.schemas)
         return WholeCalls(reader, self.whole) if self.whole else reader
-
-    def _parser(self, markup: Markup) -> Parser:
-        parser: Parser = calls.content
-        if "openai" in (markup.calls, markup.reasoning) or markup.reasoning == "openai_gptoss":
-            return channels
-        if self.schemas:
-            parser = _PARSERS[markup.calls]
-        if markup.reasoning in THINKING:
-            return _after_thinking(markup, parser)
-        return parser
-
-
-def _after_thinking(markup: Markup, parser: Parser) -> Parser:
-    """Return a parser that reads thinking first. A call ends it too, where calls are read."""
-    begin, end = THINKING[markup.reasoning or ""]
-    call = MARKS[markup.calls or ""][:1] if parser is _PARSERS.get(markup.calls) else ()
-
-    def read(source: Source) -> Steps[None]:
-        if (yield from source.skip(begin)) or markup.is_open:
-            mark = yield from source.upto((end, *call), source.reasoning)
-            if mark != end:
-                source.held = mark + source.held
-        yield from parser(source)
-
-    return read

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from penstock.gateway.markup.reader import Reading
-from penstock.gateway.markup.source import CallPiece, Found, joined
 from penstock.schemas.event import (
     Choice,
     ErrorBody,
@@ -23,6 +22,7 @@ from penstock.schemas.event import (
 from penstock.schemas.job import Job
 from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import CUSTOM_INPUT, JsonObject, StreamOptions
+from penstock.schemas.parsing.source import CallPiece, Found, joined
 
 SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}
 BYTES_A_TOKEN = 64  # of a result's JSON, by a guess

@@ -12,7 +12,6 @@ from pydantic_core import to_json
 
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
 from penstock.gateway.markup.reader import TextReader
-from penstock.gateway.markup.source import Found
 from penstock.gateway.openai.responses import (
     AnswerContext,
     TextLogprobs,
@@ -25,6 +24,7 @@ from penstock.gateway.openai.responses import (
 from penstock.gateway.openai.responses import error as shown_error
 from penstock.schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
 from penstock.schemas.openai import JsonObject
+from penstock.schemas.parsing.source import Found
 
 DONE = b"data: [DONE]\n\n"
 

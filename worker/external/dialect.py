@@ -28,7 +28,8 @@ _STRUCTURES = ("json", "regex", "choice", "grammar")
 # What is not sent, since it concerns the text or is asked in another way.
 _ABOVE = frozenset(
     (
-        "n", "seed", "max_tokens", "stop", "include_stop_str_in_output", "skip_special_tokens",
+        "n", "seed", "max_tokens", "stop", "stop_everywhere", "include_stop_str_in_output",
+        "skip_special_tokens",
         "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "suffix",
     )
 )  # fmt: skip

@@ -8,6 +8,7 @@ from penstock.schemas.event import Choice, Delta, FinishReason, TokenLogprob
 from penstock.schemas.markup import Markup
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Logprob, Output
+from penstock.worker.text.content_stops import ContentStops
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 from penstock.worker.text.stop_strings import Match, StopStrings
 
@@ -95,7 +96,10 @@ class Completion:
             self._enders |= eos_token_ids
         marks = markup.marks if markup else frozenset()
         self._detokenizer = text.detokenizer(params.skip_special_tokens, prompt, marks)
-        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        asked = params.stop, params.include_stop_str_in_output
+        self._stops: StopStrings | ContentStops = StopStrings(*asked)
+        if markup is not None and not params.stop_everywhere:
+            self._stops = ContentStops(*asked, markup)
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob] | None = None
@@ -233,13 +237,14 @@ class Completion:
             texts.append(released)
             if match:
                 return "".join(texts), number, match
+        match = None
         if finish_reason is not None:
             released, match = self._stops.push(self._detokenizer.finish())
             texts.append(released)
             if not match:
-                texts.append(self._stops.finish())
-            return "".join(texts), len(token_ids), match
-        return "".join(texts), len(token_ids), None
+                released, match = self._stops.finish()
+                texts.append(released)
+        return "".join(texts), len(token_ids), match
 
     def _shown(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:
         """Return the ids that are shown as text.

@@ -39,9 +39,9 @@ class StopStrings:
             max((search.num_matched for search in self._searches), default=0)
         ), None
 
-    def finish(self) -> str:
+    def finish(self) -> tuple[str, Match | None]:
         """Return what was held back, when the text ends without completing a stop string."""
-        return self._release(0)
+        return self._release(0), None
 
     def _release(self, num_held: int) -> str:
         cut = len(self._held) - num_held

@@ -207,6 +207,14 @@ def stops(ask: Asker) -> None:
     assert ask.ids(stop_token_ids=[ids[3]]) == ids[: ids.index(ids[3]) + 1]
 
 
+@of("stop_everywhere")
+def stops_in_calls(ask: Asker) -> None:
+    [choice] = ask.chat(**CALLS, stop=["{"])["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    [choice] = ask.chat(**CALLS, stop=["{"], stop_everywhere=True)["choices"]
+    assert choice["stop_reason"] == "{" and choice["finish_reason"] == "stop"
+
+
 @of("n", "best_of")
 def several(ask: Asker) -> None:
     given: dict[str, object] = FREE | {"seed": 3, "logprobs": 0}

@@ -12,11 +12,11 @@ from tokenizers import AddedToken
 
 import tokenizers_made
 from penstock.gateway.markup.reader import Reading
-from penstock.gateway.markup.source import joined
 from penstock.schemas.closed_schema import closed, closed_arguments
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
 from penstock.schemas.markup import MARKS, CallFormat, Markup, ReasoningFormat
+from penstock.schemas.parsing.source import joined
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.grammar.constraints import Constraint
 from penstock.worker.engine.grammar.structural_tag import free_until, special_ids

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.redis.link": {"schemas", "hiredis"},
     "schemas.event_stream": {"httptools", "msgspec"},
+    "schemas.parsing.calls": {"schemas", "pydantic", "pydantic_core"},
     "schemas.trace_context": {"opentelemetry"},
     "schemas.process.spans": {"schemas", "opentelemetry"},
     "schemas.process.start": {"schemas", "pydantic", "pydantic_settings", "yaml"},

@@ -1,6 +1,6 @@
 """The forms in which models write calls of tools, but for those of gpt-oss.
 
-Each is a parser of `penstock.gateway.markup.source`. Sources: the models' chat templates.
+Each is a parser of `penstock.schemas.parsing.source`. Sources: the models' chat templates.
 """
 
 import ast
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 from pydantic_core import from_json
 
-from penstock.gateway.markup.json_scan import JsonScan
-from penstock.gateway.markup.source import Source, Steps
 from penstock.schemas.markup import MARKS
 from penstock.schemas.openai import JsonObject
+from penstock.schemas.parsing.json_scan import JsonScan
+from penstock.schemas.parsing.source import Source, Steps
 
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[^\s"])'
@@ -49,7 +49,7 @@ def llama3_json(source: Source) -> Steps[None]:
     (mark,) = MARKS["llama3_json"]
     while found := (yield from source.upto((mark, "{"), source.content)):
         if found == "{":
-            source.held = found + source.held
+            source.put_back(found)
         if (no_call := (yield from json_call(source, needs_arguments=True))) is not None:
             source.content(no_call)
         else:
@@ -73,9 +73,9 @@ def mistral(source: Source) -> Steps[None]:
         if mark == call_id:
             mark = yield from source.upto((args,), source.drop)
         if mark == "{":
-            source.held = mark + source.held
+            source.put_back(mark)
         if mark:
-            source.call(name)
+            source.call(name.strip())
             yield from source.json_value(source.arguments)
         else:
             source.content(begin + name)
@@ -87,11 +87,11 @@ def deepseek_v3(source: Source) -> Steps[None]:
     while (yield from source.upto((begin,), source.content)):
         while (yield from source.upto((call, last), source.drop)) == call:
             name, mark = yield from _name_upto(source, (middle,))
-            if name == "function":
+            if name.strip() == "function":
                 name, mark = yield from _name_upto(source, ("\n",))
                 yield from source.skip("```json")
             if mark:
-                source.call(name)
+                source.call(name.strip())
                 yield from source.json_value(source.arguments)
                 yield from source.upto((end,), source.drop)
 
@@ -110,6 +110,7 @@ def qwen3_xml(source: Source) -> Steps[None]:
         if mark != ">":
             source.content(_FUNCTION + name + mark)
         else:
+            name = name.strip()
             source.call(name)
             yield from _parameters(source, source.schemas.get(name, {}))
             yield from source.skip(end)
@@ -153,7 +154,7 @@ def json_call(source: Source, needs_arguments: bool = False) -> Steps[str | None
     while True:
         head = _HEAD.match(source.held[:MAX_HEAD]) if place <= MAX_HEAD else None
         if head and isinstance(name := _parsed(head[1]), str):
-            source.held = source.held[head.end() :]
+            source.take(head.end())
             source.call(name)
             if (yield from source.json_value(source.arguments)):
                 yield from source.skip("}")
@@ -162,7 +163,7 @@ def json_call(source: Source, needs_arguments: bool = False) -> Steps[str | None
         if scan.is_over or source.is_over:
             break
         yield
-    text, source.held = source.held[:place], source.held[place:]
+    text = source.take(place)
     called = _parsed(text)
     if not isinstance(called, dict) or not isinstance(name := called.get("name"), str):
         return text
@@ -177,7 +178,7 @@ def _name_upto(source: Source, marks: tuple[str, ...]) -> Steps[tuple[str, str]]
     """Read a name and the mark after it; where the text ends before the mark, it is ""."""
     name: list[str] = []
     mark = yield from source.upto(marks, name.append)
-    return "".join(name).strip(), mark
+    return "".join(name), mark
 
 
 def _arguments(called: Mapping[str, JsonValue]) -> str:
@@ -189,7 +190,7 @@ def _parameters(source: Source, schema: JsonObject) -> Steps[None]:
     known, between = schema.get("properties"), "{"
     mark = yield from source.upto((_PARAMETER, _LAST), source.drop)
     while mark == _PARAMETER:
-        name, _ = yield from _name_upto(source, (">",))
+        name = (yield from _name_upto(source, (">",)))[0].strip()
         value: list[str] = []
         mark = yield from source.upto(("</parameter>", _PARAMETER, _LAST), value.append)
         text = "".join(value).removeprefix("\n").removesuffix("\n")
@@ -222,7 +223,7 @@ def _read_python(source: Source) -> bool:
         called = [*_python_calls(source.held)]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
-    source.held = ""
+    source.take(len(source.held))
     for name, arguments in called:
         source.call(name)
         source.arguments(arguments)

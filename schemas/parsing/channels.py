@@ -5,7 +5,7 @@ Source: the model's chat template, and OpenAI's description of its `harmony` for
 
 import re
 
-from penstock.gateway.markup.source import Emit, Source, Steps
+from penstock.schemas.parsing.source import Emit, Source, Steps
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")

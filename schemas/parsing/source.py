@@ -10,8 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from penstock.gateway.markup.json_scan import JsonScan
 from penstock.schemas.openai import JsonObject
+from penstock.schemas.parsing.json_scan import JsonScan
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -54,6 +54,7 @@ class Source:
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
         self.held = ""
+        self.num_read = 0  # characters before `held`
         self.is_over = False
         self.schemas = schemas
         self.num_calls = 0
@@ -101,12 +102,12 @@ class Source:
         find = re.compile("|".join(map(re.escape, marks))).search
         while True:
             if mark := find(self.held):
-                emit(self._took(mark.start()))
-                return self._took(len(mark[0]))
+                emit(self.take(mark.start()))
+                return self.take(len(mark[0]))
             if self.is_over:
-                emit(self._took(len(self.held)))
+                emit(self.take(len(self.held)))
                 return ""
-            emit(self._took(len(self.held) - _num_begun(self.held, marks)))
+            emit(self.take(len(self.held) - _num_begun(self.held, marks)))
             yield
 
     def skip(self, mark: str) -> Steps[bool]:
@@ -114,7 +115,7 @@ class Source:
         while True:
             blank = _end(_BLANK, self.held)
             if self.held.startswith(mark, blank):
-                self._took(blank + len(mark))
+                self.take(blank + len(mark))
                 return True
             rest = self.held[blank:]
             if self.is_over or not mark.startswith(rest):
@@ -133,10 +134,10 @@ class Source:
         Return False where the text ends before it, or goes on as no JSON does.
         """
         yield from self.next_sign()
-        self._took(_end(_BLANK, self.held))
+        self.take(_end(_BLANK, self.held))
         scan = JsonScan()
         while True:
-            emit(self._took(scan.feed(self.held)))
+            emit(self.take(scan.feed(self.held)))
             if scan.is_over or self.is_over:
                 return scan.is_whole
             yield
@@ -144,14 +145,21 @@ class Source:
     def rest(self, emit: Emit) -> Steps[None]:
         """Read all text that is left, and give it to `emit` as it comes."""
         while True:
-            emit(self._took(len(self.held)))
+            emit(self.take(len(self.held)))
             if self.is_over:
                 return
             yield
 
-    def _took(self, count: int) -> str:
+    def take(self, count: int) -> str:
+        """Read so many characters and return them."""
         taken, self.held = self.held[:count], self.held[count:]
+        self.num_read += len(taken)
         return taken
+
+    def put_back(self, text: str) -> None:
+        """Have a text, which was the last to be read, to be read again."""
+        self.held = text + self.held
+        self.num_read -= len(text)
 
 
 Parser = Callable[[Source], Steps[object]]
