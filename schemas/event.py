@@ -31,9 +31,13 @@ class TopLogprob(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class TokenLogprob(TopLogprob, frozen=True, gc=False, omit_defaults=True):
-    """The drawn token, and the likeliest ones at its place, likeliest first."""
+    """The drawn token, and the likeliest ones at its place, likeliest first.
+
+    offset  characters before it: of its choice's text, or of its prompt; none: it is not known
+    """
 
     top: tuple[TopLogprob, ...] = ()
+    offset: int | None = None
 
     def with_fewer(self, num_top: int) -> "TokenLogprob":
         """Return it with so many alternatives at most."""

@@ -303,12 +303,13 @@ def chat_logprobs(form: AnswerContext, tokens: Sequence[TokenLogprob] | None) ->
 class TextLogprobs:
     """Makes the four parallel lists in which completions give log probabilities.
 
-    Text offsets run on from piece to piece.
+    An answer's text begins after its echo.
     """
 
     def __init__(self, form: AnswerContext) -> None:
         self._form = form
-        self._offset = 0
+        self._begin = 0  # of the answer's text
+        self._offset = 0  # the sum of the spellings, of tokens whose offset is not known
         self._name = _id_of if form.names_ids else _text_of
 
     def echo(
@@ -323,7 +324,7 @@ class TextLogprobs:
             shown = self.next([each.with_fewer(count) for each in scores])
             assert shown is not None
             shown["token_logprobs"][0] = shown["top_logprobs"][0] = None
-        self._offset = len(self._form.echo_of(index, scores))
+        self._begin = self._offset = len(self._form.echo_of(index, scores))
         return shown
 
     def next(self, tokens: Sequence[TokenLogprob] | None) -> dict[str, list[JsonValue]] | None:
@@ -348,6 +349,8 @@ class TextLogprobs:
         return {**alternatives}
 
     def _passed(self, token: TokenLogprob) -> int:
+        if token.offset is not None:
+            return self._begin + token.offset
         self._offset += len(token.token)
         return self._offset - len(token.token)
 

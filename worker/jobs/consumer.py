@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.schemas.delivery import Ending, Entry, JobSignal, Started
@@ -82,9 +82,12 @@ class Intake:
             await asyncio.to_thread(self._form, job, prompts) if job.chat else self._form(job, [])
         )
         tells = job.return_token_ids
+        offsets: list[Sequence[int]] = [()] * len(prompts)
+        if job.params.prompt_logprobs is not None:
+            offsets = await asyncio.to_thread(self._prompt_offsets, job, prompts)
         completions = [
-            Completion(self.text, job.params, enders, prompt, form.markup, tells)
-            for prompt in prompts
+            Completion(self.text, job.params, enders, prompt, form.markup, tells, begins)
+            for prompt, begins in zip(prompts, offsets, strict=True)
             for _ in range(job.params.n)
         ]
         named = job.params.bad_words or job.params.dry_multiplier
@@ -149,6 +152,13 @@ class Intake:
         for prompt in prompts:
             self._check(job, prompt, param)
         return prompts
+
+    def _prompt_offsets(self, job: Job, prompts: list[list[int]]) -> list[Sequence[int]]:
+        given = job.prompts or prompts  # a chat's text is nowhere shown but as its tokens
+        return [
+            self.text.prompt_offsets(prompt, ids, job.params)
+            for prompt, ids in zip(given, prompts, strict=True)
+        ]
 
     def _check(self, job: Job, prompt: list[int], param: str) -> None:
         if len(prompt) >= self.limits.max_model_len:

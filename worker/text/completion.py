@@ -1,6 +1,7 @@
 """One choice while it is made: from drawn ids to certain text, up to the first stop string."""
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import msgspec
 
@@ -67,6 +68,18 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class _Read(msgspec.Struct, frozen=True, gc=False):
+    """Says what some ids became: the text released, and where each of those that count begins.
+
+    offsets  in the text of the completion; empty where nobody asks for them
+    """
+
+    text: str
+    num_kept: int
+    match: Match | None
+    offsets: list[int]
+
+
 class Completion:
     """The ids, text and log probabilities that follow a prompt.
 
@@ -81,8 +94,12 @@ class Completion:
         prompt: Sequence[int] = (),
         markup: Markup | None = None,
         tells_prompt: bool = False,
+        prompt_offsets: Sequence[int] = (),
     ) -> None:
-        """Begin one. With `tells_prompt` its first piece has the prompt's ids."""
+        """Begin one. With `tells_prompt` its first piece has the prompt's ids.
+
+        prompt_offsets  where the prompt's tokens begin, for their log probabilities
+        """
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -91,6 +108,7 @@ class Completion:
         self._prompt = prompt
         self._markup = markup
         self._tells_prompt = tells_prompt
+        self._prompt_offsets = prompt_offsets
         self._enders = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             self._enders |= eos_token_ids
@@ -98,9 +116,10 @@ class Completion:
         self._detokenizer = text.detokenizer(params.skip_special_tokens, prompt, marks)
         asked = params.stop, params.include_stop_str_in_output
         self._stops: StopStrings | ContentStops = StopStrings(*asked)
-        if markup is not None and not params.stop_everywhere:
+        if params.stop and markup is not None and not params.stop_everywhere:
             self._stops = ContentStops(*asked, markup)
         self._texts: list[str] = []
+        self._num_read = 0  # characters of the ids so far, released or not
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprob] | None = None
         self.schema_error: str | None = None
@@ -120,11 +139,12 @@ class Completion:
         A piece that is finished although no `finish_reason` came was ended by a stop string: the
         engine's sequence is then to be cancelled.
         """
-        text, num_kept, match = self._detokenize(output.token_ids, output.finish_reason)
+        read = self._detokenize(output.token_ids, output.finish_reason)
+        match = read.match
         piece = TextPiece(
-            output.token_ids[:num_kept],
-            text,
-            self._spelled(output.logprobs, num_kept),
+            output.token_ids[: read.num_kept],
+            read.text,
+            self._spelled(output.logprobs, read.offsets),
             "stop" if match else output.finish_reason,
             match.stop if match else output.stop_reason,
             prompt_logprobs=self._scored(output.prompt_logprobs),
@@ -139,7 +159,7 @@ class Completion:
     def anew(self) -> "Completion":
         """Return a completion with the same prompt and parameters, before its first token."""
         given = self._text, self._params, self._enders, self._prompt, self._markup
-        return Completion(*given, self._tells_prompt)
+        return Completion(*given, self._tells_prompt, self._prompt_offsets)
 
     def cut(self, delta: Delta, count: int) -> TextPiece:
         """Append the first ids of a delta as the last ones, with all text that was held back.
@@ -147,7 +167,7 @@ class Completion:
         No finish reason is set: the job says what ended it.
         """
         token_ids = delta.token_ids[:count]
-        text, _, _ = self._detokenize(token_ids, "budget")
+        text = self._detokenize(token_ids, "budget").text
         shown = delta.logprobs and delta.logprobs[:count]
         piece = TextPiece(
             token_ids,
@@ -204,39 +224,40 @@ class Completion:
         self.schema_error = piece.schema_error
 
     def _spelled(
-        self, logprobs: Sequence[Logprob] | None, num_kept: int
+        self, logprobs: Sequence[Logprob] | None, offsets: Sequence[int]
     ) -> list[TokenLogprob] | None:
         if self._logprobs is None or logprobs is None:
             return None
-        return [self._text.token_logprob(drawn) for drawn in logprobs[:num_kept]]
+        return [*map(self._text.token_logprob, logprobs, offsets)]
 
     def _scored(self, logprobs: Sequence[Logprob] | None) -> list[TokenLogprob] | None:
         if logprobs is None:
             return None
         first = Logprob(self._prompt[0], 0.0, [], [])
-        return [self._text.token_logprob(each) for each in (first, *logprobs)]
+        scored = (first, *logprobs)
+        return [*map(self._text.token_logprob, scored, self._prompt_offsets or repeat(None))]
 
-    def _detokenize(
-        self, token_ids: Sequence[int], finish_reason: FinishReason | None
-    ) -> tuple[str, int, Match | None]:
-        """Return the text released, the number of ids that count, and the match or None.
-
-        With a match, the ids up to it count.
-        """
+    def _detokenize(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> _Read:
+        """Read ids, up to the one that completes a stop string."""
         shown = self._shown(token_ids, finish_reason)
-        if not self._params.stop:
+        if not self._params.stop and self._logprobs is None:
             text = self._detokenizer.push(shown)
             if finish_reason is not None:
                 text += self._detokenizer.finish()
-            return text, len(token_ids), None
+            return _Read(text, len(token_ids), None, [])
         texts: list[str] = []
+        offsets: list[int] = []
         for number, token_id in enumerate(shown, 1):
             # Which texts may stop depends on the count alone, not on how the ids were grouped.
             may_stop = len(self.token_ids) + number > self._params.min_tokens
-            released, match = self._stops.push(self._detokenizer.push((token_id,)), may_stop)
+            text = self._detokenizer.push((token_id,))
+            offsets.append(self._num_read)
+            self._num_read += len(text)
+            released, match = self._stops.push(text, may_stop)
             texts.append(released)
             if match:
-                return "".join(texts), number, match
+                return _Read("".join(texts), number, match, offsets)
+        offsets += [self._num_read] * (len(token_ids) - len(shown))
         match = None
         if finish_reason is not None:
             released, match = self._stops.push(self._detokenizer.finish())
@@ -244,7 +265,7 @@ class Completion:
             if not match:
                 released, match = self._stops.finish()
                 texts.append(released)
-        return "".join(texts), len(token_ids), match
+        return _Read("".join(texts), len(token_ids), match, offsets)
 
     def _shown(self, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:
         """Return the ids that are shown as text.

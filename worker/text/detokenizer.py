@@ -407,20 +407,23 @@ class _StripWhole:
 
 
 class _Suffixed:
-    """A stage for a suffix that ends a word: it becomes a space, or nothing at the text's end."""
+    """A stage for a suffix that ends a word: it becomes a space, or nothing at the text's end.
+
+    What stands before the suffix is given on at once.
+    """
 
     def __init__(self, suffix: str) -> None:
         self._suffix = suffix
-        self._last: str | None = None
+        self._held = ""
 
     def push(self, pieces: list[str]) -> list[str]:
         given: list[str] = []
         for piece in pieces:
-            if self._last is not None:
-                given.append(self._last.replace(self._suffix, " "))
-            self._last = piece
+            before, suffix, rest = piece.partition(self._suffix)
+            given.append(self._held.replace(self._suffix, " ") + before)
+            self._held = suffix + rest
         return given
 
     def finish(self) -> list[str]:
-        last, self._last = self._last, None
-        return [] if last is None else [last.replace(self._suffix, "")]
+        held, self._held = self._held, ""
+        return [held.replace(self._suffix, "")]

@@ -4,6 +4,7 @@ Beyond this file, towards the engine, there are only ids. It loads without torch
 that tokenises stays small and starts at once.
 """
 
+import codecs
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -109,6 +110,25 @@ class ModelTokenizer:
         return self._encode_cut(
             prompt, "prompt", params.add_special_tokens is not False, params, most
         )
+
+    def prompt_offsets(
+        self, prompt: Prompt, ids: Sequence[int], params: SamplingParams = _AS_USUAL
+    ) -> list[int]:
+        """Return where each of a prompt's ids begins in it, in characters.
+
+        A token within a character begins where the character does. A prompt of ids stands for
+        the text that their spellings make.
+        """
+        if isinstance(prompt, str):
+            special = params.add_special_tokens is not False
+            encoded = self._backend.encode(prompt, add_special_tokens=special)
+            if encoded.ids == list(ids):
+                return _begins(prompt, encoded.offsets)
+        decoder, offsets, offset = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+        for token_id in ids:
+            offsets.append(offset)
+            offset += len(decoder.decode(bytes(self._token_text(token_id)[1])))
+        return offsets
 
     def word_ids(self, params: SamplingParams) -> WordIds:
         """Return the tokens of the texts that the parameters name."""
@@ -288,7 +308,7 @@ class ModelTokenizer:
         """Return the tokenizer's configuration as JSON, with its class and its chat template."""
         return json.dumps(self._template.describe(), ensure_ascii=False)
 
-    def token_logprob(self, drawn: Logprob) -> TokenLogprob:
+    def token_logprob(self, drawn: Logprob, offset: int | None = None) -> TokenLogprob:
         text, spelled = self._token_text(drawn.token_id)
         return TokenLogprob(
             token_id=drawn.token_id,
@@ -299,6 +319,7 @@ class ModelTokenizer:
                 self._top_logprob(token_id, logprob)
                 for token_id, logprob in zip(drawn.top_ids, drawn.top_logprobs, strict=True)
             ),
+            offset=offset,
         )
 
     def _top_logprob(self, token_id: int, logprob: float) -> TopLogprob:
@@ -333,6 +354,19 @@ class ModelTokenizer:
                 raise
             message = f"{param}: the model's tokenizer cannot encode it: {reason(error)}"
             raise InvalidJob(message, param) from error
+
+
+def _begins(text: str, spans: Sequence[tuple[int, int]]) -> list[int]:
+    """Return where tokens begin in their text, with the white space that their spans leave out.
+
+    The span of a token that was added is (0, 0).
+    """
+    begins, end = [], 0
+    for start, stop in spans:
+        is_whole = start < end or text[end:start].strip()
+        begins.append(start if stop and is_whole else end)
+        end = max(end, stop)
+    return begins
 
 
 def load_tokenizer(settings: WorkerSettings) -> ModelTokenizer:

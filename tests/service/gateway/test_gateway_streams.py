@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from event_source import EventSource
 from penstock.compose.server import Server
 from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong, WorkerFailed
-from penstock.schemas.event import Delta, Failed
+from penstock.schemas.event import Delta, Failed, TokenLogprob
 from stage import (
     MODEL,
     Actor,
@@ -237,6 +237,35 @@ def test_the_four_forms_of_a_prompt(
     actor.script = lambda job: chosen(*["x" for _ in job.prompts])
     assert http.post("/v1/completions", json=TEXT | {"prompt": prompt}).status_code == 200
     assert actor.jobs[-1].prompts == prompts
+
+
+def test_a_tokens_offset_is_its_place_in_the_shown_text(http: httpx.Client, actor: Actor) -> None:
+    """Spellings do not add up to the text: of a token that is not shown, of a space left out."""
+
+    def placed(text: str, offset: int) -> TokenLogprob:
+        return replace(logprob(text, -0.5), offset=offset)
+
+    prompt, answer = [placed("<s>", 0), placed(" ab", 0)], [placed(" c", 0), placed("!", 2)]
+    actor.script = lambda job: [
+        Delta(
+            position=0,
+            token_ids=[1, 1],
+            text=" c!",
+            prompt_logprobs=prompt,
+            logprobs=answer,
+            finish_reason="stop",
+        )
+    ]
+    body = TEXT | {"prompt": "ab", "echo": True, "logprobs": 1}
+    whole = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert whole["text"] == "ab c!" and whole["logprobs"]["text_offset"] == [0, 0, 2, 4]
+    streamed = [
+        offset
+        for chunk in chunks_of(http.post("/v1/completions", json=body | {"stream": True}).text)
+        for choice in chunk["choices"]
+        for offset in (choice["logprobs"] or {}).get("text_offset", [])
+    ]
+    assert streamed == whole["logprobs"]["text_offset"]
 
 
 def test_log_probabilities_of_a_completion_are_four_lists(http: httpx.Client, actor: Actor) -> None:

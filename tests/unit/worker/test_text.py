@@ -67,6 +67,7 @@ def drawn(
 
 ids = st.lists(st.integers(0, 340), max_size=40)
 cuts = st.lists(st.integers(0, 1000), max_size=12)
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 # Bytes close together make many characters that are whole, cut short, overlong or out of range.
 byte_runs = st.lists(
     st.sampled_from([0xE2, 0x82, 0xAC, 0xF0, 0x9F, 0x9A, 0x80, 0xC3, 0xA9, 0x41, 0xED, 0xA0, 0xFF]),
@@ -114,6 +115,69 @@ def test_a_completion_is_what_it_adds_to_its_prompts_text(
         completion.take(drawn([], "length"))
         shared = len(commonprefix([before, whole]))  # noqa: RUF071 - of texts
         assert completion.choice(0).text == whole[shared:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    begin=st.sampled_from(["", "the fox", "é日", *CORPUS]),
+    runs=st.lists(st.one_of(byte_runs, ids), max_size=4),
+    at=st.integers(0, 200),
+    cuts=cuts,
+    stops=st.sampled_from([[], ["never there"]]),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_token_begins_where_the_text_before_it_ends(name, begin, runs, at, cuts, stops):
+    """In whatever pieces the ids come; one within a run of bytes begins where the run does."""
+    decode, vocabulary = oracle(name).decode, oracle(name).convert_ids_to_tokens
+    skipped = {None, *oracle(name).all_special_tokens}
+    both = oracle(name).encode(begin) + [each for run in runs for each in spelled(name, run)]
+    prompt, made = both[: at % (len(both) + 1)], both[at % (len(both) + 1) :]
+    params = SamplingParams(logprobs=0, stop=stops, max_tokens=None)
+    completion = Completion(text(name), params, frozenset(), prompt)
+    offsets = []
+    for part in cut(made, cuts):
+        logprobs = [Logprob(each, -1.0, [], []) for each in part]
+        piece = completion.take(Output("", part, logprobs))
+        offsets += [each.offset for each in piece.logprobs]
+    whole = decode(both, skip_special_tokens=True)
+    shared = len(commonprefix([decode(prompt, skip_special_tokens=True), whole]))  # noqa: RUF071
+
+    def passed(count: int) -> int:
+        before = decode(prompt + made[:count], skip_special_tokens=True)
+        return max(0, len(commonprefix([before, whole])) - shared)  # noqa: RUF071
+
+    assert len(offsets) == len(made) and offsets == sorted(offsets)
+    for place, offset in enumerate(offsets):
+        before = prompt + made[:place]
+        last = next((each for each in reversed(vocabulary(before)) if each not in skipped), "")
+        is_open = decode(before).endswith("\N{REPLACEMENT CHARACTER}") or last in BYTES
+        assert offset == passed(place) or (is_open and offset < passed(place))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "unadorned"])
+def test_a_token_of_a_prompt_begins_in_the_text_that_was_given(name):
+    reads = text(name)
+    given = "the <s>fox  ab c é日 said"
+    ids = reads.prompt_ids(given)
+    offsets = reads.prompt_offsets(given, ids)
+    assert len(offsets) == len(ids) and offsets == sorted(offsets)
+    assert offsets[0] == 0 and offsets[-1] < len(given)
+    if name == "wordpiece":  # none of its tokens is a space: it belongs to the word after it
+        assert not any(given[:offset].endswith(" ") for offset in offsets)
+    checked = 0
+    for place, (token_id, offset) in enumerate(zip(ids, offsets, strict=True)):
+        token = reads.token_logprob(Logprob(token_id, 0.0, [], [])).token
+        word = token.strip().removeprefix("##").removesuffix("</w>")
+        if word.isalpha() and place:
+            assert given[offset:].lstrip().startswith(word)
+            checked += 1
+    assert checked > 4
+
+
+def test_a_token_of_a_prompt_of_ids_begins_in_what_they_spell():
+    reads = text("byte_fallback")
+    ids = spelled("byte_fallback", [0x41, 0xE2, 0x82, 0xAC, 0x41])
+    assert reads.prompt_offsets(ids, ids) == [0, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["byte_fallback", "metaspace_first", "metaspace"])
