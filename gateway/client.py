@@ -18,12 +18,14 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from pydantic import JsonValue, ValidationError
 
 from penstock.gateway.follow.lanes import Lanes
 from penstock.gateway.follow.large_texts import LARGE_BYTES, Texts, text_of
+from penstock.gateway.follow.pages import LogPages, Read
+from penstock.gateway.follow.patience import Patience
 from penstock.gateway.follow.reader import Reader
 from penstock.gateway.follow.subscription import MAX_UNREAD, SILENCE_S, Subscription
 from penstock.gateway.off_loop import OffLoop
@@ -31,10 +33,11 @@ from penstock.schemas.account import Account
 from penstock.schemas.cursor import Cursor, Had, Missed, Straddled
 from penstock.schemas.delivery import JobStatus, Page, Rates, Submission
 from penstock.schemas.errors import InvalidJob, JobNotFound, QueueUnreachable, StreamDiverged
-from penstock.schemas.event import Delta, Event, Result
+from penstock.schemas.event import Delta, EndState, Event, Result
 from penstock.schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from penstock.schemas.model import ModelCard
 from penstock.schemas.pooling import PoolingParams
+from penstock.schemas.process.loop_turns import LoopTurns
 from penstock.schemas.queue.queue import ON_DISK, Queue
 from penstock.schemas.queue.refusal import refusal
 from penstock.schemas.redis.connection import connect
@@ -48,7 +51,8 @@ PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REMEMBER_S = 86_400  # how long an idempotency key is remembered, even past its job's result
-PAGES_AT_ONCE = 4  # log pages read at once: all other calls to Redis wait behind them
+ENDED = frozenset(get_args(EndState))
+PIECE = 64  # events of a page that a reader gets in one turn of the loop
 
 
 class Client:
@@ -83,7 +87,9 @@ class Client:
         self._lanes = Lanes(redis)
         self._subscription = Subscription(redis, silence_s, max_unread)
         self._disk = sync_for(redis, durability)
-        self._paging = asyncio.Semaphore(PAGES_AT_ONCE)
+        self._patience = Patience(PATIENCE_S)
+        self._turns = LoopTurns()
+        self._pages = LogPages(self._disk, self._patience, self._turns)
         self.off_loop = OffLoop()
         self.texts = texts
         self.num_replayed = 0  # events that readers got from a log, not live
@@ -257,7 +263,7 @@ class Client:
         if not job.background:
             reply_to = queue.lane.inbox(self.name)
             await self._subscription.subscribe(reply_to)
-        dumped = await self.off_loop.run(job.guess_bytes(), job.dump_and_digest)
+        dumped = await self.off_loop.run(job.tenant, job.guess_bytes(), job.dump_and_digest)
         mark = await self._disk.begin(queue.lane.prefix)
         await self._disk.prove(mark)  # else refused jobs would run, and each be submitted again
         answer = await queue.enqueue(
@@ -305,13 +311,18 @@ class Client:
         """Yield the events of `stream` in lists: all that wait come together."""
         had = Had.parse(f"{starting_after}", "starting_after")
         tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
-        channel, is_ended = queue.lane.inbox(self.name), False
+        channel, is_ended, is_behind = queue.lane.inbox(self.name), False, False
         cursor = Cursor(job_id, *had)
         try:
             with self._subscription.reader(job_id) as reader:
                 while not is_ended:
-                    page, mark = await self._attach(queue, tenant, channel, cursor, reader)
+                    page, mark = await self._attach(
+                        queue, tenant, channel, cursor, reader, is_behind
+                    )
+                    is_behind = page.more
                     kept = _snapshot(cursor, mark)
+                    if _is_much(page) or self._subscription.is_crowded(job_id):
+                        await self._turns.turn(tenant)
                     batch, is_whole = _logged(cursor, page.events)
                     self.num_replayed += len(batch)
                     while True:
@@ -319,10 +330,15 @@ class Client:
                             cursor = kept
                             break
                         is_ended = _ends(batch)
-                        if batch:
-                            yield batch
+                        for at in range(0, len(batch), PIECE):
+                            if at:
+                                await self._turns.turn(tenant)
+                            yield batch[at : at + PIECE]
                         if page.more or not is_whole or is_ended:
                             break
+                        if self._subscription.is_crowded(job_id):
+                            await reader.wait()
+                            await self._turns.turn(tenant)
                         if not (live := await reader.take()):
                             break
                         kept = _snapshot(cursor, mark)
@@ -375,11 +391,11 @@ class Client:
 
         Raises JobNotFound, JobGone, and TextElsewhere where this client has not the texts.
         """
-        queue = await self._lanes.queue(job_id)
-        text = await queue.request(tenant or self.tenant, job_id)
+        tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)
+        text = await queue.request(tenant, job_id)
         if text == ON_DISK:
             text = await text_of(self.texts, job_id)
-        return await self.off_loop.run(len(text), Job.model_validate_json, text)
+        return await self.off_loop.run(tenant, len(text), Job.model_validate_json, text)
 
     async def move_request(self, job_id: str, tenant: str) -> None:
         """Move what an ended job asked to disk, if it is large. It may be repeated.
@@ -462,29 +478,29 @@ class Client:
         return await self._lanes.queues()
 
     async def _attach(
-        self, queue: Queue, tenant: str, channel: str, cursor: Cursor, reader: Reader
-    ) -> tuple[Page, Mark | None]:
+        self,
+        queue: Queue,
+        tenant: str,
+        channel: str,
+        cursor: Cursor,
+        reader: Reader,
+        is_behind: bool,
+    ) -> Read:
         """Return the log after the cursor. What is published from now on goes to the reader.
 
         The mark that comes with it is what `_is_kept` waits for. Redis may be away for
         `PATIENCE_S`; then this raises QueueUnreachable.
         """
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    try:
+        async with self._patience.bounded():
+            while True:
+                try:
+                    with self._patience.noted():
                         await self._subscription.subscribe(channel)
-                        async with self._paging:
-                            reader.begin()
-                            mark = await self._disk.begin(queue.lane.prefix)
-                            page = await queue.attach(
-                                tenant, cursor.job_id, channel, cursor.looks_from
-                            )
-                            return page, mark
-                    except QueueUnreachable:
-                        await asyncio.sleep(RETRY_S)
-        except TimeoutError:
-            raise QueueUnreachable(f"Redis was away for {PATIENCE_S:.0f} s") from None
+                    return await self._pages.read(
+                        queue, tenant, cursor.job_id, cursor.looks_from, channel, reader, is_behind
+                    )
+                except QueueUnreachable:
+                    await asyncio.sleep(RETRY_S)
 
     async def _is_kept(self, mark: Mark | None) -> bool:
         """Wait for the mark and return whether all that was read since then is on disk.
@@ -546,6 +562,11 @@ def _take(cursor: Cursor, events: list[Event], batch: list[Event]) -> bool:
         cursor.begin_again()
         return False
     return True
+
+
+def _is_much(page: Page) -> bool:
+    """Return whether a page is one of many that are read, or large: not of a stream that begins."""
+    return page.state in ENDED or len(page.events) > PIECE
 
 
 def _ends(batch: list[Event]) -> bool:

@@ -159,7 +159,9 @@ class OfflineBatch:
             await self._forget(answer.job_id)
 
     async def _answer(self, place: LinePosition) -> _LineAnswer:
-        line = await self.client.off_loop.run(place.length, line_at, self.source, place)
+        line = await self.client.off_loop.run(
+            self.client.tenant, place.length, line_at, self.source, place
+        )
         if self.model and "model" not in line.body:
             line.body["model"] = self.model
         while True:
@@ -177,7 +179,8 @@ class OfflineBatch:
         client, model = self.client, line.body.get("model")
         key = self._identity(line)
         job_id = await client.name_job(model if isinstance(model, str) else "", key)
-        form = await client.off_loop.run(place.length, form_of, job_id, Caller(client.tenant), line)
+        caller = Caller(client.tenant)
+        form = await client.off_loop.run(caller.tenant, place.length, form_of, job_id, caller, line)
         self._open.add(job_id)
         job = form.job.model_copy(update={"stream_interval": STREAM_INTERVAL})
         answer = await client.submit(job)
@@ -190,7 +193,7 @@ class OfflineBatch:
             return _LineAnswer(refused(job_id, line, result.error), job_id, result.usage)
         num_scored = sum(len(choice.prompt_logprobs or ()) for choice in result.choices)
         size = form.job.answer_bytes(result.usage.completion_tokens, num_scored) // 8
-        text = await client.off_loop.run(size, answered, job_id, line, form, result)
+        text = await client.off_loop.run(caller.tenant, size, answered, job_id, line, form, result)
         return _LineAnswer(text, job_id, result.usage, is_good=True)
 
     def _identity(self, line: BatchLine) -> str:

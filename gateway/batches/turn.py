@@ -200,13 +200,18 @@ class BatchTurn:
 
     async def _line(self, line: Open) -> BatchLine:
         path = await self._bytes_of_input()
-        return await self.home.client.off_loop.run(line.place.length, line_at, path, line.place)
+        size = line.place.length
+        return await self.home.client.off_loop.run(
+            self.batch.tenant, size, line_at, path, line.place
+        )
 
     async def _form(self, line: Open, asked: BatchLine) -> AnswerContext | PoolingContext:
         """Return the job that a line asks for. Raises InvalidJob."""
         caller = Caller(self.batch.tenant)
         size = line.place.length
-        return await self.home.client.off_loop.run(size, form_of, line.job_id, caller, asked)
+        return await self.home.client.off_loop.run(
+            caller.tenant, size, form_of, line.job_id, caller, asked
+        )
 
     async def _submitted(self, line: Open) -> Written | Unavailable | None:
         asked = await self._line(line)
@@ -247,7 +252,7 @@ class BatchTurn:
             num_tokens = result.usage.completion_tokens
             num_bytes = form.job.answer_bytes(num_tokens, num_scored) // 8
             text = await self.home.client.off_loop.run(
-                num_bytes, answered, line.job_id, asked, form, result
+                tenant, num_bytes, answered, line.job_id, asked, form, result
             )
             return Written(item, text, is_good=True, usage=result.usage)
         return self._failed(line, asked, result, stop)

@@ -43,11 +43,8 @@ class Reader:
         self._events = []
         self._is_missed = False
 
-    async def take(self) -> list[Event]:
-        """Wait for events and return all of them.
-
-        An empty list means that some were missed, so the log must be read.
-        """
+    async def wait(self) -> None:
+        """Wait until there is something to take."""
         if not self._events and not self._is_missed:
             self._waits_since_s = time.monotonic()
             self._waiter = asyncio.get_running_loop().create_future()
@@ -55,6 +52,13 @@ class Reader:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    async def take(self) -> list[Event]:
+        """Wait for events and return all of them.
+
+        An empty list means that some were missed, so the log must be read.
+        """
+        await self.wait()
         events, self._events = self._events, []
         return events
 

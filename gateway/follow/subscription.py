@@ -16,6 +16,7 @@ from penstock.schemas.redis.subscriber import Subscriber
 SILENCE_S = 5.0  # then the log is read: a lost end message delays a reader by this at most
 MAX_LIVE_BYTES = 16 * 1024  # of one event, which is parsed in the event loop
 MAX_UNREAD = 256  # events of one reader; past it the reader pages from the log
+CROWD = 8  # readers of one job, who go on without waiting for turns
 HEAD, MIDDLE = b'{"job_id":"', b'","event":'
 
 
@@ -53,6 +54,10 @@ class Subscription:
             self._readers[job_id].discard(reader)
             if not self._readers[job_id]:
                 del self._readers[job_id]
+
+    def is_crowded(self, job_id: str) -> bool:
+        """Return whether a job has so many readers that each of its events is a lot of work."""
+        return len(self._readers.get(job_id, ())) > CROWD
 
     def is_read(self, job_id: str) -> bool:
         return job_id in self._readers

@@ -10,6 +10,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from penstock.gateway.http.context import Gateway
+from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.openai.validation import refuse_extremes
 from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, UnreadableBody
 from penstock.schemas.json_size import too_much
@@ -34,17 +35,17 @@ async def read(
     if encoding not in ("identity", "gzip"):
         known = "send it as it is, or by gzip"
         raise UnreadableBody(f"Content-Encoding: {encoding[:40]!r} is not read here; {known}")
-    limit_bytes = gateway.settings.max_body_bytes
+    tenant, limit_bytes = tenant_of(request), gateway.settings.max_body_bytes
     raw = await _read(request, limit_bytes)
     if not raw and may_be_empty:
         raw = b"{}"
     if encoding == "identity":
-        return await gateway.client.off_loop.run(len(raw), lambda: understood(parsed(raw)))
+        return await gateway.client.off_loop.run(tenant, len(raw), lambda: understood(parsed(raw)))
 
     def unpacked() -> T:
         return understood(parsed(_unpacked(raw, limit_bytes)))
 
-    return await gateway.client.off_loop.run(limit_bytes, unpacked)
+    return await gateway.client.off_loop.run(tenant, limit_bytes, unpacked)
 
 
 def parsed(raw: bytes) -> JsonObject:

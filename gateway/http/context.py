@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 
 from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.share_tokens import Shares
@@ -17,6 +17,7 @@ from penstock.gateway.files.files import Files
 from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import add_headers, caller_of, span_of
+from penstock.gateway.http.open_reads import OpenReads
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 IDEMPOTENCY_KEY = "idempotency-key"
 IS_SHARED = "penstock.is_shared"  # in a request's scope: others may have the same job
+IS_READ = "penstock.is_read"  # in a request's scope: it follows a job that another submitted
 LAST_EVENT_ID = "last-event-id"
 SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_SHOWN = 16  # names in a header
@@ -54,6 +56,7 @@ class Gateway:
     webhooks: Webhooks
     outbound: Outbound
     overview: Overview
+    open_reads: OpenReads
     tracing: "Tracing | None" = None
 
     async def name(self, request: Request, model: str, affinity: str | None = None) -> str:
@@ -82,7 +85,9 @@ class Gateway:
         is_shared = is_shared and not is_timed  # the time of one under way has begun
         request.scope[IS_SHARED] = is_shared
         if is_shared and near is None:  # equal jobs must meet on one lane
-            _, near = await self.client.off_loop.run(job.guess_bytes(), job.dump_and_digest)
+            _, near = await self.client.off_loop.run(
+                job.tenant, job.guess_bytes(), job.dump_and_digest
+            )
         try:
             job_id = job.job_id or await self.name(request, job.model, near)
         except PenstockError as error:
@@ -104,6 +109,7 @@ class Gateway:
             if account is not None and account.limits.has_rates:
                 rates = await self.client.rates(job.job_id, account)
                 add_headers(request.scope, rate_headers(account.limits, rates))
+        request.scope[IS_READ] = answer.outcome in (Outcome.DUPLICATE, Outcome.SHARED)
         if answer.outcome is Outcome.SHARED:
             job = job.model_copy(update={"job_id": answer.reason})
         return job, answer.created_ms // 1000
@@ -116,6 +122,11 @@ class Gateway:
         shown = [name for name in names if SHOWN_NAME.fullmatch(name)][:MAX_SHOWN]
         if shown:
             add_headers(request.scope, {"x-penstock-ignored": ", ".join(shown)})
+
+    def reading(self, request: Request, response: Response) -> Response:
+        """Return a response that follows a job, as a read if another request submitted the job."""
+        is_read = request.scope[IS_READ]
+        return self.open_reads.bounded(request, response) if is_read else response
 
     def leaving(self, request: Request, job: Job) -> Callable[[], Awaitable[None]]:
         """Return what to call when the caller hangs up; it cancels a job that nobody else awaits.

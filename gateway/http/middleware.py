@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fastapi import Request
+from fastapi.requests import HTTPConnection
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,6 +16,7 @@ from penstock.gateway.auth.access import Access, Caller
 from penstock.gateway.http.errors import response_to
 from penstock.gateway.http.metrics import Metrics
 from penstock.schemas.errors import GatewayStopped, OutOfScope, PenstockError
+from penstock.schemas.process.loop_turns import LoopTurns
 from penstock.schemas.trace_context import traceparent_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Middleware:
         self._access = access
         self._metrics = metrics
         self._tracing = tracing
+        self._turns = LoopTurns(rest_s=0.0)  # many requests of one tenant hold up no other's
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -79,6 +81,7 @@ class Middleware:
             try:
                 caller = await self._access.caller(scope, headers)
                 scope[CALLER] = self._traced(scope, caller, began_ns)
+                await self._turns.turn(caller.tenant)
             except PenstockError as refusal:
                 app = response_to(refusal, scope["path"])
             await app(scope, receive, send_with_id)
@@ -99,7 +102,7 @@ class Middleware:
         headers, app = Headers(scope=scope), self._app
         try:
             _refuse_strange_page(headers, self._origins)
-            await self._access.caller({**scope, "method": "GET"}, headers)
+            scope[CALLER] = await self._access.caller({**scope, "method": "GET"}, headers)
         except PenstockError as refusal:
             app = response_to(refusal, scope["path"])
         await app(scope, receive, send)
@@ -151,11 +154,11 @@ def _refuse_strange_page(headers: Headers, origins: Sequence[str]) -> None:
         raise OutOfScope(f"a page of {origin[:100]!r} {sentence}")
 
 
-def caller_of(request: Request) -> Caller:
+def caller_of(request: HTTPConnection) -> Caller:
     caller: Caller = request.scope[CALLER]
     return caller
 
 
-def tenant_of(request: Request) -> str:
+def tenant_of(request: HTTPConnection) -> str:
     """Return the tenant that the caller's jobs belong to."""
     return caller_of(request).tenant

@@ -77,6 +77,9 @@ class GatewaySettings(
     )
     keep_alive_s: int = Field(30, ge=1, description="an idle connection is closed after this")
     max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")
+    max_open_reads: int = Field(
+        2000, ge=1, description="streams of jobs asked for elsewhere, of one key; more get 429"
+    )
     ping_s: float = Field(10.0, gt=0, description="a stream silent for this long says `: ping`")
     share_equal_jobs: bool = Field(
         False,

@@ -76,7 +76,7 @@ class Conversations:
         name = f"conv_{base64.b32encode(secrets.token_bytes(20)).decode().lower()}"
         entries = [ConversationEntry(items=_named(items))] if items else []
         self._check(entries)
-        texts = await self._kept(entries)
+        texts = await self._kept(tenant, entries)
         reply = await self._connection.run(
             "conversations/create",
             CHORES,
@@ -181,18 +181,18 @@ class Conversations:
         """
         for _ in range(_TRIES):
             found = await self._read(tenant, name)
-            moved = [await self._moved(found.id, entry) for entry in found.entries]
+            moved = [await self._moved(tenant, found.id, entry) for entry in found.entries]
             places = [at for at, entry in enumerate(moved) if entry is not found.entries[at]]
             if not places or await self._change(found, places[0], moved[places[0] :]):
                 return
             await self._delete_texts(_on_disk(moved) - _on_disk(found.entries))
         raise ConversationLocked
 
-    async def _moved(self, name: str, entry: ConversationEntry) -> ConversationEntry:
+    async def _moved(self, tenant: str, name: str, entry: ConversationEntry) -> ConversationEntry:
         """Return the entry, on disk if it is large. An open one is to change, so it stays."""
         if entry.is_open or entry.on_disk:
             return entry
-        (text,) = await self._kept([entry])
+        (text,) = await self._kept(tenant, [entry])
         if len(text) <= LARGE_BYTES:
             return entry
         text_name, content = f"{name}.{short_digest(secrets.token_hex(16))}", text.encode()
@@ -220,14 +220,15 @@ class Conversations:
             return await self._with_texts(again)
 
     async def _with_texts(self, found: Conversation) -> Conversation:
-        entries = await asyncio.gather(*map(self._loaded, found.entries))
+        loaded = [self._loaded(found.tenant, entry) for entry in found.entries]
+        entries = await asyncio.gather(*loaded)
         return replace(found, entries=entries)
 
-    async def _loaded(self, entry: ConversationEntry) -> ConversationEntry:
+    async def _loaded(self, tenant: str, entry: ConversationEntry) -> ConversationEntry:
         if not entry.on_disk:
             return entry
         text = await text_of(self._client.texts, entry.on_disk)
-        (loaded,) = await self._client.off_loop.run(len(text), _entries, [text])
+        (loaded,) = await self._client.off_loop.run(tenant, len(text), _entries, [text])
         return entry.model_copy(update={"items": loaded.items})
 
     async def _fetch(self, tenant: str, name: str) -> Conversation:
@@ -237,7 +238,7 @@ class Conversations:
             raise ConversationNotFound(name)
         created, metadata, version, now_ms, *texts = reply[1:]
         size = sum(map(len, texts))
-        entries = await self._client.off_loop.run(size, _entries, texts)
+        entries = await self._client.off_loop.run(tenant, size, _entries, texts)
         size += sum(entry.num_bytes for entry in entries if entry.on_disk)
         told = json.loads(metadata)
         return Conversation(
@@ -248,7 +249,7 @@ class Conversations:
         self, found: Conversation, num_kept: int, entries: Sequence[ConversationEntry]
     ) -> bool:
         """Put entries in place of those after the first ones; False: others changed it."""
-        texts = await self._kept(entries)
+        texts = await self._kept(found.tenant, entries)
         given = found.tenant, found.id, found.version, num_kept
         reply = await self._connection.run("conversations/change", CHORES, *given, *texts)
         if reply[0] == b"missing":
@@ -276,7 +277,9 @@ class Conversations:
         if result is None or result.error is not None or not is_of_here:
             return []
         form, size = form_of(job, status.created_ms), num_bytes_of(result)
-        said = (await client.off_loop.run(size, response_answer, form, result))["output"]
+        said = (await client.off_loop.run(found.tenant, size, response_answer, form, result))[
+            "output"
+        ]
         assert isinstance(said, list)
         items = [*entry.items, *(item for item in said if isinstance(item, dict))]
         return [ConversationEntry(items=items, job_id=entry.job_id)]
@@ -295,10 +298,12 @@ class Conversations:
             sentence = f"{num_bytes} bytes; of that many or more nothing is added"
             raise InvalidJob(f"items: {sentence}; begin another", "items")
 
-    async def _kept(self, entries: Sequence[ConversationEntry]) -> list[str]:
+    async def _kept(self, tenant: str, entries: Sequence[ConversationEntry]) -> list[str]:
         """Return entries as Redis keeps them."""
         size = sum(_num_chars([*entry.items]) for entry in entries if not entry.on_disk)
-        return await self._client.off_loop.run(size, lambda: [entry.kept() for entry in entries])
+        return await self._client.off_loop.run(
+            tenant, size, lambda: [entry.kept() for entry in entries]
+        )
 
 
 def _on_disk(entries: Sequence[ConversationEntry]) -> set[str]:

@@ -70,7 +70,7 @@ async def list_items(
     def made() -> Response:
         return _json(page_of(found.items, after, limit, order))
 
-    return await gateway.client.off_loop.run(found.num_bytes, made)
+    return await gateway.client.off_loop.run(found.tenant, found.num_bytes, made)
 
 
 @router.get("/{conversation_id}/items/{item_id}")
@@ -80,7 +80,7 @@ async def retrieve_item(
     found = await gateway.conversations.read(tenant_of(request), conversation_id)
     for item in found.items:
         if item["id"] == item_id:
-            return await gateway.client.off_loop.run(found.num_bytes, _json, item)
+            return await gateway.client.off_loop.run(found.tenant, found.num_bytes, _json, item)
     raise ItemNotFound(item_id)
 
 

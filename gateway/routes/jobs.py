@@ -110,7 +110,7 @@ async def status(job_id: str, request: Request, gateway: Open) -> Response:
     if caller_of(request).is_guest:
         shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
     num_bytes = 0 if result is None else num_bytes_of(result)
-    content = await gateway.client.off_loop.run(num_bytes, to_json_in_pieces, shape)
+    content = await gateway.client.off_loop.run(tenant, num_bytes, to_json_in_pieces, shape)
     return Response(content, media_type="application/json")
 
 
@@ -132,7 +132,8 @@ async def events(
     if had.position:
         gateway.metrics.reconnects.inc()
     following = gateway.client.event_batches(job_id, cursor, tenant)
-    return OpenedStream(following, _nothing, Lines(cursor), gateway.settings.ping_s)
+    stream = OpenedStream(following, _nothing, Lines(cursor), gateway.settings.ping_s)
+    return gateway.open_reads.bounded(request, stream)
 
 
 @router.post("/{job_id}/share")

@@ -120,7 +120,8 @@ async def response(
     form, _ = await _stored(gateway, job_id, tenant)
     events = gateway.client.event_batches(job_id, tenant=tenant)
     writer = ResponseEvents(form, NOTHING, starting_after)
-    return OpenedStream(events, _stays, writer, gateway.settings.ping_s)
+    following = OpenedStream(events, _stays, writer, gateway.settings.ping_s)
+    return gateway.open_reads.bounded(request, following)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -170,7 +171,7 @@ async def items(
             }
         )
 
-    return await gateway.client.off_loop.run(form.job.guess_bytes(), listed)
+    return await gateway.client.off_loop.run(form.job.tenant, form.job.guess_bytes(), listed)
 
 
 async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conversation | None]:
@@ -222,7 +223,8 @@ async def _in_conversation(
         return responses_form(caller, body, job_id, messages_of(before), name)
 
     # As much as the two may have.
-    form = await gateway.client.off_loop.run(gateway.settings.max_body_bytes, made)
+    num_bytes = gateway.settings.max_body_bytes
+    form = await gateway.client.off_loop.run(caller.tenant, num_bytes, made)
     if is_noted:
         return form, None
     await gateway.conversations.begin(found, job_id, items)
@@ -258,7 +260,7 @@ async def _going_on(gateway: Gateway, caller: Caller, body: JsonObject) -> Answe
         return responses_form(caller, body, before=conversation(form, result))
 
     num_bytes = gateway.settings.max_body_bytes  # as much as the two may have
-    return await gateway.client.off_loop.run(num_bytes, made)
+    return await gateway.client.off_loop.run(caller.tenant, num_bytes, made)
 
 
 async def _stored(gateway: Gateway, job_id: str, tenant: str) -> tuple[AnswerContext, JobStatus]:
@@ -285,7 +287,7 @@ async def _shown(gateway: Gateway, job_id: str, tenant: str) -> Response:
         return _json(shown(form, status, result))
 
     num_bytes = 0 if result is None else num_bytes_of(result)
-    return await gateway.client.off_loop.run(num_bytes, made)
+    return await gateway.client.off_loop.run(tenant, num_bytes, made)
 
 
 async def _stays() -> None:

@@ -102,7 +102,7 @@ async def messages(
     def made() -> Response:
         return _json(page_of(stored_messages(form.job), after, limit, order))
 
-    return await gateway.client.off_loop.run(form.job.guess_bytes(), made)
+    return await gateway.client.off_loop.run(form.job.tenant, form.job.guess_bytes(), made)
 
 
 def _has(status: JobStatus, wanted: Mapping[str, str]) -> bool:
@@ -132,7 +132,7 @@ async def _stored(gateway: Gateway, job_id: str, tenant: str) -> tuple[AnswerCon
     if status.state != "succeeded":
         raise JobNotFound(job_id)
     size = job.guess_bytes()
-    form = await gateway.client.off_loop.run(size, stored_form, job, status.created_ms)
+    form = await gateway.client.off_loop.run(tenant, size, stored_form, job, status.created_ms)
     return form, status
 
 
@@ -142,7 +142,7 @@ async def _shown(gateway: Gateway, job_id: str, tenant: str) -> JsonObject:
     if result is None:
         raise JobNotFound(job_id)
     size = num_bytes_of(result)
-    return await gateway.client.off_loop.run(size, shown_chat, form, status, result)
+    return await gateway.client.off_loop.run(tenant, size, shown_chat, form, status, result)
 
 
 def _json(shape: JsonValue) -> Response:

@@ -145,7 +145,8 @@ async def streamed(
     form = await admitted(request, gateway, form)
     leave = gateway.leaving(request, form.job)
     events = events_of(gateway, watch, form.job)
-    return EventStream(events, leave, renderer(form, position), gateway.settings.ping_s)
+    stream = EventStream(events, leave, renderer(form, position), gateway.settings.ping_s)
+    return gateway.reading(request, stream)
 
 
 def _seen(request: Request) -> ReaderPosition:
@@ -185,7 +186,7 @@ async def whole(
     async def answered(deltas: list[Delta], end: Done | Failed) -> Response:
         num_scored = sum(len(delta.prompt_logprobs or ()) for delta in deltas)
         num_bytes = job.answer_bytes(end.position, num_scored) // 8
-        return await gateway.client.off_loop.run(num_bytes, made, deltas, end)
+        return await gateway.client.off_loop.run(job.tenant, num_bytes, made, deltas, end)
 
     leave = gateway.leaving(request, job)
-    return WholeAnswer(events_of(gateway, watch, job), leave, answered)
+    return gateway.reading(request, WholeAnswer(events_of(gateway, watch, job), leave, answered))

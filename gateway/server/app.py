@@ -27,6 +27,7 @@ from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.head import PlainHead
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import Middleware
+from penstock.gateway.http.open_reads import OpenReads
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai.stored_chats import StoredChats
@@ -112,6 +113,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         Webhooks(client.redis),
         Outbound(settings),
         Overview(client, metrics, number),
+        OpenReads(settings.max_open_reads),
         tracing(settings, "penstock-gateway"),
     )
 

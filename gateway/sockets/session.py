@@ -8,6 +8,7 @@ from pydantic_core import from_json, to_json
 from starlette.types import ASGIApp
 
 from penstock.gateway.http.context import Gateway
+from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.openai.responses import error
 from penstock.gateway.responses.answers import as_called
 from penstock.gateway.responses.stored import going_on
@@ -48,6 +49,7 @@ class ResponsesSocket:
     ) -> None:
         self._websocket = websocket
         self._off_loop = gateway.client.off_loop
+        self._tenant = tenant_of(websocket)
         self._app = app
         self._ending = ending
         self._left = asyncio.Event()
@@ -84,7 +86,7 @@ class ResponsesSocket:
     async def _take(self, raw: bytes, parts: asyncio.TaskGroup) -> None:
         stream_id = ""
         try:
-            create = await self._off_loop.run(len(raw), read_command, raw)
+            create = await self._off_loop.run(self._tenant, len(raw), read_command, raw)
             stream_id = create.stream_id
             if self._ending.is_set():
                 raise GatewayStopped("the gateway ends; ask again over another connection")
@@ -148,11 +150,15 @@ class ResponsesSocket:
         """Keep a response that is not stored; return its last event, as it is to be shown."""
         assert turn.form is not None
         job = turn.form.job
-        response, data = await self._off_loop.run(len(data), _ended, data, create.generates)
+        response, data = await self._off_loop.run(
+            self._tenant, len(data), _ended, data, create.generates
+        )
         num_bytes += len(create.body) + len(data)
         said = turn.before or []
         if create.has_input:
-            said = await self._off_loop.run(num_bytes, going_on, job, response["output"])
+            said = await self._off_loop.run(
+                self._tenant, num_bytes, going_on, job, response["output"]
+            )
         self._turns.keep(create.stream_id, f"{response['id']}", said, num_bytes)
         return data
 

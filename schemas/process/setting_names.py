@@ -103,6 +103,7 @@ NAMES = frozenset(
         "max_num_queued_reqs",
         "max_num_queued_tokens",
         "max_num_seqs",
+        "max_open_reads",
         "max_priority",
         "max_queued",
         "max_running",

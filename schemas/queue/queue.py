@@ -44,6 +44,7 @@ from penstock.schemas.result import fold, read_result
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 MAX_CALLS_A_SWEEP = 256  # half a second's work for Redis, once a second
 PAGE = 512  # most events that one attach returns
+PAGE_BYTES = 128 * 1024  # with which it ends, after two events at the least
 ON_DISK = b"on disk"  # in place of what a job asks, where a gateway's files are
 INLINE_BYTES = 256 * 1024  # takes a few milliseconds to read
 T = TypeVar("T")
@@ -267,12 +268,12 @@ class Queue:
         There is no gap between this log and what is published on the channel.
         Raises JobNotFound, and JobGone when the result was kept no longer.
         """
-        reply = await self._run("jobs/attach", tenant, job_id, channel, cursor, PAGE)
+        reply = await self._run("jobs/attach", tenant, job_id, channel, cursor, PAGE, PAGE_BYTES)
         state = _known(reply, job_id)
         if reply[1] == b"result":
             return Page(state, await _apart(_events_of_result, reply[2]), more=False)
         events = await _events(reply[2:])
-        return Page(state, events, more=len(events) >= PAGE)
+        return Page(state, events, more=_is_full(reply[2:]))
 
     async def detach(self, job_id: str, channel: str) -> None:
         await self._run("jobs/detach", job_id, channel)
@@ -422,6 +423,10 @@ async def _events(texts: list[bytes]) -> list[Event]:
             await asyncio.sleep(0)
             num_bytes = 0
     return events
+
+
+def _is_full(page: list[bytes]) -> bool:
+    return len(page) >= PAGE or sum(len(text) for text in page[1:]) >= PAGE_BYTES
 
 
 def _events_of_result(text: bytes) -> list[Event]:

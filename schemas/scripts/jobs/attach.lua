@@ -1,5 +1,5 @@
 -- Add a reader's channel to a job and give the log after its cursor, with no gap between the two.
--- ARGV: tenant, job, channel, cursor, most events
+-- ARGV: tenant, job, channel, cursor, most events[, most bytes]
 -- Returns one of
 --   state, 'log', events
 --   state, 'result', the result as JSON: the log is gone
@@ -7,7 +7,8 @@
 --   'gone': both log and result are gone
 -- Calls functions of lane.lua (joined by schemas/script.py).
 
-local tenant, id, channel, cursor, most = unpack(ARGV)
+local tenant, id, channel, cursor, most, most_bytes = unpack(ARGV)
+local AT_ONCE = 64 -- events that are copied out of the log, so that few beyond `most_bytes` are
 write_when_full()
 local job = load(id)
 if not job or job.tenant ~= tenant then return {'missing'} end
@@ -29,8 +30,17 @@ for epoch = job.epoch, 1, -1 do
     break
   end
 end
-local reply = {job.state, 'log'}
-for _, line in ipairs(redis.call('XRANGE', log, first, '+', 'COUNT', most)) do
-  reply[#reply + 1] = line[2][2]
+-- The bytes of the first event do not count: the reader may have it, and must come further.
+local reply, num_bytes, bound = {job.state, 'log'}, 0, tonumber(most_bytes) or math.huge
+local num_left = tonumber(most)
+while num_left > 0 and num_bytes < bound do
+  local lines = redis.call('XRANGE', log, first, '+', 'COUNT', math.min(AT_ONCE, num_left))
+  for _, line in ipairs(lines) do
+    if num_bytes >= bound then break end
+    if #reply > 2 then num_bytes = num_bytes + #line[2][2] end
+    reply[#reply + 1] = line[2][2]
+  end
+  if #lines < AT_ONCE then break end
+  num_left, first = num_left - AT_ONCE, '(' .. lines[AT_ONCE][1]
 end
 return reply

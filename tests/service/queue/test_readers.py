@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from penstock.gateway.client import Client
+from penstock.gateway.client import PIECE, Client
+from penstock.gateway.follow.pages import PAGES_AT_ONCE
 from penstock.gateway.follow.reader import Reader
 from penstock.schemas.delivery import Commit
 from penstock.schemas.event import Delta, Event
@@ -202,8 +203,108 @@ async def test_sixty_long_logs_are_read_without_holding_up_the_loop(
         task.cancel()
     assert num_read == 60 * (len(made) + 1)
     most = max(after - before for before, after in pairwise(turns))
-    assert most <= 8 * PAGE
-    assert max(waits) <= 16 * PAGE  # of 60
+    assert most <= 2 * PIECE
+    assert sorted(waits)[len(waits) // 2] <= PAGE  # of 60; the server may be held up at times
+
+
+async def ended(client: Client, queue: WorkerQueue, num_tokens: int, tenant: str) -> str:
+    """Return the id of a job that has ended, with one event a token."""
+    job_id = await client.enqueue("x", background=True, tenant=tenant)
+    taken = await started(queue)
+    made = deltas(job_id, *[1] * num_tokens)
+    for at in range(0, len(made), PAGE):
+        await queue.commit("w", [Commit(job_id, taken.epoch, made[at : at + PAGE])])
+    await finish(queue, taken, made)
+    return job_id
+
+
+@with_a_reader()
+async def test_a_page_is_read_once_for_all_who_wait_for_it(
+    client: Client, queue: WorkerQueue
+) -> None:
+    job_id = await ended(client, queue, 2 * PAGE, "default")
+    info = await plain(client.redis).info("commandstats")
+    before = int(info["cmdstat_evalsha"]["calls"])
+    read = await asyncio.gather(*(all_of(client, job_id) for _ in range(100)))
+    assert all(events == read[0] for events in read) and len(read[0]) == 2 * PAGE + 1
+    info = await plain(client.redis).info("commandstats")
+    num_groups = PAGES_AT_ONCE + 1  # who came first each on their own, and all others together
+    assert int(info["cmdstat_evalsha"]["calls"]) - before <= 3 * num_groups
+
+
+@with_a_reader()
+async def test_one_who_reads_for_others_and_leaves_is_followed_by_another(
+    client: Client, queue: WorkerQueue
+) -> None:
+    job_id = await ended(client, queue, 10, "default")
+    places = [client._pages._first.place(f"{number}") for number in range(PAGES_AT_ONCE)]
+    for place in places:
+        await place.__aenter__()
+    first, *others = [asyncio.create_task(all_of(client, job_id)) for _ in range(3)]
+    await asyncio.sleep(0.1)  # all wait by now
+    first.cancel()
+    await asyncio.sleep(0)
+    for place in places:
+        await place.__aexit__(None, None, None)
+    assert [len(await each) for each in others] == [11, 11]
+
+
+@with_a_reader()
+async def test_logs_of_one_tenant_that_are_read_again_and_again_delay_no_other(
+    client: Client, queue: WorkerQueue
+) -> None:
+    """Counted in events that the flood got before another's, not in time."""
+    many = [await ended(client, queue, 200, "many") for _ in range(20)]
+    other = await ended(client, queue, 3, "other")
+    num_read = 0
+
+    async def read_again(job_id: str) -> None:
+        nonlocal num_read
+        while True:
+            async for _ in client.stream(job_id, tenant="many"):
+                num_read += 1
+
+    flood = [asyncio.create_task(read_again(many[number % 20])) for number in range(300)]
+    await asyncio.sleep(0.3)
+    waits = []
+    for _ in range(5):
+        before = num_read
+        assert len([event async for event in client.stream(other, tenant="other")]) == 4
+        waits.append(num_read - before)
+    for task in flood:
+        task.cancel()
+    await asyncio.wait(flood)
+    assert min(waits) < 20 * 200  # of 300 x 200 that wait
+
+
+@with_a_reader()
+async def test_waiting_behind_other_readers_is_no_loss_of_redis(
+    client: Client, queue: WorkerQueue
+) -> None:
+    client._patience._limit_s = 0.05
+    job_id = await ended(client, queue, 3, "default")
+    places = [client._pages._first.place(f"{number}") for number in range(PAGES_AT_ONCE)]
+    for place in places:
+        await place.__aenter__()
+    reading = asyncio.create_task(all_of(client, job_id))
+    await asyncio.sleep(0.3)
+    for place in places:
+        await place.__aexit__(None, None, None)
+    assert len(await reading) == 4
+
+
+@with_a_reader()
+async def test_a_crowd_of_readers_of_one_live_job_hears_all_of_it(
+    client: Client, queue: WorkerQueue
+) -> None:
+    job_id = await client.enqueue("x", background=True)
+    taken = await started(queue)
+    made = deltas(job_id, *[1] * 30)
+    reading = [asyncio.create_task(all_of(client, job_id)) for _ in range(300)]
+    for delta in made:
+        await queue.commit("w", [Commit(job_id, taken.epoch, [delta])])
+    await finish(queue, taken, made)
+    assert all(read == [*made, done(made)] for read in await asyncio.gather(*reading))
 
 
 def test_fifty_readers_over_http_that_join_at_random_get_the_same(redis_url: str) -> None:
@@ -282,7 +383,7 @@ def test_callers_who_do_not_read_cost_the_gateway_no_memory_and_miss_nothing(
             await finish(queue, taken, made)
             assert (await reading).text.count("\nid: ") == len(made)
             grown = memory_bytes(gateway.process.pid) - before
-            assert grown < 40 << 20, f"{grown >> 20} MiB for 20 callers of 4 MiB each"
+            assert grown < 20 << 20, f"{grown >> 20} MiB for 20 callers of 4 MiB each"
             whole = await asyncio.gather(
                 *(asyncio.to_thread(read_all, connection) for connection in connections[:5])
             )

@@ -16,10 +16,11 @@ from penstock.schemas.errors import (
     JobNotFound,
     QueueFull,
 )
-from penstock.schemas.event import Delta, Done, Failed, Usage
+from penstock.schemas.event import Delta, Done, Event, Failed, Usage
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.queue import PAGE_BYTES
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.link import Reply, Word
@@ -614,6 +615,24 @@ async def test_a_long_log_comes_in_pages(queue: WorkerQueue) -> None:
         if not page.more:
             break
     assert cursor == 1100 and max(sizes) == 512
+
+
+@on_a_lane
+async def test_a_page_of_large_events_ends_sooner_and_goes_on_past_each(queue: WorkerQueue) -> None:
+    await queue.enqueue(a_job(), None, "d")
+    taken = await started(queue)
+    sizes = [PAGE_BYTES, PAGE_BYTES, *[PAGE_BYTES // 100] * 300, PAGE_BYTES]
+    made = [Delta(position=at, token_ids=[7], text="x" * size) for at, size in enumerate(sizes)]
+    for each in made:
+        await queue.commit("w", [Commit(taken.job.job_id, taken.epoch, [each])])
+    got, most = list[Event](), 0
+    while len(got) < len(made):
+        page = await queue.attach("default", taken.job.job_id, "r", max(0, len(got) - 1))
+        new = page.events[1 if got else 0 :]
+        assert new and page.more
+        got += new
+        most = max(most, len(page.events))
+    assert got == made and 90 <= most <= 101
 
 
 @on_a_lane

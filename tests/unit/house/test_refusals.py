@@ -63,6 +63,9 @@ def test_the_page_says_what_the_code_does() -> None:
         "seconds for the body": of(GatewaySettings, "body_timeout_s"),
         "seconds without taking anything of an answer": of(GatewaySettings, "stall_timeout_s"),
         "seconds without a request": of(GatewaySettings, "keep_alive_s"),
+        "streams of one key, of jobs that other requests submitted": of(
+            GatewaySettings, "max_open_reads"
+        ),
         "connections": of(GatewaySettings, "max_connections"),
         "requests that wait on one connection": protocol.MAX_PIPELINED,
         "body, bytes": of(GatewaySettings, "max_body_bytes"),
