@@ -104,6 +104,8 @@ class Stack:
         So a restart loses no connection that is being made.
         """
         argv = ["--fd", str(self._listening.fileno()), "--host", self.settings.host]
+        if self.settings.allowed_hosts:
+            argv += ["--allowed-hosts", ",".join(self.settings.allowed_hosts)]
         for name in ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
             if (path := getattr(self.settings, name)) is not None:
                 argv += [f"--{name.replace('_', '-')}", str(path)]

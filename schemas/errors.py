@@ -11,6 +11,8 @@ PenstockError
 |   +-- ModelNotFound 404
 +-- Unauthorized 401
 +-- OutOfScope 403              the key does not allow this
++-- ForeignHost 403             asked under a name that is not the server's
++-- ForeignPage 403             a web page of elsewhere asks
 +-- JobNotFound 404
 +-- JobGone 410                 it ended, and its result was kept no longer
 +-- BodyTooLarge 413
@@ -149,6 +151,30 @@ class Unauthorized(PenstockError):
 class OutOfScope(PenstockError):
     code = "out_of_scope"
     status = 403
+
+
+class ForeignHost(PenstockError):
+    """Raised while nobody needs a key: a web page may have given the server a name of its own."""
+
+    code = "host_not_allowed"
+    status = 403
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"Host: {host[:100]!r} is no name of this server; while nobody needs a key,"
+            f" --allowed-hosts {host[:100] or 'NAME'} lets callers use it"
+        )
+
+
+class ForeignPage(PenstockError):
+    code = "page_not_allowed"
+    status = 403
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(
+            f"Origin: a page of {origin[:100]!r} may not ask this here;"
+            " --allowed-origins lets pages in"
+        )
 
 
 class JobNotFound(PenstockError):

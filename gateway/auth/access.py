@@ -15,6 +15,7 @@ from starlette.types import Scope as Asgi
 
 from penstock.gateway.auth.keyring import Keyring
 from penstock.gateway.auth.share_tokens import Shares
+from penstock.gateway.auth.web_pages import WebPages
 from penstock.schemas.account import Account
 from penstock.schemas.api_key import MAX_CHARS, ApiKey, Scope
 from penstock.schemas.errors import OutOfScope, Unauthorized
@@ -120,10 +121,12 @@ class Access:
         keys: Sequence[str],
         demands_keys: bool,
         open_metrics: bool,
+        pages: WebPages,
     ) -> None:
         self._keyring = keyring
         self._shares = shares
         self.demands_keys = demands_keys
+        self.pages = pages
         self.list_keys(keys)
         self._open_paths = OPEN_PATHS | ({"/metrics"} if open_metrics else set())
 
@@ -139,7 +142,8 @@ class Access:
     async def caller(self, asgi: Asgi, headers: Headers) -> Caller:
         """Return the caller of a request.
 
-        Raises Unauthorized, OutOfScope, and QueueUnreachable when keys cannot be checked.
+        Raises Unauthorized, OutOfScope, ForeignHost, ForeignPage, and QueueUnreachable when keys
+        cannot be checked.
         """
         traceparent = headers.get("traceparent", "")
         trace = traceparent if re.fullmatch(TRACEPARENT, traceparent) else None
@@ -165,6 +169,7 @@ class Access:
         if asgi["path"].startswith(ADMIN):
             sentence = "`penstock keys create --scopes admin` makes one"
             raise Unauthorized(f"{ADMIN} needs an API key, and none was made; {sentence}")
+        self.pages.check(asgi["method"], headers)
         return Caller(traceparent=trace)
 
     def _is_listed(self, text: str) -> bool:

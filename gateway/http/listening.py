@@ -5,12 +5,30 @@ import os
 import socket
 import ssl
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
 
-from penstock.schemas.process.start import Settings
+from penstock.gateway.auth.web_pages import ANY, host_in
+from penstock.schemas.process.start import Settings, words_of
 
 BACKLOG = 2048
+
+
+def _hosts(given: object) -> list[str]:
+    """Return names and addresses in their plain form. Raises ValueError."""
+    words = words_of(given)
+    for word in words:
+        is_starred = ANY in word.removeprefix("*.") and word != ANY
+        if is_starred or word.count(":") == 1 or not host_in(_in_brackets(word)):
+            sentence = "give names and addresses without scheme and port, *.NAME, or *"
+            raise ValueError(f"{word[:100]!r} is no host; {sentence}")
+    return [host_in(_in_brackets(word)) for word in words]
+
+
+def _in_brackets(word: str) -> str:
+    return f"[{word}]" if ":" in word else word  # as addresses of IPv6 are in a URL
 
 
 class ListenSettings(Settings):
@@ -18,6 +36,10 @@ class ListenSettings(Settings):
 
     host: str = Field("127.0.0.1", description="the address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
+    allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(_hosts)] = Field(
+        default_factory=list,
+        description="names for callers while nobody needs a key; *.NAME: all below; *: any",
+    )
     uds: Path | None = Field(None, description="a Unix socket to listen on, in place of them")
     ssl_certfile: Path | None = Field(
         None, description="PEM, the certificate and those that signed it: HTTPS alone is served"

@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.gateway.auth.access import Access, Caller
 from penstock.gateway.http.errors import response_to
 from penstock.gateway.http.metrics import Metrics
-from penstock.schemas.errors import GatewayStopped, OutOfScope, PenstockError
+from penstock.schemas.errors import GatewayStopped, PenstockError
 from penstock.schemas.process.loop_turns import LoopTurns
 from penstock.schemas.trace_context import traceparent_of
 
@@ -46,10 +46,8 @@ class Middleware:
         access: Access,
         metrics: Metrics,
         tracing: "Tracing | None",
-        origins: Sequence[str] = (),
     ) -> None:
         self._app = app
-        self._origins = origins
         self._access = access
         self._metrics = metrics
         self._tracing = tracing
@@ -101,7 +99,7 @@ class Middleware:
         """
         headers, app = Headers(scope=scope), self._app
         try:
-            _refuse_strange_page(headers, self._origins)
+            self._access.pages.check_page(headers)
             scope[CALLER] = await self._access.caller({**scope, "method": "GET"}, headers)
         except PenstockError as refusal:
             app = response_to(refusal, scope["path"])
@@ -142,16 +140,6 @@ def _end(span: "Span", scope: Scope, status: int, request_id: str) -> None:
     if status >= 500 or not status:
         failed(span, str(status or "hung up"))
     span.end()
-
-
-def _refuse_strange_page(headers: Headers, origins: Sequence[str]) -> None:
-    """Raise OutOfScope for a page that is neither of this host nor one of `origins`."""
-    origin = headers.get("origin")
-    if origin is None or "*" in origins or origin in origins:
-        return
-    if origin.partition("://")[2] != headers.get("host"):
-        sentence = "may not open a websocket here; --allowed-origins lets pages in"
-        raise OutOfScope(f"a page of {origin[:100]!r} {sentence}")
 
 
 def caller_of(request: HTTPConnection) -> Caller:

@@ -17,6 +17,7 @@ from penstock.gateway.auth.access import Access
 from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.keyring import Keyring, KeyStore
 from penstock.gateway.auth.share_tokens import Shares
+from penstock.gateway.auth.web_pages import WebPages
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files
@@ -123,6 +124,12 @@ def build(settings: GatewaySettings) -> FastAPI:
         settings.api_key,
         settings.require_api_keys,
         settings.open_metrics,
+        WebPages.at(
+            settings.host,
+            settings.uds is not None,
+            settings.allowed_hosts,
+            settings.allowed_origins,
+        ),
     )
 
     def apply(new: GatewaySettings) -> None:
@@ -151,7 +158,6 @@ def build(settings: GatewaySettings) -> FastAPI:
         access=access,
         metrics=gateway.metrics,
         tracing=gateway.tracing,
-        origins=settings.allowed_origins,
     )
     if settings.allowed_origins:  # before keys are looked at: a browser asks without one first
         app.add_middleware(

@@ -4,9 +4,9 @@ An operator learns there that everybody is let in, or that nobody can be.
 """
 
 import logging
-from ipaddress import ip_address
 
 from penstock.gateway.auth.keyring import KeyStore
+from penstock.gateway.auth.web_pages import is_loopback
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.schemas.secret import BadSecret, mark_of
 
@@ -47,9 +47,7 @@ async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None)
             log.error("server secret is another than that of the last gateway or key: %s", told)
         await store.note_mark(own)
     if not (has_keys or settings.api_key or settings.require_api_keys):
-        is_near = (
-            settings.uds is not None or settings.host == "localhost" or _is_loopback(settings.host)
-        )
+        is_near = settings.uds is not None or is_loopback(settings.host)
         reach = "this machine" if is_near else f"whatever reaches {settings.host or 'any address'}"
         log.log(
             logging.WARNING if is_near else logging.ERROR,
@@ -57,10 +55,3 @@ async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None)
             "door, --require-api-keys from the start",
             reach,
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:  # it is a name
-        return False

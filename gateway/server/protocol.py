@@ -1,12 +1,14 @@
 """HTTP/1.1 by uvicorn, with bounds on large heads, slow callers and many connections."""
 
 import asyncio
+import re
 from dataclasses import dataclass
 from random import uniform
 
 from pydantic_core import to_json
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from penstock.gateway.auth.web_pages import host_in
 from penstock.gateway.openai.responses import error
 from penstock.schemas.event import ErrorBody
 
@@ -15,6 +17,7 @@ MAX_HEADERS = 100
 MAX_TARGET_BYTES = 8 * 1024  # path and query, each part of which is looked at
 MAX_PIPELINED = 16  # requests that wait for one before them, on one connection
 _SLICE_BYTES = 8 * 1024
+_AUTHORITY = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(self._refusal)
 
     def handle_websocket_upgrade(self) -> None:
+        if self._refusal is not None:
+            return
         self._is_socket = True
         self._stop_waiting()
         super().handle_websocket_upgrade()
@@ -102,6 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refusal = _error(431, "head_too_large", message)
 
     def on_headers_complete(self) -> None:
+        self._find_host()
         if self._refusal is None and len(self.pipeline) >= MAX_PIPELINED:
             message = f"more than {MAX_PIPELINED} requests wait on this connection"
             self._refusal = _error(429, "too_many_pipelined", message)
@@ -111,6 +117,21 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             if self._is_ending:
                 self.cycle.keep_alive = False
+
+    def _find_host(self) -> None:
+        """Refuse a request without one `Host`; that of a target that is a URL overrules it.
+
+        HTTP/1.0 needs none.
+        """
+        hosts = [value for name, value in self.headers if name == b"host"]
+        is_one = len(hosts) == 1 or (not hosts and self.parser.get_http_version() == "1.0")
+        if authority := _AUTHORITY.match(self.url):
+            hosts = [authority[1]]
+            self.headers[:] = [each for each in self.headers if each[0] != b"host"]
+            self.headers.append((b"host", authority[1]))
+        if not (is_one and all(host_in(host.decode("latin-1")) for host in hosts)):
+            message = "Host: a request has one, which is a name or an address, and a port"
+            self._refusal = self._refusal or _error(400, "invalid_host", message)
 
     def on_body(self, body: bytes) -> None:
         if self._refusal is None:

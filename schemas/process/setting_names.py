@@ -11,6 +11,7 @@ PREFIX = "PENSTOCK_"
 NAMES = frozenset(
     {
         "after",
+        "allowed_hosts",
         "allowed_origins",
         "api_key",
         "async_scheduling",

@@ -642,7 +642,9 @@ def test_no_bad_request_reached_the_queue(http: httpx.Client, actor: Actor) -> N
 
 def test_a_slow_writer_does_not_delay_others(http: httpx.Client) -> None:
     with socket.create_connection((http.base_url.host, http.base_url.port or 0)) as slow:
-        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        slow.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 100\r\n\r\n{"
+        )
         assert http.post("/v1/completions", json=TEXT).status_code == 200
         slow.sendall(b"}" * 99)
         assert slow.recv(12) == b"HTTP/1.1 400"
@@ -683,7 +685,8 @@ def test_a_record_that_cannot_be_read_breaks_nothing_else(
     with redis.Redis.from_url(actor.redis_url) as store:
         store.hset(key, field, text)
         try:
-            with TestClient(build(GatewaySettings(redis_url=actor.redis_url))) as client:
+            app = build(GatewaySettings(redis_url=actor.redis_url))
+            with TestClient(app, base_url="http://localhost") as client:
                 body = TEXT if path == "/v1/jobs" else None
                 answer = client.request("POST" if body else "GET", path, json=body)
                 assert answer.status_code == status, answer.text

@@ -109,7 +109,7 @@ def events_in(received: bytes) -> list[bytes]:
 def read_at_most(gateway: GatewayProcess, job_id: str, cursor: str, limit: int) -> list[bytes]:
     """The events that arrive before the connection is cut after `limit` bytes."""
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as connection:
-        head = f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        head = f"GET /v1/jobs/{job_id}/events HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         connection.sendall(f"{head}last-event-id: {cursor}\r\n\r\n".encode())
         received = b""
         while len(received) < limit and (piece := connection.recv(limit - len(received))):

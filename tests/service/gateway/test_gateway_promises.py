@@ -182,7 +182,7 @@ def test_a_key_is_remembered_for_a_day_also_when_the_result_is_gone(
 ASK = """
 import socket, sys
 link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-head = "POST /v1/completions HTTP/1.1\\r\\nhost: x\\r\\ncontent-type: application/json\\r\\n"
+head = "POST /v1/completions HTTP/1.1\\r\\nhost: [::1]\\r\\ncontent-type: application/json\\r\\n"
 link.sendall(f"{head}content-length: {len(sys.argv[2])}\\r\\n\\r\\n{sys.argv[2]}".encode())
 print("asked", flush=True)
 link.recv(1)

@@ -81,7 +81,7 @@ def raw_post(gateway: GatewayProcess, path: str, body: dict[str, object]) -> soc
     """A connection on which a request was written and nothing read."""
     connection = socket.create_connection(("127.0.0.1", gateway.port), timeout=120)
     content = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 

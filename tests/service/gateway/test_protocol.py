@@ -19,8 +19,8 @@ from penstock.gateway.server.protocol import (
 from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 from stage import MODEL, Actor, GatewayProcess
 
-PATH = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
-GET = b"GET /health/live HTTP/1.1\r\nhost: x\r\n"
+PATH = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 TEXT = json.dumps({"model": MODEL, "prompt": "hi"}).encode()
 WHOLE = PATH + b"content-length: %d\r\n\r\n" % len(TEXT) + TEXT
 
@@ -153,7 +153,7 @@ def test_a_body_of_another_encoding_is_415(gateway: GatewayProcess) -> None:
 
 
 def test_requests_in_one_piece_are_answered_in_order(gateway: GatewayProcess) -> None:
-    other = b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n"
+    other = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
     last = GET + b"connection: close\r\n\r\n"
     answer = exchanged(gateway, WHOLE + other + WHOLE + last)
     statuses = [part[:3] for part in answer.split(b"HTTP/1.1 ")[1:]]

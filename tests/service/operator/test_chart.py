@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -466,3 +466,15 @@ def test_a_user_of_redis_may_what_its_role_may(stack: Stack) -> None:
         pytest.raises(redis.exceptions.AuthenticationError),
     ):
         nobody.ping()
+
+
+def test_a_gateway_is_asked_under_its_services_names_and_those_of_the_ingress() -> None:
+    def hosts(values: Mapping[str, object]) -> list[str]:
+        env = {each["name"]: each for each in container(render(values), "gateway")["env"]}
+        return env["PENSTOCK_ALLOWED_HOSTS"]["value"].split(",")
+
+    service = "penstock-gateway"
+    names = [service, f"{service}.llm", f"{service}.llm.svc", f"{service}.llm.svc.cluster.local"]
+    assert hosts(ALL) == [*names, "llm.example.org"]
+    given = TRIAL | {"gateway": {"settings": {"allowed_hosts": ["one", "two"]}}}
+    assert hosts(given) == ["one", "two"]

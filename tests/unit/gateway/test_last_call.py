@@ -11,8 +11,8 @@ from uvicorn.server import ServerState
 
 from penstock.gateway.server.protocol import Timeouts, bounded
 
-GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\n"
 LONG_S, SHORT_S = 600.0, 0.05
 
 
