@@ -32,6 +32,7 @@ def arq_settings(redis_url: str, chores_redis_url: str | None = None) -> RedisSe
         port=port,
         unix_socket_path=host if not port else None,
         database=place.database,
+        conn_retries=0,  # arq_loop tries again
         username=place.login.username,
         password=place.login.password,
         ssl=place.tls is not None,

@@ -1,17 +1,14 @@
 """penstock housekeeping: runs chores with arq, also those that a dead worker left undone."""
 
 import asyncio
-import json
 import logging
 import signal
 import sys
 from asyncio import CancelledError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from signal import Signals
+from typing import NoReturn
 
-from arq.connections import ArqRedis
-from arq.worker import Worker
 from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.gateway.batches.batches import Batches
@@ -19,6 +16,7 @@ from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files, FilesSettings
 from penstock.gateway.files.settings import disk_texts_of
+from penstock.gateway.housekeeping.arq_loop import FIRST_WAIT_S, keep_running, run_chores
 from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler
@@ -37,9 +35,6 @@ from penstock.schemas.redis.url import RedisUrlSetting
 
 log = logging.getLogger(__name__)
 
-QUEUE = "penstock:chores"
-MOST_CHORE_S = 50  # then arq cancels a chore; that of a killed process it holds 10 s longer
-AT_ONCE = 64
 # What is taken over while it runs, on SIGHUP. All others need a restart.
 RELOADABLE = frozenset(
     {
@@ -94,12 +89,12 @@ def main(argv: list[str]) -> int:
 
     On SIGTERM or SIGINT it ends in order, with 0. On SIGHUP it reads its settings again.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until arq listens for it
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop listens for it
     # SIGHUP does nothing until the chores run: the settings were read a moment ago.
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     try:
         return _run(argv)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CancelledError):
         return 0
 
 
@@ -112,12 +107,31 @@ def _run(argv: list[str]) -> int:
     except UnfitServer as error:
         log.error("%s", error)
         return NEVER_STARTS
+    client = Client.from_url(settings.redis_url, texts=disk_texts_of(settings))
+    postman = _postman(client, settings)
     try:
-        house = worker(settings, argv)
+        chores = _chores(client, postman, settings)
     except OSError as error:
         log.error("%s: %s", error.filename, error.strerror)
         return NEVER_STARTS
-    return run_until_told_to_stop(house)
+    return asyncio.run(_serve(chores, settings, _reading_again(settings, argv, postman)))
+
+
+async def _serve(
+    chores: Chores, settings: HousekeepingSettings, read_again: Callable[[], None]
+) -> NoReturn:
+    """Run the chores until a signal cancels them."""
+    loop, this = asyncio.get_running_loop(), asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, this.cancel)
+    loop.add_signal_handler(signal.SIGHUP, read_again)
+    log.info("housekeeping started its chores")
+    redis = arq_settings(settings.redis_url, settings.chores_redis_url)
+    async with chores.client:
+        await keep_running(
+            lambda: run_chores(redis, chores.on_call(), chores.on_a_clock()), FIRST_WAIT_S
+        )
 
 
 async def _reached(settings: HousekeepingSettings) -> None:
@@ -131,36 +145,34 @@ async def _reached(settings: HousekeepingSettings) -> None:
                 await check_when_reached(redis)
 
 
-def run_until_told_to_stop(house: Worker) -> int:
-    """Run the chores until a signal, and return the exit status.
-
-    It is 0 after SIGTERM or SIGINT, also if that cut a chore short.
-    """
-    signals = list[Signals]()
-    house.on_stop = signals.append
-    try:
-        house.run()
-    except UnfitServer as error:
-        log.error("%s", error)
-        return NEVER_STARTS
-    except (Exception, CancelledError):  # arq cancels chores and then awaits them, which raises
-        if not signals:
-            raise
-        log.exception("a chore did not end in order; it is done again by whoever comes next")
-    return 0
+def _postman(client: Client, settings: HousekeepingSettings) -> Postman:
+    outbound = Outbound(settings)
+    return Postman(client.redis, outbound, settings.retries, settings.webhook_timeout_s)
 
 
-def worker(settings: HousekeepingSettings, argv: Sequence[str] = ()) -> Worker:
-    """Return arq's worker with all chores, which reads these words again on SIGHUP."""
-    client = Client.from_url(settings.redis_url, texts=disk_texts_of(settings))
-    conversations = Conversations(client)
-    in_force = [settings]
-    outbound, timeout_s = Outbound(settings), settings.webhook_timeout_s
-    postman = Postman(client.redis, outbound, settings.retries, timeout_s)
-    batches, run = Batches(client.redis), None
+def _chores(client: Client, postman: Postman, settings: HousekeepingSettings) -> Chores:
+    """Return the chores of this process. Raises OSError where its folder cannot be used."""
+    conversations, batches, run = Conversations(client), Batches(client.redis), None
     if settings.files_folder is not None:
         files = Files(client.redis, settings)
         run = BatchRun(client, files, batches, postman, settings.batch_window)
+    return Chores(
+        client,
+        postman,
+        batches,
+        conversations,
+        Reconciler(client.redis),
+        ToDisk(client, conversations),
+        sync_for(client.redis, settings.durability),
+        run,
+    )
+
+
+def _reading_again(
+    settings: HousekeepingSettings, argv: Sequence[str], postman: Postman
+) -> Callable[[], None]:
+    """Return what reads these words again, and puts what it reads in force."""
+    in_force = [settings]
 
     def read() -> HousekeepingSettings:
         url = settings.redis_url
@@ -170,37 +182,7 @@ def worker(settings: HousekeepingSettings, argv: Sequence[str] = ()) -> Worker:
         in_force[:] = [new]
         postman.use(Outbound(new), new.retries)
 
-    def again() -> None:
-        reload(in_force[0], read, RELOADABLE, apply, "housekeeping")
-
-    async def begin(ctx: dict[str, ArqRedis]) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again)
-        log.info("housekeeping started its chores")
-
-    disk = sync_for(client.redis, settings.durability)
-    chores = Chores(
-        client,
-        postman,
-        batches,
-        conversations,
-        Reconciler(client.redis),
-        ToDisk(client, conversations),
-        disk,
-        run,
-    )
-    return Worker(
-        functions=chores.on_call(),
-        cron_jobs=chores.on_a_clock(),
-        on_startup=begin,
-        redis_settings=arq_settings(settings.redis_url, settings.chores_redis_url),
-        queue_name=QUEUE,
-        job_serializer=lambda chore: json.dumps(chore).encode(),
-        job_deserializer=json.loads,
-        job_timeout=MOST_CHORE_S,
-        keep_result=0,  # a chore's id may come again
-        max_jobs=AT_ONCE,
-        log_results=False,
-    )
+    return lambda: reload(in_force[0], read, RELOADABLE, apply, "housekeeping")
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ from arq import create_pool
 from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import _hand_over
 from penstock.gateway.tasks.due import Due
-from penstock.gateway.housekeeping.main import QUEUE
+from penstock.gateway.housekeeping.arq_loop import QUEUE
 from penstock.schemas.redis.connection import connect
 
 async def main(url):

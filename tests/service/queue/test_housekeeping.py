@@ -1,8 +1,6 @@
 """Chores: what nobody else is there to do."""
 
 import asyncio
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -10,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from arq import create_pool
+from arq.connections import ArqRedis
+from arq.worker import func
 from test_failover import command, pair, sentinel
 
 from penstock.gateway.client import Client
+from penstock.gateway.housekeeping.arq_loop import QUEUE, as_json, run_chores
 from penstock.gateway.housekeeping.arq_redis import arq_settings
-from penstock.gateway.housekeeping.main import HousekeepingSettings, run_until_told_to_stop, worker
 from penstock.schemas.model import ModelCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import connect
@@ -38,14 +38,29 @@ def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) ->
 
 
 def test_a_chore_cut_short_by_sigterm_is_no_failure(redis_url: str) -> None:
-    with asyncio.Runner() as runner:  # closes the loop, and so ends its hold on signals
-        loop = runner.get_loop()
-        house = worker(HousekeepingSettings(redis_url=redis_url))
-        assert house.loop is loop
-        house.tasks["chore"] = loop.create_task(asyncio.sleep(60))
-        loop.call_later(0.5, os.kill, os.getpid(), signal.SIGTERM)
-        assert run_until_told_to_stop(house) == 0
-    assert signal.set_wakeup_fd(-1) == -1
+    """It is done again at once by whoever comes next: arq holds it no longer."""
+
+    async def long(ctx: dict[str, ArqRedis]) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    async def main() -> list[bytes]:
+        run = asyncio.create_task(
+            run_chores(arq_settings(redis_url), [func(long, name="long")], [])
+        )
+        arq = await create_pool(arq_settings(redis_url), job_serializer=as_json)
+        await arq.enqueue_job("long", _job_id="one", _queue_name=QUEUE)
+        await asyncio.wait_for(begun.wait(), 60)
+        run.cancel()
+        await asyncio.wait([run])
+        assert run.cancelled()
+        held = await arq.keys("arq:in-progress:*")
+        assert await arq.zcard(QUEUE) == 1
+        await arq.aclose()
+        return list(held)
+
+    begun = asyncio.Event()
+    assert asyncio.run(main()) == []
 
 
 async def _ends(url: str) -> str:
