@@ -72,7 +72,7 @@ def test_all_processes_and_redis_are_killed_in_the_middle_of_200_jobs(judge):
     total = sum(len(each.token_ids) for output in expected for each in output.outputs)
     flags = ("--deterministic", "--kv-cache-memory-bytes", str(KV), "--max-num-seqs", "64")
     lane = Lane(judge.name)
-    with System(model=judge) as system, system.telling():
+    with System(model=judge, appendfsync="always") as system, system.telling():
         system.worker(*flags)
         system.gateway()
         system.housekeeping()
