@@ -24,6 +24,7 @@ NOT_OF_VECTORS: Mapping[str, tuple[object, ...]] = {
     "kv_cache_memory_bytes": (),
     "kv_events_config": (),
     "async_scheduling": (False,),
+    "max_step_ms": (0,),
     "override_generation_config": (),
 }
 
@@ -122,6 +123,7 @@ def _config(settings: WorkerSettings) -> EngineConfig:
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_step_ms=settings.max_step_ms,
         enable_prefix_caching=settings.enable_prefix_caching,
         deterministic=settings.deterministic,
         enforce_eager=settings.enforce_eager,

@@ -108,6 +108,7 @@ NAMES = frozenset(
         "max_priority",
         "max_queued",
         "max_running",
+        "max_step_ms",
         "memory",
         "metric_percentiles",
         "metrics_max_tenants",

@@ -21,7 +21,7 @@ from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.sampler import Sampler
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.state_pool import StatePool
-from penstock.worker.engine.step_tokens import max_step_tokens, try_step
+from penstock.worker.engine.step_tokens import max_step_tokens, step_time, try_step
 from penstock.worker.layers.arithmetic import Arithmetic, backends, told
 from penstock.worker.layers.fp8_cache import FP8, cannot_keep
 from penstock.worker.models.errors import CannotKeep, NoBackend, NoDevice
@@ -44,7 +44,7 @@ def build_engine(config: EngineConfig) -> Engine:
     model = load_model(spec_of(config, device))
     _refuse_backend(config, device, model.dtype)
     facts, dtype = model.config, kept or model.dtype
-    step_tokens = max_step_tokens(config, model, device)
+    step_tokens = max_step_tokens(config, device)
     sizes = _sizes(config, step_tokens, model, dtype, device)
     num_blocks = sizes.num_blocks
     limits = EngineLimits(
@@ -81,6 +81,7 @@ def build_engine(config: EngineConfig) -> Engine:
         limits.max_num_seqs,
         step_tokens,
         config.priority_preemption_threshold,
+        step_time(config, model, device),
     )
     batch = PersistentBatch(scheduler.columns, limits.max_model_len, config.block_size, device)
     sampler = Sampler(facts.vocab_size, facts.eos_token_ids, device)

@@ -31,6 +31,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     max_num_seqs: int = 256
     max_num_batched_tokens: int | None = None
+    max_step_ms: int | None = None  # 0 is no bound
     enable_prefix_caching: bool = True
     deterministic: bool = False
     enforce_eager: bool = False

@@ -25,6 +25,7 @@ from penstock.worker.engine.runner import Launched
 from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled
 from penstock.worker.engine.scheduler import Scheduler
 from penstock.worker.engine.sequence import Plan, Sequence, Status
+from penstock.worker.engine.step_time import num_pairs
 
 
 class Runner(CopyingRunner, Protocol):
@@ -76,7 +77,7 @@ class Engine:
         self.grammars = grammars
         self.ahead = ahead
         self._launched: Launched | None = None  # of the next step
-        self._num_step_tokens = 0  # of the last step
+        self._num_step_tokens, self._num_step_pairs = 0, 0.0  # of the last step
         self.note_plan: Callable[[list[PlanRow]], None] | None = None
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting
@@ -116,7 +117,7 @@ class Engine:
         seconds = time.perf_counter() - begin
         self._stats.num_steps += 1
         self._stats.step_seconds += seconds
-        self.scheduler.batch_bound.note_step(self._num_step_tokens, seconds)
+        self.scheduler.note_step(self._num_step_tokens, self._num_step_pairs, seconds)
         return outputs
 
     @property
@@ -276,7 +277,10 @@ class Engine:
         if self.scheduler.pool.states is not None:
             self.scheduler.keep_states(plan, sampled.spoilt)
         num_tokens = int(plan.counts.sum())
-        self._num_step_tokens = num_tokens
+        self._num_step_tokens, self._num_step_pairs = (
+            num_tokens,
+            num_pairs(plan.starts, plan.counts),
+        )
         self._stats.computed_tokens += num_tokens
         self._step_tokens.observe(num_tokens)
         outputs = []

@@ -10,6 +10,7 @@ from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.columns import Columns, Numbers
 from penstock.worker.engine.messages import BATCH_PRIORITY, BatchLoad
 from penstock.worker.engine.sequence import Plan, Sequence, Status
+from penstock.worker.engine.step_time import UNBOUNDED, StepTime
 
 
 def _place(seq: Sequence) -> tuple[int, ...]:
@@ -32,7 +33,7 @@ def _within(most: int, counts: Numbers) -> Numbers:
 
 
 class Scheduler:
-    """Shares one token budget for each step among the sequences.
+    """Shares the tokens and the time of each step among the sequences.
 
     There are no phases of prefill and decode: each sequence has pending tokens. In line are first
     the higher classes, then in each class the earlier turn. Waiting sequences hold no blocks. A
@@ -43,6 +44,7 @@ class Scheduler:
     gives way. While others are served, a step computes few of its tokens, those of the first in
     line; the rest keep their blocks and stand still.
 
+    step_time             bounds the prompts in a step, so that those who run wait no longer for it
     preemption_threshold  how many classes a running sequence must be below the first one that
                           waits for capacity, to give way to it; None means that only the class
                           `batch` gives way
@@ -54,6 +56,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         preemption_threshold: int | None = None,
+        step_time: StepTime | None = None,
     ) -> None:
         self.pool = pool
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -72,6 +75,7 @@ class Scheduler:
         self._leaders: dict[str, Sequence] = {}  # of each group, the one that computes its prompt
         self._is_full = False  # the first that waits found no room, and nothing was freed since
         self.batch_bound = BatchBound()
+        self.step_time = step_time or StepTime()
         self._num_still = 0  # running sequences of the class batch that are not in the step
 
     def add(self, seq: Sequence) -> None:
@@ -89,7 +93,7 @@ class Scheduler:
         seq.status = Status.FINISHED
 
     def schedule(self) -> Plan:
-        """Plan one step, first in line first, under one token budget."""
+        """Plan one step, first in line first, within its tokens and its time."""
         if self.num_waiting or _num_above(self.running, BATCH_PRIORITY):
             self.batch_bound.note_others()
         batch_left = self.batch_bound.most_tokens
@@ -103,15 +107,15 @@ class Scheduler:
         if self._num_still:  # those behind found no tokens left
             seqs, rows = seqs[:some], rows[:some]
             starts, pending, counts = starts[:some], pending[:some], counts[:some]
+        room = self.step_time.room(starts, counts) if self.waiting else UNBOUNDED
         admitted = []
-        while left and (seq := self._admit(batch_left is None or batch_left > 0)):
+        while left and room.is_open and (seq := self._admit(batch_left is None or batch_left > 0)):
             most = min(left, int(self.columns.border[seq.row]) - seq.num_found)
             if batch_left is not None and seq.place[0] >= BATCH_PRIORITY:
                 most = min(most, batch_left)
                 batch_left -= min(most, seq.num_pending)
-            admitted.append(
-                (seq, seq.row, seq.num_found, seq.num_pending, min(most, seq.num_pending))
-            )
+            count = room.take(seq.num_found, min(most, seq.num_pending))
+            admitted.append((seq, seq.row, seq.num_found, seq.num_pending, count))
             left -= admitted[-1][-1]
         if admitted:
             new, *columns = zip(*admitted, strict=True)
@@ -124,6 +128,11 @@ class Scheduler:
         drawing = seqs if draws.all() else [seqs[place] for place in np.flatnonzero(draws)]
         plan = Plan(seqs, rows, starts, counts, drawing, draws)
         return self._with_forks(plan) if self._leaders else plan
+
+    def note_step(self, num_tokens: int, pairs: float, seconds: float) -> None:
+        """Note what a step took, from which the time of the next ones is predicted."""
+        self.batch_bound.note_step(num_tokens, seconds)
+        self.step_time.note_step(num_tokens, pairs, seconds)
 
     def plan_ahead(self, plan: Plan) -> tuple[Plan, Numbers | None] | None:
         """Plan the step after `plan`, whose tokens are not known yet.
@@ -177,7 +186,7 @@ class Scheduler:
             if most_batch is not None:
                 others, batch = np.split(counts, [_num_above(seqs, BATCH_PRIORITY)])
                 counts = np.append(others, _within(most_batch, batch))
-            counts = _within(self.max_num_batched_tokens, counts)
+            counts = self.step_time.within(starts, _within(self.max_num_batched_tokens, counts))
             ends = starts + counts
             is_short = ends > self.columns.num_blocks[rows] * self.pool.block_size
             num_preemptions = self.num_preemptions

@@ -1,8 +1,8 @@
-"""The most tokens that a step computes, where the settings do not say.
+"""The most tokens and the most time of a step, where the settings do not say.
 
 Running sequences wait for each step, and the prompts read in a step make it longer. A CPU gains
 nothing by long steps: from some dozens of tokens on, each token takes as long. How long depends on
-model and processor, so it is measured.
+model and processor, so it is measured at the start, and at each step from then on.
 """
 
 import logging
@@ -12,30 +12,60 @@ from collections.abc import Callable
 import torch
 
 from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.step_time import StepTime
 from penstock.worker.layers.batch import Batch
 from penstock.worker.models.served import Model
 
 LEAST_TOKENS, CPU_TOKENS, GPU_TOKENS = 64, 512, 2048
 PATIENCE_S = 0.2
 _MEASURE_S = 0.05
+_MEASURED_CONTEXT = 1024  # tokens before those of a step that is timed
 _MULTIPLE = 32
 
 _log = logging.getLogger("penstock.worker.engine")
 
 
-def max_step_tokens(config: EngineConfig, model: Model, device: torch.device) -> int:
-    """Return the configured number of tokens, or one that suits the device.
-
-    On a CPU it suits the model too: steps are timed.
-    """
+def max_step_tokens(config: EngineConfig, device: torch.device) -> int:
+    """Return the configured number of tokens, or one that suits the device."""
     if config.max_num_batched_tokens is not None:
         return config.max_num_batched_tokens
-    if device.type != "cpu":
-        return max(GPU_TOKENS, config.max_num_seqs)
-    most = max(CPU_TOKENS, config.max_num_seqs)
-    tokens = most_in_time(most, lambda count: _step_s(model, count, config.block_size))
-    _log.info("a step has at most %d tokens, as this processor takes for them", tokens)
-    return tokens
+    usual = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    return max(usual, config.max_num_seqs)
+
+
+def step_time(config: EngineConfig, model: Model, device: torch.device) -> StepTime:
+    """Return what predicts the time of steps, and bounds it where that is asked for.
+
+    On a CPU it is bounded too where nothing is said of tokens or time; a bound there knows from
+    the beginning how long some steps take, as they are timed now.
+    """
+    asked_ms, is_cpu = config.max_step_ms, device.type == "cpu"
+    if asked_ms == 0 or (asked_ms is None and (not is_cpu or config.max_num_batched_tokens)):
+        return StepTime()
+    if asked_ms is not None and not is_cpu:
+        return StepTime(asked_ms / 1000)
+    longest = 0 if model.states is not None else model.config.max_model_len - LEAST_TOKENS
+    before = max(0, min(_MEASURED_CONTEXT, longest))
+    measured = [
+        (count, start, _best_s(model, count, start, config.block_size))
+        for count, start in ((1, 0), (LEAST_TOKENS, 0), (LEAST_TOKENS, before))
+    ]
+    single_s = measured[0][-1]
+    most_s = max(PATIENCE_S, 2 * single_s) if asked_ms is None else asked_ms / 1000
+    _log.info(
+        "a step takes %.0f ms at most where it reads prompts; one of a token takes %.1f",
+        most_s * 1000,
+        single_s * 1000,
+    )
+    return StepTime(most_s, measured)
+
+
+def _best_s(model: Model, count: int, start: int, block_size: int) -> float:
+    """Return the least seconds of a few steps: the first sets up, and any may be disturbed."""
+    tries_s = [_step_s(model, count, start, block_size)]
+    while len(tries_s) < 2 or sum(tries_s[1:]) < _MEASURE_S:
+        tries_s.append(_step_s(model, count, start, block_size))
+    return min(tries_s)
 
 
 def most_in_time(most: int, step_s: Callable[[int], float]) -> int:
@@ -56,9 +86,9 @@ def most_in_time(most: int, step_s: Callable[[int], float]) -> int:
     return min(most, max(LEAST_TOKENS, fits // _MULTIPLE * _MULTIPLE))
 
 
-def _step_s(model: Model, count: int, block_size: int) -> float:
+def _step_s(model: Model, count: int, start: int, block_size: int) -> float:
     begin_s = time.perf_counter()
-    try_step(model, count, 1, block_size, model.dtype, torch.device("cpu"))
+    try_step(model, count, 1, block_size, model.dtype, torch.device("cpu"), start)
     return time.perf_counter() - begin_s
 
 
@@ -70,22 +100,24 @@ def try_step(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    start: int = 0,
 ) -> None:
     """Run one forward pass over `count` tokens of one sequence, and `num_draws` rows of logits.
 
     dtype  of keys and values
+    start  tokens before them, whose keys and values are zeros
     """
-    num_blocks = -(-count // block_size)
+    num_blocks = -(-(start + count) // block_size)
     batch = Batch(
         token_ids=torch.zeros(count, dtype=torch.int64, device=device),
         # Position 0, which every model has.
         positions=torch.zeros(count, dtype=torch.int64, device=device),
-        slot_mapping=torch.arange(count, device=device),
+        slot_mapping=torch.arange(start, start + count, device=device),
         query_start=torch.tensor([0, count], dtype=torch.int32, device=device),
-        context_lens=torch.tensor([count], dtype=torch.int32, device=device),
+        context_lens=torch.tensor([start + count], dtype=torch.int32, device=device),
         block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         max_query_len=count,
-        max_context_len=count,
+        max_context_len=start + count,
     )
     caches = {
         kv: kv.zeros(num_blocks, block_size, dtype, device) for kv in set(model.config.kv_shapes)

@@ -56,6 +56,7 @@ NATIVE_ALONE = frozenset(
         "kv_events_config",
         "sleep_idle_s",
         "priority_preemption_threshold",
+        "max_step_ms",
         "deterministic",
     }
 )
@@ -204,7 +205,14 @@ class WorkerSettings(TracingSettings):
         None,
         ge=1,
         description="of a step, and at most as many run at once; none: 2048, on a CPU 512, or "
-        "max_num_seqs if that is more, but no more than it computes in 0.2 s (64 at least)",
+        "max_num_seqs if that is more",
+    )
+    max_step_ms: int | None = Field(
+        None,
+        ge=0,
+        description="prompts are read in slices that make no step longer, by what the last took; "
+        "none: 200 on a CPU, or twice a token's time, where max_num_batched_tokens is none too; "
+        "0: no bound",
     )
     enable_prefix_caching: bool = Field(True, description="keep blocks to find prompts' beginnings")
     kv_events_config: Annotated[KvEventsConfig, NoDecode, BeforeValidator(object_of)] = Field(

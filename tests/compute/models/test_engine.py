@@ -68,28 +68,63 @@ def test_a_step_is_short_on_a_cpu_unless_many_sequences_run(
     llama: tuple[Path, PreTrainedModel],
 ) -> None:
     """Who waits for a step of 2048 tokens waits for seconds there."""
-    for changes, least, most in (
-        ({}, 64, 512),
-        ({"max_num_seqs": 700}, 64, 700),
-        ({"max_num_batched_tokens": 48}, 48, 48),
-        ({"max_num_batched_tokens": 2048}, 2048, 2048),
+    for changes, tokens, most_s in (
+        ({}, 512, 0.2),
+        ({"max_num_seqs": 700}, 700, 0.2),
+        ({"max_num_batched_tokens": 48}, 48, None),
+        ({"max_num_batched_tokens": 2048}, 2048, None),
+        ({"max_num_batched_tokens": 2048, "max_step_ms": 50}, 2048, 0.05),
+        ({"max_step_ms": 50}, 512, 0.05),
+        ({"max_step_ms": 0}, 512, None),
     ):
         asked = {"max_num_batched_tokens": None} | changes
         engine = make_engine(llama[0], **asked)
-        assert least <= engine.scheduler.max_num_batched_tokens <= most
-        assert engine.stats().max_num_batched_tokens == engine.scheduler.max_num_batched_tokens
+        assert engine.scheduler.max_num_batched_tokens == tokens
+        assert engine.stats().max_num_batched_tokens == tokens
+        assert engine.scheduler.step_time.most_s == most_s
 
 
-def test_no_more_run_at_once_than_a_step_has_tokens_for_in_its_time(
+def test_as_many_run_at_once_as_were_asked_for_however_long_a_step_takes(
     llama: tuple[Path, PreTrainedModel], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A million in a fifth of a second are too many for any processor, and any model."""
     with caplog.at_level("INFO", "penstock.worker"):
         engine = make_engine(llama[0], max_num_batched_tokens=None, max_num_seqs=1_000_000)
-    tokens = engine.scheduler.max_num_batched_tokens
-    assert 64 <= tokens < 1_000_000 and tokens % 32 == 0
-    assert engine.limits.max_num_seqs == tokens
-    assert f"a step has at most {tokens} tokens" in caplog.text
+    assert engine.limits.max_num_seqs == engine.scheduler.max_num_batched_tokens == 1_000_000
+    assert "a step takes 200 ms at most where it reads prompts" in caplog.text
+
+
+def test_no_more_run_at_once_than_a_step_has_tokens_for(
+    llama: tuple[Path, PreTrainedModel],
+) -> None:
+    engine = make_engine(llama[0], max_num_batched_tokens=12)
+    assert engine.limits.max_num_seqs == 12
+
+
+def test_a_step_of_the_start_tells_what_tokens_and_pairs_take(
+    llama: tuple[Path, PreTrainedModel],
+) -> None:
+    engine = make_engine(llama[0], max_num_batched_tokens=None)
+    fixed_s, token_s, pair_s = engine.scheduler.step_time.terms
+    assert 0 <= fixed_s < 0.2 and 0 <= token_s < 0.01 and 0 <= pair_s < 0.001
+    assert token_s + pair_s > 0
+
+
+def test_a_long_prompt_is_read_in_steps_of_the_time_that_was_asked_for(
+    llama: tuple[Path, PreTrainedModel],
+) -> None:
+    """The time is so short that only slices of some tokens fit into it."""
+    engine = make_engine(
+        llama[0], max_num_batched_tokens=None, max_step_ms=1, num_gpu_blocks_override=60
+    )
+    counts: list[int] = []
+    engine.note_plan = lambda plan: counts.extend(row[1] for row in plan)
+    params = SamplingParams(temperature=0, max_tokens=1)
+    engine.add(AddSequence("long", judges.prompt(400, seed=1), params))
+    while engine.busy:
+        for output in engine.step():
+            assert output.error is None
+    assert sum(counts) == 400 and len(counts) > 4
 
 
 @pytest.mark.parametrize(
