@@ -17,6 +17,7 @@ from penstock.schemas.process.crash_points import reach
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
+from penstock.schemas.process.time_awake import TimeAwake
 from penstock.worker.engine.messages import AddSequence, Load, Output
 from penstock.worker.engine_loader import AnyEngine
 from penstock.worker.process.black_box import Recorder, leave_stacks
@@ -175,14 +176,13 @@ class EngineLoop:
         A step that holds the interpreter stops the pulse too. One that counts what it computes, as
         that of a long text does, moves.
         """
-        num_steps, moved_s = 0, 0.0
+        awake, moved_s, last = TimeAwake(self._pulse_every_s), 0.0, (0.0, 0)
         try:
             while not self._is_closed.wait(self._pulse_every_s):
-                if (counted := self._engine.num_steps) != num_steps:
-                    num_steps, moved_s = counted, time.monotonic()
-                since_s = self._unmoved_since_s
-                since_s = None if since_s is None else max(since_s, moved_s)
-                self._supervisor.send(Pulse(since_s, self._stats))
+                now_s, since_s = awake.now(), self._unmoved_since_s
+                if since_s is None or (since_s, self._engine.num_steps) != last:
+                    moved_s, last = now_s, (since_s or 0.0, self._engine.num_steps)
+                self._supervisor.send(Pulse(now_s - moved_s, self._stats))
         except Closed:
             return
 

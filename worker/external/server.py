@@ -121,7 +121,18 @@ class RemoteServer:
         return Fitness(served.id, kind, dialect, takes_ids, served.length, token_id)
 
     async def is_alive(self) -> bool:
-        """Return whether the server answers, or has sent something of late."""
+        """Return whether the server answers, or has sent something of late.
+
+        It is asked once more where this process stood still while it waited for the answer.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        is_alive = await self._is_heard()
+        if is_alive or loop.time() - began_s < 2 * self._look_s:
+            return is_alive
+        return await self._is_heard()
+
+    async def _is_heard(self) -> bool:
         now = asyncio.get_running_loop().time()
         try:
             await self._get(self._health)

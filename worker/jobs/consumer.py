@@ -19,6 +19,7 @@ from penstock.schemas.errors import (
 from penstock.schemas.event import Failed
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
+from penstock.schemas.process.time_awake import TimeAwake
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.trace_context import log_fields
 from penstock.worker.engine.limits import EngineLimits
@@ -41,6 +42,7 @@ from penstock.worker.text.text_inputs import read_inputs
 READ_BLOCK_MS = 1000
 _RETRY_S = 0.5
 _EMPTY_S = 1.0
+LOOKS = 10  # at whether jobs are read, in the time after which they should have been
 _PEEK_S = 0.05  # how often a full worker looks for a job that others would give way to
 _PEEK_TEXTS_S = 0.2  # the same for a job that needs no room
 _PEEK_BATCH_MS = 100  # how often a worker with enough jobs of the class batch looks for more
@@ -189,7 +191,8 @@ class Consumer:
         self._capacity = capacity
         self._make_empty = make_empty
         self._is_closed = False
-        self._looked_s = time.monotonic()
+        self._awake = TimeAwake(intake.settings.step_timeout_s / LOOKS)
+        self._looked_s = 0.0
         self._taking_up: dict[str, JobSignal] = {}
         self._cut_off: list[str] = []  # jobs whose start was cancelled: they may be this worker's
 
@@ -208,9 +211,13 @@ class Consumer:
         for job_id in self._cut_off:
             await self._give_up(job_id)
 
-    async def is_stuck(self, after_s: float) -> bool:
-        """Return whether it has not looked for jobs for `after_s` seconds although some wait."""
-        if self._is_closed or time.monotonic() - self._looked_s < after_s:
+    def unread_s(self) -> float:
+        """Return for how long it has not looked for jobs, as far as this process was awake."""
+        return self._awake.now() - self._looked_s
+
+    async def has_waiting_jobs(self) -> bool:
+        """Return whether there are jobs that it should read."""
+        if self._is_closed:
             return False
         try:
             counts = await self._queue.counts()
@@ -271,7 +278,7 @@ class Consumer:
             return []
         finally:
             if ask.down_to != "text":
-                self._looked_s = time.monotonic()
+                self._looked_s = self._awake.now()
             num_batch = sum(entry.is_batch for entry in entries)
             self._capacity.note_read(self, ask, len(entries), num_batch)
 

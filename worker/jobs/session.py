@@ -11,7 +11,7 @@ from penstock.worker.engine.messages import Load
 from penstock.worker.jobs.cache_events import CacheEvents
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.command_sender import CommandSender
-from penstock.worker.jobs.consumer import Consumer, Intake
+from penstock.worker.jobs.consumer import LOOKS, Consumer, Intake
 from penstock.worker.jobs.control import follow_control
 from penstock.worker.jobs.job_counts import JobCounts
 from penstock.worker.jobs.lease_clock import LeaseClock
@@ -109,8 +109,9 @@ class LeaseSession:
     async def _watch(self, consumer: Consumer) -> None:
         """Raise Stuck when a lane is not read, for no reason that can be seen from outside."""
         while True:
-            await asyncio.sleep(self._stuck_after_s / 10)
-            if self._could_read() and await consumer.is_stuck(self._stuck_after_s):
+            await asyncio.sleep(self._stuck_after_s / LOOKS)
+            is_late = consumer.unread_s() >= self._stuck_after_s
+            if is_late and self._could_read() and await consumer.has_waiting_jobs():
                 raise Stuck(
                     f"jobs of {consumer.lane.model} wait, the engine has room, and nothing was"
                     f" read for {self._stuck_after_s:g} s"

@@ -121,11 +121,11 @@ EngineEvent = Ready | Step
 class Pulse:
     """The sign of life that a thread beside the engine's loop sends at intervals.
 
-    `unmoved_since_s` is the monotonic time since which there is work and nothing was computed;
-    None while the engine moves, is idle or is paused.
+    `unmoved_s` is the time for which there was work and nothing was computed, as far as its process
+    was awake; 0 while the engine moves, is idle or is paused.
     """
 
-    unmoved_since_s: float | None
+    unmoved_s: float
     stats: Stats
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.worker.process.black_box import BlackBox, black_box
 from penstock.worker.process.ipc import Channel, Pulse, WorkerCommand, WorkerEvent
@@ -19,13 +20,15 @@ class Processes:
     """The two processes of a worker, as the supervisor sees them.
 
     `ended` is done when either process has ended; its result is the exit status. `box` holds what
-    they leave behind; None where no crash dump is asked for.
+    they leave behind; None where no crash dump is asked for. `engine_pid` is None where the engine
+    is a thread.
     """
 
     io: Channel[WorkerEvent, WorkerCommand]
     engine: Channel[Pulse, None]
     ended: asyncio.Future[int]
     box: BlackBox | None = None
+    engine_pid: int | None = None
 
 
 @asynccontextmanager
@@ -48,7 +51,7 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Processes]:
         engine.send_text(settings.model_dump_json())
         waits = [asyncio.create_task(each.wait()) for each in (io_process, engine_process)]
         try:
-            yield Processes(io, engine, asyncio.create_task(_first(waits)), box)
+            yield Processes(io, engine, asyncio.create_task(_first(waits)), box, engine_process.pid)
         finally:
             io.close()
             engine.close()
@@ -57,6 +60,15 @@ async def processes(settings: WorkerSettings) -> AsyncIterator[Processes]:
                 if process.returncode is None:
                     process.kill()
             await asyncio.wait(waits)
+
+
+def is_stopped(pid: int | None) -> bool:
+    """Return whether a signal or a debugger stopped the process. Only Linux tells."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 async def _start(

@@ -5,7 +5,6 @@ import os
 import secrets
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from pydantic import JsonValue
 from penstock.schemas.errors import Unavailable
 from penstock.schemas.model import WorkerCard, WorkerOrder
 from penstock.schemas.process.exit_status import NEVER_STARTS
+from penstock.schemas.process.time_awake import TimeAwake
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.server_check import UnfitServer, check_servers
@@ -40,13 +40,14 @@ from penstock.worker.process.log import log
 from penstock.worker.process.settings import WorkerSettings, pulse_every_s
 from penstock.worker.supervisor.crash_dump import keep_dump
 from penstock.worker.supervisor.offer import offer
-from penstock.worker.supervisor.processes import Processes, processes
+from penstock.worker.supervisor.processes import Processes, is_stopped, processes
 from penstock.worker.supervisor.renewal import Renewal
 
 _RESTART_FIRST_S, _RESTART_MOST_S = 0.2, 10.0
 _REDIS_RETRY_S = 0.5
 _DRAIN_GRACE_S = 5.0  # past the time to drain, for handing back
 _UNREGISTER_S = 2.0
+_TICK_S = 0.1
 
 
 class Supervisor:
@@ -127,6 +128,7 @@ class Watchdog:
         self._records: dict[str, JsonValue] = {}
         self._pulse: Pulse | None = None
         self._alive = Alive()
+        self._awake = TimeAwake(_TICK_S)  # by which the other processes are judged
         self._heard_s = 0.0
         self._io_heard_s = 0.0
         loop = asyncio.get_running_loop()
@@ -150,6 +152,7 @@ class Watchdog:
             tasks = [
                 parts.create_task(each)
                 for each in (
+                    self._stay_awake(),
                     self._follow_io(),
                     self._follow_engine(),
                     self._follow_end(),
@@ -206,9 +209,14 @@ class Watchdog:
         if not self._over.done():
             self._over.set_result(status)
 
+    async def _stay_awake(self) -> None:
+        while True:
+            self._awake.now()
+            await asyncio.sleep(_TICK_S)
+
     async def _follow_io(self) -> None:
         async for notice in self._processes.io.received():
-            self._io_heard_s = time.monotonic()
+            self._io_heard_s = self._awake.now()
             match notice:
                 case Alive() as alive:
                     self._alive = alive
@@ -220,7 +228,7 @@ class Watchdog:
 
     async def _follow_engine(self) -> None:
         async for pulse in self._processes.engine.received():
-            self._pulse, self._heard_s = pulse, time.monotonic()
+            self._pulse, self._heard_s = pulse, self._awake.now()
 
     async def _follow_end(self) -> None:
         status = await self._processes.ended
@@ -347,32 +355,35 @@ class Watchdog:
     def _stats(self) -> dict[str, JsonValue] | None:
         if self._pulse is None:
             return None
-        unmoved_s = max(0.0, self._engine_unmoved_s(self._pulse))
+        unmoved_s = self._engine_unmoved_s(self._pulse)
         stats, alive = self._pulse.stats, self._alive
         dumps = stats.histograms | alive.histograms
         histograms: dict[str, JsonValue] = {stat: [*dump] for stat, dump in dumps.items()}
         return asdict(stats) | alive.counts | {"histograms": histograms, "unmoved_s": unmoved_s}
 
     def _engine_unmoved_s(self, pulse: Pulse) -> float:
-        now = time.monotonic()
-        return max(now - self._heard_s, now - (pulse.unmoved_since_s or now))
+        return pulse.unmoved_s + self._awake.now() - self._heard_s
 
     def _is_alive(self) -> bool:
         """Return whether both sides move; end processes that do not, to hand on their jobs.
 
         A step may be long, but an event loop always turns. While the I/O side's loop is silent for
-        half a lease, the lease is not renewed, so its jobs are handed on when it lapses.
+        half a lease, the lease is not renewed, so its jobs are handed on when it lapses. The same
+        holds of an engine that is silent because somebody stopped its process.
         """
         if self._pulse is None:
             return False
         engine_s = self._engine_unmoved_s(self._pulse)
-        io_s = time.monotonic() - self._io_heard_s
+        now_s, silent_s = self._awake.now(), self._lease_s / 2
+        io_s = now_s - self._io_heard_s
         for name, seconds in (("engine", engine_s), ("I/O process", io_s)):
             if seconds > self._settings.step_timeout_s:
                 self._why = f"{name} did not move for {seconds:.1f} s"
                 log.error("%s; it is ended", self._why)
                 self._end(None)
-        return engine_s <= self._settings.step_timeout_s and io_s <= self._lease_s / 2
+        if now_s - self._heard_s > silent_s and is_stopped(self._processes.engine_pid):
+            return False
+        return engine_s <= self._settings.step_timeout_s and io_s <= silent_s
 
 
 async def _all(calls: Iterable[Awaitable[None]]) -> None:

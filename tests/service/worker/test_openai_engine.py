@@ -1,5 +1,10 @@
 """The engine that is servers of others, against one that acts as several kinds of them do."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -315,6 +320,32 @@ def test_a_server_that_dies_is_a_crash(fault: str) -> None:
         engine = engine_of(server, step_timeout_s=1)
         with pytest.raises(ServerLost, match="engine_url: http"):
             one(engine, TEXT.encode(f"fail {fault}"))
+
+
+_LOOKS = """
+import asyncio, sys
+from penstock.worker.external.server import RemoteServer
+print(asyncio.run(RemoteServer(sys.argv[1], None, 0.5).is_alive()))
+"""
+
+
+def test_a_server_is_not_lost_because_the_worker_stood_still() -> None:
+    """It is stopped while it waits for an answer, past the time that it would wait."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = [sys.executable, "-c", _LOOKS, f"http://127.0.0.1:{server.getsockname()[1]}"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None
+            first, _ = server.accept()
+            with first:
+                os.kill(worker.pid, signal.SIGSTOP)
+                time.sleep(1.5)
+                os.kill(worker.pid, signal.SIGCONT)
+                time.sleep(0.2)
+            server.settimeout(5)
+            second, _ = server.accept()
+            with second:
+                second.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                assert worker.stdout.read() == "True\n"
 
 
 @pytest.mark.slow

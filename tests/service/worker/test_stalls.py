@@ -209,3 +209,53 @@ def test_a_supervisor_that_was_frozen_does_not_renew_what_ran_out(redis_url, off
         ask(redis_url, asks)
         until(lambda: incarnations(redis_url) not in ({name}, set()), "a new name")
         assert "lost its lease and dropped" in worker.logged()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lease_ms", [1500, 60_000], ids=["past", "within"])
+def test_a_worker_whose_machine_stood_still_is_not_ended(redis_url, offline, lease_ms):
+    """In the midst of steps, for longer than one may take; its supervisor is awake first."""
+    with WorkerProcess(redis_url, "fake", *FLAGS, "--lease-ttl-ms", f"{lease_ms}") as worker:
+        worker.ready()
+        [name], engine = incarnations(redis_url), worker.child("penstock.worker.engine_process")
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue("long", params=STORY, background=True)
+            await tokens(client, job_id, 20)
+            worker.signal_all(signal.SIGSTOP)
+            await asyncio.sleep(7)
+            worker.process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(1)
+            worker.signal_all(signal.SIGCONT)
+            same(await client.result(job_id), offline.generate("long", STORY)[0])
+
+        ask(redis_url, asks)
+        assert worker.child("penstock.worker.engine_process") == engine
+        assert "did not move" not in worker.logged() and crashes(redis_url) == 0
+        assert (name in incarnations(redis_url)) == (lease_ms == 60_000)
+
+
+@pytest.mark.slow
+def test_a_frozen_engine_loses_its_jobs_with_its_lease_and_is_kept(redis_url, offline):
+    """Long before a step would be found too long: the system says that it is stopped."""
+    flags = ("--fake-step-ms", "20", "--lease-ttl-ms", "1500", "--step-timeout-s", "600")
+    with WorkerProcess(redis_url, "fake", *flags) as worker:
+        worker.ready()
+        engine = worker.child("penstock.worker.engine_process")
+
+        async def asks(client: Client) -> None:
+            job_id = await client.enqueue("long", params=STORY, background=True)
+            await tokens(client, job_id, 20)
+            os.kill(engine, signal.SIGSTOP)
+            with WorkerProcess(redis_url, "fake", *flags) as other:
+                other.ready()
+                same(await client.result(job_id), offline.generate("long", STORY)[0])
+            os.kill(engine, signal.SIGCONT)
+            same(
+                await client.result(await client.enqueue("more", params=STORY)),
+                offline.generate("more", STORY)[0],
+            )
+
+        ask(redis_url, asks, WITHIN_S)
+        assert worker.child("penstock.worker.engine_process") == engine
+        assert crashes(redis_url) == 0 and "lost its lease and dropped" in worker.logged()
