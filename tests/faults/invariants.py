@@ -168,6 +168,10 @@ def check_leftovers(store: Store, lane: Lane) -> None:
             assert used == [0, 0], f"{name} counts {used} jobs running and queued"
         if name == "counts":
             assert int(store.hget(key, "queued_tokens") or 0) == 0, "tokens wait without a job"
+        if name.startswith("worker:") and name.count(":") == 1:
+            leased = store.zscore(f"{lane.prefix}workers", name.removeprefix("worker:"))
+            assert leased is not None, f"{name} has no lease"
+            continue
         is_lasting = name.startswith(LASTING)
         assert is_lasting or store.ttl(key) != -1, f"{name} would stay for ever"
 

@@ -6,8 +6,10 @@
 local tenant, id, version, num_kept = unpack(ARGV)
 local key = PREFIX .. 'conversation:' .. id
 local entries = key .. ':entries'
-local owner, now_at, kept_s = unpack(redis.call('HMGET', key, 'tenant', 'version', 'kept_s'))
+local owner, now_at, kept_s, length =
+  unpack(redis.call('HMGET', key, 'tenant', 'version', 'kept_s', 'length'))
 if owner ~= tenant then return {'missing'} end
+if length and tonumber(length) ~= redis.call('LLEN', entries) then return {'missing'} end
 if now_at ~= version then return {'stale'} end
 if num_kept == '0' then
   redis.call('DEL', entries)
@@ -15,6 +17,7 @@ else
   redis.call('LTRIM', entries, 0, num_kept - 1)
 end
 for at = 5, #ARGV do redis.call('RPUSH', entries, ARGV[at]) end
+redis.call('HSET', key, 'length', redis.call('LLEN', entries))
 redis.call('EXPIRE', entries, kept_s)
 redis.call('HINCRBY', key, 'version', 1)
 return {'ok'}

@@ -6,9 +6,11 @@
 
 local tenant, id = unpack(ARGV)
 local key, list = PREFIX .. 'conversation:' .. id, PREFIX .. 'conversations:' .. tenant
-local owner, created_s, metadata, version, kept_s =
-  unpack(redis.call('HMGET', key, 'tenant', 'created_s', 'metadata', 'version', 'kept_s'))
+local owner, created_s, metadata, version, kept_s, length =
+  unpack(redis.call('HMGET', key, 'tenant', 'created_s', 'metadata', 'version', 'kept_s', 'length'))
 if owner ~= tenant then return {'missing'} end
+-- What was said in it is gone, and the rest is no conversation.
+if length and tonumber(length) ~= redis.call('LLEN', key .. ':entries') then return {'missing'} end
 redis.call('ZADD', list, NOW, id)
 for _, each in ipairs({key, key .. ':entries', list}) do redis.call('EXPIRE', each, kept_s) end
 local reply = {'found', created_s, metadata, version, NOW}

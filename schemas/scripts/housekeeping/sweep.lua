@@ -85,7 +85,7 @@ for _, id in ipairs(aside) do
   if not job or job.state ~= 'ready' then
     redis.call('ZREM', PREFIX .. 'foreign', id)
   elseif is_served(redis.call('HGET', job.key, 'aside')) then
-    redis.call('ZADD', PREFIX .. 'foreign', NOW + ASIDE_MS, id)
+    put_aside(job, redis.call('HGET', job.key, 'aside'))
   else
     settle_failed(job, 'failed', MODEL_CHANGED)
   end

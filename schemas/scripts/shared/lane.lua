@@ -14,8 +14,11 @@ local LOG_TTL_S = 60
 
 local DEAD_TTL_S = 7 * 24 * 3600 -- a dead letter, and the request to submit again
 
-local WORKER_TTL_S = 3600
+local ENDED_TTL_S = 3600 -- how a worker ended, and which jobs it was to stop
+
 local ASIDE_MS = 30000 -- how long a job with tokens waits for a worker of the model that made them
+
+local FOREIGN_TTL_S = 3600 -- a set of such jobs, which are put there again every ASIDE_MS
 
 local FIRST_LOOK_MS = 2000 -- at a foreground job, whether anybody listens
 
@@ -60,6 +63,14 @@ local function bring_near(name, most_ms)
   end
 end
 
+-- Set aside until a worker of the model comes.
+local function put_aside(job, fingerprint)
+  local key = PREFIX .. 'foreign:' .. fingerprint
+  redis.call('ZADD', PREFIX .. 'foreign', NOW + ASIDE_MS, job.id)
+  redis.call('SADD', key, job.id)
+  redis.call('EXPIRE', key, FOREIGN_TTL_S)
+end
+
 local function ready_key(name)
   return PREFIX .. 'ready:' .. name
 end
@@ -72,6 +83,18 @@ end
 local function forget_worker(worker)
   local key = PREFIX .. 'worker:' .. worker
   redis.call('DEL', key, attention_key(worker), key .. ':kv_events', key .. ':kv_blocks')
+end
+
+-- A lease without the record of its worker is none, since nobody knows of which model it is. It ends
+-- here and blames no job; the worker is told that it has none, and begins anew under another name.
+local function has_lease(worker)
+  local leases = PREFIX .. 'workers'
+  if not redis.call('ZSCORE', leases, worker) then return false end
+  if redis.call('HGET', PREFIX .. 'worker:' .. worker, 'fingerprint') then return true end
+  redis.call('ZREM', leases, worker)
+  forget_worker(worker)
+  redis.call('SET', PREFIX .. 'ended:' .. worker, 'left', 'EX', ENDED_TTL_S)
+  return false
 end
 
 local function load(id)
@@ -120,7 +143,7 @@ local function is_entry_of(job, ready, entry)
 end
 
 local function renew(worker, lease_ms)
-  if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return false end
+  if not has_lease(worker) then return false end
   redis.call('ZADD', PREFIX .. 'workers', NOW + lease_ms, worker)
   return true
 end
@@ -285,7 +308,7 @@ end
 -- The owner's next beat says how the job stands.
 local function ask_attention(job)
   redis.call('SADD', attention_key(job.owner), job.id)
-  redis.call('EXPIRE', attention_key(job.owner), WORKER_TTL_S)
+  redis.call('EXPIRE', attention_key(job.owner), ENDED_TTL_S)
 end
 
 local function cancel(job)

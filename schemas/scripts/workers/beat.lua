@@ -9,7 +9,6 @@ write_when_full()
 if not renew(worker, lease_ms) then return {'lost'} end
 local worker_key = PREFIX .. 'worker:' .. worker
 if stats ~= '' then redis.call('HSET', worker_key, 'stats', stats) end
-redis.call('EXPIRE', worker_key, WORKER_TTL_S)
 local orders = redis.call('HMGET', worker_key, 'told', 'reset')
 local reply = {'ok', orders[1] or '', orders[2] or ''}
 for _, id in ipairs(redis.call('SMEMBERS', attention_key(worker))) do

@@ -3,7 +3,7 @@
 -- entries of the stream, events as JSON (empty: none, and the number is that of the last entry),
 -- number of removed blocks, their hashes, then for each stored block: hash, JSON
 -- Returns 'ok'; 'behind': the entry before is not here; or 'lost': the worker has no lease
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/script.py).
 --
 -- The stream has the changes, under NUMBER-0. The hash has all blocks as of its field `seq`, the
 -- number of the last entry.
@@ -11,8 +11,8 @@
 local worker, number, begins, most, events, num_removed = unpack(ARGV, 1, 6)
 local key = PREFIX .. 'worker:' .. worker
 local stream, blocks = key .. ':kv_events', key .. ':kv_blocks'
+if not has_lease(worker) then return {'lost'} end
 local lease_end = redis.call('ZSCORE', PREFIX .. 'workers', worker)
-if not lease_end then return {'lost'} end
 
 local last = tonumber(redis.call('HGET', blocks, 'seq') or 0)
 if last ~= tonumber(number) then

@@ -25,7 +25,7 @@ local worker_key = PREFIX .. 'worker:' .. worker
 local MOST = 64 -- of what is moved in one call
 local SUSPECT_WAIT_MS, TRIER_MS = 2000, 10000
 write_when_full()
-if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return {'lost'} end
+if not has_lease(worker) then return {'lost'} end
 local last = redis.call('HMGET', worker_key, 'ticket', 'taken')
 if last[1] == ticket then return cjson.decode(last[2]) end
 

@@ -18,5 +18,4 @@ else
   redis.call('HDEL', key, 'draining')
   redis.call('DEL', PREFIX .. 'wanted')
 end
-redis.call('EXPIRE', key, WORKER_TTL_S)
 return {'ok'}

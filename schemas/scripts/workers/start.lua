@@ -14,17 +14,14 @@ local worker, ready, entry, id = unpack(ARGV)
 write_when_full()
 
 local function set_aside(job, fingerprint)
-  local key = PREFIX .. 'foreign:' .. fingerprint
   unclaim(job.ready, job.entry)
-  redis.call('ZADD', PREFIX .. 'foreign', NOW + ASIDE_MS, job.id)
-  redis.call('SADD', key, job.id)
-  redis.call('EXPIRE', key, WORKER_TTL_S)
+  put_aside(job, fingerprint)
   redis.call('HSET', job.key, 'aside', fingerprint)
   note_history(job, 'set_aside')
   announce()
 end
 
-if not redis.call('ZSCORE', PREFIX .. 'workers', worker) then return {'lost'} end
+if not has_lease(worker) then return {'lost'} end
 local job = load(id)
 if not job or job.ended or not is_entry_of(job, ready, entry) then
   unclaim(ready, entry)

@@ -8,9 +8,9 @@
 
 local worker, order = unpack(ARGV)
 local until_ms = redis.call('ZSCORE', PREFIX .. 'workers', worker)
-if not until_ms or tonumber(until_ms) < NOW then return {'missing'} end
+if not until_ms or tonumber(until_ms) < NOW or not has_lease(worker) then return {'missing'} end
 local key = PREFIX .. 'worker:' .. worker
-local card = cjson.decode(redis.call('HGET', key, 'card') or '{}')
+local card = cjson.decode(redis.call('HGET', key, 'card'))
 if order ~= 'drain' and not card.sleeps then return {'deaf'} end
 local field = order == 'reset_prefix_cache' and 'reset' or 'told'
 local told = redis.call('HGET', key, field) or ''

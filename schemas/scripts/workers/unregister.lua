@@ -16,5 +16,5 @@ local function holds_something()
   end
 end
 
-if holds_something() then redis.call('SET', PREFIX .. 'ended:' .. worker, how, 'EX', WORKER_TTL_S) end
+if holds_something() then redis.call('SET', PREFIX .. 'ended:' .. worker, how, 'EX', ENDED_TTL_S) end
 return {'ok'}

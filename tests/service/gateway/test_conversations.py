@@ -71,6 +71,22 @@ def ask(client: OpenAI, conversation: Conversation, text: str, **more: object) -
     )
 
 
+def test_a_conversation_whose_items_are_gone_is_not_shown_as_empty(
+    client: OpenAI, actor: Actor
+) -> None:
+    item = {"type": "message", "role": "user", "content": "Hello"}
+    conversation = client.conversations.create(items=[item])
+    empty = client.conversations.create()
+    assert said(client, conversation) == ["Hello"] and said(client, empty) == []
+    with redis.Redis.from_url(actor.redis_url) as store:
+        [key] = store.scan_iter(f"*conversation:{conversation.id}:entries")
+        store.delete(key)
+    with pytest.raises(openai.NotFoundError):
+        said(client, conversation)
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.create(conversation.id, items=[item])
+
+
 def test_each_response_goes_on_with_what_was_said(client: OpenAI, actor: Actor) -> None:
     actor.script = lambda job: spoken("Hello", " you")
     made = client.conversations.create(
@@ -245,7 +261,7 @@ def test_one_that_was_never_submitted_locks_it_for_a_minute(client: OpenAI, acto
         seconds, _ = server.time()
         lane = ask(client, client.conversations.create(), "z").id.split("_")[2]
         lost = {"items": [], "job_id": f"job_{lane}_{'a' * 26}", "is_open": True}
-        server.rpush(f"{key}:entries", json.dumps({**lost, "begun_ms": seconds * 1000}))
+        _append(server, key, {**lost, "begun_ms": seconds * 1000})
         with pytest.raises(openai.ConflictError):
             ask(client, made, "y")
         old = {**lost, "begun_ms": seconds * 1000 - 61_000}
@@ -253,7 +269,7 @@ def test_one_that_was_never_submitted_locks_it_for_a_minute(client: OpenAI, acto
         assert said(client, made) == ["x"]
         other = client.responses.create(model=MODEL, input="elsewhere").id
         others = {**lost, "job_id": other.removeprefix("resp_"), "begun_ms": seconds * 1000}
-        server.rpush(f"{key}:entries", json.dumps(others))
+        _append(server, key, others)
         ask(client, made, "y")
         assert said(client, made) == ["x", "y", "a"]
         kept_s = (
@@ -262,6 +278,11 @@ def test_one_that_was_never_submitted_locks_it_for_a_minute(client: OpenAI, acto
             server.ttl(f"{CHORES}conversations:default"),
         )
     assert all(0 < each <= 30 * 86_400 for each in kept_s)
+
+
+def _append(server: redis.Redis, key: str, entry: dict[str, object]) -> None:
+    server.rpush(f"{key}:entries", json.dumps(entry))
+    server.hincrby(key, "length", 1)
 
 
 def test_it_has_an_end(client: OpenAI, actor: Actor) -> None:
