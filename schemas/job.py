@@ -120,7 +120,7 @@ class Job(Wire):
         begin = self.prompt_cache_key
         if begin is None and self.chat is not None:
             asked = (each for each in self.chat.messages if each.get("role") == "user")
-            begin = repr(next(asked, None))
+            begin = repr(_said(next(asked, {})))
         if begin is None:
             return None
         shared = repr((self.tenant, self.cache_salt, begin))
@@ -302,6 +302,15 @@ class Job(Wire):
             return self.num_choices
         num_drawn = max(1, len(self.prompts)) * self.params.num_drawn
         return (self.params.max_tokens or COMPLETION_TOKENS) * num_drawn
+
+
+def _said(message: Message) -> JsonValue:
+    """Return a message's content, the same whether it came as a text or as its one part."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return texts[0] if len(texts) == 1 else texts
+    return content
 
 
 def _logprob_bytes(num_top: int | None) -> int:

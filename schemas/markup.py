@@ -9,6 +9,8 @@ CallFormat = Literal[
     "hermes", "llama3_json", "mistral", "qwen3_xml", "deepseek_v3", "pythonic", "openai", "json"
 ]
 ReasoningFormat = Literal["deepseek_r1", "qwen3", "mistral", "openai_gptoss"]
+CUSTOM_INPUT = "input"  # the one argument of a custom tool, which models know as a function
+UNPARSED = "unparsed_arguments"  # stands for those of a call that are no JSON object
 
 # What begins and what ends the thinking. gpt-oss has channels instead, `penstock.gateway.markup`.
 THINKING: Mapping[str, tuple[str, str]] = {

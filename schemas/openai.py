@@ -5,10 +5,12 @@ go through to them under their own names, so ranges and defaults are written onc
 is ignored, since clients send new ones every month.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -19,12 +21,10 @@ from pydantic import (
 )
 
 from penstock.schemas.job import MAX_MESSAGES, Short
-from penstock.schemas.json_size import too_much
+from penstock.schemas.markup import CUSTOM_INPUT
 from penstock.schemas.sampling import MAX_LOGPROBS
 from penstock.schemas.wire import Report
 
-CUSTOM_INPUT = "input"  # the one argument of a custom tool
-UNPARSED = "unparsed_arguments"  # stands for those of an earlier call that are no JSON object
 FAIL_FAST = Field(fail_fast=True)  # else each wrong value is reported, at a hundred times its cost
 JsonObject = dict[str, JsonValue]
 OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
@@ -94,18 +94,17 @@ class TextPart(Report):
     text: str
 
 
+def _as_text(given: object) -> object:
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
+
+
+# Of a call, as the JSON of an object; some clients send the object itself.
+Arguments = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | JsonObject)]
+
+
 class FunctionCall(Report):
     name: str
-    arguments: str = ""
-
-    def parsed(self) -> JsonObject:
-        """Return the arguments as an object, for chat templates; OpenAI sends the text of one.
-
-        Raises ValueError.
-        """
-        if excess := too_much(self.arguments.encode()):
-            raise ValueError(f"holds {excess}")
-        return OBJECT.validate_json(self.arguments or "{}")
+    arguments: Arguments = ""
 
 
 class CustomCall(Report):
@@ -117,6 +116,7 @@ class ToolCall(Report):
     """A call that an assistant made in an earlier turn."""
 
     id: str | None = None
+    type: str | None = None
     function: FunctionCall | None = None
     custom: CustomCall | None = None
 
@@ -125,17 +125,6 @@ class ToolCall(Report):
         if (self.function is None) == (self.custom is None):
             raise ValueError("function: give it, or custom")
         return self
-
-    @property
-    def name_and_arguments(self) -> tuple[str, JsonObject]:
-        """Return what chat templates write. Arguments that no JSON object are stay readable."""
-        if self.custom is not None:
-            return self.custom.name, {CUSTOM_INPUT: self.custom.input}
-        assert self.function is not None
-        try:
-            return self.function.name, self.function.parsed()
-        except ValueError:
-            return self.function.name, {UNPARSED: self.function.arguments}
 
 
 class ChatMessage(Report):

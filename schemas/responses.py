@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, Tag
 
 from penstock.schemas.job import MAX_MESSAGES, Short
 from penstock.schemas.openai import (
+    Arguments,
     AskedOfModel,
     CustomGrammar,
     Effort,
@@ -45,7 +46,7 @@ class FunctionCallItem(Report):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: Arguments
     namespace: str | None = None
 
 

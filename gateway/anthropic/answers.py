@@ -9,6 +9,7 @@ from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, Resumable
 from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error
 from penstock.gateway.openai.texts import TextContext
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Result, Usage
+from penstock.schemas.markup import UNPARSED
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.parsing.source import CallPiece, Found, joined
 
@@ -181,7 +182,7 @@ def _input(arguments: str) -> JsonValue:
     try:
         given: JsonValue = from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
-        return {"unparsed_arguments": arguments}
+        return {UNPARSED: arguments}
     return given
 
 

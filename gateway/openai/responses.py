@@ -20,8 +20,9 @@ from penstock.schemas.event import (
     Usage,
 )
 from penstock.schemas.job import Job
+from penstock.schemas.markup import CUSTOM_INPUT
 from penstock.schemas.model import ModelCard
-from penstock.schemas.openai import CUSTOM_INPUT, JsonObject, StreamOptions
+from penstock.schemas.openai import JsonObject, StreamOptions
 from penstock.schemas.parsing.source import CallPiece, Found, joined
 
 SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}

@@ -1,10 +1,8 @@
 """Chats that were stored: which there are, and each shown again from its job and its result."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from pydantic import JsonValue
-from pydantic_core import to_json
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import STORED, chat_form
@@ -99,17 +97,7 @@ def _message(message: Message) -> JsonObject:
     parts = content if isinstance(content, list) else None
     texts = (str(part.get("text")) for part in parts or () if isinstance(part, dict))
     shown: JsonObject = {**message, "content": "\n".join(texts) if parts else content}
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        shown["tool_calls"] = list(_calls(calls))
     return shown | {"content_parts": parts}
-
-
-def _calls(calls: list[JsonValue]) -> Iterator[JsonValue]:
-    for call in calls:
-        if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
-            arguments = to_json(function.get("arguments")).decode()
-            yield {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _key(tenant: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unsupported
-from penstock.gateway.openai.validation import refuse_extremes, validate
+from penstock.gateway.openai.validation import validate
 from penstock.schemas.closed_schema import closed
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import LAST_MS, Job, PriorityClass
@@ -30,7 +30,6 @@ from penstock.schemas.openai import (
     NamedTool,
     StructuralTagFormat,
     TextFormat,
-    ToolCall,
 )
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 
@@ -119,7 +118,6 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
         "add_generation_prompt": asked.add_generation_prompt,
         "continue_final_message": asked.continue_final_message,
     }
-    refuse_extremes(chat)  # tools' arguments came as texts, which are parsed now
     return made_job(job_id, caller, asked, body, {"chat": chat, "params": sampling})
 
 
@@ -342,27 +340,5 @@ def _tool(tool: CallersTool) -> JsonObject:
 
 
 def job_message(message: ChatMessage) -> JsonObject:
-    """Return the message as chat templates want it.
-
-    There is one system role; content is text, or parts of text where there are several, which a
-    template may tell apart; arguments are objects.
-    """
-    shown: JsonObject = message.model_dump(exclude_none=True, exclude={"function_call"})
-    if message.role == "developer":
-        shown["role"] = "system"
-    elif message.role == "function":
-        shown |= {"role": "tool", "tool_call_id": message.name}
-    if not isinstance(message.content, list) or len(message.content) < 2:
-        shown["content"] = message.text
-    if message.tool_calls:
-        shown["tool_calls"] = [_past_call(call) for call in message.tool_calls]
-    elif message.function_call is not None:
-        called = message.function_call
-        shown["tool_calls"] = [_past_call(ToolCall(id=called.name, function=called))]
-    return shown
-
-
-def _past_call(call: ToolCall) -> JsonObject:
-    name, arguments = call.name_and_arguments
-    function: JsonObject = {"name": name, "arguments": arguments}
-    return {"type": "function", "id": call.id, "function": function}
+    """Return the message as it was given, but for what is null: workers make it plain."""
+    return message.model_dump(exclude_none=True)

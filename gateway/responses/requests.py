@@ -15,7 +15,7 @@ from penstock.gateway.openai.validation import validate
 from penstock.gateway.responses.tools import chat_tools, joined, namespaces, shown_tools
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import MAX_MESSAGES, Message
-from penstock.schemas.openai import CUSTOM_INPUT, JsonObject
+from penstock.schemas.openai import JsonObject
 from penstock.schemas.responses import (
     CallOutputItem,
     CustomCallItem,
@@ -217,7 +217,7 @@ def _added(said: JsonObject, item: Item) -> JsonObject:
 def _past_call(item: FunctionCallItem | CustomCallItem) -> JsonValue:
     name = joined(item.namespace, item.name)
     if isinstance(item, CustomCallItem):
-        custom: JsonObject = {"name": name, CUSTOM_INPUT: item.input}
+        custom: JsonObject = {"name": name, "input": item.input}
         return {"id": item.call_id, "type": "custom", "custom": custom}
     function: JsonObject = {"name": name, "arguments": item.arguments}
     return {"id": item.call_id, "type": "function", "function": function}

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from pydantic import JsonValue, TypeAdapter
-from pydantic_core import to_json
 
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.responses import AnswerContext
@@ -21,7 +20,7 @@ from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import InvalidJob, JobNotFound
 from penstock.schemas.event import Result
 from penstock.schemas.job import Job, Message
-from penstock.schemas.openai import CUSTOM_INPUT, ChatMessage, JsonObject, StreamOptions
+from penstock.schemas.openai import ChatMessage, JsonObject, StreamOptions
 from penstock.schemas.responses import Item, ResponseTool
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
@@ -112,14 +111,16 @@ def _items(form: AnswerContext, message: Message) -> Iterator[JsonObject]:
         yield {"type": "message", "role": message["role"], "content": list[JsonValue](parts)}
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
-        if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
-            yield {"call_id": call.get("id"), **_call(form, function)}
+        if isinstance(call, dict):
+            yield {"call_id": call.get("id"), **_call(form, call)}
 
 
-def _call(form: AnswerContext, function: JsonObject) -> JsonObject:
+def _call(form: AnswerContext, call: JsonObject) -> JsonObject:
     """Return the call of a message as an item, but for its id."""
-    name, arguments = str(function.get("name")), function.get("arguments")
-    told = named_apart(form, name)
-    if name in form.reading.whole and isinstance(arguments, dict) and CUSTOM_INPUT in arguments:
-        return {"type": "custom_tool_call", **told, "input": arguments[CUSTOM_INPUT]}
-    return {"type": "function_call", **told, "arguments": to_json(arguments).decode()}
+    for kind in ("function", "custom"):
+        if isinstance(called := call.get(kind), dict):
+            own = {name: value for name, value in called.items() if name != "name"}
+            named = named_apart(form, f"{called['name']}")
+            item = "function_call" if kind == "function" else "custom_tool_call"
+            return {"type": item, **named, **own}
+    return {}

@@ -3,8 +3,9 @@
 from msgspec.structs import replace
 
 from penstock.schemas.event import Delta
-from penstock.schemas.job import Chat
+from penstock.schemas.job import Chat, Job
 from penstock.schemas.markup import Markup
+from penstock.worker.text.messages import plain_messages
 from stage import Actor, spoken
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bern"}}\n</tool_call>'
@@ -29,7 +30,10 @@ SCRIPTS: dict[str, list[Delta]] = {
 
 
 def chat_of(actor: Actor) -> Chat:
-    """The chat of the job that came last."""
-    chat = actor.jobs[-1].chat
-    assert chat is not None
-    return chat
+    """The chat of the job that came last, as its worker gives it to the model's template."""
+    return plain_chat(actor.jobs[-1])
+
+
+def plain_chat(job: Job) -> Chat:
+    assert job.chat is not None
+    return job.chat.model_copy(update={"messages": plain_messages(job.chat.messages)})

@@ -1,73 +1,107 @@
-"""Messages as OpenAI's clients send them, made into what chat templates read."""
+"""Messages as callers send them, made into what chat templates read, whatever way they came."""
 
-import json
-
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Message
+from penstock.schemas.json_size import too_much
+from penstock.schemas.markup import CUSTOM_INPUT, UNPARSED
+
+_OBJECT: TypeAdapter[Message] = TypeAdapter(Message)
+_ROLES = {"developer": "system", "function": "tool"}  # of OpenAI's that templates have not
 
 
 def plain_messages(messages: list[Message], in_parts: bool = False) -> list[Message]:
-    """Return the messages with content as one string or absent, and calls' arguments as objects.
+    """Return the messages with content, one system role, and calls of functions with objects.
 
-    Raises InvalidJob that names the message and the field that cannot be read so.
+    What is null is left out, and the content of an assistant who only calls is empty. Raises
+    InvalidJob that names the message and the field that cannot be read so.
 
-    in_parts  content is a list of parts or absent
+    in_parts  content is a list of parts, else one string
     """
-    return [_plain(message, place, in_parts) for place, message in enumerate(messages)]
+    return [_plain(message, f"messages[{at}]", in_parts) for at, message in enumerate(messages)]
 
 
-def _plain(message: Message, place: int, in_parts: bool) -> Message:
-    if not isinstance(message.get("role"), str):
-        raise InvalidJob(f"messages[{place}].role: give a string", "messages")
-    plain = dict(message)
-    content = message.get("content")
-    if not isinstance(content, str | list | None):
-        raise InvalidJob(f"messages[{place}].content: give a string or a list of parts", "messages")
-    if content is not None:
-        parts = content if isinstance(content, list) else [content]
-        texts = [_part_text(part, place) for part in parts]
-        told: list[JsonValue] = [{"type": "text", "text": text} for text in texts]
-        plain["content"] = told if in_parts else "\n".join(texts)
-    calls = message.get("tool_calls")
-    if calls is not None:
-        plain["tool_calls"] = _calls(calls, place)
+def _plain(message: Message, where: str, in_parts: bool) -> Message:
+    given: Message = {name: value for name, value in message.items() if value is not None}
+    role, called = given.get("role"), given.pop("function_call", None)
+    if not isinstance(role, str):
+        raise InvalidJob(f"{where}.role: give a string", "messages")
+    plain = given | {"role": _ROLES.get(role, role), "content": _content(given, where, in_parts)}
+    if role == "function":
+        plain["tool_call_id"] = given.get("name")
+    calls = given.get("tool_calls", [])
+    if called is not None and not calls:
+        plain["tool_calls"] = [_older_call(called, f"{where}.function_call")]
+    elif not isinstance(calls, list):
+        raise InvalidJob(f"{where}.tool_calls: give a list", "messages")
+    elif "tool_calls" in given:
+        named = enumerate(calls)
+        plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in named]
     return plain
 
 
-def _part_text(part: JsonValue, place: int) -> str:
+def _content(given: Message, where: str, in_parts: bool) -> JsonValue:
+    content = given.get("content")
+    if content is None and given["role"] == "assistant":
+        content = ""
+    if not isinstance(content, str | list):
+        raise InvalidJob(f"{where}.content: give a string or a list of parts", "messages")
+    parts = content if isinstance(content, list) else [content]
+    texts = [_part_text(part, where) for part in parts]
+    if not in_parts:
+        return "\n".join(texts)
+    return [{"type": "text", "text": text} for text in texts or [""]]
+
+
+def _part_text(part: JsonValue, where: str) -> str:
     if isinstance(part, str):
         return part
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     raise InvalidJob(
-        f"messages[{place}].content: a part of type {kind!r}; this model reads text parts",
-        "messages",
+        f"{where}.content: a part of type {kind!r}; this model reads text parts", "messages"
     )
 
 
-def _calls(calls: JsonValue, place: int) -> JsonValue:
-    """Return tool calls with their arguments as objects, from which templates write them.
-
-    OpenAI's clients send arguments as a string of JSON.
-    """
-    if not isinstance(calls, list):
-        raise InvalidJob(f"messages[{place}].tool_calls: give a list", "messages")
-    return [
-        _call(call, f"messages[{place}].tool_calls[{number}]") for number, call in enumerate(calls)
-    ]
-
-
 def _call(call: JsonValue, where: str) -> JsonValue:
+    """Return a call as one of a function. A custom tool is a function with one argument."""
+    if isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
+        arguments: JsonValue = {CUSTOM_INPUT: custom.get("input", "")}
+        call = {**call, "function": {"name": custom.get("name"), "arguments": arguments}}
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict):
         raise InvalidJob(f"{where}.function: give an object with name and arguments", "messages")
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        return call
+    own = {name: value for name, value in call.items() if name != "custom" and value is not None}
+    return own | {"type": "function", "function": _function(function, f"{where}.function")}
+
+
+def _older_call(called: JsonValue, where: str) -> JsonValue:
+    """Return the call of a message that has one at most, whose result comes under its name."""
+    if not isinstance(called, dict):
+        raise InvalidJob(f"{where}: give an object with name and arguments", "messages")
+    function = _function(called, where)
+    return {"id": called.get("name"), "type": "function", "function": function}
+
+
+def _function(function: Message, where: str) -> JsonValue:
+    return {**function, "arguments": _arguments(function.get("arguments"), f"{where}.arguments")}
+
+
+def _arguments(given: JsonValue, where: str) -> JsonValue:
+    """Return arguments as an object, from which templates write them.
+
+    OpenAI's clients send its text. One that is no JSON object stays readable.
+    """
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, str | None):
+        raise InvalidJob(f"{where}: give an object, or its JSON as a string", "messages")
+    text = given or "{}"
+    if excess := too_much(text.encode(errors="replace")):
+        raise InvalidJob(f"{where}: they hold {excess}; send fewer", "messages")
     try:
-        return {**call, "function": {**function, "arguments": json.loads(arguments or "{}")}}
-    except ValueError as error:
-        raise InvalidJob(f"{where}.function.arguments: not JSON: {error}", "messages") from error
+        return _OBJECT.validate_json(text)
+    except ValueError:
+        return {UNPARSED: text}

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from dialogues import plain_chat
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
 from penstock.schemas.event import Delta
@@ -90,8 +91,8 @@ def test_a_job_may_be_a_chat(http: httpx.Client, actor: Actor) -> None:
     assert response.status_code == 202
     ended(http, response.json()["id"])
     job = actor.jobs[-1]
-    assert job.chat is not None and not job.background
-    assert job.chat.messages == [{"role": "system", "content": "Be brief."}]
+    assert not job.background
+    assert plain_chat(job).messages == [{"role": "system", "content": "Be brief."}]
     assert (job.params.logprobs, job.params.max_tokens) == (3, None)
 
 

@@ -12,6 +12,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 from pydantic import BaseModel
 
+from dialogues import chat_of
 from penstock.compose.server import Server
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
@@ -312,8 +313,7 @@ def test_a_custom_tool_gets_a_text(client: OpenAI, actor: Actor) -> None:
     answer = client.chat.completions.create(**asked)  # type: ignore[call-overload]
     (call,) = answer.choices[0].message.tool_calls
     assert (call.type, call.custom.name, call.custom.input) == ("custom", "run", '1 + "x"')
-    chat = actor.jobs[-1].chat
-    assert chat is not None
+    chat = chat_of(actor)
     function = chat.tools[0]["function"]
     assert isinstance(function, dict) and function["name"] == "run"
     assert function["parameters"]["properties"] == {  # type: ignore[index, call-overload]
@@ -333,8 +333,7 @@ def test_a_custom_tool_gets_a_text(client: OpenAI, actor: Actor) -> None:
         {"role": "tool", "tool_call_id": call.id, "content": "5"},
     ]
     client.chat.completions.create(**asked)  # type: ignore[call-overload]
-    chat = actor.jobs[-1].chat
-    assert chat is not None
+    chat = chat_of(actor)
     past = chat.messages[1]["tool_calls"]
     assert isinstance(past, list) and isinstance(past[0], dict)
     assert past[0]["function"] == {"name": "run", "arguments": {"input": '1 + "x"'}}
@@ -366,8 +365,7 @@ def test_a_past_call_with_broken_arguments_strands_nobody(client: OpenAI, actor:
         {"role": "tool", "tool_call_id": "c1", "content": "error: no JSON"},
     ]
     client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])  # type: ignore[arg-type]
-    chat = actor.jobs[-1].chat
-    assert chat is not None
+    chat = chat_of(actor)
     past = chat.messages[1]["tool_calls"]
     assert isinstance(past, list) and isinstance(past[0], dict)
     assert past[0]["function"] == {"name": "weather", "arguments": {"unparsed_arguments": '{"pl'}}
@@ -412,8 +410,7 @@ def test_the_answer_of_a_tool_goes_back_as_objects(client: OpenAI, actor: Actor)
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
     ]
     client.chat.completions.create(model=MODEL, messages=messages, tools=[WEATHER])
-    chat = actor.jobs[-1].chat
-    assert chat is not None
+    chat = chat_of(actor)
     called = chat.messages[1]["tool_calls"]
     assert isinstance(called, list) and isinstance(called[0], dict)
     assert called[0]["function"] == {"name": "weather", "arguments": {"place": "Köln"}}

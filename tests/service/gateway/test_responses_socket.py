@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 import api_keys
-from dialogues import CALL, marked
+from dialogues import CALL, marked, plain_chat
 from penstock.compose.server import Server
 from penstock.gateway.sockets.session import MAX_ACTIVE, MAX_LANES, MAX_WAITING
 from penstock.schemas.job import Job
@@ -74,8 +74,7 @@ def until_end(socket: ClientConnection) -> list[dict[str, Any]]:
 
 def said(actor: Actor, at: int = -1) -> list[tuple[str, str]]:
     """What a job was told, the latest unless said otherwise."""
-    chat = actor.jobs[at].chat
-    assert chat is not None
+    chat = plain_chat(actor.jobs[at])
     return [(f"{each['role']}", f"{each.get('content')}") for each in chat.messages]
 
 
@@ -103,8 +102,7 @@ def test_the_events_are_those_of_a_post(gateway: GatewayProcess, actor: Actor) -
 
 def test_openais_client_has_conversations_on_lanes(gateway: GatewayProcess, actor: Actor) -> None:
     def answer(job: Job) -> list[Line]:
-        assert job.chat is not None
-        last = job.chat.messages[-1]["content"]
+        last = plain_chat(job).messages[-1]["content"]
         return [*spoken("re: ", f"{last}")]
 
     actor.script = answer
@@ -259,8 +257,7 @@ def test_lanes_go_beside_each_other_and_each_in_turn(gateway: GatewayProcess, ac
     wait, asked = Wait(), list[str]()
 
     def answer(job: Job) -> list[Line]:
-        assert job.chat is not None
-        asked.append(f"{job.chat.messages[0]['content']}")
+        asked.append(f"{plain_chat(job).messages[0]['content']}")
         return [wait, *spoken("x")] if asked[-1] == "slow" else [*spoken("x")]
 
     actor.script = answer

@@ -221,7 +221,7 @@ async def test_conversations_stay_where_they_are_while_all_slots_are_full(
 
 
 def test_turns_of_a_chat_share_their_first_question_and_nothing_with_other_tenants() -> None:
-    def chat(*said: str, **fields: object) -> Job:
+    def chat(*said: object, **fields: object) -> Job:
         roles = ("user", "assistant") * len(said)
         messages = [
             {"role": role, "content": text} for role, text in zip(roles, said, strict=False)
@@ -231,6 +231,7 @@ def test_turns_of_a_chat_share_their_first_question_and_nothing_with_other_tenan
     first = chat("hi").affinity
     assert first is not None
     assert chat("hi", "yes?", "go on").affinity == first
+    assert chat([{"type": "text", "text": "hi"}], "yes?", "go on").affinity == first
     others = [chat("ho"), chat("hi", tenant="b"), chat("hi", cache_salt="s")]
     others += [of("hi"), of("hi", tenant="b")]
     assert len({first, *(job.affinity for job in others)}) == 6

@@ -152,8 +152,8 @@ BAD: dict[str, tuple[dict[str, object], str, str]] = {
         "invalid_value",
         "messages",
     ),
-    "a call that is no JSON": (
-        {"messages": [{"role": "user", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+    "a call that is no object": (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": "f"}]}]},
         "invalid_value",
         "messages",
     ),

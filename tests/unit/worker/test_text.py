@@ -428,22 +428,7 @@ def test_documents_reach_a_template_that_reads_them(tmp_path):
     assert reads.decode(reads.render(Chat(messages=hi))) == "Hi"
 
 
-def test_text_parts_are_joined_and_arguments_are_objects():
-    given_parts: list[Message] = [
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": '{"x": 1}'}}],
-        },
-    ]
-    plain: list[Message] = [
-        {"role": "user", "content": "a\nb"},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]},
-    ]
-    render = text("byte_level").render
-    assert render(Chat(messages=given_parts)) == render(Chat(messages=plain))
-
-
+CALLS: Message = {"role": "assistant", "content": None}
 BAD_CHATS: list[tuple[str, dict[str, object], str]] = [
     (
         "a role the template refuses",
@@ -461,16 +446,31 @@ BAD_CHATS: list[tuple[str, dict[str, object], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "image_url",
     ),
-    ("calls of a wrong type", {"messages": [{"role": "user", "tool_calls": "f"}]}, "tool_calls"),
+    ("calls of a wrong type", {"messages": [CALLS | {"tool_calls": "f"}]}, "tool_calls"),
     (
         "a call that is no object",
-        {"messages": [{"role": "user", "tool_calls": [1]}]},
+        {"messages": [CALLS | {"tool_calls": [1]}]},
         r"tool_calls\[0\]",
     ),
     (
-        "arguments that are no JSON",
-        {"messages": [{"role": "user", "tool_calls": [{"function": {"arguments": "{"}}]}]},
-        "not JSON",
+        "arguments of a wrong type",
+        {"messages": [CALLS | {"tool_calls": [{"function": {"arguments": 3}}]}]},
+        r"messages\[0\].tool_calls\[0\].function.arguments: give an object",
+    ),
+    (
+        "arguments that hold too much",
+        {"messages": [CALLS | {"tool_calls": [{"function": {"arguments": "[" * 2**15}}]}]},
+        r"messages\[0\].tool_calls\[0\].function.arguments: they hold more than 16384 lists",
+    ),
+    (
+        "a call of the older form that is no object",
+        {"messages": [CALLS | {"function_call": "f"}]},
+        r"messages\[0\].function_call",
+    ),
+    (
+        "a user who says nothing",
+        {"messages": [{"role": "user", "content": None}]},
+        r"messages\[0\].content",
     ),
     (
         "a template of its own",
