@@ -28,6 +28,7 @@ WorkerOrder = Literal["drain", "sleep", "wake", "reset_prefix_cache"]
 class WorkerCard(Report):
     """A worker's description of itself, given when it registers, drains, sleeps or wakes."""
 
+    model: str = Field("", description="its first name, under which its engine's figures stand")
     host: str = ""
     pid: int = 0
     max_num_seqs: int = 0

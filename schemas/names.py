@@ -27,6 +27,7 @@ NUM_QUEUED_TOKENS = "penstock:num_queued_tokens"
 HTTP_RESPONSES = "penstock:http_responses"
 JOBS_FOLLOWED = "penstock:jobs_followed"
 WORKERS_ALIVE = "penstock:workers_alive"
+LANE_WORKERS = "penstock:lane_workers"
 WORKERS_WANTED = "penstock:workers_wanted"
 QUEUE_REACHABLE = "penstock:queue_reachable"
 HOUSEKEEPING_ALIVE = "penstock:housekeeping_alive"
@@ -85,7 +86,7 @@ COMPILE_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class EngineMetric:
-    """One number of an engine's statistics, as it is published."""
+    """One number of a worker's statistics, as it is published."""
 
     stat: str
     name: str
@@ -100,15 +101,6 @@ ENGINE_METRICS = (
     ),
     EngineMetric("num_preemptions", "vllm:num_preemptions", "counter", "Preemptions"),
     EngineMetric(
-        "prompt_tokens", "vllm:prompt_tokens", "counter", "Prompt tokens of admitted sequences"
-    ),
-    EngineMetric(
-        "cached_tokens",
-        "vllm:prompt_tokens_cached",
-        "counter",
-        "Prompt tokens found in the prefix cache",
-    ),
-    EngineMetric(
         "prompt_tokens",
         "vllm:prefix_cache_queries",
         "counter",
@@ -117,7 +109,6 @@ ENGINE_METRICS = (
     EngineMetric(
         "cached_tokens", "vllm:prefix_cache_hits", "counter", "Tokens found in the prefix cache"
     ),
-    EngineMetric("generation_tokens", "vllm:generation_tokens", "counter", "Tokens generated"),
     EngineMetric(
         "computed_tokens",
         "penstock:computed_tokens",
@@ -196,6 +187,21 @@ ENGINE_METRICS = (
 )
 
 
+# Of one model's jobs, at one worker.
+MODEL_METRICS = (
+    EngineMetric(
+        "prompt_tokens", "vllm:prompt_tokens", "counter", "Tokens of prompts, each prompt once"
+    ),
+    EngineMetric(
+        "cached_tokens",
+        "vllm:prompt_tokens_cached",
+        "counter",
+        "Tokens of prompts that were found in the prefix cache",
+    ),
+    EngineMetric("generation_tokens", "vllm:generation_tokens", "counter", "Tokens generated"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHistogram:
     """One histogram of a worker's statistics, as it is published.
@@ -214,6 +220,24 @@ class EngineHistogram:
 
 
 JOB_HISTOGRAMS = (
+    EngineHistogram(
+        "ttft_seconds",
+        TTFT_SECONDS,
+        "From a job's submission to its first tokens; not of jobs that were delayed",
+        TTFT_BUCKETS,
+    ),
+    EngineHistogram(
+        "inter_token_seconds",
+        INTER_TOKEN_SECONDS,
+        "Between two events of a choice",
+        INTER_TOKEN_BUCKETS,
+    ),
+    EngineHistogram(
+        "e2e_seconds",
+        E2E_SECONDS,
+        "From a job's submission to its end; not of jobs that were delayed",
+        E2E_BUCKETS,
+    ),
     EngineHistogram(
         "queue_seconds",
         "vllm:request_queue_time_seconds",
@@ -271,12 +295,13 @@ JOB_HISTOGRAMS = (
         "max_tokens of a job, where it is given",
         TOKENS_BUCKETS,
     ),
-    EngineHistogram(
-        "commit_seconds",
-        "penstock:commit_seconds",
-        "From a worker's commit of a step to Redis's answer",
-        COMMIT_BUCKETS,
-    ),
+)
+
+COMMIT_SECONDS = EngineHistogram(
+    "commit_seconds",
+    "penstock:commit_seconds",
+    "From a worker's commit of a step to Redis's answer",
+    COMMIT_BUCKETS,
 )
 
 STEP_HISTOGRAMS = (
@@ -306,4 +331,4 @@ STEP_HISTOGRAMS = (
     ),
 )
 
-ENGINE_HISTOGRAMS = (*JOB_HISTOGRAMS, *STEP_HISTOGRAMS)
+ENGINE_HISTOGRAMS = (COMMIT_SECONDS, *STEP_HISTOGRAMS)

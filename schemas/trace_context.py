@@ -17,6 +17,12 @@ def log_fields(job_id: str, traceparent: str | None) -> dict[str, str]:
     return {"job": job_id} | ({"trace_id": traceparent[3:35]} if traceparent else {})
 
 
+def sampled_trace(traceparent: str | None) -> str | None:
+    """Return the trace that a traceparent names, if somebody records it."""
+    is_sampled = traceparent is not None and int(traceparent[-2:], 16) & 1
+    return traceparent[3:35] if traceparent and is_sampled else None
+
+
 def current_traceparent() -> str | None:
     """Return the traceparent of the span that this program has open; None where it has none.
 

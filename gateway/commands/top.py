@@ -100,10 +100,10 @@ async def _show(settings: TopSettings, console: Console) -> None:
 
 
 def _model_table(models: Sequence[JsonObject]) -> Table:
-    names = ("queued", "running", "ended", "delayed", "crashes", "dead letters")
+    names = ("workers", "queued", "running", "ended", "delayed", "crashes", "dead letters")
     table = _table("model", *names, caption=None if models else "no model was ever served here")
     for each in models:
-        fields = ("num_queued", "num_running", "num_ended", "num_delayed")
+        fields = ("num_workers", "num_queued", "num_running", "num_ended", "num_delayed")
         counts = [f"{_int(each[field]):,}" for field in fields]
         wrong = [_flagged(each.get("crashed", 0)), _flagged(each["num_dead_letters"])]
         name = Text(str(each["name"]))
@@ -121,7 +121,7 @@ def _worker_table(workers: Sequence[JsonObject], rates: dict[str, str]) -> Table
         state = str(each["state"])
         table.add_row(
             Text(str(each["worker"])),
-            Text(str(each["model"])),
+            Text(_served(each)),
             Text(state, STATES[state]),
             f"{_int(each['num_running'])} of {_int(each['max_num_seqs'])}",
             f"{_int(each['num_waiting']):,}",
@@ -130,6 +130,12 @@ def _worker_table(workers: Sequence[JsonObject], rates: dict[str, str]) -> Table
             f"{_int(each['num_preemptions']):,}",
         )
     return table
+
+
+def _served(worker: JsonObject) -> str:
+    models = worker["models"]
+    num_more = len(models) - 1 if isinstance(models, list) else 0
+    return f"{worker['model']} and {num_more} more" if num_more > 0 else str(worker["model"])
 
 
 def _table(first: str, *names: str, caption: str | None) -> Table:

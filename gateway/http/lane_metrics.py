@@ -1,19 +1,28 @@
-"""Metrics of the lanes and their workers, made of what Redis holds of them."""
+"""Metrics of the lanes and their workers, made of what Redis holds of them.
 
-from collections.abc import Iterable, Sequence
+An engine's figures stand once a worker, under its first name, and a model's are of its own jobs.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from prometheus_client.core import (
     CounterMetricFamily,
+    Exemplar,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
+from pydantic import JsonValue
 
 from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
-from penstock.schemas.tally import read_dump
+from penstock.schemas.event import FinishReason
+from penstock.schemas.tally import read_dump, read_example
 
 ENGINE_LABELS = ["model_name", "engine"]
 CACHE_LABELS = [
@@ -24,6 +33,8 @@ CACHE_LABELS = [
     "enable_prefix_caching",
     "gpu_memory_utilization",
 ]
+Engine = tuple[str, str]  # the labels `model_name` and `engine`
+Bucket = tuple[str, float] | tuple[str, float, Exemplar]
 QUEUE = "queue"  # the `engine` label of requests that no engine has yet
 
 
@@ -62,7 +73,9 @@ class LaneMetrics(Collector):
         tokens = GaugeMetricFamily(
             names.NUM_QUEUED_TOKENS, "Tokens of the prompts no worker ever had", labels=lane_labels
         )
-        alive = GaugeMetricFamily(names.WORKERS_ALIVE, "Workers alive", labels=lane_labels)
+        readers = GaugeMetricFamily(
+            names.LANE_WORKERS, "Workers alive that serve a lane", labels=lane_labels
+        )
         wanted = GaugeMetricFamily(
             names.WORKERS_WANTED,
             "1: no worker was there of late, and a foreground job was refused for it",
@@ -78,12 +91,12 @@ class LaneMetrics(Collector):
             queued.add_metric(labels, lane.status.num_queued)
             running.add_metric(labels, lane.status.num_running)
             tokens.add_metric(labels, lane.status.num_queued_tokens)
-            alive.add_metric(labels, len(lane.living))
+            readers.add_metric(labels, len(lane.living))
             wanted.add_metric(labels, lane.status.is_wanted)
             oldest.add_metric(labels, lane.status.oldest_waiting_ms / 1000)
-        yield from (queued, running, tokens, alive, wanted, oldest)
-        yield from (*self._totals(), self._reasons(), *self._engines(), *self._histograms())
-        yield from (self._sources(), self._cache_config())
+        yield from (queued, running, tokens, readers, wanted, oldest)
+        yield from (*self._totals(), self._alive(), self._reasons(), *self._engines())
+        yield from (*self._engine_histograms(), self._cache_config(), *self._of_models())
 
     def _totals(self) -> Iterable[Metric]:
         labels = ["model_name", "lane"]
@@ -107,16 +120,26 @@ class LaneMetrics(Collector):
         for lane in self._lanes:
             for reason, count in _waiting(lane).items():
                 family.add_metric([lane.model, f"{QUEUE}:{lane.number}", reason], count)
-        for (model, engine), worker in self._workers().items():
-            family.add_metric([model, engine, "capacity"], _number(worker, "num_waiting"))
+        for engine, worker in self._alive_engines().items():
+            family.add_metric([*engine, "capacity"], _number(worker.stats, "num_waiting"))
         return family
 
-    def _workers(self) -> dict[tuple[str, str], WorkerStatus]:
-        """Return the living workers by model and name.
+    def _alive_engines(self) -> dict[Engine, WorkerStatus]:
+        return {key: each for key, each in engines(self._lanes).items() if each.lease_left_ms > 0}
 
-        A worker that serves several lanes of a model is in each of them, but counts once.
-        """
-        return {(lane.model, each.worker): each for lane in self._lanes for each in lane.living}
+    def _alive(self) -> Metric:
+        """Count each worker once, so that the sum is their number; a model without any is at 0."""
+        served = {lane.model for lane in self._lanes if lane.living}
+        counts = Counter({lane.model: 0 for lane in self._lanes if lane.model not in served})
+        counts.update(model for model, _ in self._alive_engines())
+        family = GaugeMetricFamily(
+            names.WORKERS_ALIVE,
+            "Workers alive, each once, under the first of its names",
+            labels=["model_name"],
+        )
+        for model, count in counts.items():
+            family.add_metric([model], count)
+        return family
 
     def _health(self) -> Metric:
         """Tell which engines are healthy. One that froze is at 0.
@@ -128,9 +151,8 @@ class LaneMetrics(Collector):
             "1: its lease runs, and it computes or is idle",
             labels=ENGINE_LABELS,
         )
-        workers = {(lane.model, each.worker): each for lane in self._lanes for each in lane.workers}
-        for labels, worker in workers.items():
-            family.add_metric(labels, float(worker.lease_left_ms > 0 and is_moving(worker)))
+        for engine, worker in engines(self._lanes).items():
+            family.add_metric(engine, float(worker.lease_left_ms > 0 and is_moving(worker)))
         return family
 
     def _engines(self) -> Iterable[Metric]:
@@ -139,43 +161,37 @@ class LaneMetrics(Collector):
         waste = GaugeMetricFamily(
             names.KV_WASTE, "Share of held KV slots without a token", labels=ENGINE_LABELS
         )
-        for labels, worker in self._workers().items():
+        for engine, worker in self._alive_engines().items():
+            stats = worker.stats
             for metric in names.ENGINE_METRICS:
-                families[metric.name].add_metric(labels, _number(worker, metric.stat))
-            held = _number(worker, "num_held_blocks")
-            usage.add_metric(labels, held / (_number(worker, "num_blocks") or 1.0))
-            slots = held * _number(worker, "block_size")
-            waste.add_metric(labels, 1 - _number(worker, "num_live_slots") / slots if slots else 0)
+                families[metric.name].add_metric(engine, _number(stats, metric.stat))
+            held = _number(stats, "num_held_blocks")
+            usage.add_metric(engine, held / (_number(stats, "num_blocks") or 1.0))
+            slots = held * _number(stats, "block_size")
+            waste.add_metric(engine, 1 - _number(stats, "num_live_slots") / slots if slots else 0)
         for lane in self._lanes:
             labels = (lane.model, f"{QUEUE}:{lane.number}")
             families[names.REQUESTS_WAITING].add_metric(labels, lane.status.num_queued)
         return [*families.values(), usage, waste, self._health()]
 
-    def _histograms(self) -> Iterable[Metric]:
-        """Publish what the workers tallied; one of an older version may have tallied less."""
-        for histogram in names.ENGINE_HISTOGRAMS:
-            family = HistogramMetricFamily(histogram.name, histogram.text, labels=ENGINE_LABELS)
-            bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-            for labels, worker in self._workers().items():
-                dumps = worker.stats.get("histograms")
-                dump = dumps.get(histogram.stat) if isinstance(dumps, dict) else None
-                if told := read_dump(histogram.bounds, dump):
-                    total, counts = told
-                    family.add_metric(labels, [*zip(bounds, counts, strict=True)], total)
-            yield family
+    def _engine_histograms(self) -> Iterable[Metric]:
+        told = {engine: worker.stats for engine, worker in self._alive_engines().items()}
+        return [_histogram(each, told) for each in names.ENGINE_HISTOGRAMS]
 
-    def _sources(self) -> Metric:
-        family = CounterMetricFamily(
-            names.PROMPT_TOKENS_BY_SOURCE,
-            "Prompt tokens of admitted sequences, by where their KV came from",
-            labels=[*ENGINE_LABELS, "source"],
-        )
-        for labels, worker in self._workers().items():
-            cached = _number(worker, "cached_tokens")
-            computed = _number(worker, "prompt_tokens") - cached
-            family.add_metric([*labels, "local_compute"], computed)
-            family.add_metric([*labels, "local_cache_hit"], cached)
-        return family
+    def _of_models(self) -> Iterable[Metric]:
+        """Publish what each worker counted of each model's jobs."""
+        told = {
+            (model, worker.worker): model_stats(worker)
+            for (model, _), worker in workers_of_models(self._lanes).items()
+            if worker.lease_left_ms > 0
+        }
+        for metric in names.MODEL_METRICS:
+            family = _family(metric)
+            for engine, stats in told.items():
+                family.add_metric(engine, _number(stats, metric.stat))
+            yield family
+        yield from (_sources(told), _successes(told))
+        yield from (_histogram(each, told) for each in names.JOB_HISTOGRAMS)
 
     def _cache_config(self) -> Metric:
         family = GaugeMetricFamily(
@@ -183,19 +199,62 @@ class LaneMetrics(Collector):
             "1; its labels tell how the KV cache is set up",
             labels=[*ENGINE_LABELS, *CACHE_LABELS],
         )
-        for labels, worker in self._workers().items():
+        for engine, worker in self._alive_engines().items():
             counts = {
-                "block_size": f"{_number(worker, 'block_size'):.0f}",
-                "num_gpu_blocks": f"{_number(worker, 'num_blocks'):.0f}",
+                "block_size": f"{_number(worker.stats, 'block_size'):.0f}",
+                "num_gpu_blocks": f"{_number(worker.stats, 'num_blocks'):.0f}",
             }
             config = counts | worker.card.cache_config
-            family.add_metric([*labels, *(config.get(name, "") for name in CACHE_LABELS)], 1)
+            family.add_metric([*engine, *(config.get(name, "") for name in CACHE_LABELS)], 1)
         return family
+
+
+def engines(lanes: Sequence[LaneReport]) -> dict[Engine, WorkerStatus]:
+    """Return each worker once, under its first name.
+
+    One of an older version does not say which that is: it stands under the first lane of it.
+    """
+    latest, first_names = dict[str, WorkerStatus](), dict[str, str]()
+    for lane in lanes:
+        for each in lane.workers:
+            first_names.setdefault(each.worker, each.card.model or lane.model)
+            latest[each.worker] = _later(latest.get(each.worker), each)
+    return {(first_names[worker], worker): status for worker, status in latest.items()}
+
+
+def workers_of_models(lanes: Sequence[LaneReport]) -> dict[tuple[str, str], WorkerStatus]:
+    """Return the workers by the models they serve and their names, each as it told there.
+
+    A worker that serves several lanes of a model is in each of them, but counts once.
+    """
+    latest: dict[tuple[str, str], WorkerStatus] = {}
+    for lane in lanes:
+        for each in lane.workers:
+            latest[lane.model, each.worker] = _later(latest.get((lane.model, each.worker)), each)
+    return latest
+
+
+def _later(known: WorkerStatus | None, other: WorkerStatus) -> WorkerStatus:
+    """Return which of two lanes' reports of a worker is of its later beat."""
+    return known if known and known.lease_left_ms >= other.lease_left_ms else other
+
+
+def model_stats(worker: WorkerStatus) -> Mapping[str, JsonValue]:
+    """Return what a worker counted of the jobs of the model in whose lane it is listed."""
+    told = worker.stats.get("model")
+    return told if isinstance(told, dict) else {}
+
+
+def tallied(
+    stats: Mapping[str, JsonValue], histogram: names.EngineHistogram
+) -> tuple[float, list[float]] | None:
+    """Return a histogram's sum and counts; None where a worker of another version has none."""
+    return read_dump(histogram.bounds, _entry(stats, "histograms", histogram.stat))
 
 
 def is_moving(worker: WorkerStatus) -> bool:
     """Return whether its engine computes or is idle, as of its last beat."""
-    return _number(worker, "unmoved_s") <= names.UNHEALTHY_S
+    return _number(worker.stats, "unmoved_s") <= names.UNHEALTHY_S
 
 
 def _waiting(lane: LaneReport) -> dict[str, int]:
@@ -217,6 +276,56 @@ def _family(metric: names.EngineMetric) -> CounterMetricFamily | GaugeMetricFami
     return GaugeMetricFamily(metric.name, metric.text, labels=ENGINE_LABELS)
 
 
-def _number(worker: WorkerStatus, stat: str) -> float:
-    value = worker.stats.get(stat, 0)
+def _histogram(
+    histogram: names.EngineHistogram, told: Mapping[Engine, Mapping[str, JsonValue]]
+) -> Metric:
+    family = HistogramMetricFamily(histogram.name, histogram.text, labels=ENGINE_LABELS)
+    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+    for engine, stats in told.items():
+        if tally := tallied(stats, histogram):
+            total, counts = tally
+            buckets: list[Bucket] = [*zip(bounds, counts, strict=True)]
+            if example := read_example(_entry(stats, "examples", histogram.stat)):
+                at = bisect_left(histogram.bounds, example.value)
+                trace = Exemplar({"trace_id": example.trace_id}, example.value, example.at_s)
+                buckets[at] = bounds[at], counts[at], trace
+            family.add_metric(engine, buckets, total)
+    return family
+
+
+def _sources(told: Mapping[Engine, Mapping[str, JsonValue]]) -> Metric:
+    family = CounterMetricFamily(
+        names.PROMPT_TOKENS_BY_SOURCE,
+        "Tokens of prompts, by where their KV came from",
+        labels=[*ENGINE_LABELS, "source"],
+    )
+    for engine, stats in told.items():
+        cached = _number(stats, "cached_tokens")
+        computed = _number(stats, "prompt_tokens") - cached
+        family.add_metric([*engine, "local_compute"], computed)
+        family.add_metric([*engine, "local_cache_hit"], cached)
+    return family
+
+
+def _successes(told: Mapping[Engine, Mapping[str, JsonValue]]) -> Metric:
+    family = CounterMetricFamily(
+        names.REQUEST_SUCCESS,
+        "Choices that ended well",
+        labels=[*ENGINE_LABELS, "finished_reason"],
+    )
+    for engine, stats in told.items():
+        for reason in get_args(FinishReason):
+            count = _entry(stats, "finish_reasons", reason)
+            family.add_metric([*engine, reason], count if isinstance(count, int) else 0)
+    return family
+
+
+def _entry(stats: Mapping[str, JsonValue], table: str, name: str) -> JsonValue:
+    """Return an entry of a table in what a worker told; any client of Redis may have written it."""
+    entries = stats.get(table)
+    return entries.get(name) if isinstance(entries, dict) else None
+
+
+def _number(stats: Mapping[str, JsonValue], stat: str) -> float:
+    value = stats.get(stat, 0)
     return float(value) if isinstance(value, int | float) else 0.0

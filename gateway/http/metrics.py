@@ -11,7 +11,6 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
-    Histogram,
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -22,8 +21,7 @@ from penstock.gateway.http.lane_metrics import LaneMetrics, LaneReport
 from penstock.gateway.http.tenant_tokens import TenantTokens
 from penstock.schemas import names
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.event import Delta, Done, Event, Failed
-from penstock.schemas.trace_context import traceparent_of
+from penstock.schemas.event import Delta, Event
 
 if TYPE_CHECKING:
     from penstock.schemas.process.spans import Span
@@ -44,33 +42,6 @@ class Metrics:
         self._tenants = TenantTokens(max_tenants)
         self._registry = registry = CollectorRegistry()
         model = ["model_name"]
-        self.ttft = Histogram(
-            names.TTFT_SECONDS,
-            "From a request to its first token",
-            model,
-            buckets=names.TTFT_BUCKETS,
-            registry=registry,
-        )
-        self.inter_token = Histogram(
-            names.INTER_TOKEN_SECONDS,
-            "Between two events of a choice",
-            model,
-            buckets=names.INTER_TOKEN_BUCKETS,
-            registry=registry,
-        )
-        self.e2e = Histogram(
-            names.E2E_SECONDS,
-            "From a request to its end",
-            model,
-            buckets=names.E2E_BUCKETS,
-            registry=registry,
-        )
-        self.success = Counter(
-            names.REQUEST_SUCCESS,
-            "Choices that ended well",
-            [*model, "finished_reason"],
-            registry=registry,
-        )
         self.ended = Counter(
             names.JOBS_ENDED,
             "Ends of jobs that were shown to a caller",
@@ -174,59 +145,31 @@ class _All(Collector):
 
 @dataclass(slots=True)
 class RequestTimer:
-    """Measures one request, from its arrival to its job's end."""
+    """Follows one request's job: its span gets the first token, and its end is counted."""
 
     metrics: Metrics
-    span: "Span | None" = None  # of the request; the first token is noted on it
+    span: "Span | None" = None
     _began_s: float = field(default_factory=time.monotonic)
-    _last_s: dict[int, float] = field(default_factory=dict)
-    _longest_s: float = 0.0  # between two events of a choice
-    _exemplar: dict[str, str] | None = None  # names the trace, where one is recorded
-
-    def __post_init__(self) -> None:
-        if self.span and self.span.get_span_context().trace_flags.sampled:
-            self._exemplar = {"trace_id": traceparent_of(self.span)[3:35]}
 
     async def follow(self, model: str, batches: Batches) -> Batches:
-        """Time the batches and yield them unchanged.
+        """Look at the batches and yield them unchanged.
 
         `model` must be a served one, so that there are few labels.
         """
-        inter_token = self.metrics.inter_token.labels(model)  # looked up once, not every token
+        is_first = True
         with self.metrics.followed.track_inprogress():
             async with aclosing(batches):
                 async for batch in batches:
                     for event in batch:
-                        if isinstance(event, Delta):
-                            self._saw(model, event, inter_token)
-                        else:
-                            self._saw_end(model, event)
+                        if isinstance(event, Delta) and is_first:
+                            is_first = False
+                            self._saw_first()
+                        elif not isinstance(event, Delta):
+                            self.metrics.ended.labels(model, event.state).inc()
                     yield batch
 
-    def _saw(self, model: str, delta: Delta, inter_token: Histogram) -> None:
-        now_s = time.monotonic()
-        if not self._last_s:
-            self.metrics.ttft.labels(model).observe(now_s - self._began_s, self._exemplar)
-            if self.span:
-                self.span.add_event("first token")
-                self.span.set_attribute(
-                    "gen_ai.response.time_to_first_chunk", now_s - self._began_s
-                )
-        if (last_s := self._last_s.get(delta.index)) is not None:
-            self._saw_gap(now_s - last_s, inter_token)
-        self._last_s[delta.index] = now_s
-        if delta.finish_reason:
-            self.metrics.success.labels(model, delta.finish_reason).inc()
-
-    def _saw_gap(self, gap_s: float, inter_token: Histogram) -> None:
-        """Only the longest gap so far names the trace: to do so costs more than to count."""
-        if self._exemplar and gap_s > self._longest_s:
-            self._longest_s = gap_s
-            inter_token.observe(gap_s, self._exemplar)
-        else:
-            inter_token.observe(gap_s)
-
-    def _saw_end(self, model: str, end: Done | Failed) -> None:
-        seconds = time.monotonic() - self._began_s
-        self.metrics.e2e.labels(model).observe(seconds, self._exemplar)
-        self.metrics.ended.labels(model, end.state).inc()
+    def _saw_first(self) -> None:
+        if self.span:
+            seconds = time.monotonic() - self._began_s
+            self.span.add_event("first token")
+            self.span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)

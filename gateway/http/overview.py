@@ -7,15 +7,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from prometheus_client import Histogram
-
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.client import Client
-from penstock.gateway.http.lane_metrics import LaneReport, is_moving
-from penstock.gateway.http.metrics import Metrics
+from penstock.gateway.http.lane_metrics import (
+    LaneReport,
+    engines,
+    is_moving,
+    model_stats,
+    tallied,
+    workers_of_models,
+)
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas import names
-from penstock.schemas.delivery import LaneStatus, WorkerStatus
+from penstock.schemas.delivery import WorkerStatus
 from penstock.schemas.openai import JsonObject
 
 T = TypeVar("T")
@@ -65,9 +69,8 @@ class _Shared(Generic[T]):
 class Overview:
     """Tells a caller what runs, and how its own jobs stand."""
 
-    def __init__(self, client: Client, metrics: Metrics, version: str) -> None:
+    def __init__(self, client: Client, version: str) -> None:
         self._client = client
-        self._metrics = metrics
         self._version = version
         self._shared = _Shared(self._look)
         self._accounts = _Shared(self._look_at_accounts)
@@ -77,7 +80,8 @@ class Overview:
         """Return what runs, with the caller's own accounts and jobs. Raises QueueUnreachable.
 
         Counters grow since the start of whoever counts, so that who looks twice knows the rates.
-        Latencies are those that this gateway saw. An operator sees the accounts of all tenants.
+        Latencies are those that the living workers counted. An operator sees the accounts of all
+        tenants.
         """
         accounts = await self._accounts.now()
         if not caller.is_operator:
@@ -93,10 +97,7 @@ class Overview:
             "has_housekeeping": await HousekeepingSignature(self._client.redis).is_there(),
             "models": [*models(lanes)],
             "workers": [*workers(lanes)],
-            "latencies": {
-                "ttft": _counts(self._metrics.ttft, names.TTFT_BUCKETS),
-                "itl": _counts(self._metrics.inter_token, names.INTER_TOKEN_BUCKETS),
-            },
+            "latencies": latencies(lanes),
         }
 
     async def _look_at_accounts(self) -> list[JsonObject]:
@@ -134,28 +135,46 @@ async def look(client: Client) -> list[LaneReport]:
 
 
 def models(lanes: Sequence[LaneReport]) -> list[JsonObject]:
-    """Return what each model's lanes hold together."""
+    """Return what each model's lanes hold together, its living workers and what they made."""
     served = sorted({lane.model for lane in lanes})
-    return [_model(name, [each.status for each in lanes if each.model == name]) for name in served]
+    return [_model(name, [each for each in lanes if each.model == name]) for name in served]
 
 
 def workers(lanes: Sequence[LaneReport]) -> list[JsonObject]:
-    """Return the workers of each model. One that serves several lanes is there once."""
-    found = {(lane.model, each.worker): each for lane in lanes for each in lane.workers}
-    return [_worker(model, each) for (model, _), each in sorted(found.items())]
+    """Return each worker once, under the first of its names, with all that it serves."""
+    served_by = [*workers_of_models(lanes)]
+    return [
+        _worker(model, sorted(served for served, name in served_by if name == each.worker), each)
+        for (model, _), each in sorted(engines(lanes).items())
+    ]
 
 
-def _model(name: str, lanes: Sequence[LaneStatus]) -> JsonObject:
+def latencies(lanes: Sequence[LaneReport]) -> JsonObject:
+    """Return the latencies that the page shows, over the living workers of each model."""
+    shown = {each.name: each for each in names.JOB_HISTOGRAMS}
+    kinds = {"ttft": shown[names.TTFT_SECONDS], "itl": shown[names.INTER_TOKEN_SECONDS]}
+    return {kind: _counts(histogram, lanes) for kind, histogram in kinds.items()}
+
+
+def _model(name: str, lanes: Sequence[LaneReport]) -> JsonObject:
     reasons, totals = Counter[str](), Counter[str]()
-    for lane in lanes:
+    statuses = [each.status for each in lanes]
+    for lane in statuses:
         reasons.update(lane.by_reason)
         totals.update(lane.totals)
-    counts: JsonObject = {each: sum(getattr(lane, each) for lane in lanes) for each in SUMMED}
-    told: JsonObject = {"num_lanes": len(lanes), "is_paused": any(lane.is_paused for lane in lanes)}
+    counts: JsonObject = {each: sum(getattr(one, each) for one in statuses) for each in SUMMED}
+    living = [each for each in workers_of_models(lanes).values() if each.lease_left_ms > 0]
+    made = [model_stats(each).get("generation_tokens") for each in living]
+    told: JsonObject = {
+        "num_lanes": len(lanes),
+        "num_workers": len(living),
+        "generation_tokens": sum(count for count in made if isinstance(count, int)),
+        "is_paused": any(lane.is_paused for lane in statuses),
+    }
     return {"name": name, **told, **counts, "by_reason": {**reasons}, **totals}
 
 
-def _worker(model: str, worker: WorkerStatus) -> JsonObject:
+def _worker(model: str, served: Sequence[str], worker: WorkerStatus) -> JsonObject:
     stats: JsonObject = {name: worker.stats.get(name, 0) for name in STATS}
     card, state = worker.card, "serving" if is_moving(worker) else "stalled"
     if card.draining:
@@ -164,6 +183,7 @@ def _worker(model: str, worker: WorkerStatus) -> JsonObject:
         state = "asleep"
     return {
         "model": model,
+        "models": [*served],
         "worker": worker.worker,
         "host": worker.card.host,
         "max_num_seqs": worker.card.max_num_seqs,
@@ -184,11 +204,16 @@ def _added(one: JsonObject, other: JsonObject) -> JsonObject:
     return whole
 
 
-def _counts(histogram: Histogram, bounds: Sequence[float]) -> JsonObject:
+def _counts(histogram: names.EngineHistogram, lanes: Sequence[LaneReport]) -> JsonObject:
     """Return the bounds of the buckets, and each model's observations up to each bound."""
     counts: dict[str, list[float]] = {}
-    for metric in histogram.collect():
-        for sample in metric.samples:
-            if sample.name.endswith("_bucket") and sample.labels["le"] != "+Inf":
-                counts.setdefault(sample.labels["model_name"], []).append(sample.value)
-    return {"bounds_s": [*bounds], "counts": {model: [*each] for model, each in counts.items()}}
+    for (model, _), worker in workers_of_models(lanes).items():
+        tally = tallied(model_stats(worker), histogram)
+        if tally is None or worker.lease_left_ms <= 0:
+            continue
+        known = counts.get(model, [0.0] * len(histogram.bounds))
+        counts[model] = [one + more for one, more in zip(known, tally[1], strict=False)]
+    return {
+        "bounds_s": [*histogram.bounds],
+        "counts": {model: [*each] for model, each in counts.items()},
+    }

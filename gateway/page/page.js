@@ -68,17 +68,17 @@ function show(seen) {
   else if (!seen.has_housekeeping) tell("no housekeeping runs: webhooks and batches wait", "warn");
   else tell(`${serving} ${serving === 1 ? "worker serves" : "workers serve"}`, "good");
   figures(seen);
-  table("models", ["model", "queued", "running", "ended", "held back", "tokens/s", "crashes", "dead letters"],
+  table("models", ["model", "workers", "queued", "running", "ended", "held back", "tokens/s", "crashes", "dead letters"],
     seen.models.map((model) => [
-      named(model), model.num_queued, model.num_running, model.num_ended, held(model),
-      rate((look) => sum(look.workers.filter((each) => each.model === model.name), "generation_tokens")),
+      named(model), model.num_workers, model.num_queued, model.num_running, model.num_ended, held(model),
+      rate((look) => look.models.find((one) => one.name === model.name)?.generation_tokens),
       flagged(model.crashed || 0), flagged(model.num_dead_letters),
     ]), "no model was ever served here");
   table("workers", ["worker", "model", "state", "running", "waiting", "KV blocks", "tokens/s", "prefix hits", "preempted"],
     seen.workers.map((each) => [
-      each.worker, text(each.model), state(each.state), `${each.num_running} of ${each.max_num_seqs}`,
+      each.worker, served(each), state(each.state), `${each.num_running} of ${each.max_num_seqs}`,
       each.num_waiting, meter(each.num_held_blocks, each.num_blocks),
-      rate((look) => look.workers.find((one) => one.worker === each.worker && one.model === each.model)?.generation_tokens),
+      rate((look) => look.workers.find((one) => one.worker === each.worker)?.generation_tokens),
       each.prompt_tokens ? percent(each.cached_tokens / each.prompt_tokens) : "–", each.num_preemptions,
     ]), "no worker is there");
   accounts(seen.accounts);
@@ -217,6 +217,13 @@ function named(model) {
   return name;
 }
 
+function served(worker) {
+  const others = worker.models.filter((each) => each !== worker.model);
+  const made = text(others.length ? `${worker.model} and ${others.length} more` : worker.model);
+  made.title = worker.models.join(", ");
+  return made;
+}
+
 function held(model) {
   const parts = Object.entries({ ...model.by_reason, delayed: model.num_delayed }).filter(([, count]) => count);
   return parts.map(([name, count]) => `${count} ${name}`).join(", ") || 0;
@@ -230,14 +237,15 @@ function rate(counter) {
   return seconds > 0 ? Math.round((counter(looks[last]) - counter(looks[first])) / seconds) : 0;
 }
 
-// A percentile of the last minute, or of all that the gateway saw where nothing came in it.
+// A percentile of the last minute, or of all that the workers counted where nothing came in it or
+// one of them left.
 function latency(name, share) {
   const { bounds_s, counts } = looks.at(-1).latencies[name];
   const before = looks[0].latencies[name].counts;
   const of = (all) => bounds_s.map((_, at) => sum(Object.values(all), at));
   const now = of(counts), old = looks.length > 1 ? of(before) : now.map(() => 0);
   const lately = now.map((count, at) => count - old[at]);
-  const used = lately.at(-1) > 0 ? lately : now;
+  const used = lately.at(-1) > 0 && lately.every((count) => count >= 0) ? lately : now;
   if (!used.at(-1)) return "–";
   const wanted = share * used.at(-1), at = used.findIndex((count) => count >= wanted);
   const low = at ? bounds_s[at - 1] : 0, below = at ? used[at - 1] : 0;

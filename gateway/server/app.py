@@ -113,7 +113,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         KeyDesk(KeyStore(client.redis), secret),
         Webhooks(client.redis),
         Outbound(settings),
-        Overview(client, metrics, number),
+        Overview(client, number),
         OpenReads(settings.max_open_reads),
         tracing(settings, "penstock-gateway"),
     )

@@ -95,10 +95,11 @@ def metrics_page() -> str:
         "",
         fill(
             "What `/metrics` of a gateway publishes, in Prometheus' form. Names that begin with"
-            " `vllm:` are vLLM's, for dashboards that know them. Latencies, responses and ends are"
+            " `vllm:` are vLLM's, for dashboards that know them. Responses, refusals and ends are"
             " those that this gateway saw; all else is of the queue and its workers, so that one"
-            " gateway is enough to ask. This page is made of the code by"
-            " `tests/support/reference_pages.py`.",
+            " gateway is enough to ask. A worker of several names has its engine's figures once,"
+            " under the first; tokens, latencies and sizes are of each name's own jobs. This page"
+            " is made of the code by `tests/support/reference_pages.py`.",
             WIDTH,
         ),
         "",

@@ -31,6 +31,7 @@ class Times:
     first_ns: int = 0  # the engine's first output
     first_committed_ns: int = 0
     last_ns: int = 0  # the output that ended its last choice
+    logged_ns: dict[int, int] = field(default_factory=dict)  # monotonic: a choice's last event
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +74,16 @@ class ActiveJob:
     @property
     def job(self) -> Job:
         return self.started.job
+
+    @property
+    def is_delayed(self) -> bool:
+        """Return whether its caller asked that it wait."""
+        return self.job.delay_ms is not None or self.job.not_before_ms is not None
+
+    @property
+    def submitted_ns(self) -> int:
+        """Return when it was submitted, as unix time by this machine's clock."""
+        return self.times.started_ns - self.started.waited_ms * 1_000_000
 
     @property
     def log_fields(self) -> dict[str, str]:
@@ -272,13 +283,15 @@ class ActiveJob:
 
     def usage(self) -> Usage:
         """Return the tokens used. A prompt counts once, however many choices answer it."""
-        drawn = self.job.params.num_sequences
-        firsts = range(0, len(self.prompts) * drawn, drawn)
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.prompts),
             completion_tokens=sum(len(each.token_ids) for each in self.completions),
-            cached_tokens=sum(self._num_cached.get(first, 0) for first in firsts),
+            cached_tokens=sum(self.num_cached(at) for at in range(len(self.prompts))),
         )
+
+    def num_cached(self, prompt: int) -> int:
+        """Return how many tokens of a prompt its first sequence found computed."""
+        return self._num_cached.get(prompt * self.job.params.num_sequences, 0)
 
     def _since_submission_ms(self, moment_ns: int) -> float:
         return self.started.waited_ms + (moment_ns - self.times.started_ns) / 1e6

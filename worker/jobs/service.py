@@ -265,7 +265,7 @@ async def _beat(
 ) -> None:
     with suppress(Closed):
         while True:
-            supervisor.send(Alive(counts.dump(), counts.histograms()))
+            supervisor.send(Alive(counts.dump(), counts.histograms(), counts.models()))
             await asyncio.sleep(every_s)
 
 
@@ -275,7 +275,7 @@ async def serve(settings: WorkerSettings, engine: socket.socket, supervisor: soc
     generation = await asyncio.to_thread(load_generation, settings)
     engine_wire: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(engine)
     supervisor_wire: Channel[WorkerCommand, WorkerEvent] = await Channel.open(supervisor)
-    counts = JobCounts(settings.metrics_max_tenants)
+    counts = JobCounts(settings.metrics_max_tenants, settings.names)
     pulse = asyncio.create_task(_beat(supervisor_wire, pulse_every_s(settings), counts))
     spans = await asyncio.to_thread(tracing, settings, "penstock-worker")
     async with connect(settings.redis_url) as redis:

@@ -52,6 +52,7 @@ class Streamer:
         self._send = send
         self._spans = spans
         self._counts = counts or JobCounts()
+        self._model_counts = self._counts.of(queue.lane.model)
         self._seqs: dict[str, tuple[ActiveJob, int]] = {}
         self._expiries: dict[ActiveJob, asyncio.TimerHandle] = {}
         self._dirty: set[ActiveJob] = set()
@@ -189,6 +190,8 @@ class Streamer:
         for active, commit in zip(going, commits, strict=True):
             if signals[commit.job_id] is JobSignal.BUDGET:  # `finish` will say how far it is logged
                 continue
+            if signals[commit.job_id] is not JobSignal.FENCED:
+                self._model_counts.logged(active, commit.deltas)
             active.note_committed(commit)
             if active.has_passed_trial:
                 self._capacity.end_trial(active.job.job_id)
@@ -197,8 +200,9 @@ class Streamer:
         self.obey(signals)
 
     async def _finish(self, active: ActiveJob) -> None:
+        ending = active.ending()
         try:
-            is_ours = await self.queue.finish(self.incarnation, active.ending())
+            is_ours = await self.queue.finish(self.incarnation, ending)
         except OutOfBudget as budget:
             active.cut(budget.position)
             self._touch(active)
@@ -209,6 +213,8 @@ class Streamer:
             return
         if is_ours:
             self._counts.ended(active)
+            self._model_counts.logged(active, ending.deltas[ending.num_committed :])
+            self._model_counts.ended(active)
         else:
             self._counts.was_fenced()
         state = active.failure[0] if active.failure else "succeeded"

@@ -192,6 +192,7 @@ class Alive:
 
     counts: dict[str, JsonValue] = field(default_factory=dict)
     histograms: dict[str, list[float]] = field(default_factory=dict)
+    models: dict[str, dict[str, JsonValue]] = field(default_factory=dict)
 
 
 WorkerEvent = Prepared | Drained | Alive

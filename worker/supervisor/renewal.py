@@ -21,7 +21,7 @@ class Renewal:
     """The renewal of a lease, until it was lost on any lane or could not be renewed in its time.
 
     is_alive   returns whether the worker's processes move; while they do not, nothing is renewed
-    stats      returns the numbers that are sent with each renewal
+    stats      returns the numbers that are sent with each renewal of a lane of this model
     obey       takes each order that an operator gave the worker; one may come once for each lane
     tell       takes JobSignals of jobs in work, and when the lease of the slowest lane was renewed
     """
@@ -32,7 +32,7 @@ class Renewal:
         lease_s: float,
         every_s: float,
         is_alive: Callable[[], bool],
-        stats: Callable[[], dict[str, JsonValue] | None],
+        stats: Callable[[str], dict[str, JsonValue] | None],
         tell: Callable[[Signals | Renewed], None],
         obey: Callable[[WorkerOrder], None],
     ) -> None:
@@ -77,7 +77,8 @@ class Renewal:
             if not self._is_wanted:
                 continue
             try:
-                signals = await self._queues[at].beat(incarnation, self._stats())
+                queue = self._queues[at]
+                signals = await queue.beat(incarnation, self._stats(queue.lane.model))
             except Unavailable:
                 continue
             if signals is None:

@@ -135,6 +135,7 @@ class Watchdog:
         self._prepared: asyncio.Future[Prepared] = loop.create_future()
         self._over: asyncio.Future[int | None] = loop.create_future()
         self._card = WorkerCard(
+            model=settings.names[0],
             host=socket.gethostname(),
             pid=os.getpid(),
             version=version("penstock"),
@@ -352,14 +353,16 @@ class Watchdog:
         async with asyncio.timeout(self._lease_s):
             await _all(queue.register(incarnation, self._card) for queue in self._queues)
 
-    def _stats(self) -> dict[str, JsonValue] | None:
+    def _stats(self, model: str) -> dict[str, JsonValue] | None:
+        """Return the engine's numbers, and those of one model's jobs."""
         if self._pulse is None:
             return None
         unmoved_s = self._engine_unmoved_s(self._pulse)
         stats, alive = self._pulse.stats, self._alive
         dumps = stats.histograms | alive.histograms
         histograms: dict[str, JsonValue] = {stat: [*dump] for stat, dump in dumps.items()}
-        return asdict(stats) | alive.counts | {"histograms": histograms, "unmoved_s": unmoved_s}
+        own = {"histograms": histograms, "unmoved_s": unmoved_s, "model": alive.models.get(model)}
+        return asdict(stats) | alive.counts | own
 
     def _engine_unmoved_s(self, pulse: Pulse) -> float:
         return pulse.unmoved_s + self._awake.now() - self._heard_s

@@ -195,10 +195,6 @@ def test_metrics_count_what_happened_under_vllms_names(http: httpx.Client, actor
     def gained(name: str, *labels: str) -> float:
         return after[name, labels] - before.get((name, labels), 0)
 
-    assert gained(names.TTFT_SECONDS + "_count", MODEL) == 2
-    assert gained(names.INTER_TOKEN_SECONDS + "_count", MODEL) == 4
-    assert gained(names.E2E_SECONDS + "_count", MODEL) == 2
-    assert gained(names.REQUEST_SUCCESS + "_total", "length", MODEL) == 2
     assert gained(names.JOBS_ENDED + "_total", MODEL, "succeeded") == 2
     assert gained(names.HTTP_RESPONSES + "_total", "404") == 1
     assert after[names.REQUESTS_RUNNING, ("actor", MODEL)] == 1
@@ -272,12 +268,16 @@ def test_a_wrong_flag_is_named(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_worker_of_two_lanes_counts_once() -> None:
     lane = LaneStatus(num_queued=3, num_running=1, num_ended=0, interval_ms=0)
     worker = WorkerStatus(
-        worker="w", card=WorkerCard(), stats={"generation_tokens": 5}, lease_left_ms=9
+        worker="w",
+        card=WorkerCard(),
+        stats={"num_steps": 9, "model": {"generation_tokens": 5}},
+        lease_left_ms=9,
     )
     lapsed = worker.model_copy(update={"worker": "gone", "lease_left_ms": -1})
     reports = [LaneReport(MODEL, number, lane, [worker, lapsed]) for number in ("0", "1")]
     text = published(*reports)
-    assert text.count('vllm:generation_tokens_total{engine="w"') == 1
+    for name in ("vllm:generation_tokens_total", "penstock:engine_steps_total"):
+        assert text.count(f'{name}{{engine="w"') == 1
     assert [line for line in text.splitlines() if '"gone"' in line] == [
         f'{names.ENGINE_HEALTHY}{{engine="gone",model_name="{MODEL}"}} 0.0'
     ]

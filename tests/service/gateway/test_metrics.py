@@ -27,6 +27,7 @@ TEXT = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 12, "ignore_
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi " * 30}], "max_tokens": 40}
 # The series that the dashboard of vLLM's example queries, each by the label model_name.
 LATENCIES = ("e2e_request_latency", "inter_token_latency", "time_to_first_token")
+HISTOGRAMS = (*names.JOB_HISTOGRAMS, *names.ENGINE_HISTOGRAMS)
 DASHBOARD = {
     *(f"vllm:{name}_seconds_{part}" for name in LATENCIES for part in ("bucket", "sum", "count")),
     "vllm:prompt_tokens_total",
@@ -123,7 +124,7 @@ def test_a_strict_reader_of_either_form_understands_it(house: House) -> None:
     assert classic.headers["content-type"].startswith("text/plain; version=")
     asked = httpx.get(house.url + "/metrics", headers=OPENMETRICS, timeout=60)
     assert asked.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    histograms = {each.name for each in names.ENGINE_HISTOGRAMS}
+    histograms = {each.name for each in HISTOGRAMS}
     for families in (
         list(text_string_to_metric_families(classic.text)),
         list(openmetrics.text_string_to_metric_families(asked.text)),
@@ -143,10 +144,7 @@ def test_exemplars_lead_to_the_trace_where_openmetrics_is_asked_for(house: House
 
 
 def test_histograms_tell_of_jobs_their_prompts_and_choices(house: House) -> None:
-    count = {
-        each.name: house.value(f"{each.name}_count", model_name=MODEL)
-        for each in names.ENGINE_HISTOGRAMS
-    }
+    count = {each.name: house.value(f"{each.name}_count", model_name=MODEL) for each in HISTOGRAMS}
     for name in ("queue_time", "prefill_time", "decode_time", "inference_time"):
         assert count[f"vllm:request_{name}_seconds"] == 3
     assert count["vllm:request_prompt_tokens"] == count["vllm:request_params_max_tokens"] == 3

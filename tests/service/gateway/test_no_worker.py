@@ -62,7 +62,7 @@ def test_a_hundred_jobs_wait_for_the_first_worker_and_are_counted_until_they_end
             job_ids = list(pool.map(submit, range(NUM_JOBS)))
         assert gauges() == (NUM_JOBS, 0)
         shown = samples(http)
-        assert shown[names.WORKERS_ALIVE, HERE] == 0
+        assert shown[names.WORKERS_ALIVE, (MODEL,)] == shown[names.LANE_WORKERS, HERE] == 0
         assert shown[names.REQUESTS_WAITING_BY_REASON, (*QUEUE, "no_worker")] == NUM_JOBS
         assert shown[names.NUM_QUEUED_TOKENS, HERE] == 2 * NUM_JOBS
         for job_id in job_ids[:: NUM_JOBS - 1]:

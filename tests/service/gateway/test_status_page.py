@@ -123,7 +123,7 @@ def test_its_stream_ends_when_the_gateway_stops(server: Server) -> None:
 def test_top_shows_the_same_in_a_terminal(server: Server) -> None:
     command = [sys.executable, "-m", "penstock.compose.cli", "top", "--redis-url", server.url]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
-    assert re.search(r"^fake +0 +0 +\d+ +0 +0 +0$", shown, re.MULTILINE), shown
+    assert re.search(r"^fake +1 +0 +0 +\d+ +0 +0 +0$", shown, re.MULTILINE), shown
     assert re.search(r"^\S+ +fake +serving +0 of \d+ +0 +0% +- +0$", shown, re.MULTILINE), shown
     listed = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
     assert [each["state"] for each in json.loads(listed)["workers"]] == ["serving"]

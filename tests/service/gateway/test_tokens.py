@@ -1,6 +1,7 @@
 """A model's tokenizer over HTTP, and tokens for tokens, against transformers and each other."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -9,6 +10,7 @@ import redis
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from penstock.compose.server import Server
+from penstock.schemas import names
 from penstock.schemas.keys import Lane
 from penstock.schemas.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_MODEL
@@ -264,14 +266,19 @@ def test_a_job_of_another_kind_gets_no_place_among_the_texts(http: httpx.Client)
 
 
 def test_no_figure_and_no_list_of_jobs_counts_it(http: httpx.Client) -> None:
+    counted = (names.REQUEST_SUCCESS, *(each.name for each in names.JOB_HISTOGRAMS))
+
     def figures() -> list[str]:
         lines = http.get("/metrics").text.splitlines()
-        return [line for line in lines if line.startswith("vllm:time_to_first_token")]
+        return [line for line in lines if line.startswith(counted)]
 
     post(http, "/v1/completions", model=MODEL, prompt="x", max_tokens=1)
+    time.sleep(2)  # several beats, by which a worker tells what it counted
     before = figures()
+    assert before != []
     post(http, "/tokenize", prompt="Hello")
-    assert figures() == before != []
+    time.sleep(2)
+    assert figures() == before
     recent = http.get("/v1/jobs?limit=100").json()["data"]
     assert recent and all(job["priority_class"] != "text" for job in recent)
 

@@ -51,7 +51,13 @@ def test_one_frozen_server_makes_no_other_servers_lanes_late() -> None:
             for queue in queues:
                 await queue.register("w", WorkerCard())
             renewal = Renewal(
-                queues, LEASE_S, EVERY_S, lambda: True, lambda: None, told.append, lambda: None
+                queues,
+                LEASE_S,
+                EVERY_S,
+                lambda: True,
+                lambda model: None,
+                told.append,
+                lambda: None,
             )
             running = asyncio.create_task(renewal.run("w"))
             await asyncio.sleep(1.0)
