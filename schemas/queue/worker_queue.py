@@ -206,6 +206,7 @@ class WorkerQueue(Queue):
             ending.end.position,
             _result(ending),
             _prompt(usage.prompt_tokens or None, usage.cached_tokens),
+            max(0, usage.completion_tokens - ending.end.position),
             len(tail),
             *_event_args(tail),
         )

@@ -285,13 +285,21 @@ class ActiveJob:
         """Return the tokens used. A prompt counts once, however many choices answer it."""
         return Usage(
             prompt_tokens=sum(len(prompt) for prompt in self.prompts),
-            completion_tokens=sum(len(each.token_ids) for each in self.completions),
+            completion_tokens=self._num_drawn(),
             cached_tokens=sum(self.num_cached(at) for at in range(len(self.prompts))),
         )
 
     def num_cached(self, prompt: int) -> int:
         """Return how many tokens of a prompt its first sequence found computed."""
         return self._num_cached.get(prompt * self.job.params.num_sequences, 0)
+
+    def _num_drawn(self) -> int:
+        """Return the tokens drawn for the completions; each step of a search draws one a beam."""
+        lengths, params = [len(each.token_ids) for each in self.completions], self.job.params
+        if not params.use_beam_search:
+            return sum(lengths)
+        firsts = range(0, len(lengths), params.n)
+        return sum(max(lengths[at : at + params.n]) for at in firsts) * params.num_drawn
 
     def _since_submission_ms(self, moment_ns: int) -> float:
         return self.started.waited_ms + (moment_ns - self.times.started_ns) / 1e6

@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass, field
 
-from penstock.schemas.event import Usage
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
@@ -74,11 +73,9 @@ class BestOfJob(ActiveJob):
             self._show(range(first, first + drawn))
         return output.finish_reason is None
 
-    def usage(self) -> Usage:
-        """Return the tokens used: those of candidates that are not shown are drawn too."""
-        used = ActiveJob.usage(self)
+    def _num_drawn(self) -> int:
         num_drawn = sum(len(each.token_ids) for each in self.candidates)
-        return used.model_copy(update={"completion_tokens": max(used.completion_tokens, num_drawn)})
+        return max(ActiveJob._num_drawn(self), num_drawn)
 
     def _is_shown(self, index: int) -> bool:
         """Return whether the answers to the candidate's prompt are in the log."""

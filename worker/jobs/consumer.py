@@ -79,6 +79,7 @@ class Intake:
         job.refuse_large_scores(prompts)
         job.refuse_many_ids(prompts)
         self._check_budget(started, sum(map(len, prompts)))
+        self._check_unshown(started, prompts)
         enders = self.limits.eos_token_ids
         form = (
             await asyncio.to_thread(self._form, job, prompts) if job.chat else self._form(job, [])
@@ -143,6 +144,26 @@ class Intake:
         if left is not None and not started.log and num_prompt >= left:
             sentence = f"prompt: {num_prompt} tokens; the account's budget has {left} left"
             raise BudgetExceeded(sentence, "prompt", reset_at=started.budget_reset_at)
+
+    def _check_unshown(self, started: Started, prompts: list[list[int]]) -> None:
+        """Raise BudgetExceeded where answers that are drawn and not shown may be more than is left.
+
+        A budget that ends meanwhile cannot end them: none is shown before all are drawn.
+        """
+        left, params = started.budget_left, started.job.params
+        if left is None or (params.num_drawn == params.n and not params.use_beam_search):
+            return
+        num_prompt = [len(prompt) for prompt in prompts]
+        most = sum(self.limits.max_tokens(each, params) for each in num_prompt)
+        num_tokens = sum(num_prompt) + params.num_drawn * most
+        if num_tokens > left:
+            field = "best_of" if params.best_of else "n"
+            raise BudgetExceeded(
+                f"{field}: {params.num_drawn} answers drawn to each prompt may take {num_tokens} "
+                f"tokens; the account's budget has {left} left; ask for fewer, or less max_tokens",
+                field,
+                reset_at=started.budget_reset_at,
+            )
 
     def _read(self, job: Job) -> list[list[int]]:
         asked = job.params, self.limits.prompt_room(job.params)

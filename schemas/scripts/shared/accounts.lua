@@ -185,7 +185,7 @@ end
 -- Tokens that were charged for a job so far.
 local function used_by(job)
   local prompt = job.prompt and string.match(job.prompt, '^%d+') or 0
-  return prompt + (job.stop or job.position)
+  return prompt + (job.stop or job.position) + (job.unshown or 0)
 end
 
 -- An ended job's draw counts as far as it was used. Whether the minute has more left by that.

@@ -24,6 +24,14 @@ local function stop_after(job, account, room)
   redis.call('HSET', job.key, 'stop', job.stop)
 end
 
+-- Answers that were drawn and are not shown were computed too, as of `best_of` or a search.
+local function charge_unshown(job, tokens)
+  if tokens <= 0 then return end
+  charge(job, account_of(job.account), 0, 0, tokens, tokens)
+  job.unshown = tokens
+  book()
+end
+
 -- Appends `count` events from ARGV[at] on, three arguments each: position, tokens, JSON. Those that
 -- the log has are skipped. A worker that does not continue the log cannot go on with the job, so
 -- another gets it. Returns K, D or F; or B: it was appended as far as the budget goes.

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
 from penstock.schemas.account import Account, Quota
+from penstock.schemas.event import Result
 from penstock.schemas.job import Job
 from penstock.schemas.sampling import SamplingParams
 from worker_process import WorkerProcess, ask
@@ -52,5 +53,43 @@ def test_a_prompt_beyond_the_budget_ends_with_the_time_of_its_renewal() -> None:
                 days = 1 if limits.tokens_per_day else 31
                 assert now < renews <= now + timedelta(days=days)
                 assert f"{renews:%X}" == "00:00:00" and (days == 1 or renews.day == 1)
+
+        ask(server.url, asks)
+
+
+def test_answers_that_are_drawn_and_not_shown_are_charged_too() -> None:
+    """16 answers of 100 tokens, of which one is shown, are 1,600 of a day's 5,000."""
+    with Server() as server, WorkerProcess(server.url, "fake", "--fake-step-ms", "1") as worker:
+        worker.ready()
+
+        async def asks(client: Client) -> None:
+            account = Account(name="key", limits=Quota(tokens_per_day=5000))
+
+            async def run(best_of: int, max_tokens: int) -> Result:
+                params = SamplingParams(
+                    max_tokens=max_tokens, ignore_eos=True, best_of=best_of, n=1
+                )
+                job_id = await client.enqueue(
+                    "hello", params=params, background=True, account=account
+                )
+                result = await client.result(job_id)
+                assert result is not None
+                return result
+
+            totals = []
+            for _ in range(2):
+                result = await run(16, 100)
+                assert result.state == "succeeded" and len(result.choices) == 1
+                assert result.usage.completion_tokens == 1600
+                assert len(result.choices[0].token_ids) == 100
+                totals.append(result.usage.prompt_tokens + 1600)
+            refused = await run(20, 100)
+            assert refused.error and refused.error.code == "budget_exceeded"
+            assert refused.error.param == "best_of"
+            assert "20 answers drawn to each prompt may take 2005 tokens" in refused.error.message
+            assert f"budget has {5000 - sum(totals)} left" in refused.error.message
+            result = await run(1, 5000)
+            made = result.usage.prompt_tokens + result.usage.completion_tokens
+            assert made == 5000 - sum(totals)
 
         ask(server.url, asks)
