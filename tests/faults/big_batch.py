@@ -74,6 +74,7 @@ async def _run(url: str, folder: Path, num_lines: int, window: int, patience_s: 
                 peaks.append(_peak_bytes(pid))
                 if share == 1.0:
                     batch = await _ended(batches, batch.id)
+                assert housekeeping.process.poll() is None, "housekeeping ended by itself"
                 housekeeping.kill()
         worker.cancel()
         assert max(growth) < GROWTH_BYTES, growth

@@ -8,7 +8,10 @@
 Each lane is a Redis with two workers, two gateways and a housekeeping, all real processes, that
 runs one schedule after another: thirty jobs of three tenants and their callers, one to four faults,
 then every invariant. Where Redis lost what it had written (`lose tail`, `promote`), a job may be
-unknown and a reader may be told that its stream diverged; all else holds there too. Durability
+unknown and a reader may be told that its stream diverged; all else holds there too. Where its clock
+jumps past every time to live, or a key that has one vanishes, a job that ended may be unknown or
+gone. Nothing is healed: what a fault killed or stopped is started again, and a process that ends by
+itself, or with a status that tells of more than its end, is a broken promise. Durability
 fsync leaves these two out, and replicas the first: then `promote` takes nothing that was told. A
 seed that broke something is printed with what it broke; `make chaos SEED=that SCHEDULES=1` runs it
 again. The exit status is 1 when anything broke.
@@ -33,7 +36,16 @@ from typing import get_args
 
 import redis
 
-from faults.invariants import Listener, check_leftovers, check_logs, known_jobs, wait_until_idle
+from faults.invariants import (
+    Listener,
+    check_expired,
+    check_leftovers,
+    check_logs,
+    has_lost_its_end,
+    known_jobs,
+    num_ends,
+    wait_until_idle,
+)
 from faults.load import Callers
 from faults.processes import AppendFsync, System
 from faults.schedule import KINDS, Fault, Schedule, inject, schedule
@@ -145,40 +157,65 @@ async def run_schedule(
     url, durability = system.proxies[0].url, system.durability
     async with Client.from_url(url, durability=durability) as sdk:
         chance = random.Random(plan.seed)
-        callers = Callers(system.name, system.gateway_urls, sdk, chance, tenants, plan.may_lose)
-        keeper = asyncio.create_task(keep_alive(system))
+        callers = Callers(
+            system.name,
+            system.gateway_urls,
+            sdk,
+            chance,
+            tenants,
+            plan.may_lose,
+            plan.may_expire,
+        )
         try:
-            async with asyncio.timeout(SCHEDULE_S), asyncio.TaskGroup() as parts:
-                for fault in plan.faults:
-                    parts.create_task(_inject(system, fault))
-                parts.create_task(callers.run(plan.asks, plan.pace_s))
-            await asyncio.to_thread(until_ready, system)
-            await check_apart(callers, sdk, tenants)
+            async with asyncio.TaskGroup() as whole:
+                keeper = whole.create_task(keep_alive(system))
+                async with asyncio.timeout(SCHEDULE_S), asyncio.TaskGroup() as parts:
+                    for fault in plan.faults:
+                        parts.create_task(_inject(system, fault))
+                    parts.create_task(callers.run(plan.asks, plan.pace_s))
+                await asyncio.to_thread(until_ready, system)
+                await check_apart(callers, sdk, tenants)
+                keeper.cancel()
         finally:
-            keeper.cancel()
             await callers.aclose()
         known = await asyncio.to_thread(check_all, system, listener, callers, report, plan)
+        charged = None if plan.may_expire else before
         with redis.Redis.from_url(system.url) as store:
-            check_accounts(store, system.lane, tenants, callers.told, known, before)
+            check_accounts(store, system.lane, tenants, callers.told, known, charged)
         for told in callers.told:
             if told.job_id in known:
                 await sdk.delete(told.job_id, tenants[told.ask.tenant].name)
     with redis.Redis.from_url(system.url) as store:
         left = list(store.scan_iter(f"{system.lane.prefix}job:*", count=1000))
+        if plan.may_expire:  # what a record that vanished left behind goes by its own time
+            going = [key for key in left if store.ttl(key) >= 0]
+            left = [key for key in left if key not in going]
+            store.delete("", *going)  # so that the next schedule does not meet it
         assert not left, f"erased jobs left {left}"
+    system.check_ends()
 
 
 def check_all(
     system: System, listener: Listener, callers: Callers, report: Report, plan: Schedule
 ) -> set[str]:
-    """What holds of the jobs that Redis knows: all, unless it lost what it had written."""
-    heard = listener.take(plan.forgets)  # what is published need not be kept, nor shown
+    """What holds of the jobs that Redis knows: all, unless it lost what it had written.
+
+    A job whose time to live was over had ended before.
+    """
+    # What is published need not be kept, nor shown; a job that expired is perhaps done again.
+    heard = listener.take(plan.forgets or plan.may_expire)
     with redis.Redis.from_url(system.url) as store:
         wait_until_idle(store, system.lane)
         known = {told.job_id for told in callers.told}
-        if plan.may_lose:
+        if plan.may_lose or plan.may_expire:
             known = known_jobs(store, system.lane, known)
-        check_logs(store, system.lane, known, None if plan.forgets else heard)
+        if plan.may_expire and plan.keeps_redis:
+            check_expired({told.job_id for told in callers.told} - known, heard)
+        read = known
+        if plan.may_expire:
+            read = {each for each in known if not has_lost_its_end(store, system.lane, each)}
+            heard = {job_id: events for job_id, events in heard.items() if num_ends(events) < 2}
+        check_logs(store, system.lane, read, None if plan.forgets else heard)
         check_leftovers(store, system.lane)
         for job_id in known:
             _count(report, [key for key, _ in store.xrange(f"{system.lane.job(job_id)}:log")])
@@ -205,8 +242,9 @@ async def _inject(system: System, fault: Fault) -> None:
 
 
 async def keep_alive(system: System) -> None:
-    """Whatever died is started again, as an operator's supervisor would."""
+    """Start again what a fault killed or stopped; raise what ended otherwise."""
     while True:
+        system.check_ends()
         for worker in [each for each in system.workers if not each.is_alive]:
             await asyncio.to_thread(system.replace, worker, *WORKER)
         for gateway in [each for each in system.gateways if not each.is_alive]:

@@ -207,6 +207,7 @@ def run(
             except Exception as error:
                 raise AssertionError(f"{asked[place]}: {one}") from error
             counts["answers that thought"] += 2 * bool(one.reasoning)
+        system.check_ends()
     return counts
 
 

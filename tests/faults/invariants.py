@@ -91,6 +91,24 @@ def known_jobs(store: Store, lane: Lane, job_ids: Iterable[str]) -> set[str]:
     return {job_id for job_id in job_ids if store.exists(lane.job(job_id))}
 
 
+def num_ends(events: Iterable[bytes]) -> int:
+    """How often a job ended, as published: again where it expired and was submitted again."""
+    return sum(not isinstance(EVENT.validate_json(event), Delta) for event in events)
+
+
+def check_expired(job_ids: Iterable[str], heard: Mapping[str, list[bytes]]) -> None:
+    """A job that is unknown had ended: only then is it kept for a time, and no longer."""
+    for job_id in job_ids:
+        assert num_ends(heard.get(job_id, [])), f"{job_id} is unknown, and never ended"
+
+
+def has_lost_its_end(store: Store, lane: Lane, job_id: str) -> bool:
+    """It ended, and both its log and its result are gone: its readers are told so."""
+    key = lane.job(job_id)
+    state = (store.hget(key, "state") or b"").decode()
+    return state in END_STATES and not store.exists(f"{key}:log", f"{key}:result")
+
+
 def check_logs(
     store: Store, lane: Lane, job_ids: Iterable[str], heard: Mapping[str, list[bytes]] | None = None
 ) -> None:

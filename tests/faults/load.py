@@ -14,7 +14,7 @@ import httpx
 from faults.told import Ask, Broken, Told
 from penstock.gateway.client import Client
 from penstock.schemas.account import Account
-from penstock.schemas.errors import JobNotFound, PenstockError, StreamDiverged
+from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, StreamDiverged
 from penstock.schemas.event import EVENT, ErrorBody, Failed
 from penstock.schemas.sampling import SamplingParams
 
@@ -40,7 +40,7 @@ class Tenant(Protocol):
 class Callers:
     """Puts asks in and follows each to its end. `gateways` gives the URLs of those that live.
 
-    Without tenants nobody has a key.
+    Without tenants nobody has a key. `may_lose` and `may_expire` are those of a `Schedule`.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Callers:
         chance: random.Random,
         tenants: Sequence[Tenant] = (),
         may_lose: bool = False,
+        may_expire: bool = False,
     ) -> None:
         self._model = model
         self._gateways = gateways
@@ -58,6 +59,7 @@ class Callers:
         self._chance = chance
         self._tenants = tenants
         self._may_lose = may_lose
+        self._may_expire = may_expire
         timeout = httpx.Timeout(SILENCE_S, pool=None)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits)
@@ -113,7 +115,8 @@ class Callers:
 
     async def _hear(self, told: Told, error: ErrorBody) -> None:
         """Of trouble that is not the job's own end."""
-        if self._may_lose and error.code == JobNotFound.code:
+        is_unknown = error.code == JobNotFound.code and (self._may_lose or self._may_expire)
+        if is_unknown or (error.code == JobGone.code and self._may_expire):
             told.is_unknown = True
         elif self._may_lose and error.code == StreamDiverged.code:
             told.begin_again()
@@ -246,7 +249,9 @@ class Callers:
             reply = await self._http.post(url, headers=_headers(self.tenant_of(told.ask)))
         except (httpx.HTTPError, LookupError):
             return
-        if reply.status_code not in (200, *_GIVE_AGAIN) and not self._may_lose:
+        if reply.status_code == 404 and (self._may_lose or self._may_expire):
+            return
+        if reply.status_code not in (200, *_GIVE_AGAIN):
             raise Broken(f"cancel: {reply.status_code} {reply.text}")
 
 

@@ -22,6 +22,7 @@ from typing import Literal, Self
 import redis
 
 from faults.proxy import Proxy
+from faults.server_clock import ClockedServer, ServerClock
 from penstock.compose.server import Server
 from penstock.schemas.keys import Lane
 from penstock.schemas.redis.group_sync import Durability
@@ -50,6 +51,7 @@ class Process:
         self, module: str, words: list[str], proxy: Proxy, env: dict[str, str], query: str = ""
     ) -> None:
         self.proxy = proxy
+        self._is_killed = self._is_told = False
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-fault-")
         self.log = Path(self._folder.name) / "log"
         with self.log.open("w") as stream:
@@ -65,6 +67,14 @@ class Process:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
+    @property
+    def complaint(self) -> str:
+        """What is wrong with its end: that nobody asked for it, or a status that tells of more."""
+        status = self.process.poll()
+        if status is None or self._is_killed or (self._is_told and status == 0):
+            return ""
+        return f"{type(self).__name__} ended by itself, status {status}: {self.logged()[-2000:]}"
+
     def logged(self) -> str:
         return self.log.read_text(errors="replace")
 
@@ -75,10 +85,17 @@ class Process:
 
     def kill(self) -> None:
         """As a lost machine: all at once, and nobody left to say so."""
+        self._is_killed = self._is_killed or self.is_alive
         self.send(signal.SIGKILL)
         self.process.wait(PATIENCE_S)
 
+    def kill_first(self) -> None:
+        """The one process that was started; its children end with it."""
+        self._is_killed = self._is_killed or self.is_alive
+        self.process.kill()
+
     def terminate(self) -> None:
+        self._is_told = self._is_told or self.is_alive
         self.process.send_signal(signal.SIGTERM)
 
     def close(self) -> None:
@@ -163,7 +180,9 @@ class System:
         self._own_folder = tempfile.TemporaryDirectory(prefix="penstock-system-")
         folder = Path(self._own_folder.name) / "redis"
         at_once = {"repl-diskless-sync-delay": "0"}  # else it waits 5 s for more replicas
-        self.server = server or Server(folder, options={"appendfsync": appendfsync} | at_once)
+        self.clock = ServerClock(Path(self._own_folder.name))
+        options = {"appendfsync": appendfsync} | at_once
+        self.server = server or ClockedServer(self.clock, folder, options)
         self._standby: tuple[Server, Proxy] | None = None  # a replica, and how it hears
         self.durability = durability
         self.model = model
@@ -254,6 +273,11 @@ class System:
         self.houses.append(Housekeeping(words, proxy, env))
         return self.houses[-1]
 
+    def check_ends(self) -> None:
+        """Every process runs, or was killed or told to end by the test."""
+        found = [complaint for each in self.processes if (complaint := each.complaint)]
+        assert not found, "; ".join(found)
+
     def ready(self) -> Self:
         for process in self.processes:
             process.ready()
@@ -264,7 +288,11 @@ class System:
         return [each.url for each in self.gateways if each.is_alive and each.url]
 
     def replace(self, process: Worker | Gateway | Housekeeping, *flags: str) -> None:
-        """Close one that is dead or is to die, and start another in its place."""
+        """Close one that is dead or is to die, and start another in its place.
+
+        One that died by itself is no such: that is a fault, and stays to be seen.
+        """
+        assert not process.complaint, process.complaint
         process.close()
         if isinstance(process, Worker):
             self.workers.remove(process)
@@ -333,7 +361,8 @@ class System:
     def _replica(self) -> tuple[Server, Proxy]:
         """Start a replica, and a relay through which it hears."""
         folder = Path(self._own_folder.name) / f"replica-{next(self._numbers)}"
-        replica, way = Server(folder, options=self.server.options), Proxy(self.server.port)
+        replica = ClockedServer(self.clock, folder, self.server.options)
+        way = Proxy(self.server.port)
         self._starter.submit(replica.start).result()
         way.__enter__()
         with redis.Redis.from_url(replica.url) as client:

@@ -203,13 +203,15 @@ def roll(num_callers: int, away_s: float, retry_s: float) -> list[Row]:
             def gateway_anew(gateway: Gateway) -> Callable[[], None]:
                 return lambda: _restart_gateway(system, balancer, gateway)
 
-            return [
+            rows = [
                 row("nothing", lambda: time.sleep(CALM_S)),
                 row("housekeeping", *map(anew, system.houses)),
                 row("worker", *map(anew, system.workers)),
                 row("gateway", *map(gateway_anew, system.gateways)),
                 row("Redis", *[lambda: _restart_redis(system, away_s)] * REDIS_RESTARTS),
             ]
+            system.check_ends()
+            return rows
 
 
 def _restart(system: System, process: Worker | Gateway | Housekeeping) -> None:

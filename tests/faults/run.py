@@ -81,6 +81,7 @@ def run(
             check_ledger(store, lane, job_ids, before)
             if is_empty_after:
                 check_leftovers(store, lane)
+        system.check_ends()
     return told
 
 

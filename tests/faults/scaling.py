@@ -97,6 +97,7 @@ class Cluster:
             self.error = error
 
     def _look(self) -> None:
+        self.system.check_ends()
         samples = self._samples()
         wanted = self._scaler.wanted(time.monotonic(), len(self._workers), samples)
         while len(self._workers) < wanted:

@@ -18,6 +18,10 @@ Kind = TypeVar("Kind", bound=Process)
 LONG_S = 30.0
 MOST_BYTES = 300_000
 LOSSES = ("lose tail", "promote")
+EXPIRIES = ("clock jumps", "key vanishes")
+FOREVER_S = 100 * 86_400  # longer than anything is kept
+VANISHED = 10  # keys in one fault
+STILL_TIMES = 4  # as long as other faults last: longer than a step may take
 TOO_MUCH: dict[Durability, tuple[str, ...]] = {
     "server": (),
     "fsync": LOSSES,
@@ -59,6 +63,21 @@ class Schedule:
     def may_lose(self) -> bool:
         """Whether what was accepted and shown may be lost."""
         return self.forgets and self.durability == "server"
+
+    @property
+    def may_expire(self) -> bool:
+        """Whether what is kept for a time may be gone before.
+
+        A job that ended is then unknown or gone, to its readers and to whoever submits it again;
+        and a count of what was used begins anew. Nothing else may be missing, or told.
+        """
+        return any(fault.kind in EXPIRIES for fault in self.faults)
+
+    @property
+    def keeps_redis(self) -> bool:
+        """Whether a subscriber of Redis's own hears all that is published."""
+        kinds = {fault.kind for fault in self.faults}
+        return not self.forgets and not any("redis" in kind for kind in kinds)
 
     def under(self, durability: Durability) -> Self:
         """Leave out what takes more from Redis than this durability can spare."""
@@ -116,7 +135,7 @@ def _kill_worker(system: System, fault: Fault) -> None:
 
 
 def _kill_supervisor(system: System, fault: Fault) -> None:
-    _of(system.workers, fault).process.kill()
+    _of(system.workers, fault).kill_first()
 
 
 def _kill_child(system: System, fault: Fault) -> None:
@@ -156,6 +175,31 @@ def _kill_housekeeping(system: System, fault: Fault) -> None:
 def _freeze_housekeeping(system: System, fault: Fault) -> None:
     if system.houses:
         _freeze(_of(system.houses, fault), fault.lasts_s)
+
+
+def _stop_machines(system: System, fault: Fault) -> None:
+    """Everything but Redis stands still and goes on, as on hosts without memory for a while."""
+    stopped = list(system.processes)
+    for process in stopped:
+        process.send(signal.SIGSTOP)
+    time.sleep(fault.lasts_s * STILL_TIMES)
+    for process in stopped:
+        process.send(signal.SIGCONT)
+
+
+def _jump_clock(system: System, fault: Fault) -> None:
+    system.clock.step(FOREVER_S)
+
+
+def _take_keys(system: System, fault: Fault) -> None:
+    """Some keys, one after another, of those that have a time to live."""
+    chance = random.Random(fault.num_bytes)
+    for _ in range(VANISHED):
+        with contextlib.suppress(redis.RedisError), redis.Redis.from_url(system.url) as client:
+            keys = sorted(key for key in client.scan_iter(count=1000) if client.ttl(key) >= 0)
+            if keys:
+                client.delete(chance.choice(keys))
+        time.sleep(fault.lasts_s / VANISHED)
 
 
 def _kill_redis(system: System, fault: Fault) -> None:
@@ -235,6 +279,9 @@ KINDS: dict[str, tuple[int, Callable[[System, Fault], None]]] = {
     "stop gateway": (1, _stop_gateway),
     "kill housekeeping": (2, _kill_housekeeping),
     "freeze housekeeping": (2, _freeze_housekeeping),
+    "machine stops": (3, _stop_machines),
+    "clock jumps": (2, _jump_clock),
+    "key vanishes": (2, _take_keys),
     "kill redis": (3, _kill_redis),
     "lose tail": (2, _lose_tail),
     "promote": (1, _promote),
