@@ -38,11 +38,11 @@ import redis
 
 from faults.invariants import (
     Listener,
-    check_expired,
     check_leftovers,
     check_logs,
     has_lost_its_end,
     known_jobs,
+    num_ended,
     num_ends,
     wait_until_idle,
 )
@@ -153,6 +153,7 @@ async def run_schedule(
     """Callers and faults together; afterwards all that must hold. Raises what does not."""
     with redis.Redis.from_url(system.url) as store:
         before = used(store, system.lane, tenants)
+        ended_before = num_ended(store, system.lane)
     system.note_written()
     url, durability = system.proxies[0].url, system.durability
     async with Client.from_url(url, durability=durability) as sdk:
@@ -182,6 +183,9 @@ async def run_schedule(
         charged = None if plan.may_expire else before
         with redis.Redis.from_url(system.url) as store:
             check_accounts(store, system.lane, tenants, callers.told, known, charged)
+            # One that is unknown because its time was over had ended.
+            ended, asked = num_ended(store, system.lane) - ended_before, len(callers.told)
+            assert plan.forgets or ended >= asked, f"{ended} of {asked} jobs ended"
         for told in callers.told:
             if told.job_id in known:
                 await sdk.delete(told.job_id, tenants[told.ask.tenant].name)
@@ -209,8 +213,6 @@ def check_all(
         known = {told.job_id for told in callers.told}
         if plan.may_lose or plan.may_expire:
             known = known_jobs(store, system.lane, known)
-        if plan.may_expire and plan.keeps_redis:
-            check_expired({told.job_id for told in callers.told} - known, heard)
         read = known
         if plan.may_expire:
             read = {each for each in known if not has_lost_its_end(store, system.lane, each)}

@@ -73,12 +73,6 @@ class Schedule:
         """
         return any(fault.kind in EXPIRIES for fault in self.faults)
 
-    @property
-    def keeps_redis(self) -> bool:
-        """Whether a subscriber of Redis's own hears all that is published."""
-        kinds = {fault.kind for fault in self.faults}
-        return not self.forgets and not any("redis" in kind for kind in kinds)
-
     def under(self, durability: Durability) -> Self:
         """Leave out what takes more from Redis than this durability can spare."""
         kept = [fault for fault in self.faults if fault.kind not in TOO_MUCH[durability]]
