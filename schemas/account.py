@@ -10,6 +10,8 @@ MOST = 2**50
 class Quota(Wire):
     """Limits on what an account may use of one model. None means no limit.
 
+    `max_stored_bytes` is of no model: what stores checks it, and no lane knows it.
+
     Requests and tokens count in windows of a minute that begin with their first request; budgets
     count in days and months of UTC. Tokens are those of prompts and completions together.
     """
@@ -20,6 +22,9 @@ class Quota(Wire):
     max_queued: int | None = Field(None, ge=1, le=MOST, description="jobs that wait")
     tokens_per_day: int | None = Field(None, ge=1, le=MOST)
     tokens_per_month: int | None = Field(None, ge=1, le=MOST)
+    max_stored_bytes: int | None = Field(
+        None, ge=1, le=MOST, description="of the tenant, by this key; none: as the gateway has it"
+    )
     weight: float = Field(1.0, ge=0.001, le=1000, description="share beside other tenants")
 
     @property
@@ -44,7 +49,7 @@ class Quota(Wire):
         return Quota(weight=self.weight, **shares)
 
     def _counts(self) -> dict[str, int]:
-        return self.model_dump(exclude_none=True, exclude={"weight"})
+        return self.model_dump(exclude_none=True, exclude={"weight", "max_stored_bytes"})
 
 
 class Account(Wire):

@@ -23,6 +23,7 @@ PenstockError
 |   +-- QueueFull 429
 |   +-- RateLimited 429         above the account's limits of requests, tokens or waiting jobs
 |   +-- BudgetExceeded 429
+|   +-- StorageQuotaExceeded 429  the tenant would have more stored than it may
 |   +-- DeadlineUnmeetable 429
 |   +-- NoWorker 503
 |   +-- QueueUnreachable 503
@@ -261,6 +262,19 @@ class BudgetExceeded(Unavailable):
 
     def body(self) -> ErrorBody:
         return super().body().model_copy(update={"reset_at": self.reset_at})
+
+
+class StorageQuotaExceeded(Unavailable):
+    code = "storage_quota_exceeded"
+    status = 429
+    retryable = False  # it stays so until something is deleted
+
+    def __init__(self, used: int, more: int, most: int) -> None:
+        super().__init__(
+            f"max_stored_bytes: this tenant has {used} of {most} bytes stored, and this takes"
+            f" {more} more; delete files, conversations or stored responses, let batches and"
+            " uploads end, or ask the operator for more"
+        )
 
 
 class DeadlineUnmeetable(Unavailable):

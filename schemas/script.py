@@ -7,7 +7,8 @@ prints one, for a client that has nothing but Redis: `EVAL` it with one key, the
 Redis runs the whole text at each call, and each function that it defines takes time. So the shared
 files are split into parts at their blank lines, and a part is sent where a name that it defines is
 used. A script is named with its room: `jobs` are those of clients, `workers` those of workers,
-`housekeeping` those of a lane's upkeep, `units` those that hand chores to gateways.
+`housekeeping` those of a lane's upkeep, `units` those that hand chores to gateways,
+`storage` those of what tenants have stored.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
-SHARED = ("lane", "accounts", "waiting", "log")  # in the order in which they are sent
+SHARED = ("lane", "accounts", "waiting", "log", "storage")  # in the order in which they are sent
 DEFINED = re.compile(r"^(?:local )?function (\w+)|^local ((?:\w+, )*\w+)", re.MULTILINE)
 COMMENT_OR_TEXT = re.compile(r"--.*|'[^'\n]*'")
 

@@ -11,6 +11,7 @@ from pydantic import Field, JsonValue, field_validator
 
 from penstock.gateway.batches.endpoints import ENDPOINTS
 from penstock.gateway.files.files import ExpiresAfter
+from penstock.gateway.files.storage_accounts import refuse_above
 from penstock.gateway.tasks.due import Due, fields_of, server_time_ms
 from penstock.schemas.account import Account
 from penstock.schemas.errors import JobNotFound, PenstockError, QueueFull
@@ -163,10 +164,13 @@ class Batches:
         self._connection = Connection(redis)
         self.due = Due(redis, "batches")
 
-    async def create(self, tenant: str, asked: BatchAsked, account: Account | None) -> BatchRecord:
+    async def create(
+        self, tenant: str, asked: BatchAsked, account: Account | None, most_bytes: int
+    ) -> BatchRecord:
         """Make a batch. Its lines count for the account.
 
-        Raises QueueFull when too many of the tenant's batches have not ended.
+        Raises QueueFull when too many of the tenant's batches have not ended, and
+        StorageQuotaExceeded when it would have more than `most_bytes` stored.
         """
         batch_id = f"batch_{short_digest(secrets.token_hex(16))}"
         reply = await self._connection.run(
@@ -180,8 +184,10 @@ class Batches:
             LISTED,
             KEPT_S,
             account.dump() if account else "",
+            most_bytes,
         )
-        if reply[0] != b"ok":
+        refuse_above(reply, most_bytes)
+        if reply[0] == b"full":
             raise QueueFull(
                 f"{MOST_OPEN} batches have not ended, which is the most", retry_after_ms=60_000
             )

@@ -57,6 +57,9 @@ class LimitFlags(Settings):
     max_queued: int | None = Field(None, description="jobs that wait; others are refused")
     tokens_per_day: int | None = Field(None, description="of UTC; then jobs stop")
     tokens_per_month: int | None = None
+    max_stored_bytes: int | None = Field(
+        None, description="of its tenant, by this key; none: as the gateway has it"
+    )
     weight: float = Field(1.0, description="share beside other tenants")
 
 

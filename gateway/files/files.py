@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from pydantic import Field
 
 from penstock.gateway.files.settings import StorageSettings, storage_of
 from penstock.gateway.files.storage import FileStorage
+from penstock.gateway.files.storage_accounts import NO_QUOTA, refuse_above
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
 from penstock.schemas.keys import CHORES, lane_label, short_digest
@@ -33,7 +34,6 @@ FILE_ID = re.compile(r"file-[a-z2-7]{26}")
 PURPOSES = ("batch", "user_data", "assistants", "vision", "fine-tune", "evals")
 UNKNOWN_KEPT_S = 3600  # since an upload in progress is unknown to Redis, too
 PAGE = 64
-NO_QUOTA = 2**53
 
 
 class FilesSettings(StorageSettings):
@@ -41,7 +41,6 @@ class FilesSettings(StorageSettings):
 
     max_file_bytes: int = Field(200 * 2**20, ge=1, description="larger files get 413")
     files_quota: int = Field(1000, ge=1, description="files a tenant may have")
-    files_quota_bytes: int = Field(5 * 2**30, ge=1, description="what they may hold together")
     files_kept_s: int = Field(30 * 86_400, ge=1, description="unless the caller says less")
 
 
@@ -109,22 +108,25 @@ class Files:
         """Return a new path for bytes that are not a file yet."""
         return self.folder / f".{secrets.token_hex(16)}.part"
 
-    async def add(self, part: Path, record: FileRecord) -> None:
+    async def add(self, part: Path, record: FileRecord, most_bytes: int, reserved: str) -> None:
         """Make a file of a part that was written and synced to disk.
 
-        Raises InvalidJob if the tenant would be above its quota.
+        It takes the place of what was reserved for it under a name of its own. Raises InvalidJob
+        if the tenant would have too many files, StorageQuotaExceeded if it would have more than
+        `most_bytes` stored.
         """
-        settings = self._settings
-        reply = await self._add(part, record, settings.files_quota, settings.files_quota_bytes)
-        if reply == b"files":
-            await self._refuse(record, f"{settings.files_quota} files, which is the most")
-        if reply == b"bytes":
-            most = f"files up to the most of {settings.files_quota_bytes} bytes"
-            await self._refuse(record, most)
+        most = self._settings.files_quota
+        reply = await self._add(part, record, most, most_bytes, reserved)
+        if reply[0] in (b"files", b"quota"):
+            await self.storage.delete(record.id)
+        if reply[0] == b"files":
+            sentence = f"this tenant has {most} files, which is the most; delete some"
+            raise InvalidJob(f"file: {sentence}", "file")
+        refuse_above(reply, most_bytes)
 
     async def add_output(self, part: Path, record: FileRecord) -> None:
         """Make a file of a part that this server wrote, ignoring the quota. It may be repeated."""
-        await self._add(part, record, NO_QUOTA, NO_QUOTA)
+        await self._add(part, record, NO_QUOTA, NO_QUOTA, "")
 
     async def get(self, tenant: str, file_id: str) -> FileRecord:
         """Return the record of a file. Raises FileNotFound, also for another tenant's file."""
@@ -151,7 +153,7 @@ class Files:
         return [record for record in found if record is not None]
 
     async def delete(self, record: FileRecord) -> None:
-        await self._connection.run("files/drop", CHORES, record.id, record.tenant, record.bytes)
+        await self._connection.run("files/drop", CHORES, record.id, record.tenant)
         await self.storage.delete(record.id)
 
     async def sweep(self) -> int:
@@ -207,9 +209,11 @@ class Files:
             unknown += [name for name, count in zip(page, found, strict=True) if count == 0]
         return unknown
 
-    async def _add(self, part: Path, record: FileRecord, most_files: int, most_bytes: int) -> bytes:
+    async def _add(
+        self, part: Path, record: FileRecord, most_files: int, most_bytes: int, reserved: str
+    ) -> Sequence[bytes]:
         await self.storage.put(part, record.id)
-        reply = await self._connection.run(
+        return await self._connection.run(
             "files/add",
             CHORES,
             record.id,
@@ -219,12 +223,8 @@ class Files:
             record.expires_s * 1000,
             most_files,
             most_bytes,
+            reserved,
         )
-        return reply[0]
-
-    async def _refuse(self, record: FileRecord, has: str) -> NoReturn:
-        await self.storage.delete(record.id)
-        raise InvalidJob(f"file: this tenant has {has}; delete some", "file")
 
 
 def new_file_id() -> str:

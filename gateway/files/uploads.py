@@ -18,8 +18,15 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.gateway.files.files import PURPOSES, ExpiresAfter, FileRecord, Files
+from penstock.gateway.files.storage_accounts import StorageAccounts, refuse_above
 from penstock.gateway.tasks.due import fields_of
-from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError, RateLimited
+from penstock.schemas.errors import (
+    InvalidJob,
+    JobNotFound,
+    PenstockError,
+    RateLimited,
+    StorageQuotaExceeded,
+)
 from penstock.schemas.keys import CHORES, short_digest
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.redis.connection import Connection
@@ -31,7 +38,6 @@ KNOWN_S = 86_400  # how long an upload is known after that
 MOST_OPEN = 100  # uploads of a tenant that have not ended
 MOST_PARTS = 10_000
 MAX_PART_BYTES = 64 * 2**20
-HELD_FOR_S = 60  # of the count of a tenant's open uploads, beyond their time
 
 End = Literal["completed", "cancelled"]
 
@@ -91,32 +97,41 @@ class UploadRecord(Report):
 class Uploads:
     def __init__(self, redis: Redis, files: Files, max_file_bytes: int) -> None:
         self._connection = Connection(redis)
+        self._accounts = StorageAccounts(redis)
         self._files = files
         self._max_file_bytes = max_file_bytes
 
-    async def create(self, tenant: str, asked: UploadRequest) -> UploadRecord:
-        """Begin an upload. Raises InvalidJob, RateLimited."""
+    async def create(self, tenant: str, asked: UploadRequest, most_bytes: int) -> UploadRecord:
+        """Begin an upload, for whose whole file there is room from now on.
+
+        Raises InvalidJob, RateLimited, StorageQuotaExceeded.
+        """
         if asked.bytes > self._max_file_bytes:
             raise InvalidJob(f"bytes: a file has at most {self._max_file_bytes}", "bytes")
         _ = self._files.folder  # raises where there is none
-        now_s, call = await self._files.now_s(), self._connection.call
         record = UploadRecord(
             id=f"upload_{short_digest(secrets.token_hex(16))}",
             tenant=tenant,
             asked=asked,
-            created_s=now_s,
+            created_s=await self._files.now_s(),
         )
-        opened = f"{CHORES}uploads:{tenant}"
-        await call("ZREMRANGEBYSCORE", opened, 0, now_s - OPEN_S)
-        if int(await call("ZCARD", opened)) >= MOST_OPEN:  # type: ignore[arg-type]
+        reply = await self._connection.run(
+            "files/open_upload",
+            CHORES,
+            record.id,
+            tenant,
+            record.model_dump_json(),
+            asked.bytes,
+            OPEN_S,
+            OPEN_S + KNOWN_S,
+            MOST_OPEN,
+            most_bytes,
+        )
+        if reply[0] == b"full":
             raise RateLimited(
                 f"{MOST_OPEN} uploads have not ended, which is the most", retry_after_ms=60_000
             )
-        await call("ZADD", opened, now_s, record.id)
-        await call("EXPIRE", opened, OPEN_S + HELD_FOR_S)
-        key = f"{CHORES}upload:{record.id}"
-        await call("HSET", key, "record", record.model_dump_json())
-        await call("EXPIRE", key, OPEN_S + KNOWN_S)
+        refuse_above(reply, most_bytes)
         return record
 
     async def get(self, tenant: str, upload_id: str) -> UploadRecord:
@@ -132,14 +147,18 @@ class Uploads:
 
     async def add(self, record: UploadRecord, part: Path, num_bytes: int) -> str:
         """Make a part of what was received, and return its id. Raises InvalidJob."""
-        if len(record.parts) >= MOST_PARTS:
-            raise InvalidJob(f"data: an upload has at most {MOST_PARTS} parts", "data")
-        if sum(record.parts.values()) + num_bytes > record.asked.bytes:
-            raise InvalidJob(f"data: the parts have more than {record.asked.bytes} bytes", "data")
         part_id = f"part_{short_digest(secrets.token_hex(16))}"
-        await self._files.storage.put(part, _part_name(record, part_id))
-        await self._connection.call("HSET", f"{CHORES}upload:{record.id}", part_id, num_bytes)
-        return part_id
+        name, whole = _part_name(record, part_id), record.asked.bytes
+        await self._files.storage.put(part, name)
+        reply = await self._connection.run(
+            "files/add_part", CHORES, record.id, part_id, num_bytes, MOST_PARTS, whole
+        )
+        if reply[0] == b"ok":
+            return part_id
+        await self._files.storage.delete(name)
+        if reply[0] == b"parts":
+            raise InvalidJob(f"data: an upload has at most {MOST_PARTS} parts", "data")
+        raise InvalidJob(f"data: the parts have more than {whole} bytes", "data")
 
     async def check_open(self, record: UploadRecord) -> None:
         """Raise InvalidJob where an upload takes no more parts."""
@@ -147,10 +166,12 @@ class Uploads:
         if shown != "pending":
             raise InvalidJob(f"upload_id: the upload is {shown}", "upload_id")
 
-    async def complete(self, record: UploadRecord, asked: CompleteRequest) -> FileRecord:
+    async def complete(
+        self, record: UploadRecord, asked: CompleteRequest, most_bytes: int
+    ) -> FileRecord:
         """Make a file of parts, and end the upload. It may be repeated.
 
-        Raises InvalidJob, FileNotFound.
+        Raises InvalidJob, FileNotFound, StorageQuotaExceeded.
         """
         if record.end != "completed":
             await self.check_open(record)
@@ -165,10 +186,10 @@ class Uploads:
             await asyncio.to_thread(_join, paths, part, asked.md5)
             await self._end(record, "completed")
             file = await self._file(record)
-            await self._files.add(part, file)
+            await self._files.add(part, file, most_bytes, record.id)
         except FileNotFoundError:  # it was done, and is asked again
             return await self._files.get(record.tenant, _file_id(record))
-        except InvalidJob:  # as where the tenant has no room for it
+        except (InvalidJob, StorageQuotaExceeded):  # as where the tenant has no room for it
             if record.end is None:
                 await self._connection.call("HDEL", f"{CHORES}upload:{record.id}", "end")
             raise
@@ -197,6 +218,7 @@ class Uploads:
             await self.check_open(record)
             await self._end(record, "cancelled")
         await self._discard(record)
+        await self._accounts.release(record.tenant, record.id)
         return record.model_copy(update={"end": "cancelled"})
 
     async def _end(self, record: UploadRecord, end: End) -> None:

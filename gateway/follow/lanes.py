@@ -69,9 +69,9 @@ class Lanes:
 
     def share(self, lane: Lane, account: Account | None) -> Account | None:
         """Return the account with this lane's share of its limits."""
+        if account is None:
+            return None
         lanes = self.number(lane.model)
-        if account is None or lanes == 1:
-            return account
         return Account(name=account.name, limits=account.limits.share(lanes, lane.number))
 
     def number(self, model: str) -> int:

@@ -19,6 +19,7 @@ from pydantic import JsonValue
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
+from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.housekeeping.reconcile import Reconciler
 from penstock.gateway.housekeeping.to_disk import ToDisk
 from penstock.gateway.responses.conversation import ConversationLocked, ConversationNotFound
@@ -50,6 +51,7 @@ class Chores:
     conversations: Conversations
     reconciler: Reconciler
     to_disk: ToDisk
+    storage: StorageAccounts
     disk: Sync  # webhooks tell only what it says is on disk
     run: BatchRun | None  # None means that this process has no folder of files
 
@@ -118,12 +120,16 @@ class Chores:
             await self.run.files.sweep()
 
     async def reconcile(self, ctx: dict[str, ArqRedis]) -> None:
-        """Mend the counts and lists of every lane where they disagree with its jobs."""
+        """Mend the counts and lists of every lane where they disagree with its jobs.
+
+        What tenants had stored and is gone is forgotten.
+        """
 
         async def look(queue: Queue) -> int:
             return len(await self.reconciler.look(queue, RECONCILE_S))
 
         await self._each_lane(look)
+        await self.storage.all()  # which forgets what is gone
 
     async def _hand_on(self, ended: Ended) -> None:
         """Tell all that wait for a job's end. It may be repeated."""
@@ -136,6 +142,8 @@ class Chores:
                 await self.conversations.read(ended.tenant, ended.note.conversation)
         if ended.note.is_large:
             await self.to_disk.due.poke(ended.tenant, ended.job)
+        if ended.bytes:
+            await self.storage.resize(ended.tenant, ended.job, ended.bytes)
 
     async def _each_lane(self, work: Callable[[Queue], Awaitable[int]]) -> None:
         """Do the work for each lane.

@@ -16,6 +16,7 @@ from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files, FilesSettings
 from penstock.gateway.files.settings import disk_texts_of
+from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.housekeeping.arq_loop import FIRST_WAIT_S, keep_running, run_chores
 from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import Chores
@@ -163,6 +164,7 @@ def _chores(client: Client, postman: Postman, settings: HousekeepingSettings) ->
         conversations,
         Reconciler(client.redis),
         ToDisk(client, conversations),
+        StorageAccounts(client.redis),
         sync_for(client.redis, settings.durability),
         run,
     )

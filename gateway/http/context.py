@@ -2,8 +2,8 @@
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.client import REMEMBER_S, Client
 from penstock.gateway.files.files import Files
+from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import add_headers, caller_of, span_of
@@ -26,7 +27,7 @@ from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.delivery import Outcome
-from penstock.schemas.errors import JobGone, JobNotFound, PenstockError
+from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, QueueUnreachable
 from penstock.schemas.job import Job
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ IS_READ = "penstock.is_read"  # in a request's scope: it follows a job that anot
 LAST_EVENT_ID = "last-event-id"
 SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_SHOWN = 16  # names in a header
+MADE_S = 3600  # what is to be kept counts as stored for so long besides, while it is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Gateway:
     outbound: Outbound
     overview: Overview
     open_reads: OpenReads
+    storage: StorageAccounts
     tracing: "Tracing | None" = None
 
     async def name(self, request: Request, model: str, affinity: str | None = None) -> str:
@@ -99,7 +102,8 @@ class Gateway:
         if span:
             span.set_attributes({"penstock.job.id": job_id, "gen_ai.request.model": job.model})
         try:
-            answer = await self.client.submit(job, account, note, remember_s, kept_s, is_shared)
+            async with self._stored(request, job, kept_s):
+                answer = await self.client.submit(job, account, note, remember_s, kept_s, is_shared)
         except PenstockError as error:
             self.metrics.reject(job.model, error)
             raise
@@ -113,6 +117,39 @@ class Gateway:
         if answer.outcome is Outcome.SHARED:
             job = job.model_copy(update={"job_id": answer.reason})
         return job, answer.created_ms // 1000
+
+    @asynccontextmanager
+    async def _stored(self, request: Request, job: Job, kept_s: int | None) -> AsyncIterator[None]:
+        """Count a job that is to be kept as stored by its tenant, unless it is refused.
+
+        Raises StorageQuotaExceeded.
+        """
+        if kept_s is None:
+            yield
+            return
+        text, _ = await self.client.off_loop.run(job.tenant, job.guess_bytes(), job.dump_and_digest)
+        until_s = kept_s + (MADE_S if job.timeout_ms is None else job.timeout_ms // 1000)
+        given = job.tenant, job.job_id, len(text), until_s, self.most_stored(request)
+        is_new = await self.storage.reserve(*given)
+        try:
+            yield
+        except QueueUnreachable:
+            raise  # it may be submitted
+        except PenstockError:
+            if is_new:
+                await self.storage.release(job.tenant, job.job_id)
+            raise
+
+    def most_stored(self, request: Request) -> int:
+        """Return how many bytes the caller's tenant may have stored."""
+        key = caller_of(request).key
+        own = key.limits.max_stored_bytes if key else None
+        return self.settings.max_stored_bytes if own is None else own
+
+    async def delete(self, job_id: str, tenant: str) -> None:
+        """Erase a job, and take back what it had stored."""
+        await self.client.delete(job_id, tenant)
+        await self.storage.release(tenant, job_id)
 
     def tell_ignored(self, request: Request, names: Sequence[str]) -> None:
         """Count fields that are ignored, and list them in the response's headers."""

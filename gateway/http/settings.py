@@ -25,6 +25,7 @@ RELOADABLE = frozenset(
         "max_body_bytes",
         "max_num_queued_reqs",
         "max_num_queued_tokens",
+        "max_stored_bytes",
         "ping_s",
         "return_tokens_as_token_ids",
         "webhook_private",
@@ -107,5 +108,10 @@ class GatewaySettings(
     )
     return_tokens_as_token_ids: bool = Field(
         False, description="log probabilities name tokens by their ids, as token_id:5"
+    )
+    max_stored_bytes: int = Field(
+        2**30,
+        ge=1,
+        description="what a tenant may have stored, in Redis and on disk; a key may set another",
     )
     drain_s: int = Field(30, ge=0, description="open streams may run on this long after SIGTERM")

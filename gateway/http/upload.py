@@ -111,6 +111,12 @@ def discarded(part: Path) -> Iterator[None]:
         part.unlink(missing_ok=True)
 
 
+def declared_bytes(request: Request, limit_bytes: int) -> int:
+    """Return the most bytes that a file in the body can have: a body may not say how long it is."""
+    declared = request.headers.get("content-length", "")
+    return min(int(declared), limit_bytes) if declared.isdecimal() else limit_bytes
+
+
 async def receive(request: Request, part: Path, limit_bytes: int, named: str = "file") -> Upload:
     """Write the body's file, under its name in the form, to `part`, and sync it.
 

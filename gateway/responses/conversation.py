@@ -1,5 +1,6 @@
 """A conversation as Redis keeps it, and the errors of what is asked of one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -67,6 +68,10 @@ class ConversationEntry(Report):
         return (self.model_copy(update={"items": []}) if self.on_disk else self).dump()
 
 
+def on_disk_bytes(entry: ConversationEntry) -> int:
+    return entry.num_bytes if entry.on_disk else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation as it was read. Only the last entry may be open."""
@@ -77,8 +82,17 @@ class Conversation:
     metadata: dict[str, str]
     version: str
     entries: list[ConversationEntry]
-    num_bytes: int = 0  # of the entries
+    in_redis: Sequence[int] = ()  # bytes of each entry that are there
     now_ms: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all entries, in Redis and on disk."""
+        return self.first_bytes(len(self.entries))
+
+    def first_bytes(self, count: int) -> int:
+        """Return the bytes of the first entries."""
+        return sum(self.in_redis[:count]) + sum(map(on_disk_bytes, self.entries[:count]))
 
     @property
     def is_open(self) -> bool:

@@ -12,6 +12,7 @@ from itertools import chain
 from pydantic import JsonValue, TypeAdapter
 
 from penstock.gateway.client import Client
+from penstock.gateway.files.storage_accounts import NO_QUOTA, refuse_above
 from penstock.gateway.follow.large_texts import LARGE_BYTES, TextLost, text_of
 from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.to_job import job_message
@@ -24,6 +25,7 @@ from penstock.gateway.responses.conversation import (
     ConversationNotFound,
     ItemNotFound,
     TooManyConversations,
+    on_disk_bytes,
 )
 from penstock.gateway.responses.requests import turns
 from penstock.gateway.responses.stored import form_of
@@ -70,9 +72,16 @@ class Conversations:
         self._to_disk = Due(client.redis, "texts")
 
     async def create(
-        self, tenant: str, metadata: dict[str, str], items: Sequence[JsonObject]
+        self,
+        tenant: str,
+        metadata: dict[str, str],
+        items: Sequence[JsonObject],
+        most_bytes: int,
     ) -> Conversation:
-        """Begin a conversation. Raises InvalidJob, TooManyConversations."""
+        """Begin a conversation, where the tenant has no more than `most_bytes` stored with it.
+
+        Raises InvalidJob, TooManyConversations, StorageQuotaExceeded.
+        """
         name = f"conv_{base64.b32encode(secrets.token_bytes(20)).decode().lower()}"
         entries = [ConversationEntry(items=_named(items))] if items else []
         self._check(entries)
@@ -85,10 +94,12 @@ class Conversations:
             json.dumps(metadata),
             self._kept_s,
             MOST_OF_TENANT,
+            most_bytes,
             *texts,
         )
         if reply[0] == b"full":
             raise TooManyConversations
+        refuse_above(reply, most_bytes)
         await self._poke_if_large(tenant, name, texts)
         return Conversation(name, tenant, int(reply[1]), metadata, "0", entries)
 
@@ -105,11 +116,14 @@ class Conversations:
             await self._change(found, len(found.entries) - 1, ended)
         raise ConversationLocked  # others change it again and again
 
-    async def annotate(self, tenant: str, name: str, metadata: dict[str, str]) -> None:
-        given = tenant, _checked(name), json.dumps(metadata)
+    async def annotate(
+        self, tenant: str, name: str, metadata: dict[str, str], most_bytes: int
+    ) -> None:
+        given = tenant, _checked(name), json.dumps(metadata), most_bytes
         reply = await self._connection.run("conversations/annotate", CHORES, *given)
         if reply[0] == b"missing":
             raise ConversationNotFound(name)
+        refuse_above(reply, most_bytes)
 
     async def delete(self, tenant: str, name: str) -> None:
         found = await self._fetch(tenant, name)
@@ -118,8 +132,13 @@ class Conversations:
             raise ConversationNotFound(name)
         await self._delete_texts(_on_disk(found.entries))
 
-    async def add(self, tenant: str, name: str, items: Sequence[JsonObject]) -> list[JsonObject]:
-        """Add items at the end, and return them with their ids. Raises ConversationLocked."""
+    async def add(
+        self, tenant: str, name: str, items: Sequence[JsonObject], most_bytes: int
+    ) -> list[JsonObject]:
+        """Add items at the end, and return them with their ids.
+
+        Raises ConversationLocked, StorageQuotaExceeded.
+        """
         entry = ConversationEntry(items=_named(items))
 
         def added(found: Conversation) -> tuple[int, list[ConversationEntry]]:
@@ -128,7 +147,7 @@ class Conversations:
             self._check([*found.entries, entry], found.num_bytes)
             return len(found.entries), [entry]
 
-        await self._changed(tenant, name, added)
+        await self._changed(tenant, name, added, most_bytes)
         return entry.items
 
     async def delete_item(self, tenant: str, name: str, item_id: str) -> Conversation:
@@ -144,13 +163,18 @@ class Conversations:
 
         return await self._changed(tenant, name, without)
 
-    async def begin(self, found: Conversation, job_id: str, items: Sequence[JsonObject]) -> None:
-        """Note a response that is about to be submitted. Raises InvalidJob, ConversationLocked."""
+    async def begin(
+        self, found: Conversation, job_id: str, items: Sequence[JsonObject], most_bytes: int
+    ) -> None:
+        """Note a response that is about to be submitted.
+
+        Raises InvalidJob, ConversationLocked, StorageQuotaExceeded.
+        """
         entry = ConversationEntry(
             items=_named(items), job_id=job_id, begun_ms=found.now_ms, is_open=True
         )
         self._check([*found.entries, entry], found.num_bytes)
-        if not await self._change(found, len(found.entries), [entry]):
+        if not await self._change(found, len(found.entries), [entry], most_bytes):
             raise ConversationLocked
 
     async def give_up(self, found: Conversation, job_id: str) -> None:
@@ -166,11 +190,12 @@ class Conversations:
         tenant: str,
         name: str,
         change: Callable[[Conversation], tuple[int, list[ConversationEntry]]],
+        most_bytes: int = NO_QUOTA,
     ) -> Conversation:
         """Change a conversation: `change` says how many entries stay, and what comes after."""
         for _ in range(_TRIES):
             found = await self.read(tenant, name)
-            if await self._change(found, *change(found)):
+            if await self._change(found, *change(found), most_bytes):
                 return found
         raise ConversationLocked
 
@@ -205,7 +230,7 @@ class Conversations:
             if self._client.texts is not None:  # else they are swept where they are
                 await self._client.texts.delete(name)
 
-    async def _poke_if_large(self, tenant: str, name: str, texts: Sequence[str]) -> None:
+    async def _poke_if_large(self, tenant: str, name: str, texts: Sequence[str | bytes]) -> None:
         if self._client.texts is not None and any(len(text) > LARGE_BYTES for text in texts):
             await self._to_disk.poke(tenant, name)
 
@@ -239,21 +264,40 @@ class Conversations:
         created, metadata, version, now_ms, *texts = reply[1:]
         size = sum(map(len, texts))
         entries = await self._client.off_loop.run(tenant, size, _entries, texts)
-        size += sum(entry.num_bytes for entry in entries if entry.on_disk)
-        told = json.loads(metadata)
+        told, in_redis = json.loads(metadata), [*map(len, texts)]
         return Conversation(
-            name, tenant, int(created), told, version.decode(), entries, size, int(now_ms)
+            name, tenant, int(created), told, version.decode(), entries, in_redis, int(now_ms)
         )
 
     async def _change(
-        self, found: Conversation, num_kept: int, entries: Sequence[ConversationEntry]
+        self,
+        found: Conversation,
+        num_kept: int,
+        entries: Sequence[ConversationEntry],
+        most_bytes: int = NO_QUOTA,
     ) -> bool:
-        """Put entries in place of those after the first ones; False: others changed it."""
-        texts = await self._kept(found.tenant, entries)
-        given = found.tenant, found.id, found.version, num_kept
-        reply = await self._connection.run("conversations/change", CHORES, *given, *texts)
+        """Put entries in place of those after the first ones; False: others changed it.
+
+        What the service itself adds is bound by no quota. Raises StorageQuotaExceeded.
+        """
+        texts = [text.encode() for text in await self._kept(found.tenant, entries)]
+        in_redis = sum(map(len, texts))
+        num_bytes = found.first_bytes(num_kept) + in_redis + sum(map(on_disk_bytes, entries))
+        reply = await self._connection.run(
+            "conversations/change",
+            CHORES,
+            found.tenant,
+            found.id,
+            found.version,
+            num_kept,
+            num_bytes,
+            int(in_redis < sum(found.in_redis[num_kept:])),
+            most_bytes,
+            *texts,
+        )
         if reply[0] == b"missing":
             raise ConversationNotFound(found.id)
+        refuse_above(reply, most_bytes)
         if reply[0] != b"ok":
             return False
         await self._poke_if_large(found.tenant, found.id, texts)

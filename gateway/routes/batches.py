@@ -9,6 +9,7 @@ from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of, tenant_of
+from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, cut, page
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.errors import InvalidJob
@@ -17,7 +18,7 @@ from penstock.schemas.openai import JsonObject
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 
-@router.post("")
+@router.post("", dependencies=COUNTED)
 async def create(request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, partial(validate, BatchAsked))
     if asked.webhook is not None:
@@ -26,7 +27,8 @@ async def create(request: Request, gateway: Open) -> Response:
     if (await gateway.files.get(tenant, asked.input_file_id)).purpose != "batch":
         sentence = "the file's purpose is not batch"
         raise InvalidJob(f"input_file_id: {sentence}", "input_file_id")
-    return _json((await gateway.batches.create(tenant, asked, account)).shape())
+    most_bytes = gateway.most_stored(request)
+    return _json((await gateway.batches.create(tenant, asked, account, most_bytes)).shape())
 
 
 @router.get("")

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_of
 from penstock.gateway.openai.validation import validate
@@ -18,11 +19,13 @@ from penstock.schemas.responses import ConversationRequest, ItemsRequest
 router = APIRouter(prefix="/v1/conversations", tags=["openai"])
 
 
-@router.post("")
+@router.post("", dependencies=COUNTED)
 async def create(request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, partial(validate, ConversationRequest), may_be_empty=True)
     items = [shown_item(item) for item in asked.items]
-    made = await gateway.conversations.create(tenant_of(request), asked.metadata, items)
+    made = await gateway.conversations.create(
+        tenant_of(request), asked.metadata, items, gateway.most_stored(request)
+    )
     return _json(made.shape())
 
 
@@ -31,12 +34,12 @@ async def retrieve(conversation_id: str, request: Request, gateway: Open) -> Res
     return _json((await gateway.conversations.read(tenant_of(request), conversation_id)).shape())
 
 
-@router.post("/{conversation_id}")
+@router.post("/{conversation_id}", dependencies=COUNTED)
 async def update(conversation_id: str, request: Request, gateway: Open) -> Response:
     """Give a conversation other metadata."""
     asked = await read(request, gateway, partial(validate, MetadataRequest))
-    tenant = tenant_of(request)
-    await gateway.conversations.annotate(tenant, conversation_id, asked.metadata)
+    tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
+    await gateway.conversations.annotate(tenant, conversation_id, asked.metadata, most_bytes)
     return _json((await gateway.conversations.read(tenant, conversation_id)).shape())
 
 
@@ -46,12 +49,13 @@ async def delete(conversation_id: str, request: Request, gateway: Open) -> Respo
     return _json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
-@router.post("/{conversation_id}/items")
+@router.post("/{conversation_id}/items", dependencies=COUNTED)
 async def add_items(conversation_id: str, request: Request, gateway: Open) -> Response:
     """Add up to 20 items at the end."""
     asked = await read(request, gateway, partial(validate, ItemsRequest))
     items = [shown_item(item) for item in asked.items]
-    added = await gateway.conversations.add(tenant_of(request), conversation_id, items)
+    tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
+    added = await gateway.conversations.add(tenant, conversation_id, items, most_bytes)
     return _json(page(added, has_more=False))
 
 

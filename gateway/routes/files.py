@@ -11,11 +11,13 @@ from penstock.gateway.files.files import (
     ExpiresAfter,
     FileNotFound,
     FileRecord,
+    Files,
     new_file_id,
 )
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
-from penstock.gateway.http.upload import discarded, receive
+from penstock.gateway.http.upload import Upload, declared_bytes, discarded, receive
+from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, Order, cut, page
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.errors import InvalidJob
@@ -25,27 +27,17 @@ router = APIRouter(prefix="/v1/files", tags=["files"])
 BYTES = "application/octet-stream"
 
 
-@router.post("")
+@router.post("", dependencies=COUNTED)
 async def upload(request: Request, gateway: Open) -> Response:
     """Upload a file: multipart/form-data with `file` and with `purpose`."""
-    files, tenant = gateway.files, tenant_of(request)
-    part = files.new_part()
-    with discarded(part):
-        received = await receive(request, part, gateway.settings.max_file_bytes)
-        purpose = received.fields.get("purpose", "")
-        if purpose not in PURPOSES:
-            raise InvalidJob(f"purpose: give one of {', '.join(PURPOSES)}", "purpose")
-        now_s = await files.now_s()
-        record = FileRecord(
-            id=new_file_id(),
-            tenant=tenant,
-            filename=received.filename,
-            purpose=purpose,
-            bytes=received.num_bytes,
-            created_s=now_s,
-            expires_s=now_s + files.kept_s(_kept_s(received.fields)),
-        )
-        await files.add(part, record)
+    files, tenant, settings = gateway.files, tenant_of(request), gateway.settings
+    part, most_bytes = files.new_part(), gateway.most_stored(request)
+    declared = declared_bytes(request, settings.max_file_bytes)
+    async with gateway.storage.room(tenant, part.name, declared, most_bytes):
+        with discarded(part):
+            received = await receive(request, part, settings.max_file_bytes)
+            record = await _record(files, tenant, received)
+            await files.add(part, record, most_bytes, part.name)
     return _json(record.shape())
 
 
@@ -86,6 +78,22 @@ async def content(file_id: str, request: Request, gateway: Open) -> Response:
 async def delete(file_id: str, request: Request, gateway: Open) -> Response:
     await gateway.files.delete(await gateway.files.get(tenant_of(request), file_id))
     return _json({"id": file_id, "object": "file", "deleted": True})
+
+
+async def _record(files: Files, tenant: str, received: Upload) -> FileRecord:
+    purpose = received.fields.get("purpose", "")
+    if purpose not in PURPOSES:
+        raise InvalidJob(f"purpose: give one of {', '.join(PURPOSES)}", "purpose")
+    now_s = await files.now_s()
+    return FileRecord(
+        id=new_file_id(),
+        tenant=tenant,
+        filename=received.filename,
+        purpose=purpose,
+        bytes=received.num_bytes,
+        created_s=now_s,
+        expires_s=now_s + files.kept_s(_kept_s(received.fields)),
+    )
 
 
 def _kept_s(fields: dict[str, str]) -> int | None:

@@ -80,6 +80,8 @@ async def submit(request: Request, gateway: Open) -> Response:
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
+    if is_told:  # what waits to be told counts as stored
+        await gateway.storage.check(job.tenant, gateway.most_stored(request))
     note = Note(webhook=webhook or "").dump() if is_told else None
     job, _ = await gateway.admit(request, job, note)
     try:
@@ -155,7 +157,7 @@ async def cancel(job_id: str, request: Request, gateway: Open) -> Response:
 
 @router.delete("/{job_id}")
 async def delete(job_id: str, request: Request, gateway: Open) -> Response:
-    await gateway.client.delete(job_id, tenant_of(request))
+    await gateway.delete(job_id, tenant_of(request))
     return _json({"id": job_id, "object": "job", "deleted": True})
 
 

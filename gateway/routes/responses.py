@@ -139,7 +139,7 @@ async def delete(response_id: str, request: Request, gateway: Open) -> Response:
     if isinstance(conversation := form.job.repeated.get("conversation"), dict):
         with suppress(ConversationNotFound):  # it writes down what the response said
             await gateway.conversations.read(tenant, f"{conversation['id']}")
-    await gateway.client.delete(job_id, tenant)
+    await gateway.delete(job_id, tenant)
     return _json({"id": response_id, "object": "response", "deleted": True})
 
 
@@ -227,7 +227,7 @@ async def _in_conversation(
     form = await gateway.client.off_loop.run(caller.tenant, num_bytes, made)
     if is_noted:
         return form, None
-    await gateway.conversations.begin(found, job_id, items)
+    await gateway.conversations.begin(found, job_id, items, gateway.most_stored(request))
     return form, found
 
 

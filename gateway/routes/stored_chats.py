@@ -12,6 +12,7 @@ from penstock.gateway.follow.large_texts import TextLost
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page, page_of
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
@@ -68,7 +69,7 @@ async def retrieve(completion_id: str, request: Request, gateway: Open) -> Respo
     return _json(await _shown(gateway, chat_job_id(completion_id), tenant_of(request)))
 
 
-@router.post("/{completion_id}")
+@router.post("/{completion_id}", dependencies=COUNTED)
 async def update(completion_id: str, request: Request, gateway: Open) -> Response:
     """Give a stored chat other metadata."""
     asked = await read(request, gateway, partial(validate, MetadataRequest))
@@ -82,7 +83,7 @@ async def update(completion_id: str, request: Request, gateway: Open) -> Respons
 async def delete(completion_id: str, request: Request, gateway: Open) -> Response:
     job_id, tenant = chat_job_id(completion_id), tenant_of(request)
     await _stored(gateway, job_id, tenant)
-    await gateway.client.delete(job_id, tenant)
+    await gateway.delete(job_id, tenant)
     await gateway.stored_chats.forget(tenant, job_id)
     return _json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
 

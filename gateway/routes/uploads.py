@@ -10,20 +10,22 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import discarded, receive
+from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.openai import JsonObject
 
 router = APIRouter(prefix="/v1/uploads", tags=["files"])
 
 
-@router.post("")
+@router.post("", dependencies=COUNTED)
 async def create(request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, partial(validate, UploadRequest))
-    record = await gateway.uploads.create(tenant_of(request), asked)
+    tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
+    record = await gateway.uploads.create(tenant, asked, most_bytes)
     return _json(record.shape(record.created_s))
 
 
-@router.post("/{upload_id}/parts")
+@router.post("/{upload_id}/parts", dependencies=COUNTED)
 async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
     """Add a part: multipart/form-data with `data`."""
     uploads = gateway.uploads
@@ -37,12 +39,12 @@ async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
     return _json(told | {"created_at": await gateway.files.now_s()})
 
 
-@router.post("/{upload_id}/complete")
+@router.post("/{upload_id}/complete", dependencies=COUNTED)
 async def complete(upload_id: str, request: Request, gateway: Open) -> Response:
     """Join the parts in the order given, which makes the file."""
     asked = await read(request, gateway, partial(validate, CompleteRequest))
     record = await gateway.uploads.get(tenant_of(request), upload_id)
-    file = await gateway.uploads.complete(record, asked)
+    file = await gateway.uploads.complete(record, asked, gateway.most_stored(request))
     return _json(record.model_copy(update={"end": "completed"}).shape(0, file))
 
 

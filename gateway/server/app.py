@@ -22,6 +22,7 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files
 from penstock.gateway.files.settings import disk_texts_of
+from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
@@ -115,6 +116,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         Outbound(settings),
         Overview(client, number),
         OpenReads(settings.max_open_reads),
+        StorageAccounts(client.redis),
         tracing(settings, "penstock-gateway"),
     )
 

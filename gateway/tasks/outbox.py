@@ -39,9 +39,10 @@ class Ended(Report):
     usage: Usage
     note: Note
     cut: Literal["", "length", "budget"] = Field("", description="what ended a choice of it early")
+    bytes: int = Field(0, description="of what is kept of it, with its result")
 
 
-FIELDS = ("job", "tenant", "state", "ended_ms", "usage", "note", "cut")
+FIELDS = ("job", "tenant", "state", "ended_ms", "usage", "note", "cut", "bytes")
 
 
 async def drain(
@@ -71,6 +72,7 @@ def _ended(texts: Sequence[bytes]) -> Ended | None:
     fields: dict[str, object] = dict(zip(FIELDS, values, strict=True))
     try:
         fields |= {name: from_json(str(fields[name])) for name in ("usage", "note")}
+        fields["bytes"] = fields["bytes"] or 0  # an older version wrote none
         return Ended.model_validate(fields)
     except ValueError:
         log.warning("a note of job %r could not be read and was dropped", fields["job"])

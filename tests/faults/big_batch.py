@@ -23,6 +23,7 @@ from penstock.compose.server import Server
 from penstock.gateway.batches.batches import ENDED, BatchAsked, Batches, BatchRecord
 from penstock.gateway.batches.turn import AT_ONCE
 from penstock.gateway.files.files import FileRecord, Files, FilesSettings, new_file_id
+from penstock.gateway.files.storage_accounts import NO_QUOTA
 from penstock.schemas.delivery import Ending, Entry
 from penstock.schemas.keys import CHORES
 from penstock.schemas.model import WorkerCard
@@ -95,10 +96,10 @@ async def _create(files: Files, batches: Batches, num_lines: int) -> BatchRecord
     record = FileRecord(
         id=file_id, tenant="t", filename="in.jsonl", purpose="batch", bytes=size, **kept
     )
-    await files.add(part, record)
+    await files.add(part, record, NO_QUOTA, "")
     endpoint, window = "/v1/completions", "24h"
     asked_batch = BatchAsked(input_file_id=file_id, endpoint=endpoint, completion_window=window)
-    return await batches.create("t", asked_batch, None)
+    return await batches.create("t", asked_batch, None, NO_QUOTA)
 
 
 async def _work(queue: Queue) -> None:

@@ -1,14 +1,11 @@
 -- Forget a file.
--- ARGV: id, tenant, its bytes
+-- ARGV: id, tenant
 -- Returns 'ok' or 'missing'
--- Uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
 
-local id, tenant, bytes = unpack(ARGV)
-local list = PREFIX .. 'files:' .. tenant
-if redis.call('ZREM', list, id) == 0 then return {'missing'} end
+local id, tenant = unpack(ARGV)
+if redis.call('ZREM', PREFIX .. 'files:' .. tenant, id) == 0 then return {'missing'} end
 redis.call('DEL', PREFIX .. 'file:' .. id)
 redis.call('ZREM', PREFIX .. 'files_expire', id)
-if redis.call('HINCRBY', PREFIX .. 'files_bytes', tenant, -bytes) <= 0 then
-  redis.call('HDEL', PREFIX .. 'files_bytes', tenant)
-end
+give_back(tenant, id)
 return {'ok'}

@@ -254,13 +254,15 @@ local function cut_by(result)
 end
 
 -- Whoever asked for a note finds here that a job ended: what it cost, and nothing of what it said.
-local function leave_note(job, state, event, note, result)
+local function leave_note(job, state, event, note, result, bytes)
   local is_read, told = pcall(cjson.decode, event)
   local usage = is_read and type(told) == 'table' and told.usage or nil
   redis.call('XADD', PREFIX .. 'outbox', '*', 'job', job.id, 'tenant', job.tenant, 'state', state,
     'ended_ms', NOW, 'usage', usage and cjson.encode(usage) or '{}', 'note', note,
-    'cut', cut_by(result))
+    'cut', cut_by(result), 'bytes', bytes)
 end
+
+local TOLD_BYTES = 16384 -- what is kept with its result, and has more, is told to its tenant's account
 
 -- The one place where jobs end. Without a result of its own the log is kept as long as one.
 local function settle(job, epoch, state, event, result)
@@ -274,7 +276,8 @@ local function settle(job, epoch, state, event, result)
   note_end()
   local values = redis.call('HMGET', job.key, 'erase', 'ttl', 'note', 'remember', 'keeps')
   local erases, ttl, note, remember, keeps = unpack(values)
-  if note then leave_note(job, state, event, note, result) end
+  local bytes = keeps and result and redis.call('STRLEN', job.key .. ':request') + #result or 0
+  if note or bytes > TOLD_BYTES then leave_note(job, state, event, note or '{}', result, bytes) end
   if erases then return erase(job) end
   list_recent(job.tenant, job.id, job.class)
   redis.call('HSET', job.key, 'state', state, 'epoch', epoch, 'ended_ms', NOW)

@@ -2,7 +2,8 @@
 -- ARGV: id, tenant, URL, unit, body, most webhooks in the tenant's list, seconds that the list is
 -- kept
 -- Returns its state
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Until it has ended it counts as stored, whatever the tenant's quota: others wait for it.
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
 
 local id, tenant, url, unit, body, most, ttl_s = unpack(ARGV)
 local key = PREFIX .. 'webhook:' .. id
@@ -15,4 +16,5 @@ local list = PREFIX .. 'webhooks:' .. tenant
 redis.call('ZADD', list, NOW, id)
 redis.call('ZREMRANGEBYRANK', list, 0, -1 - most)
 redis.call('EXPIRE', list, ttl_s)
+store(tenant, id, #url + #body, NOW + ttl_s * 1000, math.huge)
 return {'pending'}

