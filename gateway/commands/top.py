@@ -15,6 +15,7 @@ from rich.text import Text
 
 from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import run
+from penstock.gateway.files.storage_accounts import StorageAccounts, StorageUse
 from penstock.gateway.http.overview import look, models, workers
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.openai import JsonObject
@@ -23,6 +24,7 @@ from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.redis.url import RedisUrlSetting
 
 PROGRAM = "penstock top"
+MOST_TENANTS = 10  # those that have most stored
 STATES = {
     "serving": "green",
     "draining": "yellow",
@@ -33,9 +35,9 @@ STATES = {
 
 
 class TopSettings(Settings):
-    """Show what runs now: models with their queues, workers with their load. Ctrl-C ends it.
+    """Show what runs now: models with their queues, workers with their load, what tenants store.
 
-    Where the output is no terminal, or with --json, it is shown once.
+    Ctrl-C ends it. Where the output is no terminal, or with --json, it is shown once.
     """
 
     redis_url: RedisUrlSetting = Field(
@@ -58,12 +60,20 @@ class Top:
         self._tokens: dict[str, int] = {}  # of each worker
         self._seen_s = time.monotonic()
 
-    def tables(self, models: Sequence[JsonObject], workers: Sequence[JsonObject]) -> Group:
+    def tables(
+        self,
+        models: Sequence[JsonObject],
+        workers: Sequence[JsonObject],
+        stored: Sequence[StorageUse],
+    ) -> Group:
         now_s = time.monotonic()
         rates = {str(each["worker"]): self._rate(each, now_s - self._seen_s) for each in workers}
         self._tokens = {str(each["worker"]): _int(each["generation_tokens"]) for each in workers}
         self._seen_s = now_s
-        return Group(_model_table(models), Text(), _worker_table(workers, rates))
+        tables: list[Table | Text] = [_model_table(models), Text(), _worker_table(workers, rates)]
+        if stored:
+            tables += [Text(), _storage_table(stored)]
+        return Group(*tables)
 
     def _rate(self, worker: JsonObject, seconds: float) -> str:
         before = self._tokens.get(str(worker["worker"]))
@@ -79,13 +89,15 @@ def main(argv: Sequence[str]) -> int:
 
 async def _show(settings: TopSettings, console: Console) -> None:
     async with Client.from_url(settings.redis_url) as client:
-        lanes = await look(client)
+        lanes, accounts = await look(client), StorageAccounts(client.redis)
+        stored = await accounts.all()
         if settings.as_json:
             shown: JsonObject = {"models": [*models(lanes)], "workers": [*workers(lanes)]}
+            shown["storage"] = [each.shape() for each in stored]
             print(json.dumps(shown))
             return
         top = Top()
-        tables = top.tables(models(lanes), workers(lanes))
+        tables = top.tables(models(lanes), workers(lanes), stored)
         if not console.is_terminal:
             console.print(tables)
             return
@@ -93,8 +105,8 @@ async def _show(settings: TopSettings, console: Console) -> None:
             while True:
                 await asyncio.sleep(settings.every_s)
                 try:
-                    lanes = await look(client)
-                    live.update(top.tables(models(lanes), workers(lanes)), refresh=True)
+                    lanes, stored = await look(client), await accounts.all()
+                    live.update(top.tables(models(lanes), workers(lanes), stored), refresh=True)
                 except QueueUnreachable as error:
                     live.update(Text(f"{error.message}; trying again", "bold red"), refresh=True)
 
@@ -136,6 +148,15 @@ def _served(worker: JsonObject) -> str:
     models = worker["models"]
     num_more = len(models) - 1 if isinstance(models, list) else 0
     return f"{worker['model']} and {num_more} more" if num_more > 0 else str(worker["model"])
+
+
+def _storage_table(stored: Sequence[StorageUse]) -> Table:
+    hidden = len(stored) - MOST_TENANTS
+    caption = f"and {hidden:,} more tenants" if hidden > 0 else None
+    table = _table("tenant", "MB stored", "things", caption=caption)
+    for each in stored[:MOST_TENANTS]:
+        table.add_row(Text(each.tenant), f"{each.used_bytes / 1e6:,.1f}", f"{each.num_things:,}")
+    return table
 
 
 def _table(first: str, *names: str, caption: str | None) -> Table:

@@ -315,6 +315,18 @@ class Version(Answered):
     version: str
 
 
+class Storage(Answered):
+    """Tells what a tenant has stored, in Redis and on disk."""
+
+    tenant: str
+    used_bytes: int
+    num_things: int
+
+
+class OwnStorage(Storage):
+    max_bytes: int
+
+
 class Overviewed(Answered):
     """Tells what runs, and how the caller's accounts and jobs stand."""
 
@@ -324,7 +336,15 @@ class Overviewed(Answered):
     workers: list[Fields]
     latencies: Fields
     accounts: list[Fields]
+    storage: list[Storage]
     jobs: list[Fields]
+
+
+class TenantUsage(Answered):
+    object: Literal["usage"]
+    tenant: str
+    storage: OwnStorage
+    accounts: list[Fields]
 
 
 class ErrorReason(Answered):

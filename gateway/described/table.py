@@ -173,6 +173,7 @@ ROUTES: Mapping[str, Described] = {
     "GET /v1/admin/dead_letters/{job_id}": Described(DeadLetter),
     "POST /v1/admin/dead_letters/{job_id}/requeue": Described(o.Requeued),
     "DELETE /v1/admin/dead_letters/{job_id}": Described(a.Deleted),
+    "GET /v1/usage": Described(a.TenantUsage),
     "GET /v1/status": Described(a.Overviewed),
     "GET /v1/status/events": Described(_EVENTS, events=a.Overviewed),
     "GET /metrics": Described("text/plain"),

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.client import Client
+from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.http.lane_metrics import (
     LaneReport,
     engines,
@@ -74,20 +75,29 @@ class Overview:
         self._version = version
         self._shared = _Shared(self._look)
         self._accounts = _Shared(self._look_at_accounts)
+        self._storage = _Shared(self._look_at_storage)
         self._jobs: dict[str, _Shared[list[JsonObject]]] = {}
 
     async def now(self, caller: Caller) -> JsonObject:
-        """Return what runs, with the caller's own accounts and jobs. Raises QueueUnreachable.
+        """Return what runs, with the caller's own accounts, storage and jobs.
 
         Counters grow since the start of whoever counts, so that who looks twice knows the rates.
-        Latencies are those that the living workers counted. An operator sees the accounts of all
-        tenants.
+        Latencies are those that the living workers counted. An operator sees accounts and storage
+        of all tenants. Raises QueueUnreachable.
         """
         accounts = await self._accounts.now()
         if not caller.is_operator:
-            accounts = [each for each in accounts if each["tenant"] == caller.tenant]
+            accounts = await self.accounts(caller.tenant)
+        storage = await self._storage.now()
+        if not caller.is_operator:
+            storage = [each for each in storage if each["tenant"] == caller.tenant]
         jobs = await self._recent(caller.tenant) if caller.may("jobs") else []
-        return {**await self._shared.now(), "accounts": [*accounts], "jobs": [*jobs]}
+        own: JsonObject = {"accounts": [*accounts], "storage": [*storage], "jobs": [*jobs]}
+        return {**await self._shared.now(), **own}
+
+    async def accounts(self, tenant: str) -> list[JsonObject]:
+        """Return what the tenant's accounts have and used of each model."""
+        return [each for each in await self._accounts.now() if each["tenant"] == tenant]
 
     async def _look(self) -> JsonObject:
         lanes = await look(self._client)
@@ -112,6 +122,10 @@ class Overview:
                 shown |= account.limits.model_dump(exclude_none=True)
                 whole[key] = _added(whole[key], shown) if key in whole else shown
         return [*whole.values()]
+
+    async def _look_at_storage(self) -> list[JsonObject]:
+        """Return what each tenant has stored, the most first."""
+        return [each.shape() for each in await StorageAccounts(self._client.redis).all()]
 
     async def _recent(self, tenant: str) -> list[JsonObject]:
         if tenant not in self._jobs and len(self._jobs) >= MOST_TENANTS:

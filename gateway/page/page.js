@@ -82,6 +82,9 @@ function show(seen) {
       each.prompt_tokens ? percent(each.cached_tokens / each.prompt_tokens) : "–", each.num_preemptions,
     ]), "no worker is there");
   accounts(seen.accounts);
+  table("storage", ["tenant", "MB", "things"],
+    seen.storage.map((each) => [each.tenant, (each.used_bytes / 1e6).toFixed(1), each.num_things]),
+    "nothing is stored");
   jobs(seen.jobs, seen.now_ms);
   models(seen.models.map((each) => each.name));
 }

@@ -49,6 +49,7 @@ from penstock.gateway.routes import responses as response_routes
 from penstock.gateway.routes import stored_chats as stored_chat_routes
 from penstock.gateway.routes import texts as text_routes
 from penstock.gateway.routes import uploads as upload_routes
+from penstock.gateway.routes import usage as usage_routes
 from penstock.gateway.server.entrance import LetsNobodyIn, check_list, check_secret, tell
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.webhooks.outbound import Outbound
@@ -77,6 +78,7 @@ ROUTERS = (
     admin_routes.vllm_router,
     health_routes.router,
     page_routes.router,
+    usage_routes.router,
 )
 
 

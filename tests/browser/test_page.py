@@ -186,4 +186,5 @@ def test_a_killed_workers_answer_goes_on_and_the_page_tells(browser: Browser) ->
         time.sleep(2)  # it is drawn anew each second, and stays open
         expect(timeline.locator("ol")).to_be_visible()
         expect(page.locator("#accounts tbody")).to_contain_text("default")
+        expect(page.locator("#storage tbody")).to_contain_text("nothing is stored")
         expect(page.locator("#workers tbody")).to_contain_text(str(other.process.pid))

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ import redis
 from api_keys import bearer, issue
 from penstock.compose.server import Server
 from penstock.gateway.files.storage_accounts import StorageAccounts, StorageUse
+from penstock.schemas.api_key import DEFAULT_SCOPES
 from penstock.schemas.job import Job
 from penstock.schemas.keys import CHORES
 from penstock.schemas.redis.connection import connect
@@ -44,9 +48,12 @@ class House:
     receiver: Receiver
 
     @contextmanager
-    def tenant(self, name: str, **limits: object) -> Iterator[httpx.Client]:
+    def tenant(
+        self, name: str, scopes: Sequence[str] = DEFAULT_SCOPES, **limits: object
+    ) -> Iterator[httpx.Client]:
         """A caller whose key has these limits, once the gateway knows it."""
-        headers = bearer(issue(self.actor.redis_url, tenant=name, limits=limits))
+        key = issue(self.actor.redis_url, tenant=name, scopes=scopes, limits=limits)
+        headers = bearer(key)
         with httpx.Client(base_url=self.gateway.url, headers=headers, timeout=60) as http:
             eventually(lambda: http.get("/version").is_success)
             yield http
@@ -377,3 +384,28 @@ def test_the_account_of_a_tenant_that_never_comes_back_goes(redis_url: str) -> N
     assert asyncio.run(look()) == [StorageUse("gone", 100 + THING, 1)]
     with redis.Redis.from_url(redis_url) as client:
         assert client.keys() == []
+
+
+def test_what_is_stored_is_shown(house: House) -> None:
+    scopes = ("inference", "metrics")
+    headers = bearer(issue(house.actor.redis_url, tenant="boss", scopes=["admin"]))
+    with house.tenant("shown", scopes) as http, house.tenant("shows", scopes) as other:
+        for each in (http, other):
+            each.post("/v1/conversations", json=items(1000))
+            each.post("/v1/completions", json={"model": MODEL, "prompt": "x"})
+        own = {"tenant": "shown", "used_bytes": house.used("shown"), "num_things": 1}
+        told = http.get("/v1/usage").json()
+        assert (told["tenant"], told["storage"]) == ("shown", own | {"max_bytes": MOST})
+        eventually(lambda: bool(http.get("/v1/usage").json()["accounts"]))
+        [account] = http.get("/v1/usage").json()["accounts"]
+        assert (account["tenant"], account["model"]) == ("shown", MODEL)
+        eventually(lambda: http.get("/v1/status").json()["storage"] == [own])
+        seen = http.get("/v1/status", headers=headers).json()["storage"]
+        assert own in seen and "shows" in {each["tenant"] for each in seen}
+    command = [sys.executable, "-m", "penstock.gateway.commands.top", "--redis-url"]
+    ran = {
+        flag: subprocess.check_output([*command, house.actor.redis_url, *flag.split()], text=True)
+        for flag in ("--json", "")
+    }
+    assert own in json.loads(ran["--json"])["storage"]
+    assert re.search(r"tenant +MB stored +things", ran[""])

@@ -7,7 +7,7 @@ from penstock.gateway.auth.access import NEEDED, OPEN_PATHS
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.server.app import build
 
-FOR_ANY_KEY = {"/v1/models", "/v1/models/{name}", "/version"}
+FOR_ANY_KEY = {"/v1/models", "/v1/models/{name}", "/version", "/v1/usage"}
 ROW = re.compile(r"^\| `(/[^`]*)` \| ([A-Z, ]+) \| (\w+) \|", re.MULTILINE)
 ROUTES = {
     path: ", ".join(sorted(method.upper() for method in methods))

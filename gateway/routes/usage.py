@@ -1,0 +1,24 @@
+"""Tells what the caller's tenant has stored and used, of what it may."""
+
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import tenant_of
+from penstock.schemas.openai import JsonObject
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.get("/v1/usage")
+async def usage(request: Request, gateway: Open) -> Response:
+    """Tell what the caller's tenant has stored, and what its accounts used of each model."""
+    tenant = tenant_of(request)
+    stored = await gateway.storage.used(tenant)
+    shown: JsonObject = {
+        "object": "usage",
+        "tenant": tenant,
+        "storage": stored.shape(gateway.most_stored(request)),
+        "accounts": [*await gateway.overview.accounts(tenant)],
+    }
+    return Response(to_json(shown), media_type="application/json")
