@@ -141,6 +141,7 @@ class Client:
         background: bool = False,
         timeout_ms: int | None = None,
         priority_class: PriorityClass = "normal",
+        priority: int = 0,
         tools: list[dict[str, JsonValue]] | None = None,
         cache_salt: str | None = None,
         prompt_cache_key: str | None = None,
@@ -163,6 +164,7 @@ class Client:
         With `pooling` each prompt gets a vector: `numbers` of the result's choices. With `text` the
         model's tokenizer answers: `prompt_ids` of the choices, or their `text`. Jobs with the same
         `prompt_cache_key`, and the turns of a conversation, go to one worker where it has room.
+        Of an account's jobs of a class those of the lowest `priority` go first.
 
         `model` may be left out where only one model is served. Sampling parameters are given as
         `params`, or as keyword arguments named like its fields. A second call with the same
@@ -172,13 +174,14 @@ class Client:
         `schemas.queue.refusal` makes.
         """
         tenant = tenant or self.tenant
-        model = model or await self._lanes.only_model()
+        model = model or await self.only_model()
         try:
             drawn = SamplingParams.model_validate(sampling) if sampling else SamplingParams()
             chat = Chat(messages=messages, tools=tools or []) if messages is not None else None
             job = Job(
                 job_id="",
                 model=model,
+                priority=priority,
                 prompts=_prompts(prompt),
                 chat=chat,
                 params=params or drawn,
@@ -468,6 +471,14 @@ class Client:
         await self._disk.wait(mark)
         if is_on_disk and self.texts is not None:  # else it is swept where it is
             await self.texts.delete(job_id)
+
+    async def only_model(self) -> str:
+        """Return the one model that is served. Raises InvalidJob unless there is one."""
+        return await self._lanes.only_model()
+
+    async def model_of(self, job_id: str) -> str:
+        """Return the model that a job's id names. Raises JobNotFound."""
+        return (await self._lanes.queue(job_id)).lane.model
 
     async def models(self) -> dict[str, ModelCard]:
         """Return the served models' cards by name."""

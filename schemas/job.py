@@ -17,6 +17,7 @@ MAX_ANSWERS = 1024  # of a job: prompts times n
 MAX_MESSAGES = 2048
 MAX_METADATA_BYTES = 512  # of a name or a value
 YEAR_MS = 365 * 86_400_000
+MOST_PRIORITY = 2**50
 LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
 CHARS_A_TOKEN = 4  # for guesses
 COMPLETION_TOKENS = 256  # expected of a choice that may make as many as the context allows
@@ -77,6 +78,9 @@ class Job(Wire):
     params: SamplingParams = SamplingParams()
     tenant: str = DEFAULT_TENANT
     priority_class: QueueClass = Field("normal", description="text: of jobs of `text` alone")
+    priority: int = Field(
+        0, ge=-MOST_PRIORITY, le=MOST_PRIORITY, description="lower first within an account's class"
+    )
     background: bool = Field(False, description="runs on although nobody listens")
     timeout_ms: int | None = Field(None, ge=1, le=YEAR_MS, description="from submission to the end")
     queue_timeout_ms: int | None = Field(

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from penstock.schemas.job import MAX_MESSAGES, Short
+from penstock.schemas.job import MAX_MESSAGES, PriorityClass, Short
 from penstock.schemas.markup import CUSTOM_INPUT
 from penstock.schemas.sampling import MAX_LOGPROBS
 from penstock.schemas.wire import Report
@@ -41,6 +41,7 @@ class TextFormat(Report):
 
 class JsonObjectFormat(Report):
     type: Literal["json_object"]
+    schema_: JsonObject | bool | None = Field(None, alias="schema", description="llama.cpp's")
 
 
 class NamedSchema(Report):
@@ -71,9 +72,10 @@ ResponseFormat = Annotated[
 class AskedOfModel(Report):
     """The fields that all requests to a model share."""
 
-    model: str
-    priority: int = Field(0, description="below 0 before the others, above 0 after them")
-    service_tier: str = "auto"
+    model: str = Field("", description="needed where several are served")
+    priority: int = Field(0, description="of the caller's jobs of a class, the lower go first")
+    priority_class: PriorityClass | None = Field(None, description="bounded by the key")
+    service_tier: str = Field("auto", description="priority: class high; flex: batch")
     include_metrics: bool = Field(False, description="`metrics`: how long the answer took")
 
 
@@ -389,7 +391,7 @@ class AbortRequest(Report):
 class GenerateRequest(Report):
     """vLLM's request of tokens for tokens."""
 
-    model: str
+    model: str = Field("", description="needed where several are served")
     token_ids: Annotated[list[int], FAIL_FAST] = Field(min_length=1)
     sampling_params: JsonObject = Field(default_factory=dict)
     stream: bool = False

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
@@ -34,6 +35,12 @@ class BatchLine(Report):
     method: str
     url: str
     body: JsonObject
+
+    def with_model(self, model: str) -> Self:
+        """Return the line, with the model where it names none."""
+        if self.body.get("model") not in (None, ""):
+            return self
+        return self.model_copy(update={"body": {**self.body, "model": model}})
 
 
 @dataclass(frozen=True, slots=True)

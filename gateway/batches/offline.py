@@ -162,8 +162,6 @@ class OfflineBatch:
         line = await self.client.off_loop.run(
             self.client.tenant, place.length, line_at, self.source, place
         )
-        if self.model and "model" not in line.body:
-            line.body["model"] = self.model
         while True:
             try:
                 return await self._asked(line, place)
@@ -176,8 +174,10 @@ class OfflineBatch:
 
     async def _asked(self, line: BatchLine, place: LinePosition) -> _LineAnswer:
         """Ask for a line's answer, and wait for it. Raises PenstockError."""
-        client, model = self.client, line.body.get("model")
-        key = self._identity(line)
+        client = self.client
+        if line.body.get("model") in (None, ""):
+            line = line.with_model(self.model or await client.only_model())
+        model, key = line.body["model"], self._identity(line)
         job_id = await client.name_job(model if isinstance(model, str) else "", key)
         caller = Caller(client.tenant)
         form = await client.off_loop.run(caller.tenant, place.length, form_of, job_id, caller, line)

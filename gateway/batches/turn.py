@@ -169,6 +169,8 @@ class BatchTurn:
         for (number, place), line in found:
             try:
                 model = line.body.get("model")
+                if model in (None, ""):
+                    model = await self.home.client.only_model()
                 model = model if isinstance(model, str) else ""
                 job_id = await self.home.client.name_job(
                     model, f"{batch.id} {number}", batch.tenant
@@ -208,6 +210,7 @@ class BatchTurn:
     async def _form(self, line: Open, asked: BatchLine) -> AnswerContext | PoolingContext:
         """Return the job that a line asks for. Raises InvalidJob."""
         caller = Caller(self.batch.tenant)
+        asked = asked.with_model(await self.home.client.model_of(line.job_id))
         size = line.place.length
         return await self.home.client.off_loop.run(
             caller.tenant, size, form_of, line.job_id, caller, asked

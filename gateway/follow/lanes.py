@@ -1,6 +1,7 @@
 """A client's list of the served models, their lanes, and the queue of each lane."""
 
 import time
+from collections.abc import Mapping
 
 from penstock.schemas.account import Account
 from penstock.schemas.errors import InvalidJob, JobNotFound, ModelNotFound
@@ -11,6 +12,14 @@ from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.servers import Redis
 
 CARDS_S = 1.0  # how old the list of models may be, in seconds
+
+
+def only(cards: Mapping[str, ModelCard]) -> str:
+    """Return the one model that is served. Raises InvalidJob where there are none or several."""
+    if len(cards) != 1:
+        served = ", ".join(sorted(cards)) or "none at present"
+        raise InvalidJob(f"model: give one; served: {served}", "model")
+    return next(iter(cards))
 
 
 class Lanes:
@@ -27,8 +36,8 @@ class Lanes:
         self._queues: dict[str, Queue] = {}
 
     async def models(self) -> dict[str, ModelCard]:
-        """Return the served models' cards by name."""
-        if time.monotonic() >= self._cards_until:
+        """Return the served models' cards by name. One that is new is missing for a second."""
+        if not self._cards or time.monotonic() >= self._cards_until:
             await self._refresh()
         return self._cards
 
@@ -45,12 +54,7 @@ class Lanes:
 
     async def only_model(self) -> str:
         """Return the name of the only served model. Raises InvalidJob if there is not just one."""
-        if not await self.models():
-            await self._refresh()
-        names = sorted(self._cards)
-        if len(names) != 1:
-            raise InvalidJob(f"model: name one of {', '.join(names) or 'none served'}", "model")
-        return names[0]
+        return only(await self.models())
 
     async def queues(self) -> list[Queue]:
         """Return the queue of every lane of every model, to read their counts and workers."""

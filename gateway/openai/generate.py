@@ -32,7 +32,7 @@ NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
 }
 # Fields of vLLM's SamplingParams that say how its own parts talk.
 _OF_VLLM = {"detokenize", "output_kind", "skip_clone", "skip_reading_prefix_cache"}
-_FROM_BODY = ("model", "stream", "stream_options", "cache_salt", "priority")
+_FROM_BODY = ("model", "stream", "stream_options", "cache_salt", "priority", "priority_class")
 _KNOWN = {*GenerateRequest.model_fields, *_FROM_BODY, *NEUTRAL, "request_id"}
 # Those that are obeyed, or refused by name; an echo would be of text.
 _SAMPLING = (IN_PARAMS | {"max_tokens"}) - _OF_VLLM - {"echo"}

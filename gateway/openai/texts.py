@@ -124,7 +124,7 @@ def _asked(
 
     called  the caller's name for what it asks about
     """
-    whole = {**question, "priority_class": "text"}
+    whole = {**question, "priority_class": "text", "priority": 0}
     job = made_job(job_id, caller, asked, body, whole, {"prompts": called})
     known = {*type(asked).model_fields, *OPTIONS, *NEUTRAL} - AskedOfModel.model_fields.keys()
     others = [name for name in body if name not in known and name != "model"]
@@ -135,7 +135,13 @@ def _of(form: AnswerContext, shows_strings: bool = False, renders: bool = False)
     """Return the form of a job for the tokenizer that reads another job's prompts."""
     text = TextParams(task="tokenize", return_token_strs=shows_strings)
     params = form.job.params.model_copy(update={"n": 1, "best_of": None})
-    only = {"text": text, "priority_class": "text", "params": params, "return_token_ids": False}
+    only = {
+        "text": text,
+        "priority_class": "text",
+        "priority": 0,
+        "params": params,
+        "return_token_ids": False,
+    }
     return TextContext(
         form.job.model_copy(update=only),
         form.job if renders else None,

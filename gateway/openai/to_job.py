@@ -26,6 +26,7 @@ from penstock.schemas.openai import (
     ForeignTool,
     FunctionTool,
     JsonObject,
+    JsonObjectFormat,
     JsonSchemaFormat,
     NamedTool,
     StructuralTagFormat,
@@ -101,6 +102,8 @@ def chat_job(job_id: str, caller: Caller, asked: ChatRequest, body: JsonObject) 
     newer = asked.max_completion_tokens
     mode, names = _choice(asked)
     sampling = _sampling(asked, body)
+    if mode == "required" and asked.response_format is not None:
+        sampling.pop("structured_outputs", None)  # the form of a message, and there is none
     if mode == "required" and "structured_outputs" in sampling:
         raise InvalidJob(f"response_format: {ONE_OF}, a forced tool", "response_format")
     sampling["max_tokens"] = asked.max_tokens if newer is None else newer
@@ -222,6 +225,7 @@ def made_job(
         "tenant": caller.tenant,
         "traceparent": caller.traceparent,
         "priority_class": caller.bounded(_priority_class(asked)),
+        "priority": asked.priority,
     }
     if caller.over_limit is not None:
         fields["over_limit"] = caller.over_limit
@@ -262,10 +266,7 @@ def _unix_ms(given: JsonValue) -> int:
 
 
 def _priority_class(asked: AskedOfModel) -> PriorityClass:
-    """Return the priority class. A number follows vLLM's rule: lower goes first."""
-    if asked.priority:
-        return "high" if asked.priority < 0 else "batch"
-    return TIERS.get(asked.service_tier, "normal")
+    return asked.priority_class or TIERS.get(asked.service_tier, "normal")
 
 
 def _sampling(asked: Asked, body: JsonObject) -> JsonObject:
@@ -289,6 +290,8 @@ def _structures(asked: Asked, body: JsonObject) -> list[JsonValue]:
         structures.append({"json": held, "lenient": not is_strict, **named})
     elif isinstance(wanted, StructuralTagFormat):
         structures.append({"structural_tag": wanted.model_dump(), **named})
+    elif isinstance(wanted, JsonObjectFormat) and wanted.schema_ is not None:
+        structures.append({"json": wanted.schema_, "lenient": True, **named})
     elif wanted is not None and not isinstance(wanted, TextFormat):
         structures.append({"json_object": True, **named})
     own = body.get("structured_outputs")

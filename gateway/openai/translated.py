@@ -54,10 +54,7 @@ def as_chat(
         sentence = "another field says it here too; give one of them"
         raise InvalidJob(f"{both[0]}: {sentence}", both[0])
     return {
-        "model": asked.model,
-        "priority": asked.priority,
-        "service_tier": asked.service_tier,
-        "include_metrics": asked.include_metrics,
+        **{name: getattr(asked, name) for name in AskedOfModel.model_fields},
         **beside,
         **own,
     }

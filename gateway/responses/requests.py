@@ -150,7 +150,7 @@ def _chat(asked: ResponsesRequest, body: JsonObject) -> JsonObject:
 def _form(asked: ResponsesRequest) -> JsonValue:
     form = asked.text.format
     if form.type == "json_object":
-        return {"type": "json_object"}
+        return {"type": "json_object", "schema": form.schema_}
     if form.schema_ is None:
         raise InvalidJob("text.format.schema: give the schema", "text")
     named: JsonObject = {"name": form.name or "output", "schema": form.schema_}

@@ -21,6 +21,7 @@ from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.to_job import flattened
 from penstock.gateway.openai.validation import validate
+from penstock.gateway.routes.whole import read_asked
 from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.cursor import Had
 from penstock.schemas.delivery import JobStatus
@@ -75,7 +76,7 @@ async def submit(request: Request, gateway: Open) -> Response:
 
     The body is a chat's or a completion's; `params` may hold SamplingParams as they are.
     """
-    job, webhook, ignored = await read(request, gateway, partial(_asked, caller_of(request)))
+    job, webhook, ignored = await read_asked(request, gateway, partial(_asked, caller_of(request)))
     gateway.tell_ignored(request, ignored)
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")

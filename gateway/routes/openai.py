@@ -16,7 +16,7 @@ from penstock.gateway.openai.generate import TokenChunks, generate_answer, gener
 from penstock.gateway.openai.responses import chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import ChatChunks, TextChunks
 from penstock.gateway.openai.validation import validate
-from penstock.gateway.routes.whole import answered, streamed, whole, with_model
+from penstock.gateway.routes.whole import answered, read_asked, streamed, whole
 from penstock.schemas.errors import JobGone, JobNotFound, ModelNotFound
 from penstock.schemas.keys import JOB_ID
 from penstock.schemas.openai import AbortRequest
@@ -38,8 +38,7 @@ async def completions(request: Request, gateway: Open) -> Response:
 async def generate(request: Request, gateway: Open) -> Response:
     """Answer tokens with tokens, as vLLM does."""
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    cards, caller = await gateway.client.models(), caller_of(request)
-    form = await read(request, gateway, lambda body: generate_form(caller, with_model(cards, body)))
+    form = await read_asked(request, gateway, partial(generate_form, caller_of(request)))
     gateway.tell_ignored(request, form.ignored)
     if form.is_streamed:
         return await streamed(request, gateway, watch, form, TokenChunks)

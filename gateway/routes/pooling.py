@@ -2,12 +2,11 @@
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.openai.endpoints import OF_VECTORS
-from penstock.gateway.routes.whole import whole
+from penstock.gateway.routes.whole import read_asked, whole
 
 router = APIRouter(tags=["pooling"])
 
@@ -15,7 +14,7 @@ router = APIRouter(tags=["pooling"])
 async def pool(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     endpoint, caller = OF_VECTORS[request.url.path], caller_of(request)
-    form = await read(request, gateway, lambda body: endpoint.form(caller, body, ""))
+    form = await read_asked(request, gateway, lambda body: endpoint.form(caller, body, ""))
     return await whole(request, gateway, watch, form, endpoint.shape)
 
 

@@ -9,7 +9,6 @@ from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.follow.resumable import NOTHING
-from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of, tenant_of
@@ -40,6 +39,7 @@ from penstock.gateway.responses.stored import (
 )
 from penstock.gateway.routes.whole import (
     admitted,
+    read_asked,
     read_form,
     streamed,
     whole,
@@ -190,7 +190,7 @@ async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conv
             return body, name, asked_items(body)
         return body, "", [] if body.get("previous_response_id") else responses_form(caller, body)
 
-    body, name, form = await read(request, gateway, understood)
+    body, name, form = await read_asked(request, gateway, understood)
     begun = None
     if isinstance(form, list):
         if name:

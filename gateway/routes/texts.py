@@ -5,15 +5,13 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of
 from penstock.gateway.openai import texts
 from penstock.gateway.openai.endpoints import RequestKind
 from penstock.gateway.openai.texts import TextContext
-from penstock.gateway.routes.whole import only, whole, with_model
-from penstock.schemas.openai import JsonObject
+from penstock.gateway.routes.whole import read_asked, whole
 
 router = APIRouter(tags=["tokenizer"])
 info_router = APIRouter(tags=["tokenizer"])  # what a service tells only where it is set to
@@ -28,14 +26,9 @@ OF_TEXTS: Mapping[str, RequestKind[TextContext]] = {
 async def text(request: Request, gateway: Open) -> Response:
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
     endpoint, caller = OF_TEXTS[request.url.path], caller_of(request)
-    cards = await gateway.client.models()
-
-    def form(body: JsonObject) -> TextContext:
-        return endpoint.form(caller, with_model(cards, body), "")
-
-    asked = await read(request, gateway, form)
+    asked = await read_asked(request, gateway, lambda body: endpoint.form(caller, body, ""))
     gateway.tell_ignored(request, asked.ignored)
-    card = cards.get(asked.job.model)
+    card = (await gateway.client.models()).get(asked.job.model)
     asked = replace(asked, max_model_len=(card and card.max_model_len) or 0)
     return await whole(request, gateway, watch, asked, endpoint.shape)
 
@@ -44,8 +37,8 @@ async def text(request: Request, gateway: Open) -> Response:
 async def tokenizer_info(request: Request, gateway: Open, model: str | None = None) -> Response:
     """Tell the tokenizer's configuration, its chat template among it."""
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    cards = await gateway.client.models()
-    form = texts.describing_form(caller_of(request), model or only(cards))
+    name = model or await gateway.client.only_model()
+    form = texts.describing_form(caller_of(request), name)
     return await whole(request, gateway, watch, form, texts.describing_answer)
 
 

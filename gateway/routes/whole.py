@@ -1,6 +1,6 @@
 """Answers to requests that a model answers at once: whole, or as a stream."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -9,6 +9,7 @@ from fastapi import Request, Response
 from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
+from penstock.gateway.follow.lanes import only
 from penstock.gateway.follow.large_texts import LARGE_BYTES
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition
 from penstock.gateway.http.body import read
@@ -27,10 +28,10 @@ from penstock.gateway.tasks.outbox import Note
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Done, Event, Failed, Result
 from penstock.schemas.job import Job
-from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import JsonObject, StreamOptions
 from penstock.schemas.result import fold
 
+Asked = TypeVar("Asked")
 Told = TypeVar("Told", AnswerContext, TextContext)
 ALL_USAGE = StreamOptions(include_usage=True, continuous_usage_stats=True)
 
@@ -91,24 +92,23 @@ def events_of(gateway: Gateway, watch: RequestTimer, job: Job) -> AsyncGenerator
     return following if job.text is not None else watch.follow(job.model, following)
 
 
-def only(cards: Mapping[str, ModelCard]) -> str:
-    """Return the one model that is served. Raises InvalidJob where there are none or several."""
-    if len(cards) != 1:
-        served = ", ".join(sorted(cards)) or "none at present"
-        raise InvalidJob(f"model: give one; served: {served}", "model")
-    return next(iter(cards))
+async def read_asked(
+    request: Request, gateway: Gateway, understood: Callable[[JsonObject], Asked]
+) -> Asked:
+    """Read a body that asks a model. Where it names none, it asks the one that is served."""
+    cards = await gateway.client.models()
 
+    def named(body: JsonObject) -> Asked:
+        return understood(body if body.get("model", "") != "" else {**body, "model": only(cards)})
 
-def with_model(cards: Mapping[str, ModelCard], body: JsonObject) -> JsonObject:
-    """Return the body with the one model that is served, where it names none."""
-    return body if "model" in body else {"model": only(cards), **body}
+    return await read(request, gateway, named)
 
 
 async def read_form(
     request: Request, gateway: Gateway, read_body: Callable[[Caller, JsonObject], Told]
 ) -> Told:
     """Read the request's body as a form, and tell which of its fields are ignored."""
-    form = await read(request, gateway, partial(read_body, caller_of(request)))
+    form = await read_asked(request, gateway, partial(read_body, caller_of(request)))
     gateway.tell_ignored(request, form.ignored)
     if not isinstance(form, AnswerContext):
         return form

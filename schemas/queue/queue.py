@@ -110,6 +110,8 @@ class Queue:
         for name in ("timeout_ms", "queue_timeout_ms", "not_before_ms", "delay_ms"):
             if (value := getattr(job, name)) is not None:
                 options[name] = value
+        if job.priority:
+            options["priority"] = job.priority
         if job.over_limit != "refuse":
             options["over_limit"] = job.over_limit
         if job.metadata:

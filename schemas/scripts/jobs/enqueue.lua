@@ -5,6 +5,9 @@
 -- option with its meaning and, after the semicolon, what holds where it is left out:
 --   tenant           whose job it is; "default"
 --   class            "text" | "high" | "normal" | "batch"; "normal"
+--   priority         of the account's jobs of a class that wait, the lower go first; 0. A step is
+--                    worth the ten minutes that an earlier deadline is at most; from 10000 on, and
+--                    down to as many, all count alike
 --   background       whether the job runs on although nobody listens. A job in the foreground is
 --                    refused where no worker is, and cancelled when nobody listens; false
 --   timeout_ms       from now to the end; none
@@ -43,8 +46,9 @@
 local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local EQUAL_TTL_S = 3600 -- a job that runs for longer is joined by no more
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
+local STEPS = 10000 -- of priority, to each side
 
-local OPTIONS = ' tenant class background timeout_ms queue_timeout_ms not_before_ms delay_ms '
+local OPTIONS = ' tenant class priority background timeout_ms queue_timeout_ms not_before_ms delay_ms '
   .. 'prompt_tokens completion_tokens over_limit account max_queued '
   .. 'max_queued_tokens ttl_s remember_s metadata keeps_request affinity shares note '
 local ACCOUNT_OPTIONS = ' name limits '
@@ -115,6 +119,7 @@ local function wrong_option()
     or name(options.tenant, 'options.tenant')
     or name(options.affinity, 'options.affinity')
     or name(options.shares, 'options.shares')
+    or whole(options, 'options', 'priority', -MOST, MOST)
     or whole(options, 'options', 'timeout_ms', 1, YEAR_MS)
     or whole(options, 'options', 'queue_timeout_ms', 1, YEAR_MS)
     or whole(options, 'options', 'not_before_ms', 0, LAST_MS)
@@ -235,7 +240,8 @@ tally(account, 'queued', 1)
 count_tokens(cost)
 
 local due_ms = math.min(deadline or LAST_MS, start_by or LAST_MS, begin_ms + DUE_MS)
-local due_us = due_ms * 1000 + NOW_US % 1000
+local steps = math.max(-STEPS, math.min(STEPS, options.priority or 0))
+local due_us = (due_ms + steps * DUE_MS) * 1000 + NOW_US % 1000
 redis.call('HSET', key, 'state', 'ready', 'epoch', 0, 'position', 0, 'class', class,
   'digest', digest, 'tenant', tenant, 'account', account.name, 'channels', channel,
   'background', background, 'created_ms', NOW, 'ttl', options.ttl_s or 3600, 'cost', cost,
@@ -244,6 +250,7 @@ list_recent(tenant, id, class)
 if waits then redis.call('HSET', key, 'waits', 1) end
 if options.remember_s then redis.call('HSET', key, 'remember', options.remember_s) end
 if options.metadata then redis.call('HSET', key, 'metadata', cjson.encode(options.metadata)) end
+if options.priority then redis.call('HSET', key, 'priority', options.priority) end
 if options.affinity then redis.call('HSET', key, 'affinity', options.affinity) end
 if options.note then redis.call('HSET', key, 'note', options.note) end
 if options.keeps_request then redis.call('HSET', key, 'keeps', 1) end

@@ -143,14 +143,15 @@ local function chosen(class, account, own)
   local backlog = backlog_key(class, account)
   local first = redis.call('ZRANGE', backlog, 0, 0)[1]
   if not first then return nil, false end
-  local affinity, passed, created_ms, deadline, start_by = unpack(redis.call('HMGET',
-    PREFIX .. 'job:' .. first, 'affinity', 'passed', 'created_ms', 'deadline', 'start_by'))
+  local affinity, passed, created_ms, deadline, start_by, priority = unpack(redis.call('HMGET',
+    PREFIX .. 'job:' .. first, 'affinity', 'passed', 'created_ms', 'deadline', 'start_by', 'priority'))
   local near = near_of(affinity)
   if near == worker or not near and not own then return first end
   if not deadline and not start_by and tonumber(passed or 0) < MOST_PASSED then
     for _, id in ipairs(redis.call('ZRANGE', backlog, 1, NEAR_LOOK)) do
-      local shared, waits = unpack(redis.call('HMGET', PREFIX .. 'job:' .. id, 'affinity', 'waits'))
-      if shared and not waits and redis.call('GET', near_key(shared)) == worker then
+      local shared, waits, its = unpack(redis.call('HMGET', PREFIX .. 'job:' .. id, 'affinity', 'waits',
+        'priority'))
+      if shared and not waits and its == priority and redis.call('GET', near_key(shared)) == worker then
         redis.call('HINCRBY', PREFIX .. 'job:' .. first, 'passed', 1)
         return id
       end

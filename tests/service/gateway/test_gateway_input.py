@@ -49,7 +49,6 @@ def error_of(response: httpx.Response) -> dict[str, str | None]:
 
 # (field, value, param that the error names); the other fields are right.
 WRONG_IN_BOTH: list[tuple[str, object, str]] = [
-    ("model", None, "model"),
     ("model", 7, "model"),
     ("temperature", "hot", "temperature"),
     ("temperature", "0.5", "temperature"),
@@ -150,6 +149,8 @@ WRONG_IN_BOTH: list[tuple[str, object, str]] = [
     ("metadata", {"é" * 257: "a"}, "metadata." + "é" * 257),
     ("metadata", {str(number): "" for number in range(17)}, "metadata"),
     ("priority", "high", "priority"),
+    ("priority", 2**51, "priority"),
+    ("priority_class", "text", "priority_class"),
 ]
 WRONG_IN_CHAT: list[tuple[str, object, str]] = [
     ("messages", None, "messages"),
@@ -701,5 +702,5 @@ def test_all_that_is_wrong_is_named(http: httpx.Client) -> None:
     assert error["param"] in ("stop[0]", "logit_bias.5") and message.startswith(str(error["param"]))
     others = message.rpartition("; also wrong: ")[2].split(", ")
     assert {*others, str(error["param"]).partition("[")[0].partition(".")[0]} == wrong.keys()
-    error = error_of(http.post("/v1/chat/completions", json={}))
-    assert error["message"] == "model: Field required; also wrong: messages"
+    error = error_of(http.post("/v1/rerank", json={}))
+    assert error["message"] == "query: Field required; also wrong: documents"

@@ -265,8 +265,10 @@ def test_a_foreign_job_is_not_found(http: httpx.Client, actor: Actor) -> None:
     "fields, priority_class",
     [
         ({}, "normal"),
-        ({"priority": -1}, "high"),
-        ({"priority": 3}, "batch"),
+        ({"priority": -1}, "normal"),
+        ({"priority": 3}, "normal"),
+        ({"priority_class": "batch"}, "batch"),
+        ({"priority_class": "high", "service_tier": "flex"}, "high"),
         ({"service_tier": "flex"}, "batch"),
         ({"service_tier": "priority"}, "high"),
     ],
@@ -276,7 +278,8 @@ def test_priority_is_carried(
 ) -> None:
     actor.script = lambda job: spoken("x")
     ended(http, submitted(http, **fields))
-    assert actor.jobs[-1].priority_class == priority_class
+    job = actor.jobs[-1]
+    assert (job.priority_class, job.priority) == (priority_class, fields.get("priority", 0))
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions", "jobs"])

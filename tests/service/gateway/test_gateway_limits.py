@@ -254,7 +254,7 @@ def test_what_a_job_was_given_is_shown_while_it_waits_and_after(
     http: httpx.Client, actor: Actor, idle: httpx.Client
 ) -> None:
     metadata = {"invoice": "12", "who": '日本 "x" \\ {}'}
-    fields = {"metadata": metadata, "priority": 1, "queue_timeout_ms": 3_600_000}
+    fields = {"metadata": metadata, "priority_class": "batch", "queue_timeout_ms": 3_600_000}
     with caller(idle, idle.headers["x-redis"]) as one:
         url = f"/v1/jobs/{one.post('/v1/jobs', json=TEXT | fields).json()['id']}"
         shown = one.get(url).json()

@@ -264,13 +264,14 @@ def test_priority_is_bounded_by_the_key(http: httpx.Client, actor: Actor, key: s
     high = issue(actor.redis_url, max_priority="high")
     low = issue(actor.redis_url, max_priority="batch")
     eventually(lambda: http.get("/v1/models", headers=bearer(low)).is_success)
-    for text, priority, carried in (
-        (key, -1, "normal"),
-        (key, 1, "batch"),
-        (high, -1, "high"),
-        (low, 0, "batch"),
+    for text, asked, carried in (
+        (key, {"priority_class": "high"}, "normal"),
+        (key, {"service_tier": "priority"}, "normal"),
+        (key, {"priority_class": "batch"}, "batch"),
+        (high, {"priority_class": "high"}, "high"),
+        (low, {"priority": -9}, "batch"),
     ):
-        body = TEXT | {"priority": priority}
+        body = TEXT | asked
         assert http.post("/v1/completions", json=body, headers=bearer(text)).is_success
         assert actor.jobs[-1].priority_class == carried
 

@@ -195,6 +195,11 @@ def test_a_schema_is_asked_for_and_parsed(client: OpenAI, actor: Actor) -> None:
         ({"json_schema": {"type": "null"}}, "json", '{"type": "null"}'),
         ({"json_schema": '{"type":"null"}', "regex": ""}, "json", '{"type":"null"}'),
         ({"response_format": {"type": "json_object"}}, "json", '{"type":"object"}'),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "null"}}},
+            "json",
+            '{"type": "null"}',
+        ),
         ({"response_format": {"type": "text"}}, None, None),
     ],
 )
@@ -259,6 +264,22 @@ def test_a_forced_tool_call_is_forced_by_the_worker(
     assert streamed.message.tool_calls is not None
     assert streamed.message.tool_calls[0].function.name == "weather"
     assert streamed.finish_reason == answer.finish_reason == "tool_calls"
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+
+
+def test_the_form_of_a_message_may_stand_beside_a_forced_tool(client: OpenAI, actor: Actor) -> None:
+    first, *rest = spoken('{"name":"weather",', '"arguments":{}}')
+    actor.script = lambda job: [replace(first, markup=Markup("json")), *rest]
+    given = {"model": MODEL, "messages": HI, "tools": [WEATHER], "tool_choice": "required"}
+    for form in (FORM, {"type": "json_object"}):
+        client.chat.completions.create(**given, response_format=form)  # type: ignore[call-overload]
+        assert chat_of(actor).tool_choice == "required"
+        assert actor.jobs[-1].params.structured_outputs is None
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(**given, extra_body={"guided_regex": "a"})  # type: ignore[call-overload]
+    assert raised.value.param == "response_format"
 
 
 def test_no_tool_is_offered_where_none_shall_be_called(client: OpenAI, actor: Actor) -> None:

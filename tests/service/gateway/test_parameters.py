@@ -101,6 +101,7 @@ def of(*names: str) -> Callable[[Effect], Effect]:
 def model(ask: Asker) -> None:
     assert ask.completion()["model"] == MODEL
     ask.post("/v1/completions", {"model": "none", "prompt": "x"}, 404)
+    assert ask.completion(model=None)["model"] == MODEL, "the one that is served"
 
 
 @of("prompt")
@@ -332,6 +333,10 @@ def what_this_model_cannot(ask: Asker) -> None:
 
 @of("tools", "tool_choice", "parallel_tool_calls")
 def calls(ask: Asker) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+    said = [ask.chat(**CALLS, **more) for more in ({}, {"response_format": form})]
+    plain, formed = (each["choices"][0]["message"]["tool_calls"][0] for each in said)
+    assert plain["function"] == formed["function"]
     [choice] = ask.chat(**CALLS)["choices"]
     [call] = choice["message"]["tool_calls"]
     assert (
@@ -373,11 +378,19 @@ def for_templates(ask: Asker) -> None:
     assert plain == hinted
 
 
-@of("include_metrics", "metadata", "cache_salt", "priority", "service_tier")
+@of("priority")
+def priority(ask: Asker) -> None:
+    """Which job goes first, `test_scripts` shows; the class stays."""
+    assert ask.chat(priority=1)["service_tier"] == ask.chat(priority=-1)["service_tier"]
+    refused = ask.post("/v1/completions", {"prompt": "x", "priority": 2**60}, 400).json()
+    assert refused["error"]["param"] == "priority"
+
+
+@of("include_metrics", "metadata", "cache_salt", "priority_class", "service_tier")
 def around(ask: Asker) -> None:
     assert "metrics" in ask.completion(include_metrics=True)
     assert ask.chat(service_tier="priority")["service_tier"] == "priority"
-    assert ask.chat(priority=1)["service_tier"] == "flex"
+    assert ask.chat(priority_class="batch")["service_tier"] == "flex"
     long = {"prompt": "river " * 60, "cache_salt": "one"}
     counts = [
         ask.completion(**long | more)["usage"]["prompt_tokens_details"]["cached_tokens"]

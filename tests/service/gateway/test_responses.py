@@ -244,6 +244,10 @@ def test_a_schema_is_held_and_parsed(client: OpenAI, actor: Actor) -> None:
     client.responses.create(model=MODEL, input="hi", text={"format": {"type": "json_object"}})
     held = actor.jobs[-1].params.structured_outputs
     assert held is not None and held.json_object
+    form = {"type": "json_object", "schema": {"type": "null"}}
+    client.responses.create(model=MODEL, input="hi", text={"format": form})  # type: ignore[typeddict-item]
+    held = actor.jobs[-1].params.structured_outputs
+    assert held is not None and held.json_schema == {"type": "null"} and held.lenient
 
 
 def test_a_custom_tool_gets_its_text(client: OpenAI, actor: Actor) -> None:

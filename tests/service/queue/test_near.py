@@ -92,6 +92,15 @@ async def test_it_is_left_for_a_moment_only(queue: WorkerQueue) -> None:
 
 
 @on_a_lane
+async def test_no_job_passes_over_one_of_a_lower_number(queue: WorkerQueue) -> None:
+    first, _ = await two(queue)
+    for conversation, number in (("b", 1), ("a", 2)):
+        await queue.enqueue(of(conversation, priority=number), None)
+    await plain(queue.connection.redis).set(f"{LANE.prefix}near:{of('b').affinity}", "w2")
+    assert [job.prompt_cache_key for job in await first.read(1)] != ["a"]
+
+
+@on_a_lane
 async def test_who_leaves_it_looks_again_soon(queue: WorkerQueue) -> None:
     _, second = await two(queue)
     await queue.enqueue(of("a"), None)

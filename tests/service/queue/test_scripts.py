@@ -86,6 +86,22 @@ async def test_jobs_come_handed_back_first_then_by_class_and_never_too_many(
 
 
 @on_a_lane
+async def test_a_number_orders_an_accounts_jobs_within_their_class(queue: WorkerQueue) -> None:
+    numbers = {"a": 9, "b": 1, "c": 0, "d": -5, "e": 1, "f": 10**15, "g": 10**9, "h": -(2**50)}
+    for name, number in numbers.items():
+        timed = {"timeout_ms": 60_000} if name == "a" else {}
+        await queue.enqueue(a_job(metadata={"name": name}, priority=number, **timed), None, "d")
+    await queue.enqueue(a_job(metadata={"name": "high"}, priority_class="high", priority=9), None)
+    late = a_job(metadata={"name": "late"}, priority=1, not_before_ms=1)
+    await queue.enqueue(late, None)
+    other = a_job(metadata={"name": "other"}, tenant="other", priority=99)
+    await queue.enqueue(other, None)
+    names = [(await started(queue)).job.metadata["name"] for _ in range(11)]
+    names.remove("other")  # tenants take turns
+    assert "".join(names) == "highhdcbelateafg"
+
+
+@on_a_lane
 async def test_a_waiting_read_wakes_at_once_and_takes_no_more_than_it_may(
     queue: WorkerQueue,
 ) -> None:
