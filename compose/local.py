@@ -27,6 +27,8 @@ from penstock.schemas.redis.url import RedisUrlSetting, shown
 from penstock.schemas.secret import BadSecret
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
 
 class LocalSettings(ListenSettings, SecretSettings, OutboundSettings):
     """Run server, gateway, worker and housekeeping on this machine.
@@ -40,7 +42,9 @@ class LocalSettings(ListenSettings, SecretSettings, OutboundSettings):
     folder: Path | None = Field(
         None, description="where the embedded server keeps its jobs; none: gone at the end"
     )
-    num_workers: int = Field(1, ge=0, description="of this model, on this machine")
+    num_workers: int = Field(
+        1, ge=0, description="of this model, on this machine; each has the next of its GPUs"
+    )
     ready_s: float = Field(600.0, gt=0, description="give up when not ready by then")
 
 
@@ -151,6 +155,16 @@ class Stack:
                     raise NotReady(f"{name} cannot start; its own words are above")
                 raise NotReady(f"{name} did not get ready in {self.settings.ready_s:g} s")
 
+    def gpu_of(self, number: int) -> dict[str, str]:
+        """Return the variable that gives a worker a GPU of its own; empty where one is the most."""
+        there = gpus()
+        if len(there) < 2:
+            return {}
+        gpu = there[(number - 1) % len(there)]
+        shares = ", which it shares" if self.settings.num_workers > len(there) else ""
+        self.say(f"worker-{number}", f"has GPU {gpu} of {len(there)}{shares}")
+        return {VISIBLE_GPUS: gpu}
+
     async def _gateway_lives(self) -> bool:
         settings = self.settings
         uds = str(settings.uds) if settings.uds else None
@@ -210,9 +224,19 @@ async def running(
         env = {"PENSTOCK_SERVER_SECRET": secret.get_secret_value()} if secret else {}
         stack.start_gateway(**env, **files)
         for number in range(1, settings.num_workers + 1):
-            stack.start(f"worker-{number}", "--model", settings.model, **env, **_crash_folder())
+            gpu = stack.gpu_of(number)
+            stack.start(
+                f"worker-{number}", "--model", settings.model, **env, **gpu, **_crash_folder()
+            )
         await stack.ready()
         yield stack
+
+
+def gpus(devices: Path = Path("/dev")) -> list[str]:
+    """Return the names of the GPUs that this process may use, as CUDA takes them."""
+    if (listed := os.environ.get(VISIBLE_GPUS)) is not None:
+        return [name.strip() for name in listed.split(",") if name.strip()]
+    return [str(at) for at, _ in enumerate(devices.glob("nvidia[0-9]*"))]
 
 
 def _files_folder(folder: Path | None) -> dict[str, str]:

@@ -38,7 +38,7 @@ class DoesNotFit(PenstockError):
 
 
 def build_engine(config: EngineConfig) -> Engine:
-    device = torch.device(device_of(config))
+    device = take_device(config)
     kept = cache_dtype(config, device)
     _refuse_backend(config, device, torch.bfloat16)  # what is known before a model is loaded
     model = load_model(spec_of(config, device))
@@ -127,14 +127,28 @@ def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
     )
 
 
-def device_of(config: EngineConfig) -> str:
-    """Return the name of the device that computes. Raises NoDevice."""
-    if config.device == "cuda" and not torch.cuda.is_available():
+def take_device(config: EngineConfig) -> torch.device:
+    """Return the device that computes, as this process's current one. Raises NoDevice."""
+    device = torch.device(device_of(config, torch.cuda.device_count()))
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
+def device_of(config: EngineConfig, num_gpus: int) -> str:
+    """Return the name of the device that computes, of so many GPUs. Raises NoDevice."""
+    asked = config.device
+    if asked == "auto":
+        return "cuda" if num_gpus else "cpu"
+    kind, _, number = asked.partition(":")
+    if kind == "cuda" and not num_gpus:
         built = "" if torch.version.cuda else ", and this torch was built without CUDA"
-        raise NoDevice(f"no GPU is there for cuda{built}; give cpu, or auto, which takes what is")
-    if config.device != "auto":
-        return config.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        raise NoDevice(
+            f"no GPU is there for {asked}{built}; give cpu, or auto, which takes what is"
+        )
+    if int(number or 0) >= max(num_gpus, 1):
+        raise NoDevice(f"{asked}: GPUs are numbered from 0, and {num_gpus} are there")
+    return asked
 
 
 def _refuse_backend(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:

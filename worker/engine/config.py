@@ -19,7 +19,7 @@ class EngineConfig:
 
     model: Path
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: str = "auto"  # or cpu, cuda, cuda:1 ..
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     model_impl: Literal["auto", "native", "transformers"] = "auto"
     trust_remote_code: bool = False

@@ -14,7 +14,7 @@ from penstock.schemas import names
 from penstock.schemas.pooling import PoolingTask
 from penstock.schemas.tally import Tally
 from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.build import device_of, refuse_longer, spec_of
+from penstock.worker.engine.build import refuse_longer, spec_of, take_device
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.limits import EngineLimits, PoolingFacts
 from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
@@ -192,7 +192,7 @@ class PoolingEngine:
 
 def build_pooling_engine(config: EngineConfig) -> PoolingEngine:
     """Build the engine of a folder's model. Raises a PenstockError or a ModelError."""
-    device = torch.device(device_of(config))
+    device = take_device(config)
     model = load_pooling_model(spec_of(config, device), config.pooler)
     length = config.max_model_len or model.max_model_len
     refuse_longer(length, model.max_model_len)

@@ -124,8 +124,10 @@ class WorkerSettings(TracingSettings):
         description="triton: kernels for a GPU; compiled: C for a CPU; torch: slow, to compare "
         "with, without CUDA graphs; `penstock doctor` tells which there are",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: a GPU if there is one"
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+        description="auto: a GPU if there is one; cpu, cuda, or cuda:1 for the second GPU",
     )
     load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
         "auto", description="dummy: random weights, to measure; fake: no model, to try the queue"

@@ -14,13 +14,14 @@ import judges
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.batch import PersistentBatch
 from penstock.worker.engine.block_pool import BlockPool
-from penstock.worker.engine.build import build_engine
+from penstock.worker.engine.build import build_engine, device_of
 from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.messages import AddSequence, Logprob
 from penstock.worker.engine.runner import ModelRunner
 from penstock.worker.engine.step_tokens import most_in_time
 from penstock.worker.layers.batch import Batch
+from penstock.worker.models.errors import NoDevice
 from short_engine import make_engine
 
 TOLERANCE = 1e-4
@@ -92,6 +93,33 @@ def test_as_many_run_at_once_as_were_asked_for_however_long_a_step_takes(
         engine = make_engine(llama[0], max_num_batched_tokens=None, max_num_seqs=1_000_000)
     assert engine.limits.max_num_seqs == engine.scheduler.max_num_batched_tokens == 1_000_000
     assert "a step takes 200 ms at most where it reads prompts" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "asked, num_gpus, device",
+    [
+        ("auto", 0, "cpu"),
+        ("auto", 2, "cuda"),
+        ("cpu", 2, "cpu"),
+        ("cuda", 1, "cuda"),
+        ("cuda:0", 1, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_a_gpu_is_named_by_its_number(asked: str, num_gpus: int, device: str) -> None:
+    assert device_of(EngineConfig(Path(), device=asked), num_gpus) == device
+
+
+@pytest.mark.parametrize(
+    "asked, num_gpus, told",
+    [
+        ("cuda:0", 0, "no GPU is there for cuda:0"),
+        ("cuda:2", 2, "cuda:2: GPUs are numbered from 0, and 2 are there"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused(asked: str, num_gpus: int, told: str) -> None:
+    with pytest.raises(NoDevice, match=told):
+        device_of(EngineConfig(Path(), device=asked), num_gpus)
 
 
 def test_no_more_run_at_once_than_a_step_has_tokens_for(

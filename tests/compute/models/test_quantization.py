@@ -159,7 +159,7 @@ def test_what_cannot_be_had_ends_the_start_by_name(
 
 
 def test_a_gpu_that_is_not_there_ends_the_start_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # wherever this runs
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # wherever this runs
     with pytest.raises(InvalidJob, match=r"^device: no GPU is there") as refused:
         LLM(str(BUNDLED_MODEL), device="cuda")
     assert refused.value.param == "device"

@@ -17,6 +17,7 @@ import pytest
 import redis
 
 from paths import ROOT
+from penstock.compose.local import gpus
 from penstock.compose.server import Server, ServerFailed
 from penstock.schemas.process.nearby import nearby, noted
 from stage import eventually
@@ -114,6 +115,32 @@ def up(
         if running.process.poll() is None:
             running.process.send_signal(signal.SIGINT)
         running.process.wait(120)
+
+
+def test_each_worker_has_the_next_gpu() -> None:
+    with up("--num-workers", "3", CUDA_VISIBLE_DEVICES="3, GPU-5a") as running:
+        has = []
+        for line in children_of(running.process.pid):
+            if "penstock.compose.cli worker" in line:
+                told = Path(f"/proc/{line.split()[0]}/environ").read_bytes().split(b"\0")
+                has += [each for each in told if each.startswith(b"CUDA_VISIBLE_DEVICES=")]
+        assert sorted(has) == [
+            b"CUDA_VISIBLE_DEVICES=3",
+            b"CUDA_VISIBLE_DEVICES=3",
+            b"CUDA_VISIBLE_DEVICES=GPU-5a",
+        ]
+        running.said(r"worker-2 +(has GPU GPU-5a of 2, which it shares)")
+
+
+def test_gpus_are_those_of_the_machine_where_none_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus(tmp_path) == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # no GPU is to be used
+    assert gpus(tmp_path) == []
 
 
 @pytest.mark.slow
