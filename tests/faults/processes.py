@@ -51,7 +51,8 @@ class Process:
         self, module: str, words: list[str], proxy: Proxy, env: dict[str, str], query: str = ""
     ) -> None:
         self.proxy = proxy
-        self._is_killed = self._is_told = False
+        self._is_killed = "PENSTOCK_CRASH_GROUP" in env  # it will kill itself at a point
+        self._is_told = False
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-fault-")
         self.log = Path(self._folder.name) / "log"
         with self.log.open("w") as stream:
