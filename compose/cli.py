@@ -14,6 +14,7 @@ COMMANDS = {
     "gateway": ("gateway.server.cli", "HTTP in front of the queue"),
     "housekeeping": ("gateway.housekeeping.main", "chores: sweeps, webhooks, batches"),
     "workers": ("gateway.commands.workers", "list workers; drain, sleep and wake them"),
+    "models": ("gateway.commands.models", "list models; remove those that nobody serves"),
     "queues": ("gateway.commands.queues", "list, pause and resume the queues of models"),
     "keys": ("gateway.commands.keys", "create, list, change and revoke API keys"),
     "doctor": ("compose.doctor", "whether Redis, keys, processor, GPU and a model are fit"),

@@ -144,6 +144,18 @@ class ModelNotFound(InvalidJob):
         super().__init__(f"model: {model!r} is not served here; served: {names}", "model")
 
 
+class ModelInUse(PenstockError):
+    code = "model_in_use"
+    status = 409
+
+    def __init__(self, model: str, num_workers: int, num_jobs: int) -> None:
+        super().__init__(
+            f"model: {model!r} has {num_workers} workers, and {num_jobs} jobs that have not ended"
+            " or were not handed on; end its workers and jobs first",
+            "model",
+        )
+
+
 class Unauthorized(PenstockError):
     code = "invalid_api_key"
     status = 401

@@ -18,6 +18,15 @@ class ModelCard(Report):
     fingerprint: str = Field("", description="digest of weights and numerics: equal, equal tokens")
     features: dict[str, JsonValue] = Field(default_factory=dict)
 
+    @property
+    def task(self) -> str:
+        """Return what the model is for: `generate`, or the first that it makes of a text."""
+        return str(self.features.get("task", "generate"))
+
+    @property
+    def chats(self) -> bool:
+        return self.task == "generate" and self.features.get("chat") is not False
+
     def lane(self, number: int) -> Lane:
         return Lane(self.name, number)
 

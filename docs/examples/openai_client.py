@@ -14,7 +14,10 @@ from openai import OpenAI
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 
 client = OpenAI(base_url=URL, api_key=os.environ.get("OPENAI_API_KEY", "none"))
-model = sys.argv[2] if len(sys.argv) > 2 else client.models.list().data[0].id
+served = [each.id for each in client.models.list() if getattr(each, "task", "") == "generate"]
+if len(sys.argv) <= 2 and not served:
+    sys.exit(f"{URL}: no model that answers chats is served at present")
+model = sys.argv[2] if len(sys.argv) > 2 else served[0]
 stream = client.chat.completions.create(
     model=model,
     messages=[{"role": "user", "content": "Explain quantum computing in simple terms."}],

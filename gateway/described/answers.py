@@ -173,6 +173,9 @@ class ModelShown(Answered):
     created: int
     owned_by: str
     max_model_len: int | None
+    context: int | None
+    task: str
+    num_workers: int
 
 
 class ModelList(Answered):

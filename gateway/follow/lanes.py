@@ -91,6 +91,8 @@ class Lanes:
     async def _refresh(self) -> None:
         self._cards = await self._registry.cards()
         self._cards_until = time.monotonic() + CARDS_S
+        known = self._queues.items()
+        self._queues = {label: each for label, each in known if each.lane.model in self._cards}
         for card in self._cards.values():
             for number in range(card.lanes):
                 lane = card.lane(number)

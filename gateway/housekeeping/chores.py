@@ -25,6 +25,7 @@ from penstock.gateway.housekeeping.to_disk import ToDisk
 from penstock.gateway.responses.conversation import ConversationLocked, ConversationNotFound
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.tasks.due import Due
+from penstock.gateway.tasks.known_models import KnownModels
 from penstock.gateway.tasks.outbox import Ended, drain
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.gateway.webhooks.webhooks import Occurrence, Postman
@@ -53,6 +54,7 @@ class Chores:
     to_disk: ToDisk
     storage: StorageAccounts
     disk: Sync  # webhooks tell only what it says is on disk
+    models_kept_days: float  # 0: for ever
     run: BatchRun | None  # None means that this process has no folder of files
 
     def on_call(self) -> list[Function]:
@@ -77,6 +79,9 @@ class Chores:
                 name="reconcile",
                 minute=set(range(0, 60, RECONCILE_EVERY_MIN)),
                 second=15,
+            ),
+            cron(
+                self.forget_models, name="forget_models", minute=45, second=45, run_at_startup=True
             ),
             cron(self.keep_files, name="keep_files", minute=0, second=30, run_at_startup=True),
         ]
@@ -118,6 +123,11 @@ class Chores:
     async def keep_files(self, ctx: dict[str, ArqRedis]) -> None:
         if self.run is not None:
             await self.run.files.sweep()
+
+    async def forget_models(self, ctx: dict[str, ArqRedis]) -> None:
+        """Forget the models that nobody used for so long."""
+        if self.models_kept_days:
+            await KnownModels(self.client).forget_unused(self.models_kept_days)
 
     async def reconcile(self, ctx: dict[str, ArqRedis]) -> None:
         """Mend the counts and lists of every lane where they disagree with its jobs.

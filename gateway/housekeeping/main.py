@@ -73,6 +73,12 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
         128, ge=1, le=4096, description="lines of one batch that are with the queue at once"
     )
 
+    models_kept_days: float = Field(
+        30.0,
+        ge=0,
+        description="a model that had no worker and no job for so long leaves the list; 0: never",
+    )
+
     @property
     def retries(self) -> RetrySchedule:
         return RetrySchedule(self.webhook_retry_s, self.webhook_max_attempts)
@@ -166,6 +172,7 @@ def _chores(client: Client, postman: Postman, settings: HousekeepingSettings) ->
         ToDisk(client, conversations),
         StorageAccounts(client.redis),
         sync_for(client.redis, settings.durability),
+        settings.models_kept_days,
         run,
     )
 

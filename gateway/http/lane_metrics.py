@@ -22,6 +22,7 @@ from pydantic import JsonValue
 from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
 from penstock.schemas.event import FinishReason
+from penstock.schemas.model import ModelCard
 from penstock.schemas.tally import read_dump, read_example
 
 ENGINE_LABELS = ["model_name", "engine"]
@@ -46,6 +47,7 @@ class LaneReport:
     number: str
     status: LaneStatus
     workers: Sequence[WorkerStatus]
+    card: ModelCard | None = None
 
     @property
     def living(self) -> list[WorkerStatus]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -21,6 +21,7 @@ from penstock.gateway.http.lane_metrics import (
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas import names
 from penstock.schemas.delivery import WorkerStatus
+from penstock.schemas.model import ModelCard
 from penstock.schemas.openai import JsonObject
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class Overview:
         self._shared = _Shared(self._look)
         self._accounts = _Shared(self._look_at_accounts)
         self._storage = _Shared(self._look_at_storage)
+        self._num_workers = _Shared(partial(num_workers, client))
         self._jobs: dict[str, _Shared[list[JsonObject]]] = {}
 
     async def now(self, caller: Caller) -> JsonObject:
@@ -98,6 +100,10 @@ class Overview:
     async def accounts(self, tenant: str) -> list[JsonObject]:
         """Return what the tenant's accounts have and used of each model."""
         return [each for each in await self._accounts.now() if each["tenant"] == tenant]
+
+    async def num_workers(self) -> Mapping[str, int]:
+        """Return how many workers of each model live. Raises QueueUnreachable."""
+        return await self._num_workers.now()
 
     async def _look(self) -> JsonObject:
         lanes = await look(self._client)
@@ -140,12 +146,31 @@ class Overview:
 
 async def look(client: Client) -> list[LaneReport]:
     """Return the state of every lane of every model."""
+    cards = await client.models()
     return [
         LaneReport(
-            queue.lane.model, str(queue.lane.number), await queue.counts(), await queue.workers()
+            queue.lane.model,
+            str(queue.lane.number),
+            await queue.counts(),
+            await queue.workers(),
+            cards.get(queue.lane.model),
         )
         for queue in await client.queues()
     ]
+
+
+async def num_workers(client: Client) -> Mapping[str, int]:
+    """Return how many workers of each model live. A lane that cannot be asked now has none."""
+    queues = await client.queues()
+    listed = await asyncio.gather(*[each.workers() for each in queues], return_exceptions=True)
+    living = {
+        (queue.lane.model, worker.worker)
+        for queue, found in zip(queues, listed, strict=True)
+        if not isinstance(found, BaseException)
+        for worker in found
+        if worker.lease_left_ms > 0
+    }
+    return Counter(model for model, _ in living)
 
 
 def models(lanes: Sequence[LaneReport]) -> list[JsonObject]:
@@ -179,7 +204,11 @@ def _model(name: str, lanes: Sequence[LaneReport]) -> JsonObject:
     counts: JsonObject = {each: sum(getattr(one, each) for one in statuses) for each in SUMMED}
     living = [each for each in workers_of_models(lanes).values() if each.lease_left_ms > 0]
     made = [model_stats(each).get("generation_tokens") for each in living]
+    card = lanes[0].card or ModelCard(name=name)
     told: JsonObject = {
+        "task": card.task,
+        "chats": card.chats,
+        "context": card.max_model_len,
         "num_lanes": len(lanes),
         "num_workers": len(living),
         "generation_tokens": sum(count for count in made if isinstance(count, int)),

@@ -187,7 +187,7 @@ def _token_ids(form: AnswerContext, choice: Choice) -> JsonObject:
     return {"prompt_token_ids": [*(choice.prompt_ids or ())], "token_ids": [*choice.token_ids]}
 
 
-def model_shape(card: ModelCard) -> JsonObject:
+def model_shape(card: ModelCard, num_workers: int) -> JsonObject:
     return {
         "id": card.name,
         "object": "model",
@@ -196,6 +196,9 @@ def model_shape(card: ModelCard) -> JsonObject:
         "root": card.name,
         "parent": None,
         "max_model_len": card.max_model_len,
+        "context": card.max_model_len,
+        "task": card.task,
+        "num_workers": num_workers,
     }
 
 

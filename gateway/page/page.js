@@ -86,7 +86,8 @@ function show(seen) {
     seen.storage.map((each) => [each.tenant, (each.used_bytes / 1e6).toFixed(1), each.num_things]),
     "nothing is stored");
   jobs(seen.jobs, seen.now_ms);
-  models(seen.models.map((each) => each.name));
+  const chats = seen.models.filter((each) => each.chats);
+  models(chats.sort((one, other) => !one.num_workers - !other.num_workers).map((each) => each.name));
 }
 
 // Each account's share is of the tokens of the last looks, over all accounts of its model.

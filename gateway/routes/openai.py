@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic_core import to_json
 
 from penstock.gateway.http.body import read
@@ -60,18 +61,24 @@ async def abort_requests(request: Request, gateway: Open) -> Response:
 
 
 @router.get("/v1/models")
-async def models(gateway: Open) -> Response:
-    cards = await gateway.client.models()
-    shapes = [model_shape(card) for _, card in sorted(cards.items())]
+async def models(
+    gateway: Open,
+    all: Annotated[bool, Query(description="those that no worker serves now, too")] = False,
+) -> Response:
+    """List the models that are served, first those that answer chats and completions."""
+    cards, served = await gateway.client.models(), await gateway.overview.num_workers()
+    listed = [card for card in cards.values() if all or served.get(card.name)]
+    listed.sort(key=lambda card: (card.task != "generate", card.name))
+    shapes = [model_shape(card, served.get(card.name, 0)) for card in listed]
     return _json({"object": "list", "data": shapes})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, gateway: Open) -> Response:
-    cards = await gateway.client.models()
+    cards, served = await gateway.client.models(), await gateway.overview.num_workers()
     if name not in cards:
         raise ModelNotFound(name, list(cards))
-    return _json(model_shape(cards[name]))
+    return _json(model_shape(cards[name], served.get(name, 0)))
 
 
 def _json(shape: Mapping[str, object]) -> Response:

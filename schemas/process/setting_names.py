@@ -115,6 +115,7 @@ NAMES = frozenset(
         "model",
         "model_fingerprint",
         "model_impl",
+        "models_kept_days",
         "most",
         "name",
         "neighbour",

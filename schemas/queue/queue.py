@@ -11,7 +11,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
 
@@ -42,6 +42,7 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.result import fold, read_result
 
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
+KEYS_A_SEARCH = 1000
 MAX_CALLS_A_SWEEP = 256  # half a second's work for Redis, once a second
 PAGE = 512  # most events that one attach returns
 PAGE_BYTES = 128 * 1024  # with which it ends, after two events at the least
@@ -54,6 +55,19 @@ STATE: TypeAdapter[State] = TypeAdapter(State)
 CLASS: TypeAdapter[QueueClass] = TypeAdapter(QueueClass)
 REASON: TypeAdapter[Reason] = TypeAdapter(Reason)
 STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
+
+
+class LaneUse(NamedTuple):
+    """The things of a lane that somebody uses, or may want to see."""
+
+    num_workers: int  # that have a lease, or whose lapsed lease was not reaped
+    num_jobs: int  # that have not ended
+    num_to_hand_on: int  # that ended, and that a webhook or a batch asks about
+    num_dead_letters: int
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.num_workers or self.num_jobs or self.num_to_hand_on)
 
 
 class Queue:
@@ -182,6 +196,21 @@ class Queue:
             if int(reply[0]) < MAX_JOBS_A_CALL:
                 break
         return total
+
+    async def use(self) -> LaneUse:
+        return LaneUse(*map(int, await self._run("housekeeping/forget", "look", 0)))
+
+    async def keeps_jobs(self) -> bool:
+        """Return whether any job's record is kept. It looks at every key of the server."""
+        cursor: Word = "0"
+        while True:
+            cursor, found = await self._run("housekeeping/forget", cursor, KEYS_A_SEARCH)
+            if int(found) or cursor == b"0":
+                return bool(int(found))
+
+    async def drop_lane(self) -> bool:
+        """Drop what is left of a lane that nobody uses; return False where somebody does."""
+        return (await self._run("housekeeping/forget", "drop", 0))[0] == b"dropped"
 
     async def counts(self) -> LaneStatus:
         reply, reasons, seen = list[str](), Counter[str](), 0

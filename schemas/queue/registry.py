@@ -17,6 +17,10 @@ class Registry:
     async def forget(self, name: str) -> None:
         await self._connection.call("HDEL", MODELS, name)
 
+    async def restore(self, card: ModelCard) -> None:
+        """Write a card back, unless a worker has written one meanwhile."""
+        await self._connection.call("HSETNX", MODELS, card.name, card.dump())
+
     async def cards(self) -> dict[str, ModelCard]:
         """Return the cards that can be read. One that cannot be read is left out."""
         texts = texts_of(await self._connection.call("HVALS", MODELS))

@@ -1,10 +1,12 @@
 """The status page in a real browser: `make browser` runs this, with Debian's chromium."""
 
+import asyncio
 import json
 import re
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -13,6 +15,11 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from penstock.compose.server import Server
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, HousekeepingProcess
 from worker_process import WorkerProcess
@@ -104,6 +111,28 @@ def test_it_shows_what_runs(page: Page, worker: WorkerProcess) -> None:
     expect(page.locator("#workers tbody")).to_contain_text("serving")
     wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     assert wide <= 0, "the page scrolls sideways"
+
+
+def test_the_playground_offers_what_chats_and_first_what_is_served(
+    page: Page, server: Server, worker: WorkerProcess
+) -> None:
+    async def register(is_there: bool) -> None:
+        async with connect(server.url) as link:
+            registry, queue = Registry(link), WorkerQueue(link, Lane("AAA"), 600_000)
+            await (queue.register("e", WorkerCard()) if is_there else queue.unregister("e"))
+            for card in (ModelCard(name="AAA", features={"task": "embed"}), ModelCard(name="AAB")):
+                await (registry.register(card) if is_there else registry.forget(card.name))
+
+    def told(is_there: bool) -> None:
+        with ThreadPoolExecutor(1) as thread:  # playwright has a loop in this one
+            thread.submit(lambda: asyncio.run(register(is_there))).result()
+
+    told(True)
+    expect(page.locator("#models tbody")).to_contain_text("AAA")
+    page.reload()
+    expect(page.locator("#model option")).to_have_text([BUNDLED_MODEL.name, "AAB"])
+    told(False)
+    expect(page.locator("#model option")).to_have_text([BUNDLED_MODEL.name])
 
 
 def test_it_streams_a_chat_by_the_keyboard_alone(page: Page, worker: WorkerProcess) -> None:

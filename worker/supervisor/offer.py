@@ -21,6 +21,6 @@ async def offer(
             max_model_len=prepared.limits.max_model_len,
             created_s=int(time.time()),
             fingerprint=fingerprint,
-            features={"chat": prepared.has_chat_template},
+            features={"chat": prepared.has_chat_template, "task": prepared.limits.tasks[0]},
         )
         await registry.register(card)

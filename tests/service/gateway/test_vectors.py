@@ -93,6 +93,13 @@ def test_the_official_client_reads_embeddings(served: Served) -> None:
     assert np.allclose(alone, ids.data[0].embedding, atol=1e-5)
 
 
+def test_the_list_of_models_says_what_each_is_for(served: Served) -> None:
+    listed = {each.id: each.model_dump() for each in served.client.models.list()}
+    tasks = {name: each["task"] for name, each in listed.items()}
+    assert tasks == {"embedder": "embed", "reranker": "classify", "classifier": "classify"}
+    assert {each["num_workers"] for each in listed.values()} == {1}
+
+
 def test_two_thousand_texts_are_one_job(served: Served) -> None:
     texts = [f"the fox {number} is {'lazy ' * (number % 17)}" for number in range(2048)]
     answer = served.client.embeddings.create(model="embedder", input=texts)

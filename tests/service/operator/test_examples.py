@@ -16,6 +16,11 @@ from paths import ROOT
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
 from penstock.gateway.webhooks.webhooks import Webhooks
+from penstock.schemas.keys import Lane
+from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.queue.registry import Registry
+from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis.connection import connect
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -82,8 +87,22 @@ def stack() -> Iterator[Stack]:
             receiver.wait()
 
 
+async def register_embedder(url: str, is_there: bool) -> None:
+    """A worker of another model, whose name is the first of all, comes or goes."""
+    async with connect(url) as link:
+        registry, queue = Registry(link), WorkerQueue(link, Lane("AAA"), 600_000)
+        if is_there:
+            await queue.register("e", WorkerCard())
+            await registry.register(ModelCard(name="AAA", features={"task": "embed"}))
+        else:
+            await registry.forget("AAA")
+            await queue.unregister("e")
+
+
 def test_the_openai_client_streams_a_chat(stack: Stack) -> None:
+    asyncio.run(register_embedder(stack.redis_url, is_there=True))
     said = printed("openai_client.py", f"{stack.gateway_url}/v1")
+    asyncio.run(register_embedder(stack.redis_url, is_there=False))
     assert said == f"{TEXT}\n{MODEL} made 2 tokens\n"
 
 
