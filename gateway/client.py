@@ -226,9 +226,8 @@ class Client:
         account uses: the same for the same `Job.affinity`, or else drawn.
         Raises ModelNotFound, InvalidJob.
         """
-        if idempotency_key is not None and not IDEMPOTENCY_KEY.fullmatch(idempotency_key):
-            sentence = "must be 1 to 255 printable characters of ASCII"
-            raise InvalidJob(f"Idempotency-Key: {sentence}", "Idempotency-Key")
+        if idempotency_key is not None:
+            check_idempotency_key(idempotency_key)
         card = await self._lanes.model(model)
         if idempotency_key is None:
             lanes = account.limits.num_lanes(card.lanes) if account else card.lanes
@@ -523,6 +522,13 @@ class Client:
         except QueueUnreachable:
             return False
         return True
+
+
+def check_idempotency_key(key: str) -> None:
+    """Raise InvalidJob for what is no idempotency key."""
+    if not IDEMPOTENCY_KEY.fullmatch(key):
+        sentence = "must be 1 to 255 printable characters of ASCII"
+        raise InvalidJob(f"Idempotency-Key: {sentence}", "Idempotency-Key")
 
 
 def _snapshot(cursor: Cursor, mark: Mark | None) -> Cursor:

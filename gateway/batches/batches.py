@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -15,7 +14,7 @@ from penstock.gateway.files.storage_accounts import refuse_above
 from penstock.gateway.tasks.due import Due, fields_of, server_time_ms
 from penstock.schemas.account import Account
 from penstock.schemas.errors import JobNotFound, PenstockError, QueueFull
-from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.keys import CHORES
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
@@ -165,14 +164,16 @@ class Batches:
         self.due = Due(redis, "batches")
 
     async def create(
-        self, tenant: str, asked: BatchAsked, account: Account | None, most_bytes: int
+        self, tenant: str, asked: BatchAsked, account: Account | None, most_bytes: int, letters: str
     ) -> BatchRecord:
         """Make a batch. Its lines count for the account.
+
+        One that these letters named before is returned as it is.
 
         Raises QueueFull when too many of the tenant's batches have not ended, and
         StorageQuotaExceeded when it would have more than `most_bytes` stored.
         """
-        batch_id = f"batch_{short_digest(secrets.token_hex(16))}"
+        batch_id = f"batch_{letters[:26]}"
         reply = await self._connection.run(
             "batches/add",
             CHORES,

@@ -21,7 +21,7 @@ from penstock.gateway.files.storage import FileStorage
 from penstock.gateway.files.storage_accounts import NO_QUOTA, refuse_above
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
-from penstock.schemas.keys import CHORES, lane_label, short_digest
+from penstock.schemas.keys import CHORES, lane_label
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import Connection, texts_of
@@ -117,7 +117,7 @@ class Files:
         """
         most = self._settings.files_quota
         reply = await self._add(part, record, most, most_bytes, reserved)
-        if reply[0] in (b"files", b"quota"):
+        if reply[0] in (b"files", b"quota") and not await self._is_known(record.id):
             await self.storage.delete(record.id)
         if reply[0] == b"files":
             sentence = f"this tenant has {most} files, which is the most; delete some"
@@ -209,6 +209,10 @@ class Files:
             unknown += [name for name, count in zip(page, found, strict=True) if count == 0]
         return unknown
 
+    async def _is_known(self, file_id: str) -> bool:
+        """Return whether a repeat of the same request was let in meanwhile."""
+        return await self._connection.call("EXISTS", f"{CHORES}file:{file_id}") == 1
+
     async def _add(
         self, part: Path, record: FileRecord, most_files: int, most_bytes: int, reserved: str
     ) -> Sequence[bytes]:
@@ -225,7 +229,3 @@ class Files:
             most_bytes,
             reserved,
         )
-
-
-def new_file_id() -> str:
-    return f"file-{short_digest(secrets.token_hex(16))}"

@@ -9,7 +9,6 @@ other files that are left over.
 import asyncio
 import hashlib
 import os
-import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,8 +100,12 @@ class Uploads:
         self._files = files
         self._max_file_bytes = max_file_bytes
 
-    async def create(self, tenant: str, asked: UploadRequest, most_bytes: int) -> UploadRecord:
+    async def create(
+        self, tenant: str, asked: UploadRequest, most_bytes: int, letters: str
+    ) -> UploadRecord:
         """Begin an upload, for whose whole file there is room from now on.
+
+        One that these letters named before is returned as it is.
 
         Raises InvalidJob, RateLimited, StorageQuotaExceeded.
         """
@@ -110,7 +113,7 @@ class Uploads:
             raise InvalidJob(f"bytes: a file has at most {self._max_file_bytes}", "bytes")
         _ = self._files.folder  # raises where there is none
         record = UploadRecord(
-            id=f"upload_{short_digest(secrets.token_hex(16))}",
+            id=f"upload_{letters[:26]}",
             tenant=tenant,
             asked=asked,
             created_s=await self._files.now_s(),
@@ -132,7 +135,7 @@ class Uploads:
                 f"{MOST_OPEN} uploads have not ended, which is the most", retry_after_ms=60_000
             )
         refuse_above(reply, most_bytes)
-        return record
+        return await self.get(tenant, record.id) if reply[0] == b"known" else record
 
     async def get(self, tenant: str, upload_id: str) -> UploadRecord:
         """Return an upload. Raises UploadNotFound, also for another tenant's."""
@@ -145,9 +148,12 @@ class Uploads:
         parts = {name: int(size) for name, size in fields.items() if name.startswith("part_")}
         return record.model_copy(update={"parts": parts, "end": fields.get("end")})
 
-    async def add(self, record: UploadRecord, part: Path, num_bytes: int) -> str:
-        """Make a part of what was received, and return its id. Raises InvalidJob."""
-        part_id = f"part_{short_digest(secrets.token_hex(16))}"
+    async def add(self, record: UploadRecord, part: Path, num_bytes: int, letters: str) -> str:
+        """Make a part of what was received, and return its id. It may be repeated.
+
+        Raises InvalidJob.
+        """
+        part_id = f"part_{letters[:26]}"
         name, whole = _part_name(record, part_id), record.asked.bytes
         await self._files.storage.put(part, name)
         reply = await self._connection.run(

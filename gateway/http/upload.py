@@ -1,6 +1,8 @@
 """Reading of a multipart body: a file, written to disk as it arrives, and a few short fields."""
 
 import asyncio
+import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -37,6 +39,7 @@ class Upload:
     _name: str = ""
     _value: bytearray | None = None  # None while the file's bytes arrive
     _num_parts: int = 0
+    _content_digest: "hashlib.blake2b" = field(default_factory=hashlib.blake2b)
 
     def parser(self, content_type: str) -> MultipartParser:
         kind, options = parse_options_header(content_type[:MAX_HEADER_BYTES].encode("latin-1"))
@@ -91,7 +94,9 @@ class Upload:
 
     def _content(self, piece: bytes, start: int, end: int) -> None:
         if self._value is None:
-            self.num_bytes += self.sink.write(piece[start:end])
+            content = memoryview(piece)[start:end]
+            self.num_bytes += self.sink.write(content)
+            self._content_digest.update(content)
             return
         self._value.extend(piece[start:end])
         if len(self._value) > MAX_FIELD_BYTES:
@@ -100,6 +105,11 @@ class Upload:
     def _end(self) -> None:
         if self._value is not None:
             self.fields[self._name] = self._value.decode(errors="replace")
+
+    def digest(self) -> str:
+        """Return a digest of the file and the fields, however the parts are divided."""
+        asked = [self.filename, self._content_digest.hexdigest(), sorted(self.fields.items())]
+        return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
 
 
 @contextmanager

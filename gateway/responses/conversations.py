@@ -1,7 +1,6 @@
 """Conversations: items that responses go on with, and to which each adds its own."""
 
 import asyncio
-import base64
 import json
 import re
 import secrets
@@ -41,6 +40,7 @@ MOST_ITEMS = MAX_MESSAGES  # of a conversation; a request has no more messages e
 _BEGIN_MS = 60_000  # after which a response that nobody knows was never submitted
 _TRIES = 8  # of a change, while others change the conversation too
 _ID = re.compile(r"conv_[a-z2-7]{32}")
+Change = tuple[int, list[ConversationEntry]]  # how many entries stay, and what comes after
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _HEADS = {
     "message": "msg",
@@ -77,13 +77,16 @@ class Conversations:
         metadata: dict[str, str],
         items: Sequence[JsonObject],
         most_bytes: int,
+        letters: str,
     ) -> Conversation:
         """Begin a conversation, where the tenant has no more than `most_bytes` stored with it.
 
+        One that these 32 letters named before is returned as it is.
+
         Raises InvalidJob, TooManyConversations, StorageQuotaExceeded.
         """
-        name = f"conv_{base64.b32encode(secrets.token_bytes(20)).decode().lower()}"
-        entries = [ConversationEntry(items=_named(items))] if items else []
+        name = f"conv_{letters}"
+        entries = [ConversationEntry(items=_named(items, letters))] if items else []
         self._check(entries)
         texts = await self._kept(tenant, entries)
         reply = await self._connection.run(
@@ -100,6 +103,8 @@ class Conversations:
         if reply[0] == b"full":
             raise TooManyConversations
         refuse_above(reply, most_bytes)
+        if reply[0] == b"known":
+            return await self.read(tenant, name)
         await self._poke_if_large(tenant, name, texts)
         return Conversation(name, tenant, int(reply[1]), metadata, "0", entries)
 
@@ -133,15 +138,18 @@ class Conversations:
         await self._delete_texts(_on_disk(found.entries))
 
     async def add(
-        self, tenant: str, name: str, items: Sequence[JsonObject], most_bytes: int
+        self, tenant: str, name: str, items: Sequence[JsonObject], most_bytes: int, letters: str
     ) -> list[JsonObject]:
-        """Add items at the end, and return them with their ids.
+        """Add items at the end, and return them with their ids, which follow from the letters.
 
+        Items that are there already are not added again.
         Raises ConversationLocked, StorageQuotaExceeded.
         """
-        entry = ConversationEntry(items=_named(items))
+        entry = ConversationEntry(items=_named(items, letters))
 
-        def added(found: Conversation) -> tuple[int, list[ConversationEntry]]:
+        def added(found: Conversation) -> Change | None:
+            if any(entry.items[0]["id"] == item["id"] for item in found.items):
+                return None
             if found.is_open:
                 raise ConversationLocked
             self._check([*found.entries, entry], found.num_bytes)
@@ -153,7 +161,7 @@ class Conversations:
     async def delete_item(self, tenant: str, name: str, item_id: str) -> Conversation:
         """Delete an item. Raises ItemNotFound."""
 
-        def without(found: Conversation) -> tuple[int, list[ConversationEntry]]:
+        def without(found: Conversation) -> Change:
             for at, entry in enumerate(found.entries):
                 left = [item for item in entry.items if item["id"] != item_id]
                 if not entry.is_open and len(left) < len(entry.items):
@@ -171,7 +179,7 @@ class Conversations:
         Raises InvalidJob, ConversationLocked, StorageQuotaExceeded.
         """
         entry = ConversationEntry(
-            items=_named(items), job_id=job_id, begun_ms=found.now_ms, is_open=True
+            items=_named(items, job_id), job_id=job_id, begun_ms=found.now_ms, is_open=True
         )
         self._check([*found.entries, entry], found.num_bytes)
         if not await self._change(found, len(found.entries), [entry], most_bytes):
@@ -189,13 +197,14 @@ class Conversations:
         self,
         tenant: str,
         name: str,
-        change: Callable[[Conversation], tuple[int, list[ConversationEntry]]],
+        change: Callable[[Conversation], Change | None],
         most_bytes: int = NO_QUOTA,
     ) -> Conversation:
-        """Change a conversation: `change` says how many entries stay, and what comes after."""
+        """Change a conversation as `change` says; None: it stays as it is."""
         for _ in range(_TRIES):
             found = await self.read(tenant, name)
-            if await self._change(found, *change(found), most_bytes):
+            changed = change(found)
+            if changed is None or await self._change(found, *changed, most_bytes):
                 return found
         raise ConversationLocked
 
@@ -379,13 +388,13 @@ def _checked(name: str) -> str:
     return name
 
 
-def _named(items: Sequence[JsonObject]) -> list[JsonObject]:
-    """Return items with ids of their own."""
+def _named(items: Sequence[JsonObject], letters: str) -> list[JsonObject]:
+    """Return items with ids of their own, which follow from the letters."""
     return [
         {
             **item,
-            "id": f"{_HEADS[str(item['type'])]}_{secrets.token_hex(24)}",
+            "id": f"{_HEADS[str(item['type'])]}_{short_digest(f'{letters} {at}')}",
             "status": "completed",
         }
-        for item in items
+        for at, item in enumerate(items)
     ]

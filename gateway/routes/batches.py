@@ -8,6 +8,7 @@ from pydantic_core import to_json
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
+from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, cut, page
@@ -27,8 +28,9 @@ async def create(request: Request, gateway: Open) -> Response:
     if (await gateway.files.get(tenant, asked.input_file_id)).purpose != "batch":
         sentence = "the file's purpose is not batch"
         raise InvalidJob(f"input_file_id: {sentence}", "input_file_id")
-    most_bytes = gateway.most_stored(request)
-    return _json((await gateway.batches.create(tenant, asked, account, most_bytes)).shape())
+    most_bytes, letters = gateway.most_stored(request), await name_of(request, gateway, asked)
+    made = await gateway.batches.create(tenant, asked, account, most_bytes, letters)
+    return _json(made.shape())
 
 
 @router.get("")

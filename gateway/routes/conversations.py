@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
+from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.large_json import to_json_in_pieces
@@ -24,7 +25,11 @@ async def create(request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, partial(validate, ConversationRequest), may_be_empty=True)
     items = [shown_item(item) for item in asked.items]
     made = await gateway.conversations.create(
-        tenant_of(request), asked.metadata, items, gateway.most_stored(request)
+        tenant_of(request),
+        asked.metadata,
+        items,
+        gateway.most_stored(request),
+        await name_of(request, gateway, asked),
     )
     return _json(made.shape())
 
@@ -55,7 +60,8 @@ async def add_items(conversation_id: str, request: Request, gateway: Open) -> Re
     asked = await read(request, gateway, partial(validate, ItemsRequest))
     items = [shown_item(item) for item in asked.items]
     tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
-    added = await gateway.conversations.add(tenant, conversation_id, items, most_bytes)
+    letters = await name_of(request, gateway, asked)
+    added = await gateway.conversations.add(tenant, conversation_id, items, most_bytes, letters)
     return _json(page(added, has_more=False))
 
 

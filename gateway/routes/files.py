@@ -12,9 +12,9 @@ from penstock.gateway.files.files import (
     FileNotFound,
     FileRecord,
     Files,
-    new_file_id,
 )
 from penstock.gateway.http.context import Open
+from penstock.gateway.http.idempotency import name_under
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import Upload, declared_bytes, discarded, receive
 from penstock.gateway.http.writes import COUNTED
@@ -37,8 +37,10 @@ async def upload(request: Request, gateway: Open) -> Response:
         with discarded(part):
             received = await receive(request, part, settings.max_file_bytes)
             record = await _record(files, tenant, received)
+            letters = await name_under(request, gateway, received.digest())
+            record = record.model_copy(update={"id": f"file-{letters[:26]}"})
             await files.add(part, record, most_bytes, part.name)
-    return _json(record.shape())
+    return _json((await files.get(tenant, record.id)).shape())
 
 
 @router.get("")
@@ -86,7 +88,7 @@ async def _record(files: Files, tenant: str, received: Upload) -> FileRecord:
         raise InvalidJob(f"purpose: give one of {', '.join(PURPOSES)}", "purpose")
     now_s = await files.now_s()
     return FileRecord(
-        id=new_file_id(),
+        id="",
         tenant=tenant,
         filename=received.filename,
         purpose=purpose,

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 from penstock.gateway.files.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
+from penstock.gateway.http.idempotency import name_of, name_under
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import discarded, receive
 from penstock.gateway.http.writes import COUNTED
@@ -21,7 +22,8 @@ router = APIRouter(prefix="/v1/uploads", tags=["files"])
 async def create(request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, partial(validate, UploadRequest))
     tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
-    record = await gateway.uploads.create(tenant, asked, most_bytes)
+    letters = await name_of(request, gateway, asked)
+    record = await gateway.uploads.create(tenant, asked, most_bytes, letters)
     return _json(record.shape(record.created_s))
 
 
@@ -34,7 +36,8 @@ async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
     part = gateway.files.new_part()
     with discarded(part):
         received = await receive(request, part, MAX_PART_BYTES, "data")
-        part_id = await uploads.add(record, part, received.num_bytes)
+        letters = await name_under(request, gateway, received.digest())
+        part_id = await uploads.add(record, part, received.num_bytes, letters)
     told: JsonObject = {"id": part_id, "object": "upload.part", "upload_id": upload_id}
     return _json(told | {"created_at": await gateway.files.now_s()})
 
@@ -43,6 +46,7 @@ async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
 async def complete(upload_id: str, request: Request, gateway: Open) -> Response:
     """Join the parts in the order given, which makes the file."""
     asked = await read(request, gateway, partial(validate, CompleteRequest))
+    await name_of(request, gateway, asked)  # a repeat asks the same
     record = await gateway.uploads.get(tenant_of(request), upload_id)
     file = await gateway.uploads.complete(record, asked, gateway.most_stored(request))
     return _json(record.model_copy(update={"end": "completed"}).shape(0, file))

@@ -22,8 +22,9 @@ from faults.invariants import check_leftovers
 from penstock.compose.server import Server
 from penstock.gateway.batches.batches import ENDED, BatchAsked, Batches, BatchRecord
 from penstock.gateway.batches.turn import AT_ONCE
-from penstock.gateway.files.files import FileRecord, Files, FilesSettings, new_file_id
+from penstock.gateway.files.files import FileRecord, Files, FilesSettings
 from penstock.gateway.files.storage_accounts import NO_QUOTA
+from penstock.gateway.http.idempotency import drawn_name
 from penstock.schemas.delivery import Ending, Entry
 from penstock.schemas.keys import CHORES
 from penstock.schemas.model import WorkerCard
@@ -91,7 +92,7 @@ async def _create(files: Files, batches: Batches, num_lines: int) -> BatchRecord
         for number in range(num_lines):
             line = {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/completions"}
             file.write(json.dumps(line | {"body": asked}) + "\n")
-    file_id, now_s, size = new_file_id(), await files.now_s(), part.stat().st_size
+    file_id, now_s, size = f"file-{drawn_name()[:26]}", await files.now_s(), part.stat().st_size
     kept = {"created_s": now_s, "expires_s": now_s + 86_400}
     record = FileRecord(
         id=file_id, tenant="t", filename="in.jsonl", purpose="batch", bytes=size, **kept
@@ -99,7 +100,7 @@ async def _create(files: Files, batches: Batches, num_lines: int) -> BatchRecord
     await files.add(part, record, NO_QUOTA, "")
     endpoint, window = "/v1/completions", "24h"
     asked_batch = BatchAsked(input_file_id=file_id, endpoint=endpoint, completion_window=window)
-    return await batches.create("t", asked_batch, None, NO_QUOTA)
+    return await batches.create("t", asked_batch, None, NO_QUOTA, drawn_name())
 
 
 async def _work(queue: Queue) -> None:

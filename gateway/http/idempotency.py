@@ -1,0 +1,62 @@
+"""Names what a request makes: a repeat under the same idempotency key gets the same name.
+
+Who stores something under a name that is there already returns what is there. So a request that is
+repeated, also at the same time or after a crash, makes one thing. Jobs have names of their own
+(`Gateway.name`).
+"""
+
+import base64
+import hashlib
+import secrets
+
+from fastapi import Request
+from pydantic import BaseModel
+
+from penstock.gateway.client import REMEMBER_S, check_idempotency_key
+from penstock.gateway.http.context import IDEMPOTENCY_KEY, Gateway
+from penstock.gateway.http.middleware import tenant_of
+from penstock.schemas.errors import IdempotencyMismatch
+from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.redis.connection import Connection
+
+
+async def name_of(request: Request, gateway: Gateway, asked: BaseModel) -> str:
+    """Return 32 letters for what a request with this body makes.
+
+    Raises InvalidJob, IdempotencyMismatch.
+    """
+    if IDEMPOTENCY_KEY not in request.headers:
+        return drawn_name()
+    declared = request.headers.get("content-length", "")
+    num_bytes = int(declared) if declared.isdecimal() else gateway.settings.max_body_bytes
+    tenant = tenant_of(request)
+    return await name_under(
+        request, gateway, await gateway.client.off_loop.run(tenant, num_bytes, _digest, asked)
+    )
+
+
+async def name_under(request: Request, gateway: Gateway, digest: str) -> str:
+    """Return 32 letters for what a request makes whose body has this digest.
+
+    Raises InvalidJob, IdempotencyMismatch.
+    """
+    key, name = request.headers.get(IDEMPOTENCY_KEY), drawn_name()
+    if key is None:
+        return name
+    check_idempotency_key(key)
+    tenant, path = tenant_of(request), request.scope["path"]
+    place = short_digest(f"{len(tenant)}:{tenant}{len(path)}:{path}{key}")
+    reply = await Connection(gateway.client.redis).run(
+        "keys/claim", CHORES, place, digest, name, REMEMBER_S
+    )
+    if reply[0] == b"mismatch":
+        raise IdempotencyMismatch
+    return reply[1].decode()
+
+
+def drawn_name() -> str:
+    return base64.b32encode(secrets.token_bytes(20)).decode().lower()
+
+
+def _digest(asked: BaseModel) -> str:
+    return hashlib.blake2b(asked.model_dump_json().encode(), digest_size=16).hexdigest()
