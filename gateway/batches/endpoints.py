@@ -14,6 +14,7 @@ from penstock.gateway.openai.forms import chat_form
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, error
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.responses.answers import response_answer
+from penstock.gateway.responses.references import refuse_references
 from penstock.gateway.responses.requests import responses_form
 from penstock.schemas.event import ErrorBody
 from penstock.schemas.openai import JsonObject
@@ -29,6 +30,7 @@ _STORED: Mapping[str, tuple[JsonValue, ...]] = {
 def _response_form(caller: Caller, body: JsonObject, job_id: str = "") -> AnswerContext:
     """Read a line that asks for a response. Raises InvalidJob."""
     refuse_unless(_STORED, body, {})
+    refuse_references(body)
     return responses_form(caller, {**body, "store": False}, job_id)
 
 

@@ -93,7 +93,7 @@ class Items:
 
     def _added(self, kind: str, fields: JsonObject) -> Iterator[Told]:
         heads = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
-        item_id = f"{heads.get(kind, 'ctc')}_{self._form.job.job_id[-26:]}_{len(self.items)}"
+        item_id = f"{heads.get(kind, 'ctc')}_{self._form.job.job_id}_{len(self.items)}"
         item: JsonObject = {"id": item_id, "type": kind, "status": "in_progress", **fields}
         self.items.append(item)
         self._kind = kind

@@ -85,8 +85,7 @@ def input_items(form: AnswerContext) -> list[JsonObject]:
     for item in items:
         if item["type"] == "function_call_output" and item["call_id"] in called:
             item["type"] = "custom_tool_call_output"
-    head = form.job.job_id[-26:]
-    return [{"id": f"item_{head}_{at}", **item} for at, item in enumerate(items)]
+    return [{"id": f"item_{form.job.job_id}_{at}", **item} for at, item in enumerate(items)]
 
 
 def _asked(job: Job) -> list[Message]:

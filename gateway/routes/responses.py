@@ -1,7 +1,8 @@
 """OpenAI's routes for responses: a new one, and those that were stored."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response, WebSocket
@@ -24,6 +25,7 @@ from penstock.gateway.responses.conversation import (
     ConversationNotFound,
 )
 from penstock.gateway.responses.conversations import messages_of
+from penstock.gateway.responses.references import ReferredItems, references_of
 from penstock.gateway.responses.requests import (
     asked_items,
     conversation_id_of,
@@ -38,9 +40,9 @@ from penstock.gateway.responses.stored import (
     shown,
 )
 from penstock.gateway.routes.whole import (
+    Asked,
     admitted,
     read_asked,
-    read_form,
     streamed,
     whole,
 )
@@ -96,7 +98,8 @@ async def responses_socket(websocket: WebSocket) -> None:
 async def input_tokens(request: Request, gateway: Open) -> Response:
     """Count the tokens of a prompt."""
     watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read_form(request, gateway, input_tokens_form)
+    form = await _read_whole(request, gateway, partial(input_tokens_form, caller_of(request)))
+    gateway.tell_ignored(request, form.ignored)
 
     def counted(form: TextContext, result: Result) -> JsonObject:
         count = len(result.choices[0].prompt_ids or ())
@@ -174,6 +177,32 @@ async def items(
     return await gateway.client.off_loop.run(form.job.tenant, form.job.guess_bytes(), listed)
 
 
+async def _read_whole(
+    request: Request, gateway: Gateway, understood: Callable[[JsonObject], Asked]
+) -> Asked:
+    """Read a body, with the stored items that it refers to. Raises InvalidJob."""
+    tenant, most_bytes = tenant_of(request), gateway.settings.max_body_bytes
+
+    def begun(body: JsonObject) -> Asked | ReferredItems:
+        references = references_of(body)
+        return ReferredItems(body, references, most_bytes) if references else understood(body)
+
+    referred = await read_asked(request, gateway, begun)
+    if not isinstance(referred, ReferredItems):
+        return referred
+    for job_id in referred.job_ids:
+        with suppress(JobNotFound):  # its items are missed where they are referred to
+            form, status = await _stored(gateway, job_id, tenant)
+            result = await _result(gateway, status, tenant)
+            num_bytes = form.job.guess_bytes() + (num_bytes_of(result) if result else 0)
+            await gateway.client.off_loop.run(
+                tenant, num_bytes, referred.take, form, status, result
+            )
+    return await gateway.client.off_loop.run(
+        tenant, most_bytes, lambda: understood(referred.whole_body())
+    )
+
+
 async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conversation | None]:
     """Read a request, with what was said before it.
 
@@ -190,7 +219,7 @@ async def _read(request: Request, gateway: Gateway) -> tuple[AnswerContext, Conv
             return body, name, asked_items(body)
         return body, "", [] if body.get("previous_response_id") else responses_form(caller, body)
 
-    body, name, form = await read_asked(request, gateway, understood)
+    body, name, form = await _read_whole(request, gateway, understood)
     begun = None
     if isinstance(form, list):
         if name:

@@ -30,6 +30,16 @@ for (const [name, model] of Object.entries(models)) {
   assert.equal(called.text, 'It is sunny in Bern, with 21 degrees.', name);
   assert.equal(called.steps.length, 2, name);
 
+  const again = await generateText({
+    ...usual, model, tools: { get_weather: weather }, stopWhen: stepCountIs(4),
+    messages: [
+      { role: 'user', content: 'What is the weather in Bern?' },
+      ...called.response.messages,
+      { role: 'user', content: 'What is the weather in Rome?' },
+    ],
+  });
+  assert.ok(again.steps.length >= 1 && again.finishReason !== 'error', name);
+
   const hello = { ...usual, model, prompt: 'Hello! Who are you?' };
   const stream = streamText(hello);
   let text = '';

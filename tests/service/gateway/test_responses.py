@@ -316,7 +316,9 @@ def test_effort_verbosity_truncation_and_logprobs(client: OpenAI, actor: Actor) 
     [
         ({"input": []}, "input"),
         ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id: 'x' is no item of a"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id: give the item's id"),
+        ({"input": [{"id": 5}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"previous_response_id": "resp_1"}, "previous_response_id: 'resp_1' is not found"),
