@@ -705,9 +705,11 @@ class QueueMachine(RuleBasedStateMachine):
             if self.plain.exists(LANE.ready(name)):  # without a group where nobody read it
                 groups = self.plain.xinfo_groups(LANE.ready(name))
                 assert [each["pending"] for each in groups] in ([], [0])
+        leased = [each.decode() for each in self.plain.zrange(f"{LANE.prefix}workers", 0, -1)]
         for key in self.plain.keys(f"{LANE.prefix}*"):
             name = key.decode().removeprefix(LANE.prefix)
             is_lane = name in ("workers", "counts", "news") or name.startswith("ready:")
+            is_lane = is_lane or name in [f"worker:{worker}" for worker in leased]
             assert is_lane or self.plain.ttl(key) > 0, f"{name} would stay for ever"
         self.do(self.queue.unregister(self.workers[0]))
 
