@@ -46,6 +46,10 @@ COMMANDS = {
         "loadtest.commands.beside",
         "what interactive callers see of a batch beside them",
     ),
+    "flood": (
+        "loadtest.commands.flood",
+        "what one tenant sees of another that floods",
+    ),
     "scale": (
         "loadtest.commands.scale",
         "a thousand streams at once, and calls with 100,000 jobs waiting",

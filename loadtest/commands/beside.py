@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import uvloop
 from pydantic import Field, ValidationInfo, field_validator
 from rich.console import Console
@@ -19,6 +18,7 @@ from penstock.loadtest.engines.own import OwnSettings, flags
 from penstock.loadtest.engines.system import stack
 from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.machine.usage import Neighbours, description
+from penstock.loadtest.report.chance import ttft_ratio_range
 from penstock.loadtest.report.serving import told_errors
 from penstock.loadtest.requests.drive import drive, warm_up
 from penstock.loadtest.requests.http_stream import Target
@@ -29,7 +29,6 @@ from penstock.schemas.process.start import load_settings
 
 PROGRAM = "penstock bench beside"
 _LOOK_S = 0.2
-_DRAWS = 2000
 _BEGIN_S = 120.0
 
 
@@ -179,7 +178,7 @@ def _show(console: Console, settings: BesideSettings, found: BothWays) -> dict[s
         table.add_column(column, justify="right")
     both = (found.alone, found.beside)
     columns = [each.summary(("ttft", "itl", "e2el"), (50, 99)) for each in both]
-    ranges = {f"p{percent}_ttft_ms": _interval(*both, percent) for percent in (50, 99)}
+    ranges = {f"p{percent}_ttft_ms": ttft_ratio_range(*both, percent) for percent in (50, 99)}
     for key in columns[0]:
         first, second = (column[key] for column in columns)
         low, high = ranges.get(key, (0, 0))
@@ -198,21 +197,3 @@ def _show(console: Console, settings: BesideSettings, found: BothWays) -> dict[s
         "lines": found.num_done,
         "batch_output_throughput": rate,
     }
-
-
-def _interval(alone: Measurement, beside: Measurement, percent: float) -> tuple[float, float]:
-    """Return where the ratio of a percentile lies, had others of these requests come.
-
-    It is the percentile bootstrap: B. Efron, R. Tibshirani, An Introduction to the Bootstrap, 1993.
-    """
-    draw = np.random.default_rng(0)
-    drawn = [
-        np.percentile(
-            draw.choice(each.latencies_ms("ttft") or [1.0], (_DRAWS, len(each.completed) or 1)),
-            percent,
-            axis=1,
-        )
-        for each in (alone, beside)
-    ]
-    low, high = np.percentile(drawn[1] / drawn[0], (2.5, 97.5))
-    return float(low), float(high)

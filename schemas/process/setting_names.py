@@ -85,6 +85,7 @@ NAMES = frozenset(
         "json_file",
         "keep_alive_s",
         "key_id",
+        "kinds",
         "kv_cache_dtype",
         "kv_cache_memory_bytes",
         "kv_events_config",

@@ -114,6 +114,8 @@ MAY_IMPORT = {
     "loadtest.report.plot": LOADTEST | {"matplotlib"},
     "loadtest.commands.scale": LOADTEST | {"uvloop"},
     "loadtest.commands.beside": LOADTEST | {"httpx", "uvloop"},
+    "loadtest.commands.flood": LOADTEST | {"httpx", "uvloop", "compose.server"},
+    "loadtest.requests.floods": LOADTEST | {"httpx"},
     "loadtest.engines.waiting_jobs": LOADTEST | {"compose.server"},
     "loadtest.commands.sweep": LOADTEST | {"uvloop"},
     "loadtest.commands.serve": LOADTEST | {"uvloop"},
