@@ -42,10 +42,19 @@ class ApiKey(Wire):
     revoked_s: int | None = None
 
     @classmethod
-    def issue(cls, secret: bytes, record: dict[str, object]) -> tuple[str, Self]:
-        """Make a new key, which is to be shown once, and its record. Return both."""
-        key_id, drawn = _letters(12), _letters(52)
-        text = f"psk_{key_id}_{drawn}"
+    def issue(
+        cls, secret: bytes, record: dict[str, object], name: str | None = None
+    ) -> tuple[str, Self]:
+        """Make a new key, which is to be shown once, and its record. Return both.
+
+        Under the same server secret and name, which is else drawn, it is the same key.
+        """
+        name = name or secrets.token_hex(20)
+        key_id, rest = (
+            _letters(sign(secret, "key_id", name))[:12],
+            _letters(sign(secret, "key", name)),
+        )
+        text = f"psk_{key_id}_{rest}"
         fields = record | {"key_id": key_id, "digest": digest_of(secret, text)}
         return text, cls.model_validate(fields)
 
@@ -82,5 +91,5 @@ def is_right(secret: bytes, key: str, record: ApiKey | None) -> bool:
     return matches and record is not None
 
 
-def _letters(count: int) -> str:
-    return base64.b32encode(secrets.token_bytes(count)).decode().lower()[:count]
+def _letters(digest: bytes) -> str:
+    return base64.b32encode(digest).decode().lower().rstrip("=")

@@ -42,8 +42,10 @@ class KeyDesk:
         self._store = store
         self._secret = secret
 
-    async def make(self, asked: KeyRequest) -> tuple[str, ApiKey]:
+    async def make(self, asked: KeyRequest, name: str | None = None) -> tuple[str, ApiKey]:
         """Make a key. Return its text, which is to be shown once, and its record.
+
+        One that was made under the same name is returned again, as it is now.
 
         Raises InvalidJob, NotServed.
         """
@@ -54,13 +56,12 @@ class KeyDesk:
         record = asked.model_dump(exclude={"expires_in_s"})
         record |= {"created_s": now_s, "expires_s": expires_s}
         try:
-            text, key = ApiKey.issue(self._secret, record)
+            text, key = ApiKey.issue(self._secret, record, name)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False)[0]
             name = ".".join(str(step) for step in first["loc"])
             raise InvalidJob(f"{name}: {first['msg']}", name) from None
-        await self._store.put(key)
-        return text, key
+        return text, await self._store.add(key)
 
     async def revoke(self, key_id: str) -> ApiKey:
         """Mark a key as revoked. A second time changes nothing. Raises KeyNotFound."""

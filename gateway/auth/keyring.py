@@ -36,8 +36,15 @@ class KeyStore:
     def __init__(self, redis: Redis) -> None:
         self._connection = Connection(redis)
 
-    async def put(self, key: ApiKey) -> None:
-        await self._connection.call("HSET", API_KEYS, key.key_id, key.dump())
+    async def add(self, key: ApiKey) -> ApiKey:
+        """Store a new key, and return its record; one that is there stays as it is.
+
+        Raises NewerKey.
+        """
+        await self._connection.call("HSETNX", API_KEYS, key.key_id, key.dump())
+        text = await self._connection.call("HGET", API_KEYS, key.key_id)
+        assert isinstance(text, bytes)
+        return _read(text)
 
     async def change(self, key_id: str, changed: Callable[[ApiKey], ApiKey]) -> ApiKey | None:
         """Replace a key's record by what `changed` makes of it, and return that; None: no such key.

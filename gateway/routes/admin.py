@@ -11,6 +11,7 @@ from pydantic_core import to_json
 from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
+from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.middleware import caller_of
 from penstock.gateway.http.overview import look, workers
 from penstock.gateway.openai.validation import validate
@@ -28,7 +29,7 @@ vllm_router = APIRouter(tags=["admin"])  # at vLLM's own paths
 async def create_key(request: Request, gateway: Open) -> Response:
     """Make an API key. Its text, `key`, is shown this once."""
     asked = await read(request, gateway, partial(validate, KeyRequest), may_be_empty=True)
-    text, key = await gateway.keys.make(asked)
+    text, key = await gateway.keys.make(asked, await name_of(request, gateway, asked))
     log.info("key %s was made by %s", key.key_id, _who(request))
     return _json({"key": text, **key.shown()})
 

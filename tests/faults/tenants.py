@@ -45,7 +45,7 @@ def enroll(url: str) -> list[Tenant]:
             for name, limits in TENANTS.items():
                 record: dict[str, object] = {"tenant": name, "limits": limits}
                 text, key = ApiKey.issue(SECRET.encode(), record)
-                await KeyStore(link).put(key)
+                await KeyStore(link).add(key)
                 made.append(Tenant(name, text, key.account))
         return made
 

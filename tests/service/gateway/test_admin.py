@@ -67,6 +67,19 @@ def test_other_scopes_do_not_do(server: Server, http: httpx.Client) -> None:
         assert http.request(method, path, headers=key).status_code == 403, (method, path)
 
 
+def test_a_request_for_a_key_that_is_repeated_shows_the_same_key(http: httpx.Client) -> None:
+    def made(name: str) -> httpx.Response:
+        headers = {"idempotency-key": "one key"}
+        return http.post("/v1/admin/keys", json={"name": name}, headers=headers)
+
+    first = made("a").json()
+    assert KEY.fullmatch(first["key"]) and made("a").json() == first
+    assert made("b").json()["error"]["code"] == "idempotency_mismatch"
+    http.delete(f"/v1/admin/keys/{first['key_id']}")
+    assert made("a").json()["state"] == "revoked"
+    assert http.post("/v1/admin/keys", json={"name": "a"}).json()["key_id"] != first["key_id"]
+
+
 def test_a_key_that_is_made_lets_in_until_it_is_revoked(http: httpx.Client) -> None:
     asked = {
         "name": "CI",
