@@ -15,6 +15,47 @@ class TextBlock(Report):
     text: str
 
 
+class TextSource(Report):
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+    @property
+    def text(self) -> str:
+        return self.data
+
+
+class ContentSource(Report):
+    type: Literal["content"]
+    content: str | list[TextBlock]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
+
+
+class Citations(Report):
+    enabled: Literal[False] = Field(False, description="a model here makes none")
+
+
+class DocumentBlock(Report):
+    """A document of text: the model reads it after its title and what is said of it."""
+
+    type: Literal["document"]
+    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(filter(None, (self.title, self.context, self.source.text)))
+
+
+TextLike = TextBlock | DocumentBlock
+
+
 class ThinkingBlock(Report):
     type: Literal["thinking"]
     thinking: str
@@ -36,12 +77,12 @@ class ToolUseBlock(Report):
 class ToolResultBlock(Report):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[Annotated[TextLike, Field(discriminator="type")]] = ""
     is_error: bool = False
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock,
+    TextLike | ThinkingBlock | RedactedBlock | ToolUseBlock | ToolResultBlock,
     Field(discriminator="type"),
 ]
 

@@ -1,6 +1,6 @@
 """Anthropic's requests, read as chats."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -20,8 +20,10 @@ from penstock.schemas.anthropic import (
     AnthropicTool,
     ClientTool,
     CountTokensRequest,
+    DocumentBlock,
     MessagesRequest,
     TextBlock,
+    TextLike,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -140,8 +142,9 @@ def _said(message: AnthropicMessage) -> JsonObject:
             arguments = to_json(block.input).decode()
             function: JsonObject = {"name": block.name, "arguments": arguments}
             calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, ToolResultBlock):
-            raise InvalidJob("messages: a tool_result stands in a message of the user", "messages")
+        elif isinstance(block, ToolResultBlock | DocumentBlock):
+            sentence = f"a {block.type} stands in a message of the user"
+            raise InvalidJob(f"messages: {sentence}", "messages")
     said: JsonObject = {"role": message.role, "content": _texts(texts) if texts else ""}
     if calls:
         said["tool_calls"] = calls
@@ -152,9 +155,9 @@ def _said(message: AnthropicMessage) -> JsonObject:
 
 def _told(message: AnthropicMessage) -> Iterator[JsonObject]:
     """Yield what the model was told: results of tools, each as a message, and then the text."""
-    texts = list[TextBlock]()
+    texts = list[TextLike]()
     for block in message.content:
-        if isinstance(block, TextBlock):
+        if isinstance(block, TextLike):
             texts.append(block)
         elif isinstance(block, ToolResultBlock):
             told = block.content
@@ -168,7 +171,7 @@ def _told(message: AnthropicMessage) -> Iterator[JsonObject]:
         yield {"role": message.role, "content": _texts(texts) if texts else ""}
 
 
-def _texts(blocks: list[TextBlock]) -> JsonValue:
+def _texts(blocks: Sequence[TextLike]) -> JsonValue:
     return [{"type": "text", "text": block.text} for block in blocks]
 
 

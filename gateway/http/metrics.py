@@ -68,7 +68,8 @@ class Metrics:
         )
         self.ignored = Counter(
             names.IGNORED_PARAMETERS,
-            "Fields of requests that mean nothing here; x-penstock-ignored names them",
+            "Fields of requests that mean nothing here, and tools that are left out; "
+            "x-penstock-ignored names them",
             registry=registry,
         )
 

@@ -509,3 +509,41 @@ def test_an_answer_that_is_not_what_its_schema_says_tells_so(
     assert held is not None and (held.lenient, held.asked_as) == (False, "output_config.format")
     streamed = httpx.post(f"{client.base_url}/v1/messages", json=body | {"stream": True}).text
     assert streamed.count('"schema_error":"not unique"') == 1
+
+
+def document(**fields: object) -> dict[str, object]:
+    return {"type": "document", "source": {"type": "text", "data": "It rains."}, **fields}
+
+
+def test_documents_of_text_are_read(client: Anthropic, actor: Actor) -> None:
+    actor.script = lambda job: spoken("a")
+    parts = {"type": "content", "content": [{"type": "text", "text": each} for each in "ab"]}
+    told = document(title="Weather", context="Of today.", citations={"enabled": False})
+    asked = [told, document(source=parts), {"type": "text", "text": "Does it?"}]
+    use = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document()]}
+    messages = [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    client.messages.create(model=MODEL, messages=messages, max_tokens=9)  # type: ignore[arg-type]
+    said = [each["content"] for each in chat_of(actor).messages]
+    assert said == ["Weather\n\nOf today.\n\nIt rains.\na\nb\nDoes it?", "", "It rains."]
+
+
+@pytest.mark.parametrize(
+    "block, where",
+    [
+        (document(source={"type": "base64", "data": "JVBERi0="}), "content[0].source"),
+        (document(source={"type": "url", "url": "http://a"}), "content[0].source"),
+        (document(citations={"enabled": True}), "content[0].citations.enabled"),
+    ],
+)
+def test_other_documents_are_refused_by_name(
+    client: Anthropic, block: dict[str, object], where: str
+) -> None:
+    messages = [{"role": "user", "content": [block]}]
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model=MODEL, messages=messages, max_tokens=9)  # type: ignore[arg-type]
+    assert f"messages[0].{where}" in refused.value.message
