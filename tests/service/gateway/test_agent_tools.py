@@ -8,6 +8,7 @@ import pytest
 from openai import OpenAI
 
 from dialogues import chat_of, marked
+from paths import ROOT
 from penstock.compose.server import Server
 from penstock.schemas.event import Delta
 from penstock.schemas.markup import Markup
@@ -302,6 +303,45 @@ def test_a_tool_that_anthropics_clients_run_is_served_by_its_published_schema(
     parameters = tool["function"]["parameters"]  # type: ignore[index,call-overload]
     assert given.keys() <= parameters["properties"].keys()  # type: ignore[index,call-overload,union-attr]
     assert tool["function"]["description"]  # type: ignore[index,call-overload]
+
+
+CODEX = json.loads((ROOT / "tests/support/agents/codex.json").read_text())
+CLAUDE_CODE = json.loads((ROOT / "tests/support/agents/claude_code.json").read_text())
+
+
+def test_codex_is_answered_and_goes_on_with_what_it_got(url: str, actor: Actor) -> None:
+    """Its body as its command sends it, with texts cut short."""
+    body = CODEX | {"model": MODEL, "stream": False}
+    known = next(tool["name"] for tool in body["tools"] if tool["type"] == "function")
+    actor.script = lambda job: calls((known, {}))
+    first = httpx.post(f"{url}/v1/responses", json=body)
+    assert first.status_code == 200, first.text
+    assert first.headers["x-penstock-ignored"] == "client_metadata, tools.8.web_search"
+    [call] = first.json()["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
+    later = httpx.post(f"{url}/v1/responses", json=body | {"input": [*body["input"], call, result]})
+    assert later.status_code == 200, later.text
+    assert [each["role"] for each in chat_of(actor).messages][-2:] == ["assistant", "tool"]
+    streamed = httpx.post(f"{url}/v1/responses", json=body | {"stream": True})
+    assert streamed.status_code == 200 and "event: response.completed" in streamed.text
+
+
+def test_claude_code_is_answered_and_goes_on_with_what_it_got(url: str, actor: Actor) -> None:
+    """Its body as its command sends it, with texts cut short."""
+    body = CLAUDE_CODE | {"model": MODEL, "stream": False}
+    actor.script = lambda job: calls((body["tools"][0]["name"], {}))
+    first = httpx.post(f"{url}/v1/messages?beta=true", json=body)
+    assert first.status_code == 200, first.text
+    [use] = first.json()["content"]
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "done"}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    later = httpx.post(
+        f"{url}/v1/messages?beta=true", json=body | {"messages": [*body["messages"], *turns]}
+    )
+    assert later.status_code == 200, later.text
+    assert [each["role"] for each in chat_of(actor).messages][-2:] == ["assistant", "tool"]
+    streamed = httpx.post(f"{url}/v1/messages?beta=true", json=body | {"stream": True})
+    assert streamed.status_code == 200 and "event: message_stop" in streamed.text
 
 
 def test_computers_and_toolsets_are_left_out(url: str, actor: Actor) -> None:
