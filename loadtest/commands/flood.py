@@ -35,7 +35,7 @@ from penstock.loadtest.requests.workload import Request, random_requests, varied
 from penstock.schemas.process.start import load_settings, words_of
 
 PROGRAM = "penstock bench flood"
-_LIMITS = ("--requests-per-minute", "600", "--max-stored-bytes", "100000000")  # of who floods
+_LIMITS = ("--requests-per-minute", "600", "--max-stored-bytes", "20000000")  # of who floods
 _KEYS_S = 60.0
 _SETTLE_S = 2.0  # after a flood, for what it left
 
@@ -59,7 +59,7 @@ class FloodSettings(OwnSettings):
 
 @dataclass(slots=True)
 class FloodEffect:
-    """What callers saw of one kind of flood, and what became of its calls."""
+    """The effect of one kind of flood on a tenant's callers, and the end of its own calls."""
 
     alone: Measurement = field(default_factory=lambda: Measurement([], 0.0))
     beside: Measurement = field(default_factory=lambda: Measurement([], 0.0))
@@ -154,13 +154,13 @@ async def _measure(settings: FloodSettings, console: Console) -> dict[str, Flood
     requests = random_requests(settings.num_prompts, *lengths, vocab_size)
     parts = [requests[number :: settings.rounds] for number in range(settings.rounds)]
     seen = {kind: FloodEffect() for kind in settings.kinds}
-    os.environ["PENSTOCK_SERVER_SECRET"] = secrets.token_hex(32)  # of all that is started here
+    secret = {"PENSTOCK_SERVER_SECRET": secrets.token_hex(32)}
     receiver = f"http://127.0.0.1:{_free_port()}"
     with Server() as redis:
         words = [*flags(settings.given()), "--webhook-private", receiver, "--redis-url", redis.url]
-        async with stack(settings.model, *words) as url:
-            measured = await _key(redis.url, "measured")
-            flooding_key = await _key(redis.url, "flood", *_LIMITS)
+        async with stack(settings.model, *words, env=secret) as url:
+            measured = await _key(redis.url, secret, "measured")
+            flooding_key = await _key(redis.url, secret, "flood", *_LIMITS)
             await _until_keys_count(url)
             server = Target(url, measured)
             tenants = Tenants(server, await server.first_model(), flooding_key, receiver)
@@ -175,12 +175,14 @@ async def _measure(settings: FloodSettings, console: Console) -> dict[str, Flood
     return seen
 
 
-async def _key(redis_url: str, tenant: str, *limits: str) -> str:
+async def _key(redis_url: str, env: dict[str, str], tenant: str, *limits: str) -> str:
+    """Make a key of a tenant, and return it."""
     scopes = "inference,jobs,metrics"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.compose.cli", "keys", "create", "--json"),
         *("--redis-url", redis_url, "--tenant", tenant, "--scopes", scopes, *limits),
         stdout=asyncio.subprocess.PIPE,
+        env=os.environ | env,
     )
     told, _ = await process.communicate()
     if process.returncode:

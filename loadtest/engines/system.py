@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from urllib.error import URLError
@@ -32,8 +32,13 @@ class DidNotStart(CannotMeasure):
 class Part:
     """One `penstock` command in a process group of its own."""
 
-    def __init__(self, *words: str, fds: Sequence[int] = ()) -> None:
-        """Start the command, with this process's open files `fds` under the same numbers."""
+    def __init__(
+        self, *words: str, fds: Sequence[int] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the command, with this process's open files `fds` under the same numbers.
+
+        `env` are variables of its environment, beside those of this process.
+        """
         self._name = words[0]
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `kill`
         self._process = subprocess.Popen(
@@ -43,6 +48,7 @@ class Part:
             start_new_session=True,
             preexec_fn=partial(end_with_parent, signal.SIGKILL),
             pass_fds=fds,
+            env=os.environ | dict(env or {}),
         )
 
     @property
@@ -125,11 +131,14 @@ async def serving(model: str, *worker_flags: str) -> AsyncIterator[tuple[str, "S
 
 
 @asynccontextmanager
-async def stack(model: str, *flags: str) -> AsyncIterator[str]:
+async def stack(
+    model: str, *flags: str, env: Mapping[str, str] | None = None
+) -> AsyncIterator[str]:
     """Yield the URL of `penstock serve`, with housekeeping and files, when its model is served."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = int(found.getsockname()[1])
-    part, url = Part("serve", model, "--port", str(port), *flags), f"http://127.0.0.1:{port}"
+    words, url = ("serve", model, "--port", str(port), *flags), f"http://127.0.0.1:{port}"
+    part = Part(*words, env=env)
     try:
         until = time.monotonic() + START_S
         while not await asyncio.to_thread(_serves, url):

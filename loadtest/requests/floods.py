@@ -1,4 +1,4 @@
-"""What a tenant does that floods a service, each in a process of its own: `bench flood` starts it.
+"""Floods a service as one tenant may, each kind in a process of its own: `bench flood` starts it.
 
     python -m penstock.loadtest.requests.floods KIND URL RECEIVER
 
@@ -26,7 +26,7 @@ _PAUSE_S = 0.05  # of a caller after a refusal, far below what it is told to wai
 
 
 class Flood:
-    """One tenant's callers, who ask as fast as they are answered."""
+    """The callers of one tenant, who ask as fast as they are answered."""
 
     def __init__(self, http: httpx.AsyncClient, model: str, receiver: str) -> None:
         self.http = http

@@ -117,8 +117,9 @@ def up(
         running.process.wait(120)
 
 
-def test_each_worker_has_the_next_gpu() -> None:
-    with up("--num-workers", "3", CUDA_VISIBLE_DEVICES="3, GPU-5a") as running:
+def test_each_worker_has_the_next_gpu(tmp_path: Path) -> None:
+    gpus_there = {"CUDA_VISIBLE_DEVICES": "3, GPU-5a"}
+    with up("--num-workers", "3", HOME=str(tmp_path), **gpus_there) as running:
         has = []
         for line in children_of(running.process.pid):
             if "penstock.compose.cli worker" in line:
