@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from pydantic import Field, JsonValue
@@ -83,6 +83,19 @@ class Entry:
         return self.ready == "batch"
 
 
+class HeldRows(NamedTuple):
+    """The rows of a full worker that are of one class or give way to it.
+
+    most    the tenant that has the most of them for its weight
+    weight  that tenant's
+    rows    how many each tenant has
+    """
+
+    most: str
+    weight: float
+    rows: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
     """A job to run, or to continue after `log`. The next delta's position is `position`."""
@@ -99,6 +112,7 @@ class Started:
     trial: int | None = None  # the position at which a suspect stops being one
     queued_ms: int = 0  # from the submission to the first start of all attempts
     first_token_ms: int | None = None  # from the submission; None: no attempt made one yet
+    weight: float = 1.0  # of its account, beside other tenants
 
     @property
     def position(self) -> int:

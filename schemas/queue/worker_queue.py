@@ -6,12 +6,20 @@ Each transition is one script, as in `queue`, and each call may be repeated.
 import asyncio
 import json
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from pydantic import JsonValue, ValidationError
 
-from penstock.schemas.delivery import Commit, Ending, Entry, JobSignal, OutOfBudget, Started
+from penstock.schemas.delivery import (
+    Commit,
+    Ending,
+    Entry,
+    HeldRows,
+    JobSignal,
+    OutOfBudget,
+    Started,
+)
 from penstock.schemas.errors import AnswerTooLarge, InvalidJob
 from penstock.schemas.event import EVENT, Delta, Done, Failed
 from penstock.schemas.job import Job, QueueClass
@@ -66,6 +74,7 @@ class WorkerQueue(Queue):
         down_to: QueueClass | None = None,
         step_us: int | None = None,
         batch: int | None = None,
+        held_rows: Mapping[QueueClass, HeldRows] | None = None,
     ) -> list[Entry] | None:
         """Claim at most `count` jobs: handed-back ones first, then text, high, normal, batch.
 
@@ -79,6 +88,7 @@ class WorkerQueue(Queue):
                  workers with capacity their share. None means that it leaves them nothing
         batch    how many of the jobs may be of the class `batch`, beside handed-back ones; None:
                  all
+        held_rows  the rows of a class, where one gives way to a tenant that has less than its share
         """
         cost = "" if step_us is None else step_us
         reply = await self._run(
@@ -90,6 +100,7 @@ class WorkerQueue(Queue):
             down_to or "",
             cost,
             count if batch is None else batch,
+            json.dumps(held_rows) if held_rows else "",
         )
         self._idle = (reply[1], int(reply[2])) if reply[0] == b"idle" else None
         self.must_be_empty = reply[0] == b"empty"
@@ -128,7 +139,7 @@ class WorkerQueue(Queue):
         epoch, left_ms, waited_ms = int(reply[1]), int(reply[2]), int(reply[3])
         priority_class = CLASS.validate_python(reply[4].decode())
         turn, budget_left, reset_at, trial, queued_ms, first_token_ms = map(int, reply[5:11])
-        request, *lines = reply[11:]
+        weight, request, *lines = reply[11:]
         events = [EVENT.validate_json(text) for text in lines]
         log = [event for event in events if isinstance(event, Delta)]
         try:
@@ -155,6 +166,7 @@ class WorkerQueue(Queue):
             trial=trial if trial >= 0 else None,
             queued_ms=queued_ms,
             first_token_ms=first_token_ms if first_token_ms >= 0 else None,
+            weight=float(weight),
         )
 
     async def commit(self, worker: str, commits: Sequence[Commit]) -> dict[str, JobSignal]:

@@ -39,6 +39,8 @@ def sequence_of(addition: AddSequence, limits: EngineLimits) -> Sequence:
         ),
         prompt_logprobs=_unscored(addition),
         group="" if params.use_beam_search else addition.group,
+        owner=addition.owner,
+        weight=addition.weight,
         is_beam=params.use_beam_search,
     )
 

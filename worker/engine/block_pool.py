@@ -65,6 +65,10 @@ class BlockPool:
         """Return how many blocks the sequence's table lacks to cover `num_tokens`."""
         return max(0, -(-num_tokens // self.block_size) - len(seq.block_table))
 
+    def num_own(self, seq: Sequence) -> int:
+        """Return how many blocks only this sequence holds."""
+        return sum(self._holders[block] == 1 for block in seq.block_table)
+
     def awaits(self, seq: Sequence) -> bool:
         """Return whether a running sequence will compute the block that this one needs next.
 

@@ -35,6 +35,7 @@ class AddSequence:
     pooling  asks for a vector of the prompt in place of a completion, without its queries
     group    of sequences with the same prompt, which they compute once; "" for one of its own
     split    where the second of a pair of texts begins in such a prompt; 0: it is one text
+    owner    whose it is: places are shared among the owners, in proportion to their weights
     """
 
     seq_id: str
@@ -50,6 +51,8 @@ class AddSequence:
     split: int = 0
     words: WordIds = NO_WORDS
     group: str = ""
+    owner: str = ""
+    weight: float = 1.0
 
 
 # One slice of a step: sequence id, tokens to compute, tokens computed before.
@@ -120,7 +123,7 @@ class Load(NamedTuple):
     """The load of an engine, counted at each step.
 
     num_waiting  sequences without capacity; not those whose grammar is being compiled
-    batch        None for an engine in which the class `batch` does not give way
+    batch        None for an engine in which nothing gives way once it runs
     """
 
     num_held_blocks: int = 0

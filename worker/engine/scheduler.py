@@ -10,6 +10,7 @@ from penstock.worker.engine.block_pool import BlockPool
 from penstock.worker.engine.columns import Columns, Numbers
 from penstock.worker.engine.messages import BATCH_PRIORITY, BatchLoad
 from penstock.worker.engine.sequence import Plan, Sequence, Status
+from penstock.worker.engine.shares import above_share
 from penstock.worker.engine.step_time import UNBOUNDED, StepTime
 
 
@@ -43,6 +44,9 @@ class Scheduler:
     The class `batch` takes what others leave. Where one of another class waits for capacity, it
     gives way. While others are served, a step computes few of its tokens, those of the first in
     line; the rest keep their blocks and stand still.
+
+    In the other classes rows are shared among the owners of sequences: who has more of them than
+    its share gives way to who waits and has less.
 
     step_time             bounds the prompts in a step, so that those who run wait no longer for it
     preemption_threshold  how many classes a running sequence must be below the first one that
@@ -143,9 +147,8 @@ class Scheduler:
         might start, blocks are short, or a search has not said which beams go on.
         """
         columns, could_start = self.columns, self.waiting and not self._is_full
-        gives_way = self.waiting and self._num_staying() < len(self.running)
         everyone_draws = len(plan.drawing) == len(plan) == len(self.running) - self._num_still
-        if could_start or gives_way or not everyone_draws:
+        if could_start or not everyone_draws or self._gives_way():
             return None
         if columns.is_beam[plan.rows].any():
             return None
@@ -245,7 +248,61 @@ class Scheduler:
                 return
         self.columns.num_blocks[seq.row] = len(seq.block_table)
 
+    def _gives_way(self) -> bool:
+        """Return whether a running sequence might give way to one that waits."""
+        is_below = bool(self.waiting) and self._num_staying() < len(self.running)
+        return is_below or self._due_share() is not None
+
     def _give_way(self) -> None:
+        """Preempt running sequences for one of a higher class, or of an owner below its share."""
+        self._give_way_to_class()
+        if due := self._due_share():
+            self._give_share(*due)
+
+    def _give_share(self, seq: Sequence, victims: list[Sequence]) -> None:
+        """Preempt the victims for a sequence, which stands before them in line from now on.
+
+        They keep their places, so the first of an owner's always moves on.
+        """
+        first = min(each.place for each in (self.waiting[0], *victims))
+        if first < seq.place:
+            self.waiting.remove(seq)
+            seq.place = *first[:2], -next(self._arrivals)
+            insort(self.waiting, seq, key=_place)
+        for victim in victims:
+            self._preempt(victim)
+
+    def _due_share(self) -> tuple[Sequence, list[Sequence]] | None:
+        """Return the first that waits for a row of its owner's share, and who gives way to it.
+
+        It is of the class that is first in line, and those who give way are of that or a lower one.
+        Return None where what they hold is not enough, or nobody need give way.
+        """
+        priority = self.waiting[0].place[0] if self.waiting else BATCH_PRIORITY
+        if priority >= BATCH_PRIORITY:
+            return None
+        below, owners = self.running[_num_above(self.running, priority) :], set[str]()
+        for seq in self.waiting[: _num_above(self.waiting, priority + 1)]:
+            if seq.owner in owners or self._is_led(seq) or self.pool.awaits(seq):
+                continue
+            owners.add(seq.owner)
+            above = above_share(seq, below)
+            victims = self._enough(seq, above) if above else None
+            if victims or (victims is not None and seq is not self.waiting[0]):
+                return seq, victims
+        return None
+
+    def _enough(self, seq: Sequence, others: list[Sequence]) -> list[Sequence] | None:
+        """Return the first of the others without which there is room for a sequence, or None."""
+        needed, unheld = self.pool.num_needed(seq, len(seq.token_ids)), self.pool.num_unheld
+        has_row = bool(self._rows)
+        for count, other in enumerate(others):
+            if has_row and unheld >= needed:
+                return others[:count]
+            has_row, unheld = True, unheld + self.pool.num_own(other)
+        return others if has_row and unheld >= needed else None
+
+    def _give_way_to_class(self) -> None:
         """Preempt sequences for the first in line, if those far enough below its class hold enough.
 
         A sequence that gave way stands right behind the one that it gave way to, and gives way no

@@ -44,6 +44,7 @@ class Sequence:
     awaited     digest of the block, or name of the state, that another sequence computes for it
     borders     the numbers of computed tokens at which its state is kept for others, in order
     group       of sequences with the same prompt; "" for one of its own
+    owner       whose it is; the rows are shared among the owners by their weights
     row         its row in the persistent batch while running
     prompt_logprobs  of its prompt's second token and on, as far as they are known; None where
                 nobody asks for them, or they were given
@@ -72,6 +73,8 @@ class Sequence:
     awaited: bytes | None = None
     borders: list[int] = field(default_factory=list)
     group: str = ""
+    owner: str = ""
+    weight: float = 1.0
     row: int = -1
     prompt_logprobs: list[Logprob] | None = None
     is_beam: bool = False

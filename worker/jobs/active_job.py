@@ -137,6 +137,8 @@ class ActiveJob:
                 split=self.splits[index] if self.splits else 0,
                 words=self.words,
                 group=self.seq_id(index - index % drawn) if drawn > 1 else "",
+                owner=self.job.tenant,
+                weight=self.started.weight,
             )
             for index in self.open_choices()
         ]

@@ -4,11 +4,12 @@ A worker reads no more than that, so that no job waits here which another worker
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from penstock.schemas.delivery import HeldRows
 from penstock.schemas.job import COMPLETION_TOKENS, QueueClass
 from penstock.worker.engine.limits import EngineLimits
 from penstock.worker.engine.messages import BATCH_PRIORITY, AddSequence, Load
@@ -16,6 +17,7 @@ from penstock.worker.process.ipc import Step
 
 _WEIGHT = 0.1  # of the newest sequence in the average
 _MOST_TEXTS = 16  # jobs of a read for which there need be no room
+_CLASSES: tuple[tuple[int, QueueClass], ...] = ((1, "normal"), (0, "high"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,15 @@ class Ask:
     With `down_to` there is no room: one job is read, of that priority class or a higher one, and
     running sequences give way to it. Jobs of the class `text` need no room.
 
-    batch  how many of them may be of the class `batch`; None: all
+    batch      how many of them may be of the class `batch`; None: all
+    held_rows  by class: if nothing else is read, one job is of a tenant below its share, to which a
+               running sequence of another gives way
     """
 
     count: int
     down_to: QueueClass | None = None
     batch: int | None = None
+    held_rows: Mapping[QueueClass, HeldRows] = field(default_factory=dict)
 
 
 class Capacity:
@@ -56,7 +61,7 @@ class Capacity:
         self._num_lanes = num_lanes
         self._threshold = threshold
         self._is_settled = is_settled
-        self._sequences: dict[str, int] = {}  # id of a sequence in the engine -> its priority
+        self._sequences: dict[str, AddSequence] = {}  # in the engine, by their ids
         self._unseen: dict[str, float] = {}  # the same, with no token yet -> its blocks
         self._num_batch = 0  # of the sequences, those of the class batch
         self._num_asked = 0  # jobs that reads under way may yet bring
@@ -161,7 +166,7 @@ class Capacity:
         for addition in additions:
             given = len(addition.prompt) + len(addition.completion)
             left = addition.params.max_tokens or COMPLETION_TOKENS
-            self._sequences[addition.seq_id] = addition.priority
+            self._sequences[addition.seq_id] = addition
             self._num_batch += addition.priority == BATCH_PRIORITY
             if not addition.params.use_beam_search:  # a search shows nothing before its end
                 self._unseen[addition.seq_id] = self._blocks(given)
@@ -169,7 +174,8 @@ class Capacity:
             self._average_blocks += _WEIGHT * (blocks - self._average_blocks)
 
     def leave(self, seq_id: str) -> None:
-        self._num_batch -= self._sequences.pop(seq_id, None) == BATCH_PRIORITY
+        addition = self._sequences.pop(seq_id, None)
+        self._num_batch -= addition is not None and addition.priority == BATCH_PRIORITY
         self._unseen.pop(seq_id, None)
         self._changed.set()
 
@@ -188,7 +194,7 @@ class Capacity:
         if batch is None:
             return self._free_beside(len(self._sequences), self._load.num_held_blocks, self._unseen)
         num_others = len(self._sequences) - self._num_batch
-        unseen = [each for each in self._unseen if self._sequences[each] != BATCH_PRIORITY]
+        unseen = [each for each in self._unseen if self._priority(each) != BATCH_PRIORITY]
         held = max(0, self._load.num_held_blocks - batch.num_blocks)
         return self._free_beside(num_others, held, unseen, self._num_preparing_batch)
 
@@ -228,8 +234,10 @@ class Capacity:
             count, batch = min(count, max(1, share)), self._free_for_batch()
             return Ask(count, batch=None if batch is None else min(batch, count))
         if down_to := self._preempts_for():
-            return Ask(1, down_to)
-        return Ask(_MOST_TEXTS, "text") if self._trial is None else None
+            return Ask(1, down_to, held_rows=self._held_rows())
+        if self._trial is None:
+            return Ask(_MOST_TEXTS, "text", held_rows=self._held_rows())
+        return None
 
     def _is_next(self, reader: object) -> bool:
         return reader is (self._line[0] if self._reader is None else self._reader)
@@ -241,16 +249,50 @@ class Capacity:
         """
         if self._threshold is None or self._trial is not None or self._num_preparing:
             return None
-        classes: tuple[tuple[int, QueueClass], ...] = ((1, "normal"), (0, "high"))
-        for priority, name in classes:
+        for priority, name in _CLASSES:
             least = priority + self._threshold
-            num_below = sum(each >= least for each in self._sequences.values())
+            num_below = sum(each.priority >= least for each in self._sequences.values())
             if self._load.batch is not None:  # to these there is room
                 num_below -= self._num_batch
-            is_coming = any(self._sequences[seq_id] <= priority for seq_id in self._unseen)
+            is_coming = any(self._priority(seq_id) <= priority for seq_id in self._unseen)
             if num_below > self._load.num_waiting and not is_coming:
                 return name
         return None
+
+    def _held_rows(self) -> dict[QueueClass, HeldRows]:
+        """Return the rows of the classes in which a tenant might give one to another.
+
+        One job is read for such a row at a time, as for a class. All that wait in the engine are
+        taken for those of the tenant with the most, so that nothing is read that would wait there.
+        """
+        if self._load.batch is None or self._num_preparing or self._num_asked:
+            return {}
+        found: dict[QueueClass, HeldRows] = {}
+        for priority, name in _CLASSES:
+            below = [
+                each
+                for each in self._sequences.values()
+                if priority <= each.priority < BATCH_PRIORITY
+            ]
+            rows, weights = (
+                Counter(each.owner for each in below),
+                {each.owner: each.weight for each in below},
+            )
+            most = max(rows, key=lambda owner: rows[owner] / weights[owner], default=None)
+            if most is None or self._is_coming_beside(most):
+                continue
+            rows[most] -= self._load.num_waiting
+            if rows[most] > 1:
+                found[name] = HeldRows(most, weights[most], rows)
+        return found
+
+    def _is_coming_beside(self, owner: str) -> bool:
+        """Return whether a sequence of another owner gave no token yet: perhaps it has no row."""
+        unseen = map(self._sequences.__getitem__, self._unseen)
+        return any(each.owner != owner and each.priority < BATCH_PRIORITY for each in unseen)
+
+    def _priority(self, seq_id: str) -> int:
+        return self._sequences[seq_id].priority
 
     def _blocks(self, num_tokens: int) -> float:
         return -(-num_tokens // self._limits.block_size)

@@ -289,7 +289,13 @@ class Consumer:
         incarnation, is_alone = self._incarnation, not self._capacity.is_used
         try:
             given = await self._queue.read(
-                incarnation, ask.count, is_alone, ask.down_to, self._capacity.step_us, ask.batch
+                incarnation,
+                ask.count,
+                is_alone,
+                ask.down_to,
+                self._capacity.step_us,
+                ask.batch,
+                ask.held_rows,
             )
             entries = given or []
             return given

@@ -13,7 +13,7 @@ local MOST_COUNTED = 2000 -- claims or waiting jobs; where there are more, count
 local HEADS = 64
 write_when_full()
 
-local running, delayed
+local running, delayed, of_tenants
 local reply = {}
 
 local function mended(what, where)
@@ -97,15 +97,17 @@ local function look_at_backlog(class, name)
   end
 end
 
+-- By account, and by tenant those that take a row.
 local function count(ids)
-  local counts = {}
+  local counts, tenants = {}, {}
   for _, id in ipairs(ids) do
     local job = load(id)
     if job and job.account and not job.ended then
       counts[job.account] = (counts[job.account] or 0) + 1
+      if takes_row(job.class) then tenants[job.tenant] = (tenants[job.tenant] or 0) + 1 end
     end
   end
-  return counts
+  return counts, tenants
 end
 
 -- How many jobs each account has in the streams, and in `delayed`; false: there are too many.
@@ -119,7 +121,7 @@ local function count_all()
       ids[#ids + 1] = entry[2][2]
     end
   end
-  running = count(ids)
+  running, of_tenants = count(ids)
   delayed = count(redis.call('ZRANGE', PREFIX .. 'delayed', 0, -1))
 end
 
@@ -169,7 +171,25 @@ local function look_at_tokens()
   mended('tokens', 'counts')
 end
 
-if cursor == '0' then look_at_tokens() end
+local function look_at_tenants()
+  local key, is_right = PREFIX .. 'running', true
+  count_all()
+  if not running then return end
+  local fields = redis.call('HGETALL', key)
+  for at = 1, #fields, 2 do
+    is_right = is_right and tonumber(fields[at + 1]) == of_tenants[fields[at]]
+  end
+  for tenant in pairs(of_tenants) do is_right = is_right and redis.call('HEXISTS', key, tenant) == 1 end
+  if is_right then return end
+  redis.call('DEL', key)
+  for tenant, number in pairs(of_tenants) do redis.call('HSET', key, tenant, number) end
+  mended('counts', 'running')
+end
+
+if cursor == '0' then
+  look_at_tokens()
+  look_at_tenants()
+end
 local pattern = string.gsub(PREFIX, '[%*%?%[%]\\]', '\\%0') .. '*'
 local found = redis.call('SCAN', cursor, 'MATCH', pattern, 'COUNT', most)
 for _, key in ipairs(found[2]) do

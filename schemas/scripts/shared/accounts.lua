@@ -2,6 +2,8 @@
 -- Accounts: what each may use of this lane, and has used.
 --   account:<name>        hash: tenant, weight and limits as last submitted; jobs queued and
 --                         running; the minute's window; why it is blocked
+--   running                 hash: for each tenant its jobs that count as running, but for those of the
+--                         classes text and batch
 --   usage:<day>:<name>    hash: prompt_tokens, cached_tokens, completion_tokens, jobs
 --   usage:<month>:<name>  the same
 -- A job counts as `running` from its first claim to its end: when it is handed back it keeps its
@@ -168,6 +170,19 @@ end
 local function tally(account, field, amount)
   account[field] = account[field] + amount
   redis.call('HINCRBY', account.key, field, amount)
+end
+
+-- Whether a job of the class takes a row of an engine that a job of another tenant could have.
+local function takes_row(class)
+  return class == 'high' or class == 'normal'
+end
+
+-- A job of the account counts as running from now on (1), or no more (-1).
+local function tally_running(account, tenant, class, amount)
+  tally(account, 'running', amount)
+  if not takes_row(class) then return end
+  local key = PREFIX .. 'running'
+  if redis.call('HINCRBY', key, tenant, amount) <= 0 then redis.call('HDEL', key, tenant) end
 end
 
 -- It has a job now; its limits are written where they are new.

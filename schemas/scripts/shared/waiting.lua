@@ -90,7 +90,7 @@ function vacate(job)
   local account = account_of(job.account)
   if job.entry then
     unclaim(job.ready, job.entry)
-    tally(account, 'running', -1)
+    tally_running(account, job.tenant, job.class, -1)
     if account.blocked == 'running' then unblock(account) end
   else
     redis.call('ZREM', PREFIX .. 'delayed', job.id)

@@ -11,6 +11,10 @@
 --   microseconds that a step of the worker takes (0: unknown), to leave other workers their share;
 --     empty: it takes what it asks for, whatever the others could take
 --   most of the class batch; those that were handed back are not counted
+--   held rows of a full worker, where a tenant gives a row to another; empty: none does. As JSON, for
+--     each class [tenant, weight, {tenant: rows}]: the tenant that has the most rows for its weight,
+--     of those that would give way to the class. If nothing else is claimed, one job is that would
+--     get a row from that tenant
 -- Returns one of
 --   'entries', then (ready, entry, job) for each
 --   'idle', the last id of `news`, to wait for newer ones, and the milliseconds until something may
@@ -21,6 +25,7 @@
 
 local worker, ticket, count, alone, down_to = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local asked, step_us, most_batch = count, tonumber(ARGV[6]), tonumber(ARGV[7])
+local held_rows = ARGV[8] ~= '' and cjson.decode(ARGV[8]) or {}
 local worker_key = PREFIX .. 'worker:' .. worker
 local MOST = 64 -- of what is moved in one call
 local SUSPECT_WAIT_MS, TRIER_MS = 2000, 10000
@@ -165,13 +170,40 @@ local function chosen(class, account, own)
   return first
 end
 
+-- On a full worker an account's next job may begin once it has waited for ROW_WAIT_MS, if the tenant
+-- that gives a row then has as many for its weight as the job's tenant, of this worker's rows and of
+-- the jobs of all workers. Nil and true: it may not. The first ROW_LOOK accounts are looked at.
+local ROW_WAIT_MS, ROW_LOOK = 1000, 16
+
+local function is_below_share(rows, account)
+  local most, weight, counts = unpack(rows)
+  local function is_below(own, most_rows)
+    return (own + 1) / account.weight <= (most_rows - 1) / weight
+  end
+  local own, most_rows = counts[account.tenant] or 0, counts[most]
+  local jobs = redis.call('HMGET', PREFIX .. 'running', account.tenant, most)
+  -- Rows may be of jobs in other lanes, and a job may have several.
+  return account.tenant ~= most and is_below(own, most_rows)
+    and is_below(math.max(own, jobs[1] or 0), math.max(most_rows, jobs[2] or 0))
+end
+
+local function due_a_row(class, account)
+  local id = redis.call('ZRANGE', backlog_key(class, account), 0, 0)[1]
+  if not id then return nil, false end
+  local look_ms = redis.call('ZSCORE', PREFIX .. 'waiting:' .. class, id)
+  if not look_ms or NOW - (look_ms - PATIENCE_MS[class]) < ROW_WAIT_MS then return nil, true end
+  if is_below_share(held_rows[class], account) then return id, false end
+  return nil, true
+end
+
 -- The account and job whose turn it is in a class. Scores of `fair` may lag behind `served` for a
--- tenant with several accounts; what is found out of place is put right.
-local function next_turn(class, own)
+-- tenant with several accounts; what is found out of place is put right. `by_row` passes over
+-- those that are due no row.
+local function next_turn(class, own, by_row)
   local fair, at = PREFIX .. 'fair:' .. class, 0
   for _ = 1, 2 * MOST do
     local name, score = unpack(redis.call('ZRANGE', fair, at, at, 'WITHSCORES'))
-    if not name then return nil end
+    if not name or by_row and at >= ROW_LOOK then return nil end
     local account = account_of(name)
     local v = redis.call('GET', served_key(class, account))
     if not v then -- none of its jobs began for so long that it was forgotten, and its place was not
@@ -179,7 +211,11 @@ local function next_turn(class, own)
       v = score
     end
     local lags, id, is_left = tonumber(v) > tonumber(score), nil, false
-    if not lags then id, is_left = chosen(class, account, own) end
+    if not lags and by_row then
+      id, is_left = due_a_row(class, account)
+    elseif not lags then
+      id, is_left = chosen(class, account, own)
+    end
     if lags then
       redis.call('ZADD', fair, v, name)
     elseif is_left then
@@ -188,8 +224,9 @@ local function next_turn(class, own)
       redis.call('ZREM', fair, name)
     else
       local job = {key = PREFIX .. 'job:' .. id}
-      local known = redis.call('HMGET', job.key, 'cost', 'bound', 'waits')
+      local known = redis.call('HMGET', job.key, 'cost', 'bound', 'waits', 'tenant')
       job.cost, job.bound, job.waits = tonumber(known[1] or 1), tonumber(known[2] or 1), known[3]
+      job.tenant = known[4] or account.tenant
       local reason, wake_ms = hindrance(account, job)
       if not reason then return account, id, job, v end
       if reason == 'spent' then fail_budget(id, wake_ms) else block(account, reason, wake_ms) end
@@ -197,13 +234,13 @@ local function next_turn(class, own)
   end
 end
 
-local function claim(class, own)
-  local account, id, job, v = next_turn(class, own)
+local function claim(class, own, by_row)
+  local account, id, job, v = next_turn(class, own, by_row)
   if not account then return false end
   leave_backlog(class, account, id)
   tally(account, 'queued', -1)
   count_tokens(-job.cost)
-  tally(account, 'running', 1)
+  tally_running(account, job.tenant, class, 1)
   if job.waits then draw(account, job.key, job.bound) end
   redis.call('HSET', PREFIX .. 'counts', 'clock:' .. class, v)
   serve(account, class, job.cost)
@@ -385,6 +422,12 @@ for _, class in ipairs(CLASSES) do
   local num_near = 0
   while num_near < count and may_take_more() and claim(class, true) do num_near = num_near + 1 end
   if num_near > 0 then collect(class) end
+end
+for _, class in ipairs(CLASSES) do
+  if #taken == 1 and held_rows[class] and claim(class, false, true) then
+    count = 1
+    collect(class)
+  end
 end
 publish()
 state_room((#taken - 1) / 3)

@@ -4,8 +4,8 @@
 --   'started', epoch, milliseconds left (-1: no deadline), milliseconds since its submission, class,
 --     turn, tokens left of the account's budgets (-1: no budget), when the scarcest of them renews
 --     (unix seconds), the position at which its trial is passed (-1: none), milliseconds from its
---     submission to its first start and to its first token (-1: none yet), the Job as JSON (empty:
---     lost), events of its log
+--     submission to its first start and to its first token (-1: none yet), its account's weight, the
+--     Job as JSON (empty: lost), events of its log
 --   'none': nothing is left to do
 --   'lost': the worker has no lease
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
@@ -59,13 +59,14 @@ if job.state == 'ready' then
   end
 end
 local left_ms = job.deadline and math.max(0, job.deadline - NOW) or -1
-local left, renews_ms = budget_left(account_of(job.account))
+local account = account_of(job.account)
+local left, renews_ms = budget_left(account)
 if job.stop then left = job.stop - job.position end
 local started, first = unpack(redis.call('HMGET', job.key, 'started_ms', 'first_ms'))
 local request = redis.call('GET', job.key .. ':request') or ''
 local reply = {'started', job.epoch, left_ms, NOW - created, job.class, turn or '0',
   left < math.huge and left or -1, renews_ms / 1000, job.trial or -1,
-  started - created, first and first - created or -1, request}
+  started - created, first and first - created or -1, tostring(account.weight), request}
 for _, line in ipairs(redis.call('XRANGE', job.key .. ':log', '-', '+')) do
   reply[#reply + 1] = line[2][2]
 end

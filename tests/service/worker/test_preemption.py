@@ -95,7 +95,8 @@ async def asked_beside(batch: BatchLoad, num_held: int, *priorities: int) -> Ask
     ],
 )
 def test_what_a_batch_has_is_free_for_others(batch, num_held, priorities, expected):
-    assert asyncio.run(asked_beside(batch, num_held, *priorities)) == expected
+    ask = asyncio.run(asked_beside(batch, num_held, *priorities))
+    assert ask is not None and replace(ask, held_rows={}) == expected
 
 
 def test_what_is_being_read_of_a_batch_is_counted():

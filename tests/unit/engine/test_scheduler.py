@@ -31,6 +31,7 @@ def random_trace(rng: random.Random, longest: int) -> list[AddSequence]:
     for number in range(rng.randrange(1, 12)):
         prompt = rng.choice(stems) + [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 6))]
         order = {"priority": rng.randrange(3), "turn": rng.randrange(3)}
+        order |= {"owner": rng.choice("aabc"), "weight": rng.choice([0.5, 1, 1, 3])}
         length = rng.randrange(1, longest - len(prompt) + 1)
         num_choices = rng.choice([1, 1, 2, 5])
         group = str(number) if num_choices > 1 else ""
