@@ -42,10 +42,10 @@ async def tell(store: KeyStore, settings: GatewaySettings, secret: bytes | None)
         raise LetsNobodyIn(f"API keys exist, but no server secret: nobody is let in; {GIVE_ONE}")
     if secret is not None:
         known, own = await store.mark(), mark_of(secret)
+        await store.note_mark(own)
         if known not in (None, own):
             told = "keys and share tokens made under the other let nobody in here"
             log.error("server secret is another than that of the last gateway or key: %s", told)
-        await store.note_mark(own)
     if not (has_keys or settings.api_key or settings.require_api_keys):
         is_near = settings.uds is not None or is_loopback(settings.host)
         reach = "this machine" if is_near else f"whatever reaches {settings.host or 'any address'}"

@@ -1,5 +1,7 @@
 """Messages as callers send them, made into what chat templates read, whatever way they came."""
 
+from collections.abc import Iterator
+
 from pydantic import JsonValue, TypeAdapter
 
 from penstock.schemas.errors import InvalidJob
@@ -19,7 +21,34 @@ def plain_messages(messages: list[Message], in_parts: bool = False) -> list[Mess
 
     in_parts  content is a list of parts, else one string
     """
+    refuse_large_arguments(messages)
     return [_plain(message, f"messages[{at}]", in_parts) for at, message in enumerate(messages)]
+
+
+def refuse_large_arguments(messages: list[Message]) -> None:
+    """Raise InvalidJob where arguments hold more than may be parsed, of one call or together."""
+    texts = [*_argument_texts(messages)]
+    for where, text in texts:
+        if excess := too_much(text):
+            raise InvalidJob(f"{where}: they hold {excess}; send fewer", "messages")
+    if excess := too_much(*(text for _, text in texts)):
+        told = f"messages: the arguments of all calls hold {excess} together; send fewer"
+        raise InvalidJob(told, "messages")
+
+
+def _argument_texts(messages: list[Message]) -> Iterator[tuple[str, bytes]]:
+    """Yield the arguments that are to be parsed, and where each is."""
+    for at, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        named = [
+            (f"tool_calls[{number}].function", call.get("function"))
+            for number, call in enumerate(calls if isinstance(calls, list) else [])
+            if isinstance(call, dict)
+        ]
+        for name, function in [*named, ("function_call", message.get("function_call"))]:
+            text = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(text, str):
+                yield f"messages[{at}].{name}.arguments", text.encode(errors="replace")
 
 
 def _plain(message: Message, where: str, in_parts: bool) -> Message:
@@ -99,8 +128,6 @@ def _arguments(given: JsonValue, where: str) -> JsonValue:
     if not isinstance(given, str | None):
         raise InvalidJob(f"{where}: give an object, or its JSON as a string", "messages")
     text = given or "{}"
-    if excess := too_much(text.encode(errors="replace")):
-        raise InvalidJob(f"{where}: they hold {excess}; send fewer", "messages")
     try:
         return _OBJECT.validate_json(text)
     except ValueError:

@@ -234,20 +234,6 @@ WIDE = {
 NESTED = {
     "lists": TEXT[:-1] + b', "x": [' + b"[]," * MAX_GROUPS + b"1]}",
     "objects": TEXT[:-1] + b', "x": [' + b"{}," * MAX_GROUPS + b"1]}",
-    "lists in arguments": json.dumps(
-        {
-            "model": MODEL,
-            "messages": [
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {"function": {"name": "f", "arguments": '{"a":[' + "[]," * 9000 + "1]}"}}
-                    ],
-                }
-            ]
-            * 2,
-        }
-    ).encode(),
 }
 
 

@@ -463,6 +463,11 @@ BAD_CHATS: list[tuple[str, dict[str, object], str]] = [
         r"messages\[0\].tool_calls\[0\].function.arguments: they hold more than 16384 lists",
     ),
     (
+        "arguments of several calls that hold too much together",
+        {"messages": [CALLS | {"tool_calls": [{"function": {"arguments": "[" * 9000}}]}] * 2},
+        "messages: the arguments of all calls hold more than 16384 lists and objects together",
+    ),
+    (
         "a call of the older form that is no object",
         {"messages": [CALLS | {"function_call": "f"}]},
         r"messages\[0\].function_call",
