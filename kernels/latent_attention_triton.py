@@ -25,9 +25,17 @@ from penstock.kernels.split_keys_triton import (
     weigh,
 )
 
-_LEAST_ROWS = 16  # of a product
-_FEW_HEADS = Tile(16, 32, 4, 2)
-_MANY_HEADS = Tile(64, 32, 8, 2)
+_FEW_HEADS = 16
+_ROW_BYTES = 1152  # of a key of 576 numbers in bf16, for which the tiles below were compiled
+# Tiles, the first that fits is taken, and the most KiB that a program of each shares as compiled for
+# sm_80, sm_86, sm_89, sm_90 and sm_120. No formula gives these: queries and weights lie there only
+# for some, and with one stage it is more than with two. docs/kernels.md has what is taken for each.
+_TILES = (
+    (Tile(64, 32, 8, 2), 144.0),
+    (Tile(32, 32, 8, 2), 74.0),
+    (Tile(16, 32, 4, 2), 55.0),
+    (Tile(16, 16, 4, 2), 36.5),
+)
 
 
 def latent_attention_triton(
@@ -92,19 +100,14 @@ def latent_attention_triton(
 def fitting_latent_tile(heads: int, row_bytes: int, shared_bytes: int) -> Tile:
     """Return the tile for keys of so many bytes, on processors that share so many bytes each.
 
-    It depends on no length, so that a row's bits do not either.
+    It depends on no length, so that a row's bits do not either. The smallest is returned where none
+    fits.
     """
-    tile = _FEW_HEADS if heads <= _FEW_HEADS.rows else _MANY_HEADS
-    while (tile.rows + tile.keys * tile.num_stages) * row_bytes > shared_bytes:
-        if tile.num_stages > 1:
-            tile = tile._replace(num_stages=tile.num_stages - 1)
-        elif tile.rows > _LEAST_ROWS:
-            tile = tile._replace(rows=tile.rows // 2, num_warps=4)
-        elif tile.keys > _LEAST_ROWS:
-            tile = tile._replace(keys=tile.keys // 2)
-        else:
-            break
-    return tile
+    tiles = [each for each in _TILES if heads > _FEW_HEADS or each[0].rows <= _FEW_HEADS]
+    for tile, kib in tiles:
+        if kib * 1024 * row_bytes <= shared_bytes * _ROW_BYTES:
+            return tile
+    return tiles[-1][0]
 
 
 @triton.jit
