@@ -3,6 +3,7 @@
 It never reads the request's body.
 """
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -93,6 +94,7 @@ class Caller:
     key: ApiKey | None = None
     over_limit: str | None = None  # for jobs that do not set it themselves
     is_guest: bool = False  # let in by a share token, to read one job
+    revocation: asyncio.Event | None = None  # set once its key is revoked
 
     @property
     def account(self) -> Account | None:
@@ -163,7 +165,9 @@ class Access:
         key = await self._keyring.find(text)
         if key is not None:
             _refuse_out_of_scope(asgi["path"], key)
-            return Caller(key.tenant, trace, key, headers.get(OVER_LIMIT))
+            revocation = self._keyring.revocation(key.key_id)
+            over_limit = headers.get(OVER_LIMIT)
+            return Caller(key.tenant, trace, key, over_limit, revocation=revocation)
         if self.demands_keys or self._keyring.has_keys:
             raise Unauthorized("give a valid API key as a bearer token")
         if asgi["path"].startswith(ADMIN):

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
@@ -60,6 +62,19 @@ class KeyStore:
             if (await self._connection.run("keys/replace", *given))[0] == b"ok":
                 return key
 
+    async def is_revoked(self, key_id: str) -> bool:
+        """Return whether a key is known and revoked. Raises NewerKey."""
+        text = await self._connection.call("HGET", API_KEYS, key_id)
+        return isinstance(text, bytes) and _read(text).revoked_s is not None
+
+    async def revoked(self) -> list[ApiKey]:
+        """Return the revoked keys, but for those that a newer version wrote."""
+        keys = list[ApiKey]()
+        for text in await self.texts():
+            with suppress(NewerKey):
+                keys.append(_read(text))
+        return [key for key in keys if key.revoked_s is not None]
+
     async def time_s(self) -> int:
         """Return the time by which keys expire, in Unix seconds of Redis's clock."""
         return await server_time_ms(self._connection) // 1000
@@ -97,6 +112,8 @@ class Keyring:
         self._known_until_s = 0.0
         self._ahead_s = 0.0  # how far Redis's clock is ahead of the monotonic one
         self._asking: asyncio.Task[None] | None = None
+        self._revocations = WeakValueDictionary[str, asyncio.Event]()
+        self._watching: asyncio.Task[None] | None = None
         self.has_keys = False  # stays true, so that an emptied Redis does not let everybody in
 
     async def find(self, text: str) -> ApiKey | None:
@@ -107,6 +124,20 @@ class Keyring:
             return None
         assert record is not None
         return None if record.has_ended(time.monotonic() + self._ahead_s) else record
+
+    def revocation(self, key_id: str) -> asyncio.Event:
+        """Return what is set once the key is revoked, for as long as somebody holds it."""
+        event = self._revocations.setdefault(key_id, asyncio.Event())
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._watch())
+        return event
+
+    async def _watch(self) -> None:
+        """Load the keys again and again while requests by them are open."""
+        while self._revocations:
+            await asyncio.sleep(REFRESH_S)
+            with suppress(QueueUnreachable):
+                await self.refresh()
 
     async def refresh(self) -> None:
         """Load the keys again if they are older than `REFRESH_S`.
@@ -134,6 +165,9 @@ class Keyring:
         }
         self._keys = {key.key_id: key for key in self._parsed.values() if key is not None}
         self.has_keys = self.has_keys or bool(texts)
+        for key_id, event in self._revocations.items():
+            if key_id in self._keys and self._keys[key_id].revoked_s is not None:
+                event.set()
         own_s = time.monotonic()
         self._ahead_s = now_s - own_s
         self._fresh_until_s, self._known_until_s = own_s + REFRESH_S, own_s + MEMORY_S

@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from penstock.gateway.auth.access import Caller
+from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.batches.batches import ENDED, Batches, BatchRecord
 from penstock.gateway.batches.lines import (
     BatchLine,
@@ -77,6 +78,8 @@ class BatchTurn:
     turn: int
 
     async def run(self) -> None:
+        if await self._is_revoked():
+            self.batch = await self.home.batches.cancel(self.batch.tenant, self.batch.id)
         until = time.monotonic() + TURN_S
         if self.batch.status == "validating":
             await self._validate()
@@ -92,6 +95,12 @@ class BatchTurn:
                         return
         if self.batch.status == "finalizing":
             await self._finalize()
+
+    async def _is_revoked(self) -> bool:
+        """Return whether the key that the batch was made with is revoked since."""
+        account = self.batch.account
+        key_id = account.name.rpartition("/")[2] if account else ""
+        return bool(key_id) and await KeyStore(self.home.client.redis).is_revoked(key_id)
 
     async def fail(self, errors: Sequence[Mapping[str, JsonValue]]) -> None:
         await self._keep({"status": "failed", "errors": json.dumps(errors), "ended_ms": None})

@@ -147,7 +147,7 @@ class Change(KeysCommand, LimitFlags):
 
 
 class Revoke(KeysCommand):
-    """Refuse a key from now on. Gateways learn of it within seconds."""
+    """Refuse a key from now on, and end its streams and jobs. It takes some seconds."""
 
     key_id: CliPositionalArg[str] = Field(description="what stands between the underscores")
 

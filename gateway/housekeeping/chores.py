@@ -16,6 +16,7 @@ from arq.cron import CronJob
 from arq.worker import Function, func
 from pydantic import JsonValue
 
+from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
@@ -100,10 +101,12 @@ class Chores:
         await HousekeepingSignature(self.client.redis).renew()
 
     async def keep_lanes(self, ctx: dict[str, ArqRedis]) -> None:
-        """Reap and sweep every lane of every known model."""
+        """Reap and sweep every lane of every known model, and cancel the jobs of revoked keys."""
+        revoked = await KeyStore(self.client.redis).revoked()
+        accounts = [key.account.name for key in revoked]
 
         async def keep(queue: Queue) -> int:
-            return await queue.reap() + await queue.sweep()
+            return await queue.reap() + await queue.sweep() + await queue.revoke(accounts)
 
         await self._each_lane(keep)
 

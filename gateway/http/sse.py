@@ -12,9 +12,11 @@ from typing import Protocol
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.http.errors import error_response
+from penstock.gateway.auth.access import Caller
+from penstock.gateway.http.errors import error_response, response_to
+from penstock.gateway.http.middleware import CALLER
 from penstock.schemas.cursor import Had
-from penstock.schemas.errors import PenstockError
+from penstock.schemas.errors import PenstockError, Unauthorized
 from penstock.schemas.event import Delta, Done, Event, Failed
 
 Batches = AsyncGenerator[list[Event], None]
@@ -50,25 +52,35 @@ class Writer(Protocol):
 class Listened(Response):
     """A response that ends early, and calls `hung_up`, when the caller hangs up.
 
-    When the gateway stops and cancels it, `hung_up` is not called: the job stays for a caller who
-    comes back.
+    When the caller's key is revoked, it says so and ends as if the caller had hung up. When the
+    gateway stops and cancels it, `hung_up` is not called: the job stays for a caller who comes
+    back.
     """
 
     def __init__(self, batches: Batches, hung_up: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
         self.batches = batches
+        self.has_begun = False  # a status was sent
         self._hung_up = hung_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = asyncio.create_task(self._answer(scope, receive, send))
         listening = asyncio.create_task(_until_hung_up(receive))
+        revoked = asyncio.create_task(_until_revoked(scope))
         try:
-            await asyncio.wait({answer, listening}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, listening, revoked}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
         finally:
-            await _stop(answer, listening)
+            await _stop(answer, listening, revoked)
+        if not revoked.cancelled():
+            await self.cut(scope, receive, send, Unauthorized("the API key was revoked"))
         return await self._hung_up()
+
+    async def cut(self, scope: Scope, receive: Receive, send: Send, error: PenstockError) -> None:
+        """End with an error, in place of what was not sent yet."""
+        if not self.has_begun:
+            await response_to(error, scope["path"])(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self.batches):
@@ -99,6 +111,7 @@ class WholeAnswer(Listened):
                     deltas.append(event)
                 else:
                     response = await self._answered(deltas, event)
+        self.has_begun = True
         await response(scope, receive, send)
 
 
@@ -127,11 +140,13 @@ class EventStream(Listened):
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = await anext(self.batches)
         if isinstance(first[0], Failed):
+            self.has_begun = True
             return await error_response(first[0].error, path=scope["path"])(scope, receive, send)
         return await self.relay(send, first)
 
     async def relay(self, send: Send, first: list[Event]) -> None:
         """Send the status, and then every event as it comes."""
+        self.has_begun = True
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
         pinging = asyncio.create_task(self._ping(send))
         try:
@@ -143,6 +158,12 @@ class EventStream(Listened):
         finally:
             await _stop(pinging)
         await send({"type": "http.response.body", "body": b""})
+
+    async def cut(self, scope: Scope, receive: Receive, send: Send, error: PenstockError) -> None:
+        if self.has_begun:
+            await self._send_bytes(send, self._own(error))
+            await send({"type": "http.response.body", "body": b""})
+        await super().cut(scope, receive, send, error)
 
     async def _send(self, send: Send, batch: list[Event]) -> None:
         """Send a batch, and return once the socket has room for more."""
@@ -190,6 +211,13 @@ class OpenedStream(EventStream):
 async def _until_hung_up(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _until_revoked(scope: Scope) -> None:
+    """Return once the caller's key is revoked; never where it has none."""
+    caller = scope.get(CALLER)
+    revocation = caller.revocation if isinstance(caller, Caller) else None
+    await (revocation or asyncio.Event()).wait()
 
 
 async def _stop(*tasks: asyncio.Task[None]) -> None:

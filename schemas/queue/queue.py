@@ -10,7 +10,7 @@ errors that its docstring names.
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from pydantic import JsonValue, TypeAdapter
@@ -192,6 +192,16 @@ class Queue:
         total = 0
         for _ in range(MAX_CALLS_A_SWEEP):
             reply = await self._run("housekeeping/sweep", self.orphan_grace_ms, MAX_JOBS_A_CALL)
+            total += int(reply[0])
+            if int(reply[0]) < MAX_JOBS_A_CALL:
+                break
+        return total
+
+    async def revoke(self, accounts: Sequence[str]) -> int:
+        """Cancel the jobs of accounts whose keys are revoked. Return how many."""
+        total = 0
+        for _ in range(MAX_CALLS_A_SWEEP if accounts else 0):
+            reply = await self._run("housekeeping/revoke", MAX_JOBS_A_CALL, *accounts)
             total += int(reply[0])
             if int(reply[0]) < MAX_JOBS_A_CALL:
                 break
