@@ -77,15 +77,15 @@ class Metrics:
         """Count a refused submission. `model` must be a served one, or empty."""
         self.rejections.labels(model, error.reason).inc()
 
-    def text(self, seen: "Seen", accept: str) -> tuple[bytes, str]:
+    def text(self, seen: "Seen", accept: str, tenant: str | None = None) -> tuple[bytes, str]:
         """Return the metrics and their content type: the gateway's, the queue's, the workers'.
 
-        They are in Prometheus' form, or in that of OpenMetrics, which has exemplars, where the
-        header `Accept` asks for it.
+        With a tenant they name no other. They are in Prometheus' form, or in that of OpenMetrics,
+        which has exemplars, where the header `Accept` asks for it.
         """
         if seen.lanes is not None:
             self._tenants.take(seen.lanes)
-        families = _All(self._families(seen))
+        families = _All(self._families(seen, tenant))
         if "application/openmetrics-text" not in accept:
             return generate_latest(families), CONTENT_TYPE_LATEST
         encode, content_type = choose_encoder(OPENMETRICS)
@@ -95,7 +95,7 @@ class Metrics:
         """Return every metric that `text` publishes."""
         return self._families(Seen(None))
 
-    def _families(self, seen: "Seen") -> list[Metric]:
+    def _families(self, seen: "Seen", tenant: str | None = None) -> list[Metric]:
         replayed = CounterMetricFamily(
             names.REPLAYED_EVENTS, "Events that readers here got from a log, not live"
         )
@@ -115,7 +115,7 @@ class Metrics:
             ),
         }
         parts = [GaugeMetricFamily(name, text, is_so) for name, (text, is_so) in alive.items()]
-        own = [*self._registry.collect(), *parts, replayed, attempts, self._tenants.family()]
+        own = [*self._registry.collect(), *parts, replayed, attempts, self._tenants.family(tenant)]
         return [*own, *LaneMetrics(seen.lanes or []).collect()]
 
 

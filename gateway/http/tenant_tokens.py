@@ -44,14 +44,16 @@ class TenantTokens:
             added = max(0.0, total - before.get(tenant, 0.0))
             self._tokens[label] = self._tokens.get(label, 0.0) + added
 
-    def family(self) -> Metric:
+    def family(self, tenant: str | None = None) -> Metric:
+        """Return the counts of all tenants, or of one alone."""
         family = CounterMetricFamily(
             names.TENANT_TOKENS,
             "Tokens of prompts and completions of ended jobs, since this was first asked for",
             labels=["tenant"],
         )
-        for tenant, tokens in self._tokens.items():
-            family.add_metric([tenant], tokens)
+        for label, tokens in self._tokens.items():
+            if tenant in (None, label):
+                family.add_metric([label], tokens)
         return family
 
 

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.metrics import Seen
+from penstock.gateway.http.middleware import caller_of
 from penstock.gateway.http.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import NoWorker, QueueUnreachable
@@ -71,8 +72,10 @@ async def server_info(gateway: Open) -> Response:
 async def metrics(request: Request, gateway: Open) -> Response:
     """Return the metrics in Prometheus' form, or in that of OpenMetrics if that is asked for.
 
-    Where the queue cannot be reached, they are the gateway's own alone.
+    Where the queue cannot be reached, they are the gateway's own alone. A tenant's key sees no
+    other tenant's.
     """
+    caller = caller_of(request)
     seen = Seen(None, gateway.client.num_replayed)
     with suppress(QueueUnreachable, TimeoutError):
         async with asyncio.timeout(LOOK_S):
@@ -82,7 +85,8 @@ async def metrics(request: Request, gateway: Open) -> Response:
                 await gateway.webhooks.num_attempts(),
                 await HousekeepingSignature(gateway.client.redis).is_there(),
             )
-    content, content_type = gateway.metrics.text(seen, request.headers.get("accept", ""))
+    tenant = None if caller.is_operator else caller.tenant
+    content, content_type = gateway.metrics.text(seen, request.headers.get("accept", ""), tenant)
     return Response(content, headers={"content-type": content_type})
 
 

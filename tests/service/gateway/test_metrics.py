@@ -11,6 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from api_keys import bearer, issue
 from collector import Collector
 from penstock.compose.server import Server
 from penstock.gateway.client import Client
@@ -205,3 +206,31 @@ def test_a_reader_who_comes_back_is_counted_with_what_it_gets_from_the_log(house
     events = httpx.get(url, params={"starting_after": "6"}, timeout=60).text.count("data: ")
     after = [house.value(f"{name}_total") for name in (names.RECONNECTS, names.REPLAYED_EVENTS)]
     assert events > 0 and after == [before[0] + 1, before[1] + events]
+
+
+def test_a_tenants_key_sees_the_figures_of_no_other_tenant() -> None:
+    with (
+        Server() as server,
+        GatewayProcess(server.url) as gateway,
+        WorkerProcess(server.url, "fake") as worker,
+    ):
+        worker.ready()
+        mine = issue(server.url, tenant="acme", scopes=("metrics", "inference"))
+        theirs = issue(server.url, tenant="globex")
+        operators = issue(server.url, tenant="ours", scopes=("admin",))
+
+        def shown(key: str) -> str:
+            answer = httpx.get(f"{gateway.url}/metrics", headers=bearer(key), timeout=60)
+            return answer.text if answer.status_code == 200 else ""
+
+        eventually(lambda: "penstock:tenant_tokens" in shown(operators))
+        body = {"model": "fake", "prompt": "abc", "max_tokens": 3}
+        for key in (mine, theirs):
+            url = f"{gateway.url}/v1/completions"
+            assert httpx.post(url, json=body, headers=bearer(key), timeout=60).status_code == 200
+        eventually(lambda: all(f'tenant="{name}"' in shown(operators) for name in TENANTS))
+        assert 'tenant="acme"' in shown(mine)
+        assert "globex" not in shown(mine) and "ours" not in shown(mine)
+
+
+TENANTS = ("acme", "globex")
