@@ -21,6 +21,7 @@ from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import Settings, load_settings
+from penstock.schemas.redis.connection import is_forbidden
 from penstock.schemas.redis.url import RedisUrlSetting
 
 PROGRAM = "penstock top"
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
 async def _show(settings: TopSettings, console: Console) -> None:
     async with Client.from_url(settings.redis_url) as client:
         lanes, accounts = await look(client), StorageAccounts(client.redis)
-        stored = await accounts.all()
+        stored = await _stored(accounts)
         if settings.as_json:
             shown: JsonObject = {"models": [*models(lanes)], "workers": [*workers(lanes)]}
             shown["storage"] = [each.shape() for each in stored]
@@ -105,10 +106,20 @@ async def _show(settings: TopSettings, console: Console) -> None:
             while True:
                 await asyncio.sleep(settings.every_s)
                 try:
-                    lanes, stored = await look(client), await accounts.all()
+                    lanes, stored = await look(client), await _stored(accounts)
                     live.update(top.tables(models(lanes), workers(lanes), stored), refresh=True)
                 except QueueUnreachable as error:
                     live.update(Text(f"{error.message}; trying again", "bold red"), refresh=True)
+
+
+async def _stored(accounts: StorageAccounts) -> list[StorageUse]:
+    """Return what tenants have stored, or nothing where the user of Redis is a worker's."""
+    try:
+        return await accounts.all()
+    except QueueUnreachable as error:
+        if is_forbidden(error):
+            return []
+        raise
 
 
 def _model_table(models: Sequence[JsonObject]) -> Table:

@@ -54,6 +54,11 @@ def is_unknown(error: QueueUnreachable) -> bool:
     return isinstance(error.__cause__, ServerRefused) and error.__cause__.code == "NOSCRIPT"
 
 
+def is_forbidden(error: QueueUnreachable) -> bool:
+    """Return whether the user of Redis may not do what failed."""
+    return isinstance(error.__cause__, ServerRefused) and error.__cause__.code == "NOPERM"
+
+
 def texts_of(reply: Reply) -> list[bytes]:
     assert isinstance(reply, list)
     return [item if isinstance(item, bytes) else str(item).encode() for item in reply]

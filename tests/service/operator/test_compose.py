@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,8 +35,13 @@ def given(text: str, places: dict[str, str]) -> str:
     return text
 
 
+def places_of(name: str, places: dict[str, str]) -> dict[str, str]:
+    """The places as a service sees them, which has a volume of secrets of its own."""
+    return places | {"/secrets": f"{places['/secrets']}/{name}"}
+
+
 def started(name: str, places: dict[str, str], log: Path, *more: str) -> subprocess.Popen[bytes]:
-    service = FILE["services"][name]
+    service, places = FILE["services"][name], places_of(name, places)
     words = [given(word, places) for word in service["command"]]
     environment = {name: given(each, places) for name, each in service["environment"].items()}
     kept = {each: value for each, value in os.environ.items() if not each.startswith("PENSTOCK_")}
@@ -65,7 +69,7 @@ def stack(
         made = [word.replace("redis:6379", f"127.0.0.1:{server.port}") for word in made]
         subprocess.run([sys.executable, "-m", "penstock.compose.cli", *made], check=True)
         with redis.Redis(port=server.port) as admin:
-            for rule in (secrets / "users.acl").read_text().splitlines()[::-1]:
+            for rule in (secrets / "redis" / "users.acl").read_text().splitlines()[::-1]:
                 admin.execute_command("ACL", "SETUSER", *rule.split(" ")[1:])
         for name in PARTS:
             more = ("--port", "0") if name == "gateway" else ()
@@ -86,15 +90,20 @@ def stack(
 
 @pytest.mark.slow
 def test_its_services_serve_and_are_healthy(
-    stack: tuple[str, dict[str, str], Collector],
+    stack: tuple[str, dict[str, str], Collector], tmp_path: Path
 ) -> None:
     url, places, collector = stack
     eventually(lambda: {span.service for span in collector.spans} == SENDERS)
-    health = given(FILE["services"]["worker"]["healthcheck"]["test"], places).replace("$$", "$")
+    check = FILE["services"]["worker"]["healthcheck"]["test"]
+    health = given(check, places_of("worker", places)).replace("$$", "$")
     run = health.replace("penstock ", f"{sys.executable} -m penstock.compose.cli ", 1)
-    for host, status in ((socket.gethostname(), 0), ("another", 1)):
-        found = subprocess.run(["sh", "-c", run], env=os.environ | {"HOSTNAME": host}, check=False)
-        assert found.returncode == status, host
+    elsewhere = tmp_path / "uname"
+    elsewhere.write_text("#!/bin/sh\necho another\n")
+    elsewhere.chmod(0o755)
+    own = {name: value for name, value in os.environ.items() if name != "HOSTNAME"}
+    for path, status in ((own["PATH"], 0), (f"{tmp_path}:{own['PATH']}", 1)):
+        found = subprocess.run(["sh", "-c", run], env=own | {"PATH": path}, check=False)
+        assert found.returncode == status, path
     live = FILE["services"]["gateway"]["healthcheck"]["test"]
     code = live[-1].replace("http://127.0.0.1:8000", url)
     subprocess.run([sys.executable, *live[2:-1], code], check=True)
@@ -102,7 +111,8 @@ def test_its_services_serve_and_are_healthy(
     made = [sys.executable, "-m", "penstock.compose.cli", *shlex.split("keys create --tenant acme")]
     secret = FILE["services"]["operator"]["environment"]["PENSTOCK_SERVER_SECRET_FILE"]
     environment = {"PENSTOCK_CONFIG": operator, "PENSTOCK_SERVER_SECRET_FILE": secret}
-    settings = {name: given(each, places) for name, each in environment.items()}
+    at = places_of("operator", places)
+    settings = {name: given(each, at) for name, each in environment.items()}
     kept = {each: value for each, value in os.environ.items() if not each.startswith("PENSTOCK_")}
     key = subprocess.run(made, env=kept | settings, capture_output=True, text=True, check=True)
     text = re.search(r"psk_\S+", key.stdout)
@@ -131,6 +141,18 @@ def test_every_query_of_the_dashboards_names_a_metric_that_is_there(
         return named - set(NAME.findall(httpx.get(f"{stack[0]}/metrics").text))
 
     eventually(lambda: not missing(), within_s=20)  # a worker's figures come with its next beat
+
+
+def test_each_service_reads_its_own_secrets_alone() -> None:
+    made = dict(each.split(":")[:2] for each in FILE["services"]["passwords"]["volumes"])
+    dockerfile = (COMPOSE / "Dockerfile").read_text()
+    for name, service in FILE["services"].items():
+        read = [each for each in service.get("volumes", []) if each.startswith("secrets")]
+        role = "worker" if name == "worker-gpu" else name
+        if name != "passwords" and read:
+            assert read == [f"secrets-{role}:/secrets:ro"]
+            assert made[f"secrets-{role}"] == f"/secrets/{role}"
+            assert f" /secrets/{role} " in dockerfile  # its owner is the volume's
 
 
 def test_what_is_mounted_is_there() -> None:

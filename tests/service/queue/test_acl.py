@@ -35,12 +35,18 @@ class Guarded:
         return redis.Redis(port=self.server.port, username=role, password=PASSWORD)
 
 
+def has_version_6(admin: redis.Redis) -> bool:
+    return str(admin.info("server")["redis_version"]).startswith("6.")
+
+
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Guarded]:
     with Server(options=OF_REDIS_6) as server:
         with redis.Redis(port=server.port) as admin:
+            is_redis_6 = has_version_6(admin)
             for role in ROLES:
-                _, name, *rules = line(role, PASSWORD, has_waitaof=False).split(" ")
+                rule = line(role, PASSWORD, has_waitaof=False, is_redis_6=is_redis_6)
+                _, name, *rules = rule.split(" ")
                 admin.execute_command("ACL", "SETUSER", name, *rules)
             admin.set(OUTSIDE, "secret")
             admin.hset(API_KEYS, "id", "{}")
@@ -114,6 +120,26 @@ def test_all_roles_but_the_router_reach_the_lanes(guarded: Guarded) -> None:
             client.hget(MODELS, "none")
 
 
+def test_a_client_reads_the_list_of_models_and_changes_nothing_of_it(guarded: Guarded) -> None:
+    with guarded.as_role("operator") as operator:
+        if has_version_6(operator):
+            pytest.skip("before Redis 7 who may read a key may write it")
+    script = "return redis.call('HSET', KEYS[1], 'x', '{}')"
+    with guarded.as_role("client") as client:
+        assert client.hvals(MODELS) is not None
+        for words in (
+            ("HSET", MODELS, "x", "{}"),
+            ("HDEL", MODELS, "fake"),
+            ("DEL", MODELS),
+            ("EVAL", script, "1", MODELS),
+            ("EVAL", script.replace("KEYS[1]", f"'{MODELS}'"), "1", LANE.prefix),
+        ):
+            with pytest.raises(
+                redis.ResponseError, match=r"(?i)no permissions|NOPERM|can't access"
+            ):
+                client.execute_command(*words)
+
+
 def test_a_router_reads_what_workers_have_cached_and_leases_and_no_more(guarded: Guarded) -> None:
     blocks, events = (f"{LANE.prefix}worker:w:kv_{name}" for name in ("blocks", "events"))
     with guarded.as_role("worker") as worker:
@@ -137,12 +163,10 @@ def test_a_router_reads_what_workers_have_cached_and_leases_and_no_more(guarded:
 
 
 def test_printed_lines_are_what_a_server_takes() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "penstock.compose.cli", "acl"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    acl = [sys.executable, "-m", "penstock.compose.cli", "acl"]
+    with Server() as server, redis.Redis(port=server.port) as admin:
+        acl += ["--redis-6"] if has_version_6(admin) else []
+    printed = subprocess.run(acl, capture_output=True, text=True, timeout=60)
     lines = printed.stdout.splitlines()
     assert [each.split()[1] for each in lines] == [role.name for role in ROLES]
     logins = dict(each.removeprefix("redis://").split(":", 1) for each in printed.stderr.split())
@@ -183,7 +207,31 @@ def test_files_for_a_server_and_its_roles(tmp_path: Path) -> None:
     assert (folder / "users.acl").read_text() == before
 
 
-def test_an_address_without_files_is_refused() -> None:
-    acl = [sys.executable, "-m", "penstock.compose.cli", "acl", "--redis-at", "redis:6379"]
+def test_each_role_may_be_given_its_own_files_alone(tmp_path: Path) -> None:
+    acl = [sys.executable, "-m", "penstock.compose.cli", "acl", "--apart", "--into", str(tmp_path)]
+    for _ in range(2):
+        subprocess.run(acl, check=True)
+    found = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")}
+    assert {str(path) for path in found} == {
+        "redis/users.acl",
+        *(f"{role.name}/{role.name}.yaml" for role in ROLES),
+    }
+    secrets = {folder: tmp_path / folder / "server-secret" for folder in ("gateway", "operator")}
+    assert len({path.read_text() for path in secrets.values()}) == 1
+    assert {path.parent.name for path in tmp_path.rglob("server-secret")} == {*secrets}
+    for folder in tmp_path.iterdir():
+        own = "".join(path.read_text() for path in folder.iterdir())
+        others = {role.name for role in ROLES} - {folder.name}
+        assert folder.name == "redis" or not any(f"//{name}:" in own for name in others)
+
+
+def test_files_before_redis_7_grant_what_it_knows() -> None:
+    acl = [sys.executable, "-m", "penstock.compose.cli", "acl", "--redis-6"]
+    assert "%R" not in subprocess.run(acl, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("flags", [("--redis-at", "redis:6379"), ("--apart",)])
+def test_what_is_of_files_is_refused_without_them(flags: tuple[str, ...]) -> None:
+    acl = [sys.executable, "-m", "penstock.compose.cli", "acl", *flags]
     ended = subprocess.run(acl, capture_output=True, text=True, check=False)
     assert ended.returncode == 2 and "--into" in ended.stderr
