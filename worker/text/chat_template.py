@@ -18,6 +18,7 @@ from penstock.schemas.job import Chat, Message
 from penstock.worker.models.errors import BrokenModel, is_failure, reason
 from penstock.worker.models.files import read_object
 from penstock.worker.text.messages import plain_messages
+from penstock.worker.text.time_limit import TookTooLong, limit_time
 
 _TOKENIZER = "tokenizer.json"
 _TEMPLATE = "chat_template.json"
@@ -26,6 +27,7 @@ _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.jso
 _OTHER_FORMS = ("*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+RENDER_S = 5.0  # of a thread's own time, for one chat; a template is a program
 _PROBE = "what is said here"  # written by a template that reads it
 _PART_AS_PYTHON = "'type':"  # of a list that was written as it stands
 
@@ -65,7 +67,11 @@ class ChatTemplate:
         _check_template(f"model: {source}" if given is None else "chat_template", self._template)
         self._reads_parts = content_format == "openai"
         if content_format == "auto" and self.is_there:
-            self._reads_parts = not self._shows(_PROBE) and self._shows([_part(_PROBE)])
+            try:
+                self._reads_parts = not self._shows(_PROBE) and self._shows([_part(_PROBE)])
+            except TookTooLong as error:
+                where = f"model: {source}" if given is None else "chat_template"
+                raise _broken(where, str(error)) from error
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -117,7 +123,7 @@ class ChatTemplate:
                 continue_final_message=chat.continue_final_message,
                 **chat.template_kwargs,
             )
-        except _REFUSALS as error:
+        except (*_REFUSALS, TookTooLong) as error:
             message = f"messages: the model's chat template refused them: {error}"
             raise InvalidJob(message, "messages") from error
 
@@ -128,7 +134,11 @@ class ChatTemplate:
     def _render(self, messages: list[Message], **given: object) -> str:
         # By name, because transformers' annotation knows messages of plain strings only.
         render = methodcaller("apply_chat_template", messages, tokenize=False, **given)
-        return str(render(self._tokenizer))
+        try:
+            with limit_time(RENDER_S):
+                return str(render(self._tokenizer))
+        except TookTooLong:
+            raise TookTooLong(f"it computed for {RENDER_S:g} s, which is the most") from None
 
     def _shows(self, content: JsonValue) -> bool:
         """Return whether the template writes a content of this form as the text that it has."""
@@ -246,11 +256,12 @@ def _check_template(source: str, template: object) -> None:
         try:
             render_jinja_template(conversations=[], chat_template=each or "")  # compiles it
         except TemplateError as error:
-            raise InvalidJob(
-                f"{source}: its chat template is broken: {reason(error)}; mend it, or fetch "
-                "it again",
-                param,
-            ) from error
+            raise _broken(source, reason(error)) from error
+
+
+def _broken(source: str, why: str) -> InvalidJob:
+    sentence = f"{source}: its chat template is broken: {why}; mend it, or fetch it again"
+    return InvalidJob(sentence, source.partition(":")[0])
 
 
 def _as_json(value: object) -> JsonValue:

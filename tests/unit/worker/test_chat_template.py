@@ -1,6 +1,7 @@
 """What a worker's settings say of chat templates and tokenizers, and what a chat may bring."""
 
 import json
+import time
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,7 +14,9 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.process.settings import WorkerSettings
+from penstock.worker.text import chat_template
 from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
+from penstock.worker.text.time_limit import TookTooLong, limit_time
 
 
 @cache
@@ -108,3 +111,37 @@ def test_a_tokenizer_of_another_folder_is_read(tmp_path):
     assert refused.value.param == "tokenizer"
     with pytest.raises(InvalidJob, match=r"revision: .* is a folder, which has none"):
         load_tokenizer(settings_of(model, revision="main"))
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_loops_is_refused_when_it_is_loaded(monkeypatch):
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.2)
+    for given in (LOOPS + SAYS, SAYS + LOOPS):
+        with pytest.raises(InvalidJob, match=r"broken: it computed for 0.2 s") as refused:
+            load_tokenizer(settings_of(folder("byte_level"), chat_template=given))
+        assert refused.value.param == "chat_template"
+
+
+def test_a_template_that_loops_for_some_messages_refuses_them_and_reads_others(monkeypatch):
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.2)
+    given = "{% if 'loop' in messages[0].content %}" + LOOPS + "{% endif %}" + SAYS
+    reads = load_tokenizer(settings_of(folder("byte_level"), chat_template=given))
+    for _ in range(2):
+        with pytest.raises(InvalidJob, match=r"messages: .* it computed for 0.2 s"):
+            reads.render(Chat(messages=[{"role": "user", "content": "loop"}]))
+        said = reads.render(Chat(messages=[{"role": "user", "content": "Hi"}]))
+        assert reads.decode(said) == "Hi"
+    own = Chat(messages=[{"role": "user", "content": "Hi"}], chat_template=LOOPS)
+    trusting = settings_of(folder("byte_level"), trust_request_chat_template=True)
+    with pytest.raises(InvalidJob, match="it computed for"):
+        load_tokenizer(trusting).render(own)
+
+
+def test_time_in_which_a_thread_does_not_compute_is_not_counted():
+    with limit_time(0.05):
+        time.sleep(0.2)
+    with pytest.raises(TookTooLong), limit_time(0.05):
+        while True:
+            pass
