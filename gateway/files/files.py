@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from penstock.gateway.files.settings import StorageSettings, storage_of
-from penstock.gateway.files.storage import FileStorage
+from penstock.gateway.files.storage import FileStorage, StorageUnavailable
 from penstock.gateway.files.storage_accounts import NO_QUOTA, refuse_above
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
@@ -93,6 +93,15 @@ class Files:
         if self._settings.files_folder is None:
             raise InvalidJob(NO_FOLDER, "file")
         return self._settings.files_folder
+
+    async def check(self) -> None:
+        """Look whether files can be where the settings say. Raises NoSuchStore.
+
+        A store that does not answer now is told in the log: it may come.
+        """
+        if self._storage is not None:
+            with suppress(StorageUnavailable):
+                await self._storage.check()
 
     @property
     def storage(self) -> FileStorage:

@@ -15,13 +15,21 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.schemas.errors import Unavailable
+from penstock.schemas.errors import NotServed, Unavailable
 
 if TYPE_CHECKING:
-    from obstore.store import ObjectStore
+    from obstore.store import ClientConfig, ObjectStore
 
 NAME = re.compile(r"[a-z0-9._-]*[a-z2-7]{26}(\.part_[a-z2-7]{26})?")
-RETRY_S = 15  # for which a store that does not answer is asked again
+RETRY_S = 15  # for which a store that does not answer is asked again, or waited for
+CONNECT_S = 5
+MOST_S = 3600  # for one request, while bytes of it come
+PARTS_AT_ONCE = 4  # of 5 MiB; each is sent within RETRY_S
+# What the environment says of how a store is reached; options of our own stand in place of it all.
+OF_CLIENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate")
+YES = ("1", "true", "on", "yes")
+NOT_THERE = "status code: 404"
+PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 log = logging.getLogger(__name__)
 
 
@@ -29,7 +37,14 @@ class StorageUnavailable(Unavailable):
     code, status = "storage_unavailable", 503
 
 
+class NoSuchStore(NotServed):
+    """Raised where a store of objects answers that there is none at its URL."""
+
+
 class FileStorage(Protocol):
+    async def check(self) -> None:
+        """Look whether files can be here. Raises NoSuchStore, StorageUnavailable."""
+
     async def put(self, part: Path, name: str) -> None:
         """Move a local file, which was synced to disk, to a name. It may be repeated."""
 
@@ -54,6 +69,9 @@ class FolderStorage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    async def check(self) -> None:
+        return  # the folder was made
 
     async def put(self, part: Path, name: str) -> None:
         await asyncio.to_thread(_move, part, self._path(name))
@@ -92,9 +110,24 @@ class ObjectStorage:
         from obstore.store import from_url
 
         retries = timedelta(seconds=RETRY_S)
+        self._missing = f"files_url: {url}: there is no such bucket; make it, or name another"
         self._store: ObjectStore = from_url(
-            url, retry_config={"max_retries": 4, "retry_timeout": retries}
+            url,
+            retry_config={"max_retries": 4, "retry_timeout": retries},
+            client_options=_client_options(url),
         )
+
+    async def check(self) -> None:
+        import obstore
+
+        try:
+            with _storage_errors():
+                async for _ in obstore.list(self._store):
+                    return
+        except StorageUnavailable as error:
+            if NOT_THERE in str(error.__context__):
+                raise NoSuchStore(self._missing) from None
+            raise
 
     async def put(self, part: Path, name: str) -> None:
         import obstore
@@ -102,7 +135,11 @@ class ObjectStorage:
         if not await asyncio.to_thread(part.exists):  # it was put there before
             return
         with _storage_errors():
-            await obstore.put_async(self._store, name, part)
+            try:
+                await obstore.put_async(self._store, name, part, max_concurrency=PARTS_AT_ONCE)
+            except FileNotFoundError:
+                log.error("the store of files failed: %s", self._missing)
+                raise StorageUnavailable("file: the store of files is not there now") from None
         await asyncio.to_thread(part.unlink)
 
     async def local(self, name: str, copy: Path) -> Path:
@@ -135,6 +172,25 @@ class ObjectStorage:
             async for found in obstore.list(self._store):
                 for each in found:
                     yield each["path"], time.time() - each["last_modified"].timestamp()
+
+
+def _client_options(url: str) -> "ClientConfig":
+    head = PREFIXES[url.partition(":")[0]]
+    named = {name: os.environ.get(f"{head}{name.upper()}") for name in OF_CLIENT}
+    options: ClientConfig = {
+        "read_timeout": timedelta(seconds=RETRY_S),
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "timeout": timedelta(seconds=MOST_S),
+    }
+    if proxy := named["proxy_url"]:
+        options["proxy_url"] = proxy
+    if certificate := named["proxy_ca_certificate"]:
+        options["proxy_ca_certificate"] = certificate
+    options["allow_http"] = (named["allow_http"] or "").lower() in YES
+    options["allow_invalid_certificates"] = (
+        named["allow_invalid_certificates"] or ""
+    ).lower() in YES
+    return options
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from penstock.gateway.batches.run import BatchRun
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files, FilesSettings
 from penstock.gateway.files.settings import disk_texts_of
+from penstock.gateway.files.storage import NoSuchStore
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.housekeeping.arq_loop import FIRST_WAIT_S, keep_running, run_chores
 from penstock.gateway.housekeeping.arq_redis import arq_settings
@@ -118,6 +119,11 @@ def _run(argv: list[str]) -> int:
     postman = _postman(client, settings)
     try:
         chores = _chores(client, postman, settings)
+        if chores.run is not None:
+            asyncio.run(chores.run.files.check())
+    except NoSuchStore as error:
+        log.error("%s", error)
+        return NEVER_STARTS
     except OSError as error:
         log.error("%s: %s", error.filename, error.strerror)
         return NEVER_STARTS

@@ -22,6 +22,7 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files
 from penstock.gateway.files.settings import disk_texts_of
+from penstock.gateway.files.storage import NoSuchStore
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http import errors
@@ -146,7 +147,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     @asynccontextmanager
     async def open_client(app: FastAPI) -> AsyncIterator[None]:
         async with gateway.client, asyncio.TaskGroup() as parts:
-            check = parts.create_task(_end_if_unfit(app, client.redis, settings, secret))
+            check = parts.create_task(_end_if_unfit(app, gateway, secret))
             yield
             check.cancel()
             if gateway.tracing:
@@ -183,18 +184,18 @@ def build(settings: GatewaySettings) -> FastAPI:
     return app
 
 
-async def _end_if_unfit(
-    app: FastAPI, redis: Redis, settings: GatewaySettings, secret: bytes | None
-) -> None:
-    """End the process where Redis is unfit for the queue, or where nobody could be let in.
+async def _end_if_unfit(app: FastAPI, gateway: Gateway, secret: bytes | None) -> None:
+    """End the process where Redis or the store of files is unfit, or where nobody could be let in.
 
     Redis may be unreachable at the start, so this is checked once it answers.
     """
+    redis, settings = gateway.client.redis, gateway.settings
     try:
+        await gateway.files.check()
         for warning in await check_when_reached(redis, settings.durability):
             log.warning("%s", warning)
         await _tell_who_is_let_in(redis, settings, secret)
-    except (UnfitServer, LetsNobodyIn) as error:
+    except (UnfitServer, LetsNobodyIn, NoSuchStore) as error:
         log.error("%s", error)
         app.state.exit_status = NEVER_STARTS
         os.kill(os.getpid(), signal.SIGTERM)

@@ -4,6 +4,8 @@ import asyncio
 import hashlib
 import json
 import os
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from openai import OpenAI
 from penstock.compose.server import Server
 from penstock.gateway.files import files as files_module
 from penstock.gateway.files.files import Files, FilesSettings
+from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.redis.connection import connect
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, eventually, spoken
 
@@ -181,6 +184,50 @@ def test_a_store_that_is_away_is_told_and_tried_again(
         assert not [*tmp_path.iterdir()]
         assert "store of files failed" in gateway.log.read_text()
         assert httpx.get(f"{gateway.url}/health").status_code == 200
+
+
+def test_a_bucket_that_is_not_there_ends_each_process_at_its_start(
+    stores: Stores, tmp_path: Path
+) -> None:
+    flags = ("--files-url", "s3://nowhere/files", "--files-folder", str(tmp_path))
+    with HousekeepingProcess(stores.redis_url, *flags) as housekeeping:
+        assert housekeeping.process.wait(60) == NEVER_STARTS
+        assert "there is no such bucket" in housekeeping.log.read_text()
+    with GatewayProcess(stores.redis_url, *flags) as gateway:
+        assert gateway.process.wait(60) == NEVER_STARTS
+        assert "there is no such bucket" in gateway.log.read_text()
+
+
+def test_a_bucket_that_goes_is_told_to_callers(stores: Stores, tmp_path: Path) -> None:
+    s3: Any = boto3.client("s3", endpoint_url=stores.endpoint, region_name="us-east-1")
+    s3.create_bucket(Bucket="short")
+    flags = ("--files-url", "s3://short/files", "--files-folder", str(tmp_path))
+    with GatewayProcess(stores.redis_url, *flags) as gateway:
+        assert put_into(gateway).status_code == 200
+        s3.delete_object(
+            Bucket="short", Key=s3.list_objects_v2(Bucket="short")["Contents"][0]["Key"]
+        )
+        s3.delete_bucket(Bucket="short")
+        refused = put_into(gateway)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
+
+
+def test_a_store_that_takes_requests_and_does_not_answer_is_told_after_15_s(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        flags = ("--files-url", URL, "--files-folder", str(tmp_path))
+        with GatewayProcess(stores.redis_url, *flags) as gateway:
+            began_s = time.monotonic()
+            refused = put_into(gateway)
+            assert 10 < time.monotonic() - began_s < 24
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
+
+
+def put_into(gateway: GatewayProcess) -> httpx.Response:
+    files, fields = {"file": ("x", b"x")}, {"purpose": "user_data"}
+    return httpx.post(f"{gateway.url}/v1/files", files=files, data=fields, timeout=60)
 
 
 @pytest.mark.parametrize(
