@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Field, Tag
 
 from penstock.schemas.job import MAX_MESSAGES
-from penstock.schemas.openai import AskedOfModel, Foreign, JsonObject
+from penstock.schemas.openai import AskedOfModel, Foreign, FunctionName, JsonObject
 from penstock.schemas.wire import Report
 
 
@@ -96,7 +96,7 @@ class AnthropicTool(Report):
     """A tool of the caller's. The server runs none itself."""
 
     type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1, max_length=64)
+    name: FunctionName
     description: str | None = None
     input_schema: JsonObject
     strict: bool | None = None
@@ -106,7 +106,7 @@ class ClientTool(Report):
     """A tool that Anthropic defines and the caller runs: its type says what it takes."""
 
     type: str
-    name: str = Field(min_length=1, max_length=64)
+    name: FunctionName
     max_characters: int | None = Field(None, description="of a file, which the caller cuts")
 
 

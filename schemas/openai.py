@@ -17,6 +17,7 @@ from pydantic import (
     JsonValue,
     Tag,
     TypeAdapter,
+    field_validator,
     model_validator,
 )
 
@@ -27,6 +28,8 @@ from penstock.schemas.wire import Report
 
 FAIL_FAST = Field(fail_fast=True)  # else each wrong value is reported, at a hundred times its cost
 JsonObject = dict[str, JsonValue]
+# Longer than OpenAI's 64, since Anthropic's may be.
+FunctionName = Annotated[str, Field(min_length=1, max_length=128)]
 OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
 
 
@@ -184,10 +187,15 @@ def typed(*kinds: str) -> Discriminator:
 
 
 class Function(Report):
-    name: str = Field(min_length=1, max_length=64)
+    name: FunctionName
     description: str | None = None
     parameters: JsonObject = Field({"type": "object"})
     strict: bool | None = Field(None, description="a schema that cannot be held is an error")
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def nothing_is_any_object(cls, parameters: object) -> object:
+        return {"type": "object"} if parameters is None else parameters
 
 
 class FunctionTool(Report):
@@ -214,7 +222,7 @@ class GrammarText(Report):
 
 
 class Custom(Report):
-    name: str = Field(min_length=1, max_length=64)
+    name: FunctionName
     description: str | None = None
     format: Annotated[FreeText | GrammarText, Field(discriminator="type")] | None = None
 

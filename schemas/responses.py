@@ -12,6 +12,7 @@ from penstock.schemas.openai import (
     Effort,
     Foreign,
     FreeText,
+    FunctionName,
     JsonObject,
     typed,
 )
@@ -106,7 +107,7 @@ class ItemsRequest(Report):
 
 class ResponseFunction(Report):
     type: Literal["function"]
-    name: str = Field(min_length=1, max_length=64)
+    name: FunctionName
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
@@ -118,7 +119,7 @@ class InputGrammar(CustomGrammar):
 
 class ResponseCustom(Report):
     type: Literal["custom"]
-    name: str = Field(min_length=1, max_length=64)
+    name: FunctionName
     description: str | None = None
     format: Annotated[FreeText | InputGrammar, Field(discriminator="type")] | None = None
 
@@ -131,7 +132,7 @@ class Namespace(Report):
     """Tools under a name of their own, which their calls have beside theirs."""
 
     type: Literal["namespace"]
-    name: str = Field(min_length=1, max_length=64)
+    name: FunctionName
     description: str | None = None
     tools: list[InNamespace] = Field(max_length=128, fail_fast=True)
 

@@ -23,6 +23,7 @@ MAX_NAMED = 128
 MAX_CHOICES = 128
 MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_STOP_BYTES = 256
+MAX_STOPS_BYTES = 4096  # of all stop strings of a job together
 MODEL_DEFAULTS = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
 
 # Of a search's answers nothing is drawn, and they are ranked by the model's own probabilities.
@@ -208,7 +209,7 @@ class SamplingParams(Wire):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     max_tokens: int | None = Field(16, ge=1, description="none: as many as the context allows")
     min_tokens: int = Field(0, ge=0)
-    stop: list[StopString] = Field(default_factory=list, max_length=8, fail_fast=True)
+    stop: list[StopString] = Field(default_factory=list, max_length=1024, fail_fast=True)
     stop_everywhere: bool = Field(
         False, description="a chat's `stop` counts in its thinking and in its calls too"
     )
@@ -312,6 +313,13 @@ class SamplingParams(Wire):
         if stop is None:
             return []
         return [stop] if isinstance(stop, str) else stop
+
+    @field_validator("stop")
+    @classmethod
+    def stops_are_small_together(cls, stops: list[str]) -> list[str]:
+        if (count := sum(len(stop.encode()) for stop in stops)) > MAX_STOPS_BYTES:
+            raise ValueError(f"at most {MAX_STOPS_BYTES} bytes of UTF-8 in all; they have {count}")
+        return stops
 
     @model_validator(mode="after")
     def agrees_with_itself(self) -> Self:

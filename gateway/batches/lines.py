@@ -1,5 +1,6 @@
 """Reads the lines of a batch from its file, makes jobs of them, and shapes answers as OpenAI's."""
 
+import codecs
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -71,9 +72,12 @@ class Open:
 def lines_from(path: Path, offset: int) -> Iterator[tuple[LinePosition, bytes]]:
     """Yield the lines from an offset on that are not blank, each with its place.
 
+    A byte order mark at the beginning of the file is of no line.
     Of a line that is too long the first `MAX_LINE_BYTES + 1` bytes are read, and the rest skipped.
     """
     with path.open("rb") as file:
+        if offset == 0 and file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            offset = len(codecs.BOM_UTF8)
         file.seek(offset)
         while raw := file.readline(MAX_LINE_BYTES + 1):
             length, end = len(raw), raw

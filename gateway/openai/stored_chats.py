@@ -9,7 +9,7 @@ from penstock.gateway.openai.forms import STORED, chat_form
 from penstock.gateway.openai.responses import AnswerContext, chat_answer
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.delivery import JobStatus
-from penstock.schemas.errors import InvalidJob, JobNotFound
+from penstock.schemas.errors import JobNotFound, PenstockError
 from penstock.schemas.event import Result
 from penstock.schemas.job import Job, Message
 from penstock.schemas.keys import CHORES
@@ -55,11 +55,20 @@ class StoredChats:
             await self._connection.call("ZREM", _key(tenant), *job_ids)
 
 
+class ChatNotFound(JobNotFound):
+    """Raised for what is no chat's id, as the word of another server's route is none."""
+
+    code = "not_found"
+
+    def __init__(self, completion_id: str) -> None:
+        sentence = f"completion_id: {completion_id[:60]!r} is no chat completion's id"
+        PenstockError.__init__(self, sentence, "completion_id")
+
+
 def chat_job_id(completion_id: str) -> str:
-    """Return the id of a chat's job. Raises InvalidJob for what is no chat's id."""
+    """Return the id of a chat's job. Raises ChatNotFound for what is no chat's id."""
     if not completion_id.startswith(f"{PREFIX}job_"):
-        sentence = f"{completion_id[:60]!r} is no chat completion's id"
-        raise InvalidJob(f"completion_id: {sentence}", "completion_id")
+        raise ChatNotFound(completion_id)
     return completion_id.removeprefix(PREFIX)
 
 

@@ -72,9 +72,9 @@ async def retrieve(completion_id: str, request: Request, gateway: Open) -> Respo
 @router.post("/{completion_id}", dependencies=COUNTED)
 async def update(completion_id: str, request: Request, gateway: Open) -> Response:
     """Give a stored chat other metadata."""
-    asked = await read(request, gateway, partial(validate, MetadataRequest))
     job_id, tenant = chat_job_id(completion_id), tenant_of(request)
     await _stored(gateway, job_id, tenant)  # a job that is no chat is not found
+    asked = await read(request, gateway, partial(validate, MetadataRequest))
     await gateway.client.annotate(job_id, asked.metadata, tenant)
     return _json(await _shown(gateway, job_id, tenant))
 

@@ -20,6 +20,10 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
         self._searches = [_Search(stop) for stop in sorted(stops, key=len, reverse=True)]
+        self._by_first = dict[str, set[int]]()  # the searches that a letter begins
+        for place, search in enumerate(self._searches):
+            self._by_first.setdefault(search.stop[0], set()).add(place)
+        self._begun = set[int]()  # those of which the text read so far ends with some letters
         self._include_in_output = include_in_output
         self._held = ""
 
@@ -31,13 +35,18 @@ class StopStrings:
         seen = len(self._held)
         self._held += text
         for end, letter in enumerate(text, seen + 1):
-            for search in self._searches:
-                if search.advance(letter) and may_stop:
-                    cut = end if self._include_in_output else end - len(search.stop)
-                    return self._held[:cut], Match(search.stop)
-        return self._release(
-            max((search.num_matched for search in self._searches), default=0)
-        ), None
+            if stop := self._advance(letter, may_stop):
+                cut = end if self._include_in_output else end - len(stop)
+                return self._held[:cut], Match(stop)
+        num_held = max((self._searches[place].num_matched for place in self._begun), default=0)
+        return self._release(num_held), None
+
+    def _advance(self, letter: str, may_stop: bool) -> str | None:
+        """Read a letter; return the longest stop string that it completes."""
+        looked_at = self._begun | self._by_first.get(letter, set())
+        complete = [place for place in looked_at if self._searches[place].advance(letter)]
+        self._begun = {place for place in looked_at if self._searches[place].num_matched}
+        return self._searches[min(complete)].stop if complete and may_stop else None
 
     def finish(self) -> tuple[str, Match | None]:
         """Return what was held back, when the text ends without completing a stop string."""

@@ -340,7 +340,8 @@ def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"stop_sequences": ["a"], "stop": "b"}, "stop: another field says it"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"stop_sequences": ["x"] * 9}, "stop_sequences"),
+        ({"stop_sequences": ["x"] * 1025}, "stop_sequences"),
+        ({"tools": [{"name": "x" * 129, "input_schema": {}}]}, "tools[0].name"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         (
@@ -358,6 +359,16 @@ def test_what_is_wrong_is_named(client: Anthropic, wrong: dict[str, object], fie
     assert isinstance(told, dict) and told["type"] == "error"
     assert told["error"]["type"] == "invalid_request_error"
     assert told["error"]["message"].startswith(field), told
+
+
+def test_names_and_stops_are_as_long_as_anthropics(client: Anthropic, actor: Actor) -> None:
+    tool = {"name": "x" * 128, "input_schema": {"type": "object"}}
+    stops = [f"END {number}" for number in range(100)]
+    body = {"model": MODEL, "messages": HI, "max_tokens": 5, "tools": [tool]}
+    actor.script = lambda job: spoken("fine")
+    client.messages.create(**body, stop_sequences=stops)  # type: ignore[call-overload]
+    assert actor.jobs[-1].params.stop == stops
+    assert chat_of(actor).tools[0]["function"]["name"] == "x" * 128  # type: ignore[index, call-overload]
 
 
 def test_every_failure_is_the_clients_own_error(client: Anthropic, actor: Actor) -> None:

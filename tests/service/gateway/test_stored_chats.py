@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import openai
 import pytest
@@ -171,8 +172,12 @@ def test_what_was_not_stored_or_not_answered_is_not_found(client: OpenAI, actor:
             chats.update(stored_id, metadata={})
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id.replace("chatcmpl-", "resp_"))
-    with pytest.raises(openai.BadRequestError, match="no chat completion's id"):
-        chats.retrieve("chatcmpl-1")
+    for word in ("chatcmpl-1", "batch"):
+        for route in (chats.retrieve, chats.delete, partial(chats.update, metadata={})):
+            with pytest.raises(openai.NotFoundError, match="no chat completion's id"):
+                route(word)
+    with pytest.raises(openai.NotFoundError, match="no chat completion's id"):
+        client.post("/chat/completions/batch", body={"messages": []}, cast_to=object)
 
 
 def test_tenants_find_their_own(actor: Actor) -> None:

@@ -1,11 +1,12 @@
 """The lines of a batch's file, as they are checked before any of them becomes a job."""
 
+import codecs
 import json
 from pathlib import Path
 
 import pytest
 
-from penstock.gateway.batches.lines import MAX_LINE_BYTES, line_errors, lines_from
+from penstock.gateway.batches.lines import MAX_LINE_BYTES, line_at, line_errors, lines_from
 
 URL = "/v1/chat/completions"
 
@@ -35,3 +36,12 @@ def test_places_lie_side_by_side(tmp_path: Path, end: bytes) -> None:
         :-1
     ]
     assert places[-1].offset + places[-1].length == path.stat().st_size
+
+
+def test_a_byte_order_mark_is_of_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(codecs.BOM_UTF8 + line("a") + line("b"))
+    assert line_errors(path, URL) == (2, [])
+    places = [place for place, _ in lines_from(path, 0)]
+    assert [line_at(path, place).custom_id for place in places] == ["a", "b"]
+    assert [raw for _, raw in lines_from(path, places[1].offset)] == [line("b")]

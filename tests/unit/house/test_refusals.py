@@ -85,6 +85,7 @@ def test_the_page_says_what_the_code_does() -> None:
         "log probabilities of one prompt, bytes": job.MAX_SCORES_BYTES,
         "stop strings": most(SamplingParams, "stop"),
         "stop string, bytes": sampling.MAX_STOP_BYTES,
+        "stop strings, bytes together": sampling.MAX_STOPS_BYTES,
         "metadata, entries": most(Job, "metadata"),
         "metadata, bytes of a name or a value": job.MAX_METADATA_BYTES,
         "schema or pattern, bytes": sampling.MAX_CONSTRAINT_BYTES,

@@ -571,6 +571,14 @@ def test_a_text_ends_at_the_first_stop_however_it_is_cut(written, stops, cuts, i
         assert shown == written[: end if includes else end - len(stop)]
 
 
+def test_a_thousand_stops_cost_a_letter_little_more_than_one():
+    """Counted in the searches that a letter moves, not in time."""
+    search = StopStrings([f"{chr(0x4E00 + number)} end" for number in range(1000)])
+    assert search.push("a " * 100 + chr(0x4E00)) == ("a " * 100, None)
+    assert len(search._begun) == 1
+    assert search.push(" end") == ("", Match(chr(0x4E00) + " end"))
+
+
 @given(written=letters, stops=stops)
 @settings(max_examples=500, deadline=None)
 def test_nothing_that_may_become_a_stop_is_shown(written, stops):
