@@ -13,6 +13,7 @@ import contextlib
 import copy
 import hashlib
 import heapq
+import inspect
 import itertools
 import re
 import secrets
@@ -38,6 +39,7 @@ from penstock.schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityCla
 from penstock.schemas.model import ModelCard
 from penstock.schemas.pooling import PoolingParams
 from penstock.schemas.process.loop_turns import LoopTurns
+from penstock.schemas.process.setting_names import did_you_mean, nearest
 from penstock.schemas.queue.queue import ON_DISK, Queue
 from penstock.schemas.queue.refusal import refusal
 from penstock.schemas.redis.connection import connect
@@ -157,6 +159,7 @@ class Client:
         text: TextParams | None = None,
         return_token_ids: bool = False,
         stream_interval: int = 1,
+        keep_request: bool = False,
         **sampling: JsonValue,
     ) -> str:
         """Submit a job with a `prompt` or `messages`, and return its id.
@@ -164,7 +167,8 @@ class Client:
         With `pooling` each prompt gets a vector: `numbers` of the result's choices. With `text` the
         model's tokenizer answers: `prompt_ids` of the choices, or their `text`. Jobs with the same
         `prompt_cache_key`, and the turns of a conversation, go to one worker where it has room.
-        Of an account's jobs of a class those of the lowest `priority` go first.
+        Of an account's jobs of a class those of the lowest `priority` go first. With `keep_request`
+        what was asked is kept as long as the result, so that the job can be replayed.
 
         `model` may be left out where only one model is served. Sampling parameters are given as
         `params`, or as keyword arguments named like its fields. A second call with the same
@@ -209,7 +213,8 @@ class Client:
         remember_s = 0 if idempotency_key is None else REMEMBER_S
         job_id = await self.name_job(model, idempotency_key, tenant, account, job.affinity)
         job = job.model_copy(update={"job_id": job_id})
-        await self.submit(job, account, remember_s=remember_s)
+        kept_s = self.result_ttl_s if keep_request else None
+        await self.submit(job, account, remember_s=remember_s, kept_s=kept_s)
         return job_id
 
     async def name_job(
@@ -599,4 +604,8 @@ def _one_of(count: int, text: str) -> int:
 def _invalid(error: ValidationError) -> InvalidJob:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = {*inspect.signature(Client.enqueue).parameters, *SamplingParams.model_fields}
+        guess = did_you_mean(nearest(field, known - {"self", "sampling"}))
+        return InvalidJob(f"{field}: no job has it{guess or '; leave it out'}", field)
     return InvalidJob(f"{field}: {first['msg']}" if field else first["msg"], field or None)

@@ -3,7 +3,7 @@
     from penstock import LLM, Client, SamplingParams, SyncClient
 
 Each name is loaded when it is asked for: a client never loads torch, and `LLM` never loads Redis.
-Everything else is imported from its room, as in `penstock.schemas.errors`.
+All errors are here too, as in `penstock.JobNotFound`. Everything else is imported from its room.
 """
 
 from importlib import import_module
@@ -16,6 +16,47 @@ _PLACES = {
     "SamplingParams": "penstock.schemas.sampling",
     "SyncClient": "penstock.gateway.sync_client",
 }
+_ERRORS = (
+    "AnswerTooLarge",
+    "BodyTooLarge",
+    "BudgetExceeded",
+    "Cancelled",
+    "DeadlineExceeded",
+    "DeadlineUnmeetable",
+    "ForeignHost",
+    "ForeignPage",
+    "GatewayStopped",
+    "IdempotencyMismatch",
+    "InputTooLong",
+    "InvalidJob",
+    "JobGone",
+    "JobNotFound",
+    "ModelChanged",
+    "ModelInUse",
+    "ModelNotFound",
+    "NoWorker",
+    "NotDurable",
+    "NotServed",
+    "OutOfScope",
+    "PenstockError",
+    "PromptTooLong",
+    "QueueFull",
+    "QueueTimeout",
+    "QueueUnreachable",
+    "RateLimited",
+    "StorageQuotaExceeded",
+    "StreamDiverged",
+    "Unauthorized",
+    "Unavailable",
+    "UnreadableBody",
+    "UnsupportedByEngine",
+    "UnsupportedParameter",
+    "UnsupportedSchema",
+    "UnsupportedTask",
+    "WorkerCrashed",
+    "WorkerFailed",
+)
+_PLACES |= dict.fromkeys(_ERRORS, "penstock.schemas.errors")
 
 
 def __getattr__(name: str) -> object:

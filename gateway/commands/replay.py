@@ -29,9 +29,9 @@ DIFFERS = 1  # the exit status
 class ReplaySettings(StorageSettings):
     """Run a job again with the same seed, and compare. The status is 1 where an answer differs.
 
-    The job must have succeeded and be kept with its request: a stored response or chat. It is the
-    same on the same model, on workers with --deterministic; else the last bits may differ with what
-    runs beside it.
+    The job must have succeeded and be kept with its request: a stored response or chat, or a job
+    that was submitted with `keep_request`. It is the same on the same model, on workers with
+    --deterministic; else the last bits may differ with what runs beside it.
     """
 
     job_id: CliPositionalArg[str] = Field(description="or the id of its answer")
@@ -54,7 +54,9 @@ async def _replay(settings: ReplaySettings, differs: list[bool]) -> None:
         try:
             job = await client.request(job_id, settings.tenant)
         except JobGone:
-            why = "its request is kept no longer; a stored response or chat keeps it"
+            why = (
+                "its request is kept no longer; a stored response or chat keeps it, or keep_request"
+            )
             raise CommandRefused(f"{job_id}: {why}") from None
         before = await client.result(job_id, wait=False, tenant=settings.tenant)
         if before is None or before.error is not None:

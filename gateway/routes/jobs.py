@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request, Response
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 from pydantic_core import to_json
 
 from penstock.gateway.auth.access import Caller
@@ -53,10 +53,13 @@ class Lines:
         return b"data: %b\n\n" % shown
 
 
-class Told(Report):
-    """The field of a body that names who is told of the job's end."""
+class OfJobs(Report):
+    """The fields of a body that are no part of the job itself."""
 
-    webhook: str | None = None
+    webhook: str | None = Field(None, description="a URL that hears of the job's end")
+    keep_request: bool = Field(
+        False, description="keep what was asked as long as the result, for `penstock replay`"
+    )
 
 
 # Fields that say how an answer is shown, each with what asks for nothing. A job is shown as it is.
@@ -67,7 +70,7 @@ OF_ANSWERS: dict[str, JsonValue] = {
     "include_reasoning": True,
     "return_tokens_as_token_ids": False,
 }
-OF_JOBS = {"params", *Told.model_fields}
+OF_JOBS = {"params", *OfJobs.model_fields}
 
 
 @router.post("")
@@ -76,15 +79,16 @@ async def submit(request: Request, gateway: Open) -> Response:
 
     The body is a chat's or a completion's; `params` may hold SamplingParams as they are.
     """
-    job, webhook, ignored = await read_asked(request, gateway, partial(_asked, caller_of(request)))
+    job, own, ignored = await read_asked(request, gateway, partial(_asked, caller_of(request)))
     gateway.tell_ignored(request, ignored)
+    webhook, kept_s = own.webhook, gateway.client.result_ttl_s if own.keep_request else None
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
     if is_told:  # what waits to be told counts as stored
         await gateway.storage.check(job.tenant, gateway.most_stored(request))
     note = Note(webhook=webhook or "").dump() if is_told else None
-    job, _ = await gateway.admit(request, job, note)
+    job, _ = await gateway.admit(request, job, note, kept_s)
     try:
         return _json(_shape(await gateway.client.status(job.job_id, job.tenant)), 202)
     except JobNotFound:  # although it was taken a moment ago
@@ -162,8 +166,8 @@ async def delete(job_id: str, request: Request, gateway: Open) -> Response:
     return _json({"id": job_id, "object": "job", "deleted": True})
 
 
-def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None, list[str]]:
-    """Return the job without its id, the webhook that is told of its end, and what is ignored.
+def _asked(caller: Caller, body: JsonObject) -> tuple[Job, OfJobs, list[str]]:
+    """Return the job without its id, what the body says besides, and what is ignored.
 
     Raises InvalidJob.
     """
@@ -173,7 +177,7 @@ def _asked(caller: Caller, body: JsonObject) -> tuple[Job, str | None, list[str]
     job, others = any_job("", caller, flat)
     ignored = [name for name in others if name not in OF_JOBS]
     ignored += [name for name, usual in OF_ANSWERS.items() if flat.get(name, usual) != usual]
-    return job, validate(Told, flat).webhook, ignored + ignored_params(body)
+    return job, validate(OfJobs, flat), ignored + ignored_params(body)
 
 
 async def _nothing() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.compose.server import Server
 from penstock.gateway.commands.replay import main
+from penstock.gateway.sync_client import SyncClient
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, spoken
 from worker_process import WorkerProcess
@@ -53,6 +54,24 @@ def test_the_same_seed_is_used_and_a_difference_is_told(
             "before": "abc", "after": "axc",
         }
     ]  # fmt: skip
+
+
+def test_a_job_can_be_run_again_where_its_request_was_to_be_kept(
+    actor: Actor, http: httpx.Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    actor.script = lambda job: spoken("a", "b")
+    body, at = {"model": MODEL, "prompt": "hi"}, ["--redis-url", actor.redis_url]
+    with SyncClient(actor.redis_url) as client:
+        by_sdk = client.enqueue("hi", model=MODEL, keep_request=True)
+        assert client.result(by_sdk) is not None
+    made = [
+        http.post("/v1/jobs", json=body | more).json()["id"]
+        for more in ({"keep_request": True}, {})
+    ]
+    for job_id in made:
+        eventually(lambda job_id=job_id: http.get(f"/v1/jobs/{job_id}").json()["ended_ms"])
+    assert [main([each, *at]) for each in (by_sdk, *made)] == [0, 0, 1]
+    assert "keep_request" in capsys.readouterr().err
 
 
 def test_what_cannot_be_compared_is_refused(
