@@ -10,6 +10,7 @@ from penstock.gateway.responses.items import Items, Told
 from penstock.schemas.event import (
     Delta,
     Done,
+    EndState,
     ErrorBody,
     Failed,
     FinishReason,
@@ -77,8 +78,8 @@ class ResponseEvents(ResumableStream):
     def render_error(self, error: Failed) -> bytes:
         chunks = [] if self._is_begun else [*self._begun()]
         chunks += self._events(self._items.closed("incomplete"))
-        told: JsonObject = {"code": error.error.code, "message": as_called(error.error).message}
-        whole = _head(self._form, "failed") | {"error": told, "output": [*self._items.items]}
+        whole = _head(self._form, "failed") | _failure(error.state, error.error)
+        whole |= {"output": [*self._items.items]}
         chunks.append(self._event("response.failed", {"response": whole}))
         return b"".join(chunks)
 
@@ -169,12 +170,12 @@ def as_called(body: ErrorBody) -> ErrorBody:
 def failed_answer(form: AnswerContext, result: Result) -> JsonObject:
     """Return a response that was cancelled or failed, with what there is of it."""
     assert result.error is not None
-    so_far = response_answer(form, result)
-    is_cancelled = result.state == "cancelled"
-    told: JsonObject = {"code": result.error.code, "message": as_called(result.error).message}
-    return so_far | {
-        "status": "cancelled" if is_cancelled else "failed",
-        "completed_at": None,
-        "incomplete_details": None,
-        "error": None if is_cancelled else told,
-    }
+    cut: JsonObject = {"completed_at": None, "incomplete_details": None}
+    return response_answer(form, result) | cut | _failure(result.state, result.error)
+
+
+def _failure(state: EndState, error: ErrorBody) -> JsonObject:
+    """Return how a response tells that its job failed, or was cancelled."""
+    if state == "cancelled":
+        return {"status": "cancelled", "error": None}
+    return {"status": "failed", "error": {"code": error.code, "message": as_called(error).message}}

@@ -548,6 +548,21 @@ def test_one_is_cancelled(client: OpenAI, actor: Actor) -> None:
     assert (done.status, done.error, done.output_text) == ("cancelled", None, "a")
 
 
+def test_the_stream_of_one_that_is_cancelled_ends_as_such(client: OpenAI, actor: Actor) -> None:
+    actor.script = lambda job: [*spoken("a", "b")[:1], Wait()]
+    with client.responses.create(model=MODEL, input="hi", background=True, stream=True) as events:
+        told = iter(events)
+        while next(told).type != "response.output_text.delta":
+            pass
+        job_id = actor.jobs[-1].job_id
+        client.responses.cancel(f"resp_{job_id}")
+        last = [*told][-1]
+    assert last.type == "response.failed"
+    shown = client.responses.retrieve(f"resp_{job_id}")
+    assert (last.response.status, last.response.error) == ("cancelled", None)
+    assert (shown.status, shown.output_text) == ("cancelled", last.response.output_text)
+
+
 def test_one_that_failed_says_why(client: OpenAI, actor: Actor) -> None:
     actor.script = lambda job: [*spoken("a", "b")[:1], failed(at=1)]
     made = client.responses.create(model=MODEL, input="hi", background=True)
