@@ -17,7 +17,7 @@ def _waits(
     method: Callable[Concatenate[Client, P], Coroutine[None, None, R]],
 ) -> Callable[Concatenate["SyncClient", P], R]:
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.wait(method(self.client, *args, **kwargs))
+        return self._wait(method(self._client, *args, **kwargs))
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
@@ -27,15 +27,15 @@ def _iterates(
     method: Callable[Concatenate[Client, P], AsyncGenerator[R, None]],
 ) -> Callable[Concatenate["SyncClient", P], Iterator[R]]:
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-        events = method(self.client, *args, **kwargs)
+        events = method(self._client, *args, **kwargs)
         try:
             while True:
                 try:
-                    yield self.wait(_next(events))
+                    yield self._wait(_next(events))
                 except StopAsyncIteration:
                     return
         finally:
-            self.wait(events.aclose())
+            self._wait(events.aclose())
 
     call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
@@ -48,15 +48,13 @@ class SyncClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.client = Client.from_url(url, tenant)
+        self._client = Client.from_url(url, tenant)
 
     @classmethod
     def from_url(cls, url: str, tenant: str = DEFAULT_TENANT) -> Self:
         return cls(url, tenant)
 
     enqueue = _waits(Client.enqueue)
-    submit = _waits(Client.submit)
-    name_job = _waits(Client.name_job)
     stream = _iterates(Client.stream)
     result = _waits(Client.result)
     cancel = _waits(Client.cancel)
@@ -77,12 +75,12 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        self.wait(self.client.aclose())
+        self._wait(self._client.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def wait(self, work: Coroutine[None, None, R]) -> R:
+    def _wait(self, work: Coroutine[None, None, R]) -> R:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
