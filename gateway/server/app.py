@@ -191,10 +191,10 @@ async def _end_if_unfit(app: FastAPI, gateway: Gateway, secret: bytes | None) ->
     """
     redis, settings = gateway.client.redis, gateway.settings
     try:
-        await gateway.files.check()
         for warning in await check_when_reached(redis, settings.durability):
             log.warning("%s", warning)
         await _tell_who_is_let_in(redis, settings, secret)
+        await gateway.files.check()
     except (UnfitServer, LetsNobodyIn, NoSuchStore) as error:
         log.error("%s", error)
         app.state.exit_status = NEVER_STARTS
