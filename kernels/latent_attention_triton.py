@@ -27,9 +27,9 @@ from penstock.kernels.split_keys_triton import (
 
 _FEW_HEADS = 16
 _ROW_BYTES = 1152  # of a key of 576 numbers in bf16, for which the tiles below were compiled
-# Tiles, the first that fits is taken, and the most KiB that a program of each shares as compiled for
-# sm_80, sm_86, sm_89, sm_90 and sm_120. No formula gives these: queries and weights lie there only
-# for some, and with one stage it is more than with two. docs/kernels.md has what is taken for each.
+# Tiles, of which the first that fits is taken, and the most KiB that a program of each shares as
+# compiled for sm_80, sm_86, sm_89, sm_90 and sm_120. No formula gives these: queries and weights
+# lie there only for some, and one stage takes more than two. docs/kernels.md has what each takes.
 _TILES = (
     (Tile(64, 32, 8, 2), 144.0),
     (Tile(32, 32, 8, 2), 74.0),
