@@ -66,6 +66,7 @@ def test_tenants_take_turns_whatever_they_ask_and_whoever_leaves(
     async def main() -> None:
         crowd = Crowd(FairPlaces(number, most_each))
         since: dict[asyncio.Task[None], int] = {}  # how many had a place when each began to wait
+        left: dict[asyncio.Task[None], int] = {}  # and when each was cancelled
         for kind, what in steps:
             if isinstance(what, str):
                 crowd.ask(what)
@@ -73,11 +74,12 @@ def test_tenants_take_turns_whatever_they_ask_and_whoever_leaves(
                 [*crowd.running.values()][what % len(crowd.running)].set()
             elif kind == "cancel" and (tasks := [*crowd.waiting(), *crowd.running]):
                 tasks[what % len(tasks)].cancel()
+                left[tasks[what % len(tasks)]] = len(crowd.granted)
             await crowd.settle()
             check(crowd, number, most_each)
             for task in crowd.waiting():
                 since.setdefault(task, len(crowd.granted))
-        check_turns(crowd, since, most_each)
+        check_turns(crowd, since, left, most_each)
         await crowd.close()
 
     asyncio.run(main())
@@ -92,7 +94,12 @@ def check(crowd: Crowd, number: int, most_each: int) -> None:
     assert not may or sum(held.values()) == number
 
 
-def check_turns(crowd: Crowd, since: dict[asyncio.Task[None], int], most_each: int) -> None:
+def check_turns(
+    crowd: Crowd,
+    since: dict[asyncio.Task[None], int],
+    left: dict[asyncio.Task[None], int],
+    most_each: int,
+) -> None:
     """Who is first of its tenant sees no other tenant twice before its turn, if it is not full."""
     for tenant in TENANTS:
         own = [task for task in crowd.granted if crowd.asked[task] == tenant]
@@ -101,7 +108,8 @@ def check_turns(crowd: Crowd, since: dict[asyncio.Task[None], int], most_each: i
     if most_each < 3:
         return  # then a tenant may have to wait for itself
     for task, first in since.items():
-        last = crowd.granted.index(task) if task in crowd.granted else len(crowd.granted)
+        waits_on = left.get(task, len(crowd.granted))
+        last = crowd.granted.index(task) if task in crowd.granted else waits_on
         between = [crowd.asked[each] for each in crowd.granted[first:last]]
         ahead = between.count(crowd.asked[task])
         for tenant in set(between) - {crowd.asked[task]}:
