@@ -34,6 +34,7 @@ NEVER = {  # command: why it is not typed
     "penstock completion bash > ~/.local/share/bash-completion/completions/penstock": (
         "tests/service/operator/test_completion.py types TAB"
     ),
+    "penstock models remove old-model": "tests/service/operator/test_models_end.py removes one",
     "pip install '.[worker]'": INSTALLS,
     "pip install .": INSTALLS,
     "pip install openai": "the tests have it",

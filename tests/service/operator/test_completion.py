@@ -39,7 +39,7 @@ def test_tab_completes_commands_flags_and_values(script: Path) -> None:
     assert "scale" in tab(script, "bench", "s")
     assert tab(script, "keys", "cr") == ["create"]
     assert tab(script, "worker", "--max-m") == ["--max-model-len"]
-    assert tab(script, "worker", "--device", "") == ["auto", "cpu", "cuda"]
+    assert tab(script, "worker", "--model-impl", "") == ["auto", "native", "transformers"]
     assert tab(script, "webhooks", "add", "--ten") == ["--tenant"]
     assert tab(script, "bench", "serve", "--request-r") == ["--request-rate"]
     assert tab(script, "gateway", "--require") == ["--require-api-keys"]
