@@ -156,9 +156,12 @@ class Stack:
                 raise NotReady(f"{name} did not get ready in {self.settings.ready_s:g} s")
 
     def gpu_of(self, number: int) -> dict[str, str]:
-        """Return the variable that gives a worker a GPU of its own; empty where one is the most."""
-        there = gpus()
-        if len(there) < 2:
+        """Return the variable that gives a worker a GPU of its own.
+
+        Empty where there is one GPU or one worker, or where another device was named.
+        """
+        there, named = gpus(), os.environ.get("PENSTOCK_DEVICE", "auto")
+        if min(len(there), self.settings.num_workers) < 2 or named not in ("auto", "cuda"):
             return {}
         gpu = there[(number - 1) % len(there)]
         shares = ", which it shares" if self.settings.num_workers > len(there) else ""

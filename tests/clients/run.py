@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import sentence_folders
-from clients import agents
+from clients import coding_agents
 from penstock.compose.server import Server
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from sentence_folders import EMBEDDERS
@@ -79,7 +79,7 @@ def main(python: str) -> int:
                 *(_own(python, each, env, folder) for each in ("langchain_chats", "frameworks")),
                 _ai_sdk(env, folder),
             ]
-    statuses.append(agents.main())
+    statuses.append(coding_agents.main())
     return max(statuses)
 
 

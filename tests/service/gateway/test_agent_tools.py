@@ -305,8 +305,8 @@ def test_a_tool_that_anthropics_clients_run_is_served_by_its_published_schema(
     assert tool["function"]["description"]  # type: ignore[index,call-overload]
 
 
-CODEX = json.loads((ROOT / "tests/support/agents/codex.json").read_text())
-CLAUDE_CODE = json.loads((ROOT / "tests/support/agents/claude_code.json").read_text())
+CODEX = json.loads((ROOT / "tests/support/recorded/codex.json").read_text())
+CLAUDE_CODE = json.loads((ROOT / "tests/support/recorded/claude_code.json").read_text())
 
 
 def test_codex_is_answered_and_goes_on_with_what_it_got(url: str, actor: Actor) -> None:

@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
+from rich.console import Console
 
 from paths import ROOT
-from penstock.compose.local import gpus
+from penstock.compose.local import LocalSettings, Stack, gpus
 from penstock.compose.server import Server, ServerFailed
 from penstock.schemas.process.nearby import nearby, noted
 from stage import eventually
@@ -131,6 +132,20 @@ def test_each_worker_has_the_next_gpu(tmp_path: Path) -> None:
             b"CUDA_VISIBLE_DEVICES=GPU-5a",
         ]
         running.said(r"worker-2 +(has GPU GPU-5a of 2, which it shares)")
+
+
+@pytest.mark.parametrize(("num_workers", "device"), [(1, "auto"), (3, "cpu"), (3, "cuda:1")])
+def test_a_worker_alone_has_all_gpus_and_one_of_a_named_device_too(
+    monkeypatch: pytest.MonkeyPatch, num_workers: int, device: str
+) -> None:
+    """Else `cuda:1` would be looked for among one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("PENSTOCK_DEVICE", device)
+    stack = Stack(LocalSettings(port=0, num_workers=num_workers), Console())
+    try:
+        assert stack.gpu_of(1) == {}
+    finally:
+        stack.close()
 
 
 def test_gpus_are_those_of_the_machine_where_none_are_named(

@@ -1,6 +1,6 @@
 """The Codex CLI and Claude Code, which npm fetches: one task each, that they must end in order.
 
-    python -m clients.agents
+    python -m clients.coding_agents
 
 Their prompts are longer than the bundled model's context, so a scripted worker answers.
 """
