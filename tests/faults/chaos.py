@@ -206,10 +206,10 @@ def check_all(
 
     A job whose time to live was over had ended before.
     """
-    # What is published need not be kept, nor shown; a job that expired is perhaps done again.
-    heard = listener.take(plan.forgets or plan.may_expire)
     with redis.Redis.from_url(system.url) as store:
         wait_until_idle(store, system.lane)
+        # What is published need not be kept, nor shown; a job that expired is perhaps done again.
+        heard = listener.take(plan.forgets or plan.may_expire)
         known = {told.job_id for told in callers.told}
         if plan.may_lose or plan.may_expire:
             known = known_jobs(store, system.lane, known)

@@ -232,6 +232,7 @@ local outcome, retry, reason = refusal()
 if outcome then return {outcome, waiting, retry, reason, '0'} end
 
 redis.call('SET', key .. ':request', request)
+redis.call('DEL', key .. ':log', key .. ':result') -- of a job that ended, and whose record vanished
 if equal then redis.call('SET', equal, id, 'EX', EQUAL_TTL_S) end
 keep_account(account, is_changed)
 if is_changed and account.blocked then unblock(account) end

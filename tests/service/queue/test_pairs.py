@@ -106,6 +106,21 @@ async def test_a_job_set_aside_is_found_again_where_its_set_is_gone(queue: Worke
     assert [entry.job_id for entry in await queue.read("back", 1) or []] == [job.job_id]
 
 
+@on_a_lane
+async def test_a_job_submitted_again_whose_record_vanished_begins_anew(queue: WorkerQueue) -> None:
+    """What is left of its old log and result is no part of it."""
+    job = a_job(background=True)
+    redis, key = plain(queue.connection.redis), LANE.job(job.job_id)
+    await queue.enqueue(job, None, "d")
+    assert await finish(queue, await started(queue), [delta(job.job_id, 0)])
+    await redis.delete(key)
+    await queue.enqueue(job, None, "d")
+    assert not await redis.exists(f"{key}:log", f"{key}:result")
+    again = await started(queue)
+    assert again.log == []
+    assert await finish(queue, again, [delta(job.job_id, 0)])
+
+
 @pytest.mark.slow
 def test_a_worker_whose_record_vanishes_registers_anew(redis_url):
     """What begins after that, and meets a crash, goes on."""
