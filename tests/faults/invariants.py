@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -32,7 +33,10 @@ class Listener:
     def __init__(self, url: str, lane: Lane) -> None:
         self._url = url
         self._pattern = f"{lane.prefix}*"
+        self._mark = f"{lane.prefix}mark"
         self._lines: Counter[tuple[bytes, bytes]] = Counter()  # channel, line
+        self.has_gap = False  # it lost its connection before what it took last
+        self._is_cut = False
         self._is_up = threading.Event()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -53,7 +57,9 @@ class Listener:
 
     def take(self, may_lose: bool = False) -> dict[str, list[bytes]]:
         """The events of each job since the last call, as published: once on each channel."""
+        self._catch_up()
         lines, self._lines = self._lines, Counter()
+        self.has_gap, self._is_cut = self._is_cut, False
         found: dict[str, list[bytes]] = {}
         for (channel, line), count in lines.items():
             head, separator, event = line.partition(b'","event":')
@@ -61,6 +67,16 @@ class Listener:
                 assert may_lose or count == 1, f"{line!r} came {count} times on {channel!r}"
                 found.setdefault(head[11:].decode(), []).append(event[:-1])
         return found
+
+    def _catch_up(self) -> None:
+        """Wait until all is heard that was published before."""
+        mark = uuid.uuid4().hex
+        heard, give_up = (self._mark.encode(), mark.encode()), time.monotonic() + PATIENCE_S
+        with redis.Redis.from_url(self._url) as client:
+            while heard not in self._lines:
+                assert time.monotonic() < give_up, "the listener hears nothing"
+                client.publish(self._mark, mark)
+                time.sleep(0.05)
 
     def _listen(self) -> None:
         while not self._ends.is_set():
@@ -76,6 +92,7 @@ class Listener:
                             lines = message["data"].split(b"\n")
                             self._lines.update((message["channel"], line) for line in lines)
             except (redis.RedisError, OSError):
+                self._is_cut = True
                 time.sleep(0.05)
 
 
