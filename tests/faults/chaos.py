@@ -217,7 +217,7 @@ def check_all(
         if plan.may_expire:
             read = {each for each in known if not has_lost_its_end(store, system.lane, each)}
             heard = {job_id: events for job_id, events in heard.items() if num_ends(events) < 2}
-            heard = {} if listener.has_gap else heard  # then ends may have come that it did not hear
+            heard = {} if listener.has_gap else heard  # of perhaps an end
         check_logs(store, system.lane, read, None if plan.forgets else heard)
         check_leftovers(store, system.lane)
         for job_id in known:
