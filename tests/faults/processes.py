@@ -72,7 +72,8 @@ class Process:
     def complaint(self) -> str:
         """What is wrong with its end: that nobody asked for it, or a status that tells of more."""
         status = self.process.poll()
-        if status is None or self._is_killed or (self._is_told and status == 0):
+        was_early = status == -signal.SIGTERM and not self.logged()  # before it could know of ends
+        if status is None or self._is_killed or (self._is_told and (status == 0 or was_early)):
             return ""
         return f"{type(self).__name__} ended by itself, status {status}: {self.logged()[-2000:]}"
 
