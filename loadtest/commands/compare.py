@@ -1,10 +1,12 @@
 """`penstock bench compare`: engines beside each other on the same requests, in one run.
 
 Rounds alternate: each engine runs once before any runs again, and of its rounds the one with the
-middle throughput counts. No two rounds or workloads share a prefix, so a server that stays up does
-not find an earlier round's prompts in its cache.
+middle throughput counts. Servers of this machine stand still while another engine is measured. No
+two rounds or workloads share a prefix, so a server that stays up does not find an earlier round's
+prompts in its cache.
 """
 
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -29,14 +31,14 @@ from penstock.loadtest.engines.cases import (
     servers,
 )
 from penstock.loadtest.engines.own import OwnSettings, vocab_size
-from penstock.loadtest.engines.shape import save_135m
-from penstock.loadtest.engines.subjects import Subject, Task
+from penstock.loadtest.engines.shape import save_shape
+from penstock.loadtest.engines.subjects import Subject, Task, vllm_in_process
 from penstock.loadtest.errors import BadOption, CannotMeasure
 from penstock.loadtest.machine.apart import in_a_process
 from penstock.loadtest.machine.limit import limit_tokens_per_s, shape_of
 from penstock.loadtest.machine.neighbour import busy
 from penstock.loadtest.machine.speeds import Speeds, measure_speeds
-from penstock.loadtest.machine.usage import Neighbours, listener
+from penstock.loadtest.machine.usage import Neighbours, listener, stopped
 from penstock.loadtest.report.tables import (
     CAPTION,
     Round,
@@ -53,6 +55,13 @@ from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.process.model_folder import model_folder
 
 PROGRAM = "penstock bench compare"
+_OWN_LINES = {
+    QUEUE.name: "{:.0%} of it through the queue",
+    DETERMINISTIC.name: "{:.0%} of it in deterministic mode",
+    INT8.name: "{:.2f} times it with int8 weights",
+    CACHELESS.name: "{:.0%} of it without the prefix cache",
+    BESIDE.name: "{:.0%} of it beside a neighbour",
+}
 Words = Annotated[list[str], NoDecode, BeforeValidator(words_of)]
 
 
@@ -77,6 +86,9 @@ class CompareSettings(OwnSettings):
         default_factory=list, description="cases whose name has one of these, such as 'W 64,one'"
     )
     engines: Words = Field(default_factory=list, description="those whose name has one of these")
+    vllm: Path | None = Field(
+        None, description="Python of an environment that has vLLM: its engine in process, too"
+    )
     rounds: int = Field(3, ge=1, description="alternating; of each engine the middle one counts")
     sample: int = Field(8, ge=1, description="requests that `generate` is given")
     neighbour: float = Field(
@@ -118,6 +130,10 @@ def _cases(settings: CompareSettings) -> list[Case]:
         ours = (LLM, QUEUE, BATCHED)
         cases = [Case(f"file {count}", None, count, ours) for count in (64, 8, 1)]
     given = servers(settings.url)
+    if settings.vllm is not None:
+        if not os.access(settings.vllm, os.X_OK):
+            raise BadOption(f"--vllm: {settings.vllm} is no Python; name that of its environment")
+        given.append(Subject("vLLM in process", vllm_in_process(settings.vllm)))
     chosen = []
     for case in cases:
         beside = [BESIDE] if settings.neighbour and LLM in case.subjects else []
@@ -154,13 +170,16 @@ class _Comparison:
         """Measure each engine of a case once."""
         folder = self._folder(case)
         requests = varied(self._requests(case), turn, vocab_size(folder))
+        listeners = {one.name: listener(one.port) for one in case.subjects if one.port is not None}
         for subject in case.subjects:
             note = f" ({self._settings.sample} requests)" if subject.sampled else ""
             own = {"kv_cache_memory_bytes": case.pool_bytes} | self._settings.given()
             some = requests[: self._settings.sample] if subject.sampled else requests
             task = Task(folder, some, case.concurrency, own | subject.settings)
             with self._console.status(f"{case.name}: {subject.name}, {len(some)} requests"):
-                found = self._measured(subject, task)
+                others = [pid for name, pid in listeners.items() if pid and name != subject.name]
+                with stopped(others):
+                    found = self._measured(subject, task)
             row = self._rows.setdefault((case.name, subject.name), Row(subject.name, note))
             row.rounds.append(found)
             told = found.failure or f"{found.tokens_per_s:,.0f} tokens/s"
@@ -185,8 +204,7 @@ class _Comparison:
         limits = {subject.name: self._limit(case, requests, subject) for subject in case.subjects}
         text = DESCRIPTIONS[case.workload] if case.workload else f"{len(requests)} requests"
         rows = [self._rows[case.name, subject.name] for subject in case.subjects]
-        found = {row.name: row.middle for row in rows}
-        lines = list(self._lines(case, requests, found))
+        lines = list(self._lines(case, requests, rows))
         return Section(case.name, text, case.concurrency, limits, rows, lines)
 
     def _limit(self, case: Case, requests: Sequence[Request], subject: Subject) -> float | None:
@@ -202,32 +220,26 @@ class _Comparison:
         shape = shape_of(self._folder(case), str(quantization) if quantization else None)
         return limit_tokens_per_s(self.speeds, shape, requests, case.concurrency)
 
-    def _lines(
-        self, case: Case, requests: Sequence[Request], found: dict[str, Round]
-    ) -> Iterator[str]:
-        """Yield lines that compare the figures with each other."""
+    def _lines(self, case: Case, requests: Sequence[Request], rows: Sequence[Row]) -> Iterator[str]:
+        """Yield lines that compare the figures with each other, of others like with like."""
+        found = {row.name: row for row in rows if row.middle.tokens_per_s}
         ours = found.get(LLM.name)
-        if ours is None or ours.found is None:
-            return
-        for name, other in found.items():
-            if not other.tokens_per_s or name == LLM.name:
-                continue
-            if name == BESIDE.name:
-                share = other.tokens_per_s / ours.tokens_per_s
-                wanted, got = self._settings.neighbour, other.neighbour
-                beside = f"a neighbour that wanted {wanted:.0%} of the CPU and got {got:.0%}"
-                yield f"{share:.0%} of the quiet figure beside {beside}"
-            elif name == QUEUE.name:
-                yield f"{other.tokens_per_s / ours.tokens_per_s:.0%} of it through the queue"
-            elif name == DETERMINISTIC.name:
-                yield f"{other.tokens_per_s / ours.tokens_per_s:.0%} of it in deterministic mode"
-            elif name == INT8.name:
-                yield f"{other.tokens_per_s / ours.tokens_per_s:.2f} times it with int8 weights"
-            else:
-                yield f"{ours.tokens_per_s / other.tokens_per_s:.1f} times {name}"
-        if case.workload == "U" and CACHELESS.name in found:
+        if ours is not None:
+            for name, line in _OWN_LINES.items():
+                if name in found:
+                    yield line.format(found[name].middle.tokens_per_s / ours.middle.tokens_per_s)
+            if BESIDE.name in found:
+                wanted, got = self._settings.neighbour, found[BESIDE.name].middle.neighbour
+                yield f"  the neighbour wanted {wanted:.0%} of the CPU and got {got:.0%}"
+        for subject in case.subjects:
+            mine = found.get(QUEUE.name if subject.is_served else LLM.name)
+            if mine is not None and subject.name in found and not subject.is_ours:
+                how = "served" if subject.is_served else "in process"
+                yield f"{mine.times(found[subject.name])} {subject.name}, {how}"
+        cpu_s = ours.middle.found.cpu_s if ours is not None and ours.middle.found else 0.0
+        if case.workload == "U" and CACHELESS.name in found and cpu_s:
             cost_s = cache_cost_s(requests, case.concurrency)
-            yield f"{cost_s / ours.found.cpu_s:.2%} of the CPU time is the prefix cache's"
+            yield f"{cost_s / cpu_s:.2%} of the CPU time is the prefix cache's"
 
     def _requests(self, case: Case) -> list[Request]:
         if case.workload is None:
@@ -241,5 +253,5 @@ class _Comparison:
             return BUNDLED_MODEL
         folder = self._scratch / "135m"
         if not folder.exists():
-            in_a_process(save_135m, folder)
+            in_a_process(save_shape, "135m", folder)
         return folder

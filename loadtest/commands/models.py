@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from penstock.loadtest.engines.decoding import PROMPT, decoding_speeds
+from penstock.loadtest.engines.shape import SHAPES
 from penstock.loadtest.errors import BadOption
 from penstock.loadtest.machine.speeds import measure_speeds
 from penstock.loadtest.machine.usage import Neighbours
@@ -34,25 +35,7 @@ from penstock.worker.models.spec import ModelImpl
 AT_ONCE = (64, 8, 1)
 EXPERTS = ((576, 192), (1024, 256), (2048, 768))  # hidden size, width of one
 IMPLS: tuple[ModelImpl, ...] = ("native", "transformers")
-_SHAPE = {
-    "hidden_size": 576,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "vocab_size": 49_152,
-    "tie_word_embeddings": True,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama": _SHAPE | {"num_hidden_layers": 30, "intermediate_size": 1536},
-    "qwen3_moe": _SHAPE
-    | {
-        "num_hidden_layers": 12,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 192,
-        "intermediate_size": 1536,
-    },
-}
+MODELS = ("135m", "64-experts")
 _TRIES = 30
 
 
@@ -85,8 +68,8 @@ def main(argv: Sequence[str]) -> int:
     speeds = measure_speeds()
     console.print(machine_line(speeds), highlight=False)
     with Neighbours() as neighbours:
-        for family, shape in SHAPES.items():
-            console.print(_impls(family, shape))
+        for name in MODELS:
+            console.print(_impls(*SHAPES[name]))
         table = Table(title=f"{settings.experts} experts of which {settings.chosen} are chosen, ms")
         for column in ("hidden x width", "rows", "experts", "memory", "dense", "experts / dense"):
             table.add_column(column, justify="right")

@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor
 
 from penstock.loadtest.engines.decoding import PROMPT, decoding_speeds
-from penstock.loadtest.engines.shape import save_135m
+from penstock.loadtest.engines.shape import save_shape
 from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.machine.apart import in_a_process
 from penstock.loadtest.machine.speeds import measure_speeds
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
         _show(console, settings.model, model_folder(settings.model), [])
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        in_a_process(save_135m, Path(folder))
+        in_a_process(save_shape, "135m", Path(folder))
         _show(console, "135M Llama shape, random weights", Path(folder), [])
     return 0
 

@@ -52,7 +52,7 @@ CASES = (
 def servers(given: Sequence[str]) -> list[Subject]:
     """Return the servers that words `name=http://host:port/v1` name. Raises BadOption."""
     return [
-        Subject(name, server(one), port=one.local_port)
+        Subject(name, server(one), url=one.base_url, port=one.local_port)
         for name, one in named_targets(given).items()
     ]
 

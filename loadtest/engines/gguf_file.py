@@ -30,7 +30,7 @@ _OF_LAYER = {
 
 
 def save_gguf(checkpoint: Path, file: Path, kind: Kind) -> None:
-    """Write a checkpoint, a folder of a Llama with a tied head as of `save_135m`, as GGUF."""
+    """Write a checkpoint, a folder of a Llama with a tied head as of `save_shape`, as GGUF."""
     config = AutoConfig.from_pretrained(checkpoint)
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_name(checkpoint.name)

@@ -4,6 +4,8 @@ Each runs in processes of its own, so that none inherits another's memory or thr
 with one short request, so that set-up on first use is not measured.
 """
 
+import json
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +15,7 @@ import uvloop
 
 from penstock.loadtest.engines.own import flags
 from penstock.loadtest.engines.system import serving
+from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.machine.apart import in_a_process
 from penstock.loadtest.requests.drive import drive, proved, warm_up
 from penstock.loadtest.requests.http_stream import Target, first_model
@@ -38,11 +41,17 @@ class Subject:
     settings: dict[str, object] = field(default_factory=dict)
     sampled: bool = False  # slow, so it gets only the first few requests
     is_beside: bool = False  # runs beside a neighbour that takes its share
-    port: int | None = None  # of a server that others started
+    url: str = ""  # of a server that others started
+    port: int | None = None  # of such a server on this machine
 
     @property
     def is_ours(self) -> bool:
         return self.measure in (llm, through_queue)
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether it is asked by HTTP, and not in process."""
+        return self.measure is through_queue or self.url != ""
 
 
 def llm(task: Task) -> Measurement:
@@ -73,6 +82,34 @@ def server(given: Target) -> Callable[[Task], Measurement]:
 
     def measure(task: Task) -> Measurement:
         return replace(uvloop.run(_ask(given, task, 0.0)), start_s=0.0)
+
+    return measure
+
+
+def vllm_in_process(python: Path) -> Callable[[Task], Measurement]:
+    """Return the function that measures vLLM's engine in process, by the Python that has it."""
+
+    def measure(task: Task) -> Measurement:
+        began_s = time.perf_counter()
+        requests = [{"prompt": one.prompt, "max_tokens": one.max_tokens} for one in task.requests]
+        asked = {"model": str(task.folder), "concurrency": task.concurrency, "requests": requests}
+        ended = subprocess.run(
+            [python, Path(__file__).with_name("vllm_in_process.py")],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ended.returncode:
+            raise CannotMeasure(f"--vllm: {(ended.stderr.splitlines() or ['it ended'])[-1]}")
+        told = json.loads(ended.stdout)
+        timelines = [
+            Timeline(told["begin_s"], len(one.prompt), tokens_s)
+            for one, tokens_s in zip(task.requests, told["tokens_s"], strict=True)
+        ]
+        begin_in_turn(timelines, task.concurrency)
+        start_s = told["first_token_s"] - began_s
+        return Measurement(timelines, told["wall_s"], told["cpu_s"], start_s)
 
     return measure
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.table import Table
@@ -43,6 +44,13 @@ class Row:
     def middle(self) -> Round:
         """Return the round with the median throughput; of an even number the worse one."""
         return sorted(self.rounds, key=lambda each: each.tokens_per_s)[(len(self.rounds) - 1) // 2]
+
+    def times(self, other: "Row") -> str:
+        """Return how many times the other's throughput it has, round by round, with the spread."""
+        pairs = zip(self.rounds, other.rounds, strict=False)
+        ratios = [one.tokens_per_s / two.tokens_per_s for one, two in pairs if two.tokens_per_s]
+        spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+        return f"{median(ratios):.2f}{spread} times"
 
 
 @dataclass(slots=True)

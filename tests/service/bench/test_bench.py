@@ -128,7 +128,9 @@ def test_models_stand_beside_transformers_modules(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = {"hidden_size": 72, "num_hidden_layers": 2, "vocab_size": 2000}
-    monkeypatch.setattr(models, "SHAPES", {"llama": models.SHAPES["llama"] | small})
+    family, shape = models.SHAPES["135m"]
+    monkeypatch.setattr(models, "SHAPES", {"135m": (family, shape | small)})
+    monkeypatch.setattr(models, "MODELS", ("135m",))
     monkeypatch.setattr(models, "EXPERTS", ((64, 32),))
     assert models.main(["--experts", "8", "--chosen", "2"]) == 0
     told = capsys.readouterr().out

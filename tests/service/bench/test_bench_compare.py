@@ -19,16 +19,25 @@ from test_bench_serve import ANSWERS, answering
 from torch import Tensor
 
 from penstock.loadtest import bench
-from penstock.loadtest.engines.subjects import begin_in_turn
+from penstock.loadtest.engines.cases import LLM, ONE_BY_ONE, QUEUE, servers
+from penstock.loadtest.engines.subjects import Subject, begin_in_turn, vllm_in_process
 from penstock.loadtest.machine.limit import Shape, limit_tokens_per_s, shape_of
 from penstock.loadtest.machine.neighbour import busy
 from penstock.loadtest.machine.speeds import Speeds, measure_speeds
-from penstock.loadtest.machine.usage import Neighbours, description, family, listener, module_of
+from penstock.loadtest.machine.usage import (
+    Neighbours,
+    description,
+    family,
+    listener,
+    module_of,
+    stopped,
+)
 from penstock.loadtest.report.tables import Round, Row
 from penstock.loadtest.requests.dataset import read, write
 from penstock.loadtest.requests.measurement import Measurement, Timeline
 from penstock.loadtest.requests.workload import Request, varied, workloads
 from penstock.worker.bundled.paths import BUNDLED_MODEL
+from worker_process import until
 
 
 @pytest.mark.slow
@@ -165,6 +174,47 @@ def test_the_middle_round_counts() -> None:
     assert Row("x", "", [one(1.0), Round(None, 0.0, 0, "it broke")]).middle.failure == "it broke"
 
 
+def test_ratios_are_of_the_same_rounds() -> None:
+    def row(name: str, *seconds: float) -> Row:
+        measured = [Measurement([Timeline(0.0, 1, [1.0])], each) for each in seconds]
+        return Row(name, "", [Round(each, 0.0, 0) for each in measured])
+
+    ours, other = row("ours", 1.0, 2.0, 4.0), row("other", 3.0, 4.0, 16.0)
+    assert ours.times(other) == "3.00 (2.00 to 4.00) times"
+    broken = Row("other", "", [Round(None, 0.0, 0, "it broke"), *other.rounds[1:]])
+    assert ours.times(broken) == "3.00 (2.00 to 4.00) times"
+    assert row("ours", 1.0).times(row("other", 1.5)) == "1.50 times"
+
+
+def test_like_is_compared_with_like() -> None:
+    """Over HTTP with what is asked over HTTP, in process with what is in process."""
+    [there] = servers(["there=http://127.0.0.1:9/v1"])
+    inside = Subject("inside", vllm_in_process(Path(sys.executable)))
+    assert [each.is_served for each in (LLM, QUEUE, there, inside, ONE_BY_ONE)] == [
+        False, True, True, False, False,
+    ]  # fmt: skip
+    assert there.port == 9 and servers(["x=http://elsewhere:9/v1"])[0].is_served
+
+
+def test_a_server_stands_still_with_its_children_while_another_is_measured() -> None:
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as server:
+        while len(family(server.pid)) < 2:
+            time.sleep(0.05)
+
+        def states() -> set[str]:
+            stats = [Path(f"/proc/{pid}/stat").read_text() for pid in family(server.pid)]
+            return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+        with stopped([server.pid, os.getpid()]):
+            until(lambda: states() == {"T"}, "both stand still")
+        until(lambda: "T" not in states(), "both go on")
+        assert server.stdin is not None
+        server.stdin.write(b"\n")
+        server.stdin.close()
+    assert server.returncode == 0
+
+
 def test_the_machine_knows_who_listens_and_how_much_memory_there_was() -> None:
     with answering(b"", 1) as server, Neighbours() as neighbours:
         assert listener(server.port) == os.getpid()
@@ -193,12 +243,16 @@ def test_a_neighbour_is_there_while_it_is_asked_for_and_no_longer() -> None:
 def test_the_files_are_for_any_engine(tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
-    assert bench.main(["files", "--folder", str(tmp_path), "--gguf"]) == 0
+    assert (
+        bench.main(["files", "--folder", str(tmp_path), "--gguf", "--shapes", "135m,64-experts"])
+        == 0
+    )
     for name, requests in workloads().items():
         assert read(tmp_path / f"{name}.jsonl", 1) == requests
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "135m")
     assert tokenizer.decode(tokenizer.encode("Hé, you")) == "Hé, you"
     assert len(tokenizer) == AutoConfig.from_pretrained(tmp_path / "135m").vocab_size
+    assert AutoConfig.from_pretrained(tmp_path / "64-experts").num_experts == 64
     assert len({tokenizer.decode([number]) for number in range(1000, 1100)}) == 100
     weights = load_file(tmp_path / "135m" / "model.safetensors")
     for name, error in ("135m.gguf", 0.0), ("135m-q8_0.gguf", 0.02):
@@ -229,6 +283,7 @@ BAD_OPTIONS = [
     (["--only", "nothing"], "cases are W 64, W 8"),
     (["--url", "http://x"], "name=http"),
     (["--url", "x=ftp://x"], "--url"),
+    (["--vllm", "/no/python"], "--vllm: /no/python is no Python"),
     (["--rounds", "0"], "--rounds"),
     (["--neighbour", "1.5"], "--neighbour"),
     (["--dataset-path", "/no/such", "--only", "file 1"], "No such file"),
