@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 QUEUE = "penstock:chores"
 MOST_CHORE_S = 50  # then arq cancels a chore; that of a killed process it holds 10 s longer
-AT_ONCE = 64
+AT_ONCE = 512  # most of them wait for receivers of webhooks
 ANSWER_S = 10.0  # within which Redis answers arq, else its connection is taken for broken
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 5.0  # before arq begins anew; twice as long after each failure
 

@@ -4,10 +4,11 @@ What is to be done is in the jobs' Redis. arq decides which process does it and 
 is made of the unit and its turn, so it is in arq's queue once, however often it is handed over.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from arq import cron
@@ -37,6 +38,7 @@ from penstock.schemas.redis.group_sync import Sync
 EVERY_S = 5  # how often lanes are swept, besides the workers' own sweeps
 RECONCILE_EVERY_MIN = 5
 LONG_AGO, KEPT_S = datetime.fromtimestamp(1, UTC), 86_400
+AT_ONCE = 64  # chores with work of their own; others wait for receivers
 RECONCILE_S = 10.0  # for one lane; the next time goes on where this one stopped
 _INCOMPLETE = {"length": "max_output_tokens", "budget": "budget"}
 _OF_RESPONSES = {"succeeded": "completed", "incomplete": "incomplete", "cancelled": "cancelled"}
@@ -57,6 +59,7 @@ class Chores:
     disk: Sync  # webhooks tell only what it says is on disk
     models_kept_days: float  # 0: for ever
     run: BatchRun | None  # None means that this process has no folder of files
+    busy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     def on_call(self) -> list[Function]:
         return [
@@ -111,17 +114,19 @@ class Chores:
         await self._each_lane(keep)
 
     async def deliver(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
-        """Send the due webhooks of one host."""
+        """Send one tenant's due webhooks to one host."""
         await self.postman.deliver(unit, turn)
 
     async def advance(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
         """Do one turn of one batch."""
         if self.run is not None:
-            await self.run.advance(unit, turn)
+            async with self.busy:
+                await self.run.advance(unit, turn)
 
     async def move_texts(self, ctx: dict[str, ArqRedis], unit: str, turn: int) -> None:
         """Move large texts of one tenant to disk."""
-        await self.to_disk.advance(unit, turn)
+        async with self.busy:
+            await self.to_disk.advance(unit, turn)
 
     async def keep_files(self, ctx: dict[str, ArqRedis]) -> None:
         if self.run is not None:

@@ -25,7 +25,7 @@ class Held:
 class Due:
     """The units of work of one kind. They are all in Redis: one that nobody takes stays due.
 
-    webhooks   a unit is a receiving host, an item a webhook
+    webhooks   a unit is a receiving host and, after a space, a tenant; an item is a webhook
     batches    a unit is a batch, an item a line whose job ended
     texts      a unit is a tenant, an item a job or a conversation with a text to be moved to disk
     """
@@ -38,9 +38,13 @@ class Due:
         """Make an item due after a delay. An item that is there already keeps its time."""
         await self._run("units/poke", unit, item, delay_ms)
 
-    async def units(self, most: int = 256) -> list[tuple[str, int]]:
-        """Return the units that are due, each with its turn, which `holding` takes."""
-        reply = [text.decode() for text in await self._run("units/due", most)]
+    async def units(self, most: int = 256, most_each: int = 64) -> list[tuple[str, int]]:
+        """Return the units that are due, each with its turn, which `holding` takes.
+
+        With those that are held there are at most `most_each` of one owner, as a tenant is of its
+        hosts.
+        """
+        reply = [text.decode() for text in await self._run("units/due", most, most_each)]
         return [(reply[at], int(reply[at + 1])) for at in range(0, len(reply), 2)]
 
     async def items(self, unit: str, most: int) -> list[str]:

@@ -9,8 +9,10 @@ import random
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from pydantic import JsonValue
 from pydantic_core import to_json
@@ -19,16 +21,19 @@ from penstock.gateway.tasks.due import Due
 from penstock.gateway.webhooks.outbound import NoAnswer, Outbound
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.process.fair_places import FairPlaces
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.wire import Report, read_or_none
 
 LISTED = 1000  # how many webhooks a tenant's list holds
 LIST_KEPT_S = 30 * 86_400  # how long the list is kept after its last webhook
-AT_ONCE = 8  # requests to one host
-HOST_LEASE_MS = 5000  # of a host, renewed while it is served
+AT_ONCE = 8  # requests of one tenant to one host
+HOST_AT_ONCE = 32  # requests of all tenants to one host
+TENANT_AT_ONCE, ALL_AT_ONCE = 64, 512  # requests of one tenant to all hosts, and of all tenants
+UNIT_LEASE_MS = 5000  # renewed while its webhooks are sent
 NEWS_S = 0.5  # how soon a new webhook joins those that are being sent
-WINDOW_S = 10.0  # how long one chore serves one host
+WINDOW_S = 10.0  # how long one chore serves one tenant at one host
 STATES = ("delivered", "failed", "pending")
 MOST_DELAY_S = 3600.0
 MOST_RETRY_AFTER_S = 86_400.0
@@ -139,7 +144,7 @@ class Webhooks:
         endpoints = await self.endpoints(occurrence.tenant)
         for receiver in dict.fromkeys([*([url] if url else []), *(one.url for one in endpoints)]):
             identity = short_digest(f"{occurrence.subject} {occurrence.type} {receiver}")
-            unit, webhook_id = host_of(receiver), f"wh_{identity}"
+            unit, webhook_id = f"{host_of(receiver)} {occurrence.tenant}", f"wh_{identity}"
             reply = await self._run(
                 "webhooks/notify",
                 webhook_id,
@@ -188,7 +193,11 @@ class Webhooks:
 
 
 class Postman(Webhooks):
-    """Sends the webhooks that are due, each host's on their own: a dead host delays no other."""
+    """Sends the webhooks that are due, each tenant's to each host on their own.
+
+    A dead host delays no other. Tenants that call one host, or many, get places in turn, and none
+    holds them all.
+    """
 
     def __init__(
         self, redis: Redis, outbound: Outbound, retries: RetrySchedule, timeout_s: float
@@ -197,26 +206,44 @@ class Postman(Webhooks):
         self._outbound = outbound
         self._retries = retries
         self._attempt_lease_ms = int(1000 * (timeout_s + 5))
+        self._all = FairPlaces(ALL_AT_ONCE, TENANT_AT_ONCE)
+        self._hosts = WeakValueDictionary[str, FairPlaces]()
 
     def use(self, outbound: Outbound, retries: RetrySchedule) -> None:
         """Send by these from now on; what is being sent goes on as it began."""
         self._outbound, self._retries = outbound, retries
 
     async def deliver(self, unit: str, turn: int) -> None:
-        """Send what is due for one host, for about `WINDOW_S` seconds. arq runs it as a chore."""
+        """Send one tenant's due webhooks to one host, for about `WINDOW_S` seconds, as a chore."""
         async with (
-            self.due.holding(unit, turn, HOST_LEASE_MS) as held,
+            self.due.holding(unit, turn, UNIT_LEASE_MS) as held,
             asyncio.TaskGroup() as requests,
         ):
-            until, tasks = time.monotonic() + WINDOW_S, set[asyncio.Task[None]]()
-            while held and time.monotonic() < until:
+            until, tasks = time.monotonic() + WINDOW_S, dict[str, asyncio.Task[None]]()
+            while held and (left_s := until - time.monotonic()) > 0:
                 for webhook_id in await self.due.items(unit, AT_ONCE - len(tasks)):
-                    tasks.add(requests.create_task(self._attempt(unit, webhook_id)))
+                    if webhook_id not in tasks:  # else it waits for a place
+                        attempt = self._attempt_in_turn(unit, webhook_id, left_s)
+                        tasks[webhook_id] = requests.create_task(attempt)
                 if not tasks:
                     return
-                _, tasks = await asyncio.wait(
-                    tasks, timeout=NEWS_S, return_when=asyncio.FIRST_COMPLETED
+                await asyncio.wait(
+                    tasks.values(), timeout=NEWS_S, return_when=asyncio.FIRST_COMPLETED
                 )
+                tasks = {each: task for each, task in tasks.items() if not task.done()}
+
+    async def _attempt_in_turn(self, unit: str, webhook_id: str, wait_s: float) -> None:
+        """Send a webhook, if it gets its places within `wait_s`."""
+        host, _, tenant = unit.partition(" ")
+        host_places = self._hosts.setdefault(host, FairPlaces(HOST_AT_ONCE, AT_ONCE))
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await held.enter_async_context(host_places.place(tenant))
+                    await held.enter_async_context(self._all.place(tenant))
+            except TimeoutError:
+                return
+            await self._attempt(unit, webhook_id)
 
     async def _attempt(self, unit: str, webhook_id: str) -> None:
         reply = await self._run("webhooks/attempt", webhook_id, unit, self._attempt_lease_ms)
@@ -277,11 +304,11 @@ def signed(webhook_id: str, timestamp: str, body: bytes, keys: Sequence[str]) ->
 def host_of(url: str) -> str:
     """Return the host and port of a URL, for which requests at once are limited.
 
-    A text that is no URL gives "none".
+    It holds no space. A text that is no URL gives "none".
     """
     try:
         parts = urlsplit(url)
-        return f"{parts.hostname}:{parts.port or 443}"
+        return f"{parts.hostname}:{parts.port or 443}".replace(" ", "")
     except ValueError:
         return "none"
 

@@ -3,8 +3,10 @@
 import asyncio
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,9 @@ from stage import (
 )
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "the secret of the sea"}]}
+
+
+SOON_S = 10.0  # long before a receiver that hangs is given up
 
 
 @dataclass
@@ -63,6 +68,18 @@ class House:
     def arrived(self, path: str, count: int) -> list[Post]:
         eventually(lambda: len(self.receiver.posts[path]) >= count)
         return self.receiver.posts[path]
+
+    def tell(self, tenant: str, urls: Sequence[str]) -> None:
+        """Make a webhook for each URL, each of another job of the tenant's."""
+
+        async def make() -> None:
+            async with Client.from_url(self.redis_url) as client:
+                webhooks = Webhooks(client.redis)
+                for number, url in enumerate(urls):
+                    event = Occurrence(tenant, "job.succeeded", f"{tenant}-{number}", 0, {})
+                    await webhooks.tell(event, url)
+
+        asyncio.run(make())
 
     def fates(self, path: str) -> list[tuple[str, int, str]]:
         """State, attempts and last answer of each webhook for a path."""
@@ -223,6 +240,39 @@ def test_a_dead_receiver_delays_no_other(house: House) -> None:
         house.submit("/alive")
     house.arrived("/alive", 5)
     assert house.dead.most_in_flight == 8
+
+
+def test_a_tenant_whose_receiver_hangs_delays_no_other_tenant_at_the_same_host(
+    house: House,
+) -> None:
+    house.dead.answers["/hangs"] = [Wait()] * 200
+    house.tell("hanging", [f"{house.dead.url}/hangs"] * 100)
+    eventually(lambda: len(house.dead.posts["/hangs"]) == 8)
+    house.tell("well", [f"{house.dead.url}/well"] * 20)
+    eventually(lambda: len(house.dead.posts["/well"]) == 20, within_s=SOON_S)
+    assert len(house.dead.posts["/hangs"]) == 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_tenant_of_many_hosts_that_hang_delays_no_other_tenant() -> None:
+    """Neither one of the same host, nor one with a host of its own."""
+    receiver = Receiver()
+    with socket.create_server(("0.0.0.0", 0), backlog=2048) as silent:
+        port = silent.getsockname()[1]
+        urls = [f"http://127.1.{at // 250}.{at % 250 + 1}:{port}" for at in range(600)]
+        allowed = ("--webhook-private", ",".join([receiver.url, *urls]))
+        with (
+            Server() as server,
+            HousekeepingProcess(server.url, *allowed, "--webhook-timeout-s", "30") as process,
+        ):
+            house = House(server.url, "", receiver, receiver)
+            house.tell("hanging", [*urls, *urls[:100] * 7])
+            eventually(lambda: "chores" in process.log.read_text())
+            time.sleep(5)
+            house.tell("well", [f"{receiver.url}/well"])
+            eventually(lambda: len(receiver.posts["/well"]) == 1, within_s=SOON_S)
+    receiver.close()
 
 
 def test_two_houses_send_each_webhook_once(house: House) -> None:
