@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.gateway.auth.keyring import KeyStore
-from penstock.gateway.client import Client
 from penstock.gateway.http.overview import look
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import InvalidJob, PenstockError, QueueUnreachable
@@ -83,7 +83,7 @@ async def _all(settings: DoctorSettings) -> list[Finding]:
 async def of_redis(settings: DoctorSettings) -> AsyncIterator[Finding]:
     """Look at the servers, their clock, what they hold, and the secret that checks its keys."""
     url = shown(settings.redis_url)
-    async with Client.from_url(settings.redis_url) as client:
+    async with QueueClient.from_url(settings.redis_url) as client:
         try:
             warnings = await check_servers(client.redis, settings.durability)
             for warning in warnings:

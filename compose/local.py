@@ -16,8 +16,8 @@ from rich.console import Console
 
 from penstock.compose.component import Component
 from penstock.compose.server import Server, ServerFailed
-from penstock.gateway.client import Client
 from penstock.gateway.http.listening import CannotListen, ListenSettings, close, listen, url_of
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.process.nearby import noted
@@ -194,7 +194,7 @@ class Stack:
         host = socket.gethostname()
         names = {(host, component.pid): name for name, component in self.components.items()}
         try:
-            async with Client.from_url(self.redis_url) as client:
+            async with QueueClient.from_url(self.redis_url) as client:
                 living = [one for queue in await client.queues() for one in await queue.workers()]
         except QueueUnreachable:  # each part says so itself
             return {}

@@ -21,8 +21,8 @@ from penstock.compose.local import NotReady, running
 from penstock.compose.serve import ServeSettings, handed_on
 from penstock.compose.server import ServerFailed
 from penstock.gateway.batches.offline import BatchProgress, FileTaken, OfflineBatch, WrongLines
-from penstock.gateway.client import Client
 from penstock.gateway.http.listening import CannotListen
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
@@ -122,16 +122,16 @@ async def _run(settings: RunBatchSettings | RunModelSettings) -> int:
 @asynccontextmanager
 async def _queue(
     settings: RunBatchSettings | RunModelSettings, console: Console
-) -> AsyncIterator[Client]:
+) -> AsyncIterator[QueueClient]:
     """Yield a client of the queue that is there, or of one that runs for this command alone."""
     if isinstance(settings, RunBatchSettings):
-        async with Client.from_url(settings.redis_url) as client:
+        async with QueueClient.from_url(settings.redis_url) as client:
             yield client
         return
     os.environ.update(handed_on(settings))
     secret = SecretStr(settings.make_secret().decode())
     settings = settings.model_copy(update={"server_secret": secret})
-    async with running(settings, console) as stack, Client.from_url(stack.redis_url) as client:
+    async with running(settings, console) as stack, QueueClient.from_url(stack.redis_url) as client:
         stack.quiet = True  # the bar has the terminal
         yield client
 

@@ -1,12 +1,13 @@
-"""The client for code without an event loop. It runs `Client` on a loop in a thread of its own."""
+"""The client for code without an event loop. It runs a client on a loop in a thread of its own."""
 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import wraps
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.job import DEFAULT_TENANT
 
 P = ParamSpec("P")
@@ -14,18 +15,19 @@ R = TypeVar("R")
 
 
 def _waits(
-    method: Callable[Concatenate[Client, P], Coroutine[None, None, R]],
+    method: Callable[Concatenate[QueueClient, P], Coroutine[None, None, R]],
 ) -> Callable[Concatenate["SyncClient", P], R]:
+    @wraps(method)
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._wait(method(self._client, *args, **kwargs))
 
-    call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
 
 
 def _iterates(
-    method: Callable[Concatenate[Client, P], AsyncGenerator[R, None]],
+    method: Callable[Concatenate[QueueClient, P], AsyncGenerator[R, None]],
 ) -> Callable[Concatenate["SyncClient", P], Iterator[R]]:
+    @wraps(method)
     def call(self: "SyncClient", /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         events = method(self._client, *args, **kwargs)
         try:
@@ -37,7 +39,6 @@ def _iterates(
         finally:
             self._wait(events.aclose())
 
-    call.__name__, call.__doc__ = method.__name__, method.__doc__
     return call
 
 
@@ -48,20 +49,21 @@ class SyncClient:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._client = Client.from_url(url, tenant)
+        self._client = QueueClient.from_url(url, tenant)
 
     @classmethod
     def from_url(cls, url: str, tenant: str = DEFAULT_TENANT) -> Self:
+        """Make a client, as the class itself does."""
         return cls(url, tenant)
 
-    enqueue = _waits(Client.enqueue)
-    stream = _iterates(Client.stream)
-    result = _waits(Client.result)
-    cancel = _waits(Client.cancel)
-    status = _waits(Client.status)
-    recent = _waits(Client.recent)
-    delete = _waits(Client.delete)
-    models = _waits(Client.models)
+    enqueue = _waits(QueueClient.enqueue)
+    stream = _iterates(QueueClient.stream)
+    result = _waits(QueueClient.result)
+    cancel = _waits(QueueClient.cancel)
+    status = _waits(QueueClient.status)
+    recent = _waits(QueueClient.recent)
+    delete = _waits(QueueClient.delete)
+    models = _waits(QueueClient.models)
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +77,7 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
+        """Close the connections and end the thread."""
         self._wait(self._client.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -33,7 +33,7 @@ from penstock.gateway.batches.lines import (
     refused,
 )
 from penstock.gateway.batches.order import in_groups
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import Outcome
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, Unavailable
 from penstock.schemas.event import Usage
@@ -91,7 +91,7 @@ class OfflineBatch:
     model    of lines that name none
     """
 
-    client: Client
+    client: QueueClient
     source: Path
     sink: Path
     at_once: int

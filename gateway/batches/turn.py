@@ -32,10 +32,10 @@ from penstock.gateway.batches.lines import (
 )
 from penstock.gateway.batches.order import PlacedLine, read_order, write_order
 from penstock.gateway.batches.parts import Parts, Written, closing, part_path, writing
-from penstock.gateway.client import Client
 from penstock.gateway.files.files import FileRecord, Files
 from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.due import Held
 from penstock.gateway.tasks.outbox import Note
 from penstock.gateway.webhooks.webhooks import Occurrence, Webhooks
@@ -61,7 +61,7 @@ class BatchTools:
     window   the most lines of a batch that are in the queue at once
     """
 
-    client: Client
+    client: QueueClient
     files: Files
     batches: Batches
     webhooks: Webhooks

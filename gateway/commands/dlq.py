@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.dead_letters import DeadLetters
 from penstock.schemas.delivery import DeadLetter
 
@@ -26,7 +26,7 @@ USAGE = "usage: penstock dlq list | show ID | requeue ID | drop ID [--flag VALUE
 
 
 class DlqCommand(OperatorCommand):
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         raise NotImplementedError
 
 
@@ -42,7 +42,7 @@ class ListDead(DlqCommand):
 
     most: int = Field(100, ge=1, le=1000, description="of each lane")
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         letters, num_dropped = await DeadLetters(client).newest(self.most)
         if self.as_json:
             shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
@@ -60,7 +60,7 @@ class Show(OfOne):
         DUMPS, description="where workers of this machine leave files of crashes"
     )
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         letter, job = await DeadLetters(client).get(self.job_id)
         told: dict[str, JsonValue] = letter.model_dump(mode="json", by_alias=True) | {
             "crash_dumps": [str(path) for path in self.dumps(letter)],
@@ -88,7 +88,7 @@ class Show(OfOne):
 class Requeue(OfOne):
     """Submit a job again, under an id that is made from its own, and remove its dead letter."""
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         again = await DeadLetters(client).requeue(self.job_id)
         self.say({"requeued_as": again}, f"{self.job_id} was submitted again as {again}")
 
@@ -96,7 +96,7 @@ class Requeue(OfOne):
 class Drop(OfOne):
     """Delete a dead letter, and the request that is kept with it."""
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         await DeadLetters(client).drop(self.job_id)
         self.say({"dropped": True}, f"{self.job_id} was dropped")
 
@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _run(asked: DlqCommand) -> None:
-    async with Client.from_url(asked.redis_url) as client:
+    async with QueueClient.from_url(asked.redis_url) as client:
         await asked.run(client)
 
 

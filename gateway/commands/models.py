@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.http.overview import look, models
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.known_models import KnownModels
 
 USAGE = "usage: penstock models list | remove MODEL [--flag VALUE ...]"
@@ -20,14 +20,14 @@ FIGURES = ("context", "num_workers", "num_queued", "num_running")
 
 
 class ModelsCommand(OperatorCommand):
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         raise NotImplementedError
 
 
 class ListModels(ModelsCommand):
     """List the models, also those that no worker serves now."""
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         found = models(await look(client))
         if self.as_json:
             print(
@@ -53,7 +53,7 @@ class RemoveModel(ModelsCommand):
 
     model: CliPositionalArg[str] = Field(description="as `penstock models list` shows it")
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         await KnownModels(client).remove(self.model)
         told = {"model": self.model, "removed": True}
         print(json.dumps(told) if self.as_json else f"{self.model} was removed")
@@ -63,7 +63,7 @@ COMMANDS: dict[str, type[ModelsCommand]] = {"list": ListModels, "remove": Remove
 
 
 async def _run(command: ModelsCommand) -> None:
-    async with Client.from_url(command.redis_url) as client:
+    async with QueueClient.from_url(command.redis_url) as client:
         await command.run(client)
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.fleet import Fleet
 from penstock.schemas.openai import JsonObject
 
@@ -72,7 +72,7 @@ COMMANDS: dict[str, type[QueuesCommand]] = {
 
 
 async def _run(command: QueuesCommand) -> None:
-    async with Client.from_url(command.redis_url) as client:
+    async with QueueClient.from_url(command.redis_url) as client:
         await command.run(Fleet(client))
 
 

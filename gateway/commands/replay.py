@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import CommandRefused, run
 from penstock.gateway.files.settings import StorageSettings, disk_texts_of
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import JobGone
 from penstock.schemas.event import Choice
 from penstock.schemas.job import DEFAULT_TENANT, Job
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def _replay(settings: ReplaySettings, differs: list[bool]) -> None:
     texts = disk_texts_of(settings)
-    async with Client.from_url(settings.redis_url, texts=texts) as client:
+    async with QueueClient.from_url(settings.redis_url, texts=texts) as client:
         job_id = f"job_{settings.job_id.partition('job_')[2]}"
         try:
             job = await client.request(job_id, settings.tenant)

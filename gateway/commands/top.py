@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import run
 from penstock.gateway.files.storage_accounts import StorageAccounts, StorageUse
 from penstock.gateway.http.overview import look, models, workers
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.process.nearby import ANYWHERE
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _show(settings: TopSettings, console: Console) -> None:
-    async with Client.from_url(settings.redis_url) as client:
+    async with QueueClient.from_url(settings.redis_url) as client:
         lanes, accounts = await look(client), StorageAccounts(client.redis)
         stored = await _stored(accounts)
         if settings.as_json:

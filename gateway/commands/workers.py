@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.gateway.client import Client
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.http.overview import look, workers
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.fleet import Fleet
 from penstock.schemas.model import WorkerOrder
 
@@ -24,14 +24,14 @@ USAGE = (
 
 
 class WorkersCommand(OperatorCommand):
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         raise NotImplementedError
 
 
 class ListWorkers(WorkersCommand):
     """List all workers, with their state; `penstock top` shows them as they change."""
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         found = workers(await look(client))
         if self.as_json:
             print(json.dumps(found))
@@ -49,7 +49,7 @@ class TellWorker(WorkersCommand):
     order: ClassVar[WorkerOrder]
     worker: CliPositionalArg[str] = Field(description="as `penstock workers list` shows it")
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         await Fleet(client).tell(self.worker, self.order)
         told = {"worker": self.worker, "told": self.order}
         print(json.dumps(told) if self.as_json else f"{self.worker} was told to {self.order}")
@@ -80,7 +80,7 @@ class WakeWorker(TellWorker):
 class ResetPrefixCaches(WorkersCommand):
     """Let all workers forget what they have computed: no later job finds it in a cache."""
 
-    async def run(self, client: Client) -> None:
+    async def run(self, client: QueueClient) -> None:
         told = await Fleet(client).reset_prefix_caches()
         print(json.dumps({"workers": told}) if self.as_json else f"{len(told)} workers were told")
 
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _run(asked: WorkersCommand) -> None:
-    async with Client.from_url(asked.redis_url) as client:
+    async with QueueClient.from_url(asked.redis_url) as client:
         await asked.run(client)
 
 

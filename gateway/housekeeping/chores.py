@@ -20,10 +20,10 @@ from pydantic import JsonValue
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.run import BatchRun
-from penstock.gateway.client import Client
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.housekeeping.reconcile import Reconciler
 from penstock.gateway.housekeeping.to_disk import ToDisk
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.conversation import ConversationLocked, ConversationNotFound
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.tasks.due import Due
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 class Chores:
     """The chores of one process, and the objects that they share."""
 
-    client: Client
+    client: QueueClient
     postman: Postman
     batches: Batches
     conversations: Conversations

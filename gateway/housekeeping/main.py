@@ -13,7 +13,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from penstock.gateway.batches.batches import Batches
 from penstock.gateway.batches.run import BatchRun
-from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files, FilesSettings
 from penstock.gateway.files.settings import disk_texts_of
 from penstock.gateway.files.storage import NoSuchStore
@@ -23,6 +22,7 @@ from penstock.gateway.housekeeping.arq_redis import arq_settings
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler
 from penstock.gateway.housekeeping.to_disk import ToDisk
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.webhooks.outbound import Outbound, OutboundSettings
 from penstock.gateway.webhooks.webhooks import Postman, RetrySchedule
@@ -115,7 +115,7 @@ def _run(argv: list[str]) -> int:
     except UnfitServer as error:
         log.error("%s", error)
         return NEVER_STARTS
-    client = Client.from_url(settings.redis_url, texts=disk_texts_of(settings))
+    client = QueueClient.from_url(settings.redis_url, texts=disk_texts_of(settings))
     postman = _postman(client, settings)
     try:
         chores = _chores(client, postman, settings)
@@ -158,12 +158,12 @@ async def _reached(settings: HousekeepingSettings) -> None:
                 await check_when_reached(redis)
 
 
-def _postman(client: Client, settings: HousekeepingSettings) -> Postman:
+def _postman(client: QueueClient, settings: HousekeepingSettings) -> Postman:
     outbound = Outbound(settings)
     return Postman(client.redis, outbound, settings.retries, settings.webhook_timeout_s)
 
 
-def _chores(client: Client, postman: Postman, settings: HousekeepingSettings) -> Chores:
+def _chores(client: QueueClient, postman: Postman, settings: HousekeepingSettings) -> Chores:
     """Return the chores of this process. Raises OSError where its folder cannot be used."""
     conversations, batches, run = Conversations(client), Batches(client.redis), None
     if settings.files_folder is not None:

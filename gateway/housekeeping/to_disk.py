@@ -4,8 +4,8 @@ import asyncio
 import logging
 import time
 
-from penstock.gateway.client import Client
 from penstock.gateway.follow.large_texts import TextLost
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.tasks.due import Due
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, QueueUnreachable
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class ToDisk:
     """The chore. A tenant's texts have one turn at a time; tenants' turns may run side by side."""
 
-    def __init__(self, client: Client, conversations: Conversations) -> None:
+    def __init__(self, client: QueueClient, conversations: Conversations) -> None:
         self.due = Due(client.redis, "texts")
         self._client = client
         self._conversations = conversations

@@ -12,7 +12,6 @@ from fastapi import Depends, Request, Response
 from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.batches.batches import Batches
-from penstock.gateway.client import REMEMBER_S, Client
 from penstock.gateway.files.files import Files
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.files.uploads import Uploads
@@ -23,6 +22,7 @@ from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai.stored_chats import StoredChats
+from penstock.gateway.queue_client import REMEMBER_S, QueueClient
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.webhooks.outbound import Outbound
 from penstock.gateway.webhooks.webhooks import Webhooks
@@ -45,7 +45,7 @@ MADE_S = 3600  # what is to be kept counts as stored for so long besides, while 
 @dataclass(frozen=True, slots=True)
 class Gateway:
     settings: GatewaySettings
-    client: Client
+    client: QueueClient
     shares: Shares
     metrics: Metrics
     version: str

@@ -12,9 +12,9 @@ import secrets
 from fastapi import Request
 from pydantic import BaseModel
 
-from penstock.gateway.client import REMEMBER_S, check_idempotency_key
 from penstock.gateway.http.context import IDEMPOTENCY_KEY, Gateway
 from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.queue_client import REMEMBER_S, check_idempotency_key
 from penstock.schemas.errors import IdempotencyMismatch
 from penstock.schemas.keys import CHORES, short_digest
 from penstock.schemas.redis.connection import Connection

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from penstock.gateway.auth.access import Caller
-from penstock.gateway.client import Client
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.http.lane_metrics import (
     LaneReport,
@@ -18,6 +17,7 @@ from penstock.gateway.http.lane_metrics import (
     tallied,
     workers_of_models,
 )
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas import names
 from penstock.schemas.delivery import WorkerStatus
@@ -71,7 +71,7 @@ class _Shared(Generic[T]):
 class Overview:
     """Tells a caller what runs, and how its own jobs stand."""
 
-    def __init__(self, client: Client, version: str) -> None:
+    def __init__(self, client: QueueClient, version: str) -> None:
         self._client = client
         self._version = version
         self._shared = _Shared(self._look)
@@ -144,7 +144,7 @@ class Overview:
         return [job.model_dump(mode="json", exclude_none=True) for job in jobs]
 
 
-async def look(client: Client) -> list[LaneReport]:
+async def look(client: QueueClient) -> list[LaneReport]:
     """Return the state of every lane of every model."""
     cards = await client.models()
     return [
@@ -159,7 +159,7 @@ async def look(client: Client) -> list[LaneReport]:
     ]
 
 
-async def num_workers(client: Client) -> Mapping[str, int]:
+async def num_workers(client: QueueClient) -> Mapping[str, int]:
     """Return how many workers of each model live. A lane that cannot be asked now has none."""
     queues = await client.queues()
     listed = await asyncio.gather(*[each.workers() for each in queues], return_exceptions=True)

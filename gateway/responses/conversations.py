@@ -10,11 +10,11 @@ from itertools import chain
 
 from pydantic import JsonValue, TypeAdapter
 
-from penstock.gateway.client import Client
 from penstock.gateway.files.storage_accounts import NO_QUOTA, refuse_above
 from penstock.gateway.follow.large_texts import LARGE_BYTES, TextLost, text_of
 from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.to_job import job_message
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.answers import response_answer
 from penstock.gateway.responses.conversation import (
     MOST_OF_TENANT,
@@ -64,7 +64,7 @@ class Conversations:
     most_bytes  of a conversation's items; one that has as many takes no more
     """
 
-    def __init__(self, client: Client, kept_s: int = 0, most_bytes: int = 0) -> None:
+    def __init__(self, client: QueueClient, kept_s: int = 0, most_bytes: int = 0) -> None:
         self._client = client
         self._connection = Connection(client.redis)
         self._kept_s = kept_s

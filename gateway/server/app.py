@@ -19,7 +19,6 @@ from penstock.gateway.auth.keyring import Keyring, KeyStore
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.auth.web_pages import WebPages
 from penstock.gateway.batches.batches import Batches
-from penstock.gateway.client import Client
 from penstock.gateway.files.files import Files
 from penstock.gateway.files.settings import disk_texts_of
 from penstock.gateway.files.storage import NoSuchStore
@@ -34,6 +33,7 @@ from penstock.gateway.http.open_reads import OpenReads
 from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai.stored_chats import StoredChats
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.routes import admin as admin_routes
 from penstock.gateway.routes import batches as batch_routes
@@ -90,7 +90,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     settings of which those that are RELOADABLE are in force at once; it raises BadSecret where
     nobody would be let in by them.
     """
-    client = Client.from_url(
+    client = QueueClient.from_url(
         settings.redis_url,
         max_queued=settings.max_num_queued_reqs,
         max_queued_tokens=settings.max_num_queued_tokens,

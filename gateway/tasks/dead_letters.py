@@ -1,6 +1,6 @@
 """The dead letters of all lanes: jobs that were given up, for commands and for routes."""
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import DeadLetter, Outcome
 from penstock.schemas.errors import JobNotFound, QueueFull
 from penstock.schemas.job import Job
@@ -9,7 +9,7 @@ from penstock.schemas.queue.queue import Queue
 
 
 class DeadLetters:
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: QueueClient) -> None:
         self._client = client
 
     async def newest(self, most: int) -> tuple[list[DeadLetter], int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import JobNotFound, ModelNotFound, PenstockError
 from penstock.schemas.model import WorkerOrder
 from penstock.schemas.openai import JsonObject
@@ -20,7 +20,7 @@ class WorkerNotFound(JobNotFound):
 class Fleet:
     """Pauses and resumes the queue of a model, which is all of its lanes; gives workers orders."""
 
-    client: Client
+    client: QueueClient
 
     async def queues(self) -> list[JsonObject]:
         """Return what each model's queue holds."""

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.gateway.client import Client
 from penstock.gateway.follow.lanes import CARDS_S
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import ModelInUse, ModelNotFound, PenstockError
 from penstock.schemas.keys import CHORES
 from penstock.schemas.queue.queue import LaneUse, Queue
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class KnownModels:
     """The models that have a card, and the end of those that nobody uses."""
 
-    client: Client
+    client: QueueClient
 
     async def remove(self, name: str) -> None:
         """Take a model from the list, with its dead letters and what is left of its lanes.

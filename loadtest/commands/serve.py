@@ -15,7 +15,7 @@ import uvloop
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.loadtest.engines.own import OwnSettings, flags
 from penstock.loadtest.engines.system import serving, system
 from penstock.loadtest.errors import BadOption
@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
 async def _server(settings: BenchServeSettings) -> AsyncIterator[LoadedServer]:
     is_queue, url = settings.backend == "penstock-sdk", settings.base_url
     if url is not None and is_queue:
-        async with Client.from_url(url) as client:
+        async with QueueClient.from_url(url) as client:
             yield QueueTarget(client, url)
     elif url is not None:
         yield target(url)

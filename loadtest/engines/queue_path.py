@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.loadtest.engines.system import System, system
 from penstock.loadtest.requests.drive import drive, proved
 from penstock.loadtest.requests.measurement import Measurement, Timeline
@@ -61,7 +61,7 @@ async def delivery(num_streams: int, num_tokens: int) -> Figures:
     return _percentiles([late_s * 1e3 for late_s in made]) | costs
 
 
-async def _arrivals(client: Client, number: int, num_tokens: int) -> list[float]:
+async def _arrivals(client: QueueClient, number: int, num_tokens: int) -> list[float]:
     """Return the times at which the tokens of one stream came."""
     came: list[float] = []
     prompt = f"stream {number:03d}"
@@ -102,7 +102,9 @@ async def _read_http(port: int, num_tokens: int) -> None:
 
 
 @asynccontextmanager
-async def _lane(durability: Durability = "server") -> AsyncIterator[tuple[Client, WorkerQueue]]:
+async def _lane(
+    durability: Durability = "server",
+) -> AsyncIterator[tuple[QueueClient, WorkerQueue]]:
     """Yield a client and the queue of a lane, whose one worker is this process.
 
     The worker's side has a connection of its own. Where answers wait for the disk, it is written
@@ -118,7 +120,7 @@ async def _lane(durability: Durability = "server") -> AsyncIterator[tuple[Client
                 while b"master_link_status:up" not in str(await redis.call("INFO")).encode():
                     await asyncio.sleep(0.1)
         async with (
-            Client.from_url(server.url, durability=durability) as client,
+            QueueClient.from_url(server.url, durability=durability) as client,
             connect(server.url) as redis,
         ):
             await Registry(redis).register(ModelCard(name=MODEL))

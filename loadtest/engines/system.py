@@ -16,7 +16,7 @@ from functools import partial
 from urllib.error import URLError
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.machine.usage import cpu_s, family, module_of
 from penstock.schemas.process.parent import end_with_parent
@@ -95,7 +95,7 @@ async def system(*worker_flags: str, num_workers: int = 1) -> AsyncIterator["Sys
         flags = ("--redis-url", server.url, *worker_flags)
         workers = [Part("worker", *flags) for _ in range(num_workers)]
         try:
-            async with Client.from_url(server.url) as client:
+            async with QueueClient.from_url(server.url) as client:
                 await _until_served(client, workers)
                 yield System(server, workers, client)
         finally:
@@ -104,7 +104,7 @@ async def system(*worker_flags: str, num_workers: int = 1) -> AsyncIterator["Sys
 
 
 class System:
-    def __init__(self, server: Server, workers: list[Part], client: Client) -> None:
+    def __init__(self, server: Server, workers: list[Part], client: QueueClient) -> None:
         self.server = server
         self.workers = workers
         self.client = client
@@ -159,7 +159,7 @@ def _serves(url: str) -> bool:
         return False
 
 
-async def _until_served(client: Client, workers: list[Part]) -> None:
+async def _until_served(client: QueueClient, workers: list[Part]) -> None:
     until = time.monotonic() + START_S
     while time.monotonic() < until:
         for part in workers:

@@ -5,7 +5,7 @@ import time
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.requests.measurement import Depth, Timeline
 from penstock.loadtest.requests.tokens import SeenPiece
@@ -23,7 +23,7 @@ from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 class QueueTarget:
     """The queue of a Redis server. It serves every model that has a worker there."""
 
-    client: Client
+    client: QueueClient
     base_url: str
 
     async def first_model(self) -> str:

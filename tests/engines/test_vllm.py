@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from engine_stages import THEIRS, EngineStage, answers
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Result
 from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_MODEL
@@ -42,7 +42,7 @@ def ours() -> LLM:
 def results(stage: EngineStage, params: SamplingParams) -> list[Result]:
     found = []
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         for prompt in PROMPTS:
             result = await client.result(await client.enqueue(prompt, params=params))
             assert result is not None

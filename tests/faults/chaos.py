@@ -51,7 +51,7 @@ from faults.processes import AppendFsync, System
 from faults.schedule import KINDS, Fault, Schedule, inject, schedule
 from faults.tenants import SECRET, Tenant, check_accounts, check_apart, enroll, used
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.redis.group_sync import Durability
 
 WORKER = (
@@ -156,7 +156,7 @@ async def run_schedule(
         ended_before = num_ended(store, system.lane)
     system.note_written()
     url, durability = system.proxies[0].url, system.durability
-    async with Client.from_url(url, durability=durability) as sdk:
+    async with QueueClient.from_url(url, durability=durability) as sdk:
         chance = random.Random(plan.seed)
         callers = Callers(
             system.name,

@@ -12,7 +12,7 @@ from typing import Protocol
 import httpx
 
 from faults.told import Ask, Broken, Told
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, StreamDiverged
 from penstock.schemas.event import EVENT, ErrorBody, Failed
@@ -47,7 +47,7 @@ class Callers:
         self,
         model: str,
         gateways: Callable[[], list[str]],
-        sdk: Client,
+        sdk: QueueClient,
         chance: random.Random,
         tenants: Sequence[Tenant] = (),
         may_lose: bool = False,

@@ -4,7 +4,7 @@ The table is the TOML files of `tests/faults/mutants/`, one file an area, each a
 
     [[mutant]]
     defence = "what is taken out, in words"
-    at = "Client.enqueue"       # a function, method or class; or a file: "url.py", "lane.lua"
+    at = "QueueClient.enqueue"  # a function, method or class; or a file: "url.py", "lane.lua"
     old = '''statements, or a part of one, that occur exactly once there'''
     new = '''what stands there instead'''
     test = "tests/test_x.py::test_that_must_fail"   # words for pytest as a shell's; one is best

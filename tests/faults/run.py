@@ -19,7 +19,7 @@ from faults.invariants import (
 from faults.load import Callers
 from faults.processes import System
 from faults.told import Ask, Told
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 
 LOOK_S = 0.01
@@ -93,7 +93,7 @@ async def _run(
     model: str,
     may_lose: bool,
 ) -> list[Told]:
-    async with Client.from_url(system.url, durability=system.durability) as sdk:
+    async with QueueClient.from_url(system.url, durability=system.durability) as sdk:
         chance = random.Random(1)
         callers = Callers(model, system.gateway_urls, sdk, chance, may_lose=may_lose)
         try:

@@ -12,7 +12,7 @@ from faults.invariants import check_ledger, ledger
 from faults.load import Callers
 from faults.told import Told
 from penstock.gateway.auth.keyring import KeyStore
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account
 from penstock.schemas.api_key import ApiKey
 from penstock.schemas.errors import JobNotFound
@@ -52,7 +52,7 @@ def enroll(url: str) -> list[Tenant]:
     return asyncio.run(main())
 
 
-async def check_apart(callers: Callers, sdk: Client, tenants: Sequence[Tenant]) -> None:
+async def check_apart(callers: Callers, sdk: QueueClient, tenants: Sequence[Tenant]) -> None:
     """Nobody finds another's job: not by the SDK, and not with its key at a gateway."""
     for number, told in enumerate(callers.told):
         other = tenants[(told.ask.tenant + 1) % len(tenants)]

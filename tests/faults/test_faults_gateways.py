@@ -12,7 +12,7 @@ import redis
 from faults.processes import System, until
 from faults.run import asks, run
 from faults.told import Ask
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 
 WORKER = ("--fake-step-ms", "10", "--max-num-seqs", "128", "--orphan-grace-ms", "3000")
 
@@ -54,7 +54,10 @@ def test_foreground_jobs_of_a_killed_gateway_end_when_nobody_comes_back(system):
     async def open_streams() -> None:
         body = {"model": "fake", "prompt": "long", "max_tokens": 5000, "stream": True}
         body |= {"ignore_eos": True}
-        async with httpx.AsyncClient(timeout=60) as http, Client.from_url(system.url) as client:
+        async with (
+            httpx.AsyncClient(timeout=60) as http,
+            QueueClient.from_url(system.url) as client,
+        ):
             streams = [
                 await http.send(
                     http.build_request("POST", f"{killed.url}/v1/completions", json=body),
@@ -87,7 +90,7 @@ def test_a_caller_that_hangs_up_during_a_giant_prefill_frees_the_worker(system):
     engine = system.workers[0].child("penstock.worker.engine_process")
 
     async def main() -> None:
-        async with Client.from_url(system.url) as client, httpx.AsyncClient() as http:
+        async with QueueClient.from_url(system.url) as client, httpx.AsyncClient() as http:
             [queue] = await client.queues()
             os.kill(engine, signal.SIGSTOP)  # the prefill takes for ever
             asking = asyncio.create_task(http.post(f"{url}/v1/completions", json=body))

@@ -15,9 +15,9 @@ from arq.connections import ArqRedis
 
 from faults.processes import System
 from penstock.compose.server import free_port
-from penstock.gateway.client import Client
 from penstock.gateway.housekeeping.arq_loop import keep_running, run_chores
 from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.webhooks.webhooks import Occurrence, Webhooks
 from penstock.schemas.model import ModelCard
 from penstock.schemas.queue.registry import Registry
@@ -85,7 +85,7 @@ def test_two_housekeepings_outlive_an_outage(
 
 async def end_of_what_expires(url: str, hook: str) -> str:
     """Make work for housekeeping: a job that it has to end, and a webhook to send."""
-    async with Client.from_url(url) as client:
+    async with QueueClient.from_url(url) as client:
         await Registry(client.redis).register(ModelCard(name="idle"))
         job = await client.enqueue("x", model="idle", background=True, timeout_ms=1)
         await Webhooks(client.redis).tell(

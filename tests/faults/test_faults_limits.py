@@ -25,7 +25,7 @@ from faults.load import Callers
 from faults.processes import System, until
 from faults.tenants import Tenant
 from faults.told import Ask
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account
 from penstock.worker.engine.fake import Stamps
 
@@ -80,7 +80,7 @@ async def flood(system: System, tenant: Tenant, store: redis.Redis) -> tuple[int
     asks = [
         Ask(f"call {number:03}", seed=number, max_tokens=TOKENS) for number in range(NUM_FAITHFUL)
     ]
-    async with Client.from_url(system.url) as sdk:
+    async with QueueClient.from_url(system.url) as sdk:
         callers = Callers(system.name, system.gateway_urls, sdk, random.Random(1), [tenant])
         try:
             async with asyncio.TaskGroup() as parts:

@@ -16,7 +16,7 @@ import judges
 import tokenizers_made
 from faults.invariants import check_ledger, check_leftovers, check_logs, wait_until_idle
 from faults.processes import PATIENCE_S, System
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import Started
 from penstock.schemas.event import EVENT, Delta, Result
 from penstock.schemas.job import Job
@@ -156,7 +156,7 @@ def left_to_do(store: redis.Redis, lane: Lane, jobs: dict[str, RequestOutput]) -
 
 async def work_done(system: System, expected: Work) -> Work:
     """As the worker tells it, at least what is expected; its last beat may be some time ago."""
-    async with Client.from_url(system.url) as client:
+    async with QueueClient.from_url(system.url) as client:
         [queue] = await client.queues()
         found = Work(0, 0)
         for _ in range(100):
@@ -172,14 +172,14 @@ async def work_done(system: System, expected: Work) -> Work:
 
 
 async def submit(system: System, asked: list[tuple[str, SamplingParams]]) -> list[str]:
-    async with Client.from_url(system.url) as client:
+    async with QueueClient.from_url(system.url) as client:
         return [
             await client.enqueue(prompt, params=params, background=True) for prompt, params in asked
         ]
 
 
 async def results(system: System, job_ids: list[str]) -> list[Result | None]:
-    async with Client.from_url(system.url) as client:
+    async with QueueClient.from_url(system.url) as client:
         return [await client.result(job_id, wait=False) for job_id in job_ids]
 
 
@@ -343,7 +343,7 @@ def test_more_jobs_than_kv_blocks_take_turns_and_end_whole(judge):
 
 async def num_preemptions(system: System) -> int:
     """As the worker's next beat tells it."""
-    async with Client.from_url(system.url) as client:
+    async with QueueClient.from_url(system.url) as client:
         [queue] = await client.queues()
         for _ in range(300):
             [status] = await queue.workers()

@@ -14,7 +14,7 @@ from faults.invariants import check_ledger, check_leftovers, ledger
 from faults.processes import System, until
 from faults.run import asks, run
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import JobNotFound
 
 WORKER = ("--fake-step-ms", "10", "--max-num-seqs", "16")
@@ -109,7 +109,7 @@ def test_restarted_empty_it_is_found_empty_and_serves_again(tmp_path):
         system.ready()
 
         async def lose() -> None:
-            async with Client.from_url(system.url) as client:
+            async with QueueClient.from_url(system.url) as client:
                 lost = [
                     await client.enqueue(f"lost {number}", max_tokens=2000, ignore_eos=True)
                     for number in range(4)

@@ -17,7 +17,7 @@ import redis
 from faults.proxy import Proxy
 from paths import ROOT
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import EVENT, Event, Result
 from penstock.schemas.keys import Lane
 from penstock.schemas.script import script_text
@@ -87,7 +87,7 @@ def by_sdk(url: str, job_id: str) -> list[Event]:
     """What the SDK reads of the same job."""
     events: list[Event] = []
 
-    async def read(client: Client) -> None:
+    async def read(client: QueueClient) -> None:
         events.extend([event async for event in client.stream(job_id)])
 
     ask(url, read)
@@ -98,7 +98,7 @@ def answer_of_sdk(url: str, **params: Any) -> Result:
     """What the SDK gets for the same prompt under the same parameters."""
     results: list[Result | None] = []
 
-    async def enqueue(client: Client) -> None:
+    async def enqueue(client: QueueClient) -> None:
         job_id = await client.enqueue("Once upon a time", background=True, **params)
         results.append(await client.result(job_id))
 

@@ -19,7 +19,7 @@ from typing import Self
 
 from other_server import OtherServer
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta, Done, Failed
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
@@ -116,7 +116,7 @@ class Reader:
     end: Done | Failed | None = None
     has_read: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def follow(self, client: Client, job_id: str) -> None:
+    async def follow(self, client: QueueClient, job_id: str) -> None:
         async with aclosing(client.stream(job_id)) as events:
             async for event in events:
                 assert self.end is None
@@ -140,7 +140,7 @@ def answers(
     """What readers of the prompts get, where something happens once each has ten tokens."""
     readers = [Reader() for _ in prompts]
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         async with asyncio.TaskGroup() as parts:
             for reader, prompt in zip(readers, prompts, strict=True):
                 job_id = await client.enqueue(prompt, params=params or stage.long)

@@ -15,7 +15,7 @@ from typing import Self
 
 import redis
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.loadtest.machine.usage import family, module_of
 from penstock.schemas.event import Result
 from penstock.schemas.keys import Lane
@@ -124,9 +124,9 @@ def incarnations(url: str, model: str = "fake") -> set[str]:
         return set(client.zrange(f"{Lane(model).prefix}workers", 0, -1))
 
 
-def ask(url: str, asks: Callable[[Client], Awaitable[None]], within_s: float = 150) -> None:
+def ask(url: str, asks: Callable[[QueueClient], Awaitable[None]], within_s: float = 150) -> None:
     async def main() -> None:
-        async with Client.from_url(url) as client:
+        async with QueueClient.from_url(url) as client:
             await asyncio.wait_for(asks(client), within_s)
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from event_source import EventSource
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Cursor, Had, Straddled
 from penstock.schemas.delivery import Commit, Ending, Started
@@ -248,7 +248,7 @@ AT = 4  # where SLOWLY has a border and AT_ONCE has none
 class Scene:
     """A job in work, the log that its worker makes, and a Redis that can lose what came last."""
 
-    client: Client
+    client: QueueClient
     queue: WorkerQueue
     job_id: str
     taken: Started
@@ -277,7 +277,7 @@ class Scene:
 def on_a_scene(test: Callable[[Scene], Awaitable[None]]) -> Callable[[str], None]:
     def run(redis_url: str) -> None:
         async def main() -> None:
-            async with queue_at(redis_url) as queue, Client.from_url(redis_url) as client:
+            async with queue_at(redis_url) as queue, QueueClient.from_url(redis_url) as client:
                 await queue.register("w", WorkerCard())
                 job_id = await client.enqueue("x", n=2, background=True, idempotency_key="k")
                 scene = Scene(client, queue, job_id, await started(queue))

@@ -13,7 +13,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas import names
 from plain_redis import Plain
 from stage import GatewayProcess, HousekeepingProcess, eventually
@@ -60,7 +60,7 @@ class House:
             assert plain.events(pubsub, job_id)[-1]["type"] == "done"
 
     async def _by_sdk(self) -> None:
-        async with Client.from_url(self.redis_url) as client:
+        async with QueueClient.from_url(self.redis_url) as client:
             job_id = await client.enqueue(PROMPT, model=ASKED, max_tokens=NUM_MADE, ignore_eos=True)
             await client.result(job_id)
 

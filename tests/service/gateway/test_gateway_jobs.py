@@ -12,7 +12,7 @@ import pytest
 
 from dialogues import plain_chat
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 
@@ -249,7 +249,7 @@ def test_a_foreign_job_is_not_found(http: httpx.Client, actor: Actor) -> None:
     actor.script = lambda job: spoken("secret")
 
     async def other_tenant() -> str:
-        async with Client.from_url(actor.redis_url, tenant="other") as client:
+        async with QueueClient.from_url(actor.redis_url, tenant="other") as client:
             job_id = await client.enqueue("hi", model=MODEL, background=True)
             result = await client.result(job_id)
             assert result is not None and result.choices[0].text == "secret"

@@ -14,7 +14,7 @@ import redis
 
 from api_keys import bearer, issue
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import IdempotencyMismatch, InvalidJob, JobGone
 from penstock.schemas.keys import Lane
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
@@ -138,7 +138,7 @@ def test_the_sdk_takes_keys_too(actor: Actor) -> None:
     num_jobs = len(actor.jobs)
 
     async def ask() -> None:
-        async with Client.from_url(actor.redis_url) as client:
+        async with QueueClient.from_url(actor.redis_url) as client:
             jobs = await asyncio.gather(
                 *(client.enqueue("hi", idempotency_key="sdk", background=True) for _ in range(50))
             )
@@ -172,7 +172,7 @@ def test_a_key_is_remembered_for_a_day_also_when_the_result_is_gone(
     assert len(actor.jobs) == num_jobs
 
     async def ask() -> None:
-        async with Client.from_url(actor.redis_url) as sdk:
+        async with QueueClient.from_url(actor.redis_url) as sdk:
             with pytest.raises(JobGone):
                 await sdk.result(job_id)
 

@@ -13,7 +13,6 @@ from openai.types.responses import Response
 
 from dialogues import chat_of
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
 from penstock.gateway.commands.replay import main as replay
 from penstock.gateway.files import files as files_module
 from penstock.gateway.files.disk_texts import DiskTexts
@@ -21,6 +20,7 @@ from penstock.gateway.files.files import Files, FilesSettings
 from penstock.gateway.files.settings import disk_texts_of
 from penstock.gateway.follow.large_texts import LARGE_BYTES
 from penstock.gateway.housekeeping.to_disk import ToDisk
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.conversations import Conversations
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.job import Job
@@ -79,12 +79,12 @@ class House:
         """The names of the files of conversations, or of one."""
         return {each for each in self.held if each.startswith(name)}
 
-    def run(self, work: Callable[[Client], Awaitable[None]], has_texts: bool = True) -> None:
+    def run(self, work: Callable[[QueueClient], Awaitable[None]], has_texts: bool = True) -> None:
         """Run something beside the processes."""
 
         async def within() -> None:
             texts = disk_texts_of(FilesSettings(files_folder=self.folder)) if has_texts else None
-            async with Client.from_url(self.actor.redis_url, texts=texts) as client:
+            async with QueueClient.from_url(self.actor.redis_url, texts=texts) as client:
                 await work(client)
 
         asyncio.run(within())
@@ -156,7 +156,7 @@ def test_a_job_is_run_again_from_disk(house: House, capsys: pytest.CaptureFixtur
     house.client.responses.delete(made.id)
 
 
-async def ended(client: Client) -> str:
+async def ended(client: QueueClient) -> str:
     """The id of a job that is kept, and that no housekeeper hears of."""
     job_id = await client.name_job(MODEL)
     await client.submit(Job(job_id=job_id, model=MODEL, prompts=[TEXT]), kept_s=100)
@@ -167,7 +167,7 @@ async def ended(client: Client) -> str:
 def test_what_is_deleted_while_it_moves_leaves_nothing(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def move(client: Client) -> None:
+    async def move(client: QueueClient) -> None:
         job_id, put = await ended(client), DiskTexts.put
 
         async def put_and_delete(texts: DiskTexts, name: str, text: bytes) -> None:
@@ -184,7 +184,7 @@ def test_what_is_deleted_while_it_moves_leaves_nothing(
 def test_a_move_may_be_cut_off_and_is_repeated(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def move(client: Client) -> None:
+    async def move(client: QueueClient) -> None:
         job_id, note = await ended(client), Queue.note_on_disk
 
         async def cut_off(queue: Queue, tenant: str, job_id: str) -> bool:
@@ -255,7 +255,7 @@ def test_what_is_known_is_not_swept(house: House, monkeypatch: pytest.MonkeyPatc
         link.delete(f"{Lane(MODEL).job(gone)}:request")  # as if its time had come
     monkeypatch.setattr(files_module, "UNKNOWN_KEPT_S", -10)
 
-    async def sweep(client: Client) -> None:
+    async def sweep(client: QueueClient) -> None:
         assert await Files(client.redis, FilesSettings(files_folder=house.folder)).sweep() == 2
 
     house.run(sweep)
@@ -282,7 +282,7 @@ def test_what_cannot_move_now_is_tried_later_and_without_a_folder_never(
     async def full(texts: DiskTexts, name: str, text: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    async def advance(client: Client) -> None:
+    async def advance(client: QueueClient) -> None:
         job_id, to_disk = await ended(client), ToDisk(client, Conversations(client))
         monkeypatch.setattr(DiskTexts, "put", full)
         monkeypatch.setattr(to_disk.due, "kind", "test")  # which no housekeeper takes

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from api_keys import bearer, issue
 from collector import Collector
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas import names
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, eventually
@@ -174,7 +174,7 @@ def test_a_job_that_came_by_plain_redis_counts_and_so_do_its_tenants_tokens(hous
     before = house.value("vllm:request_prompt_tokens_count")
 
     async def ask() -> None:
-        async with Client.from_url(house.redis_url, tenant="acme") as client:
+        async with QueueClient.from_url(house.redis_url, tenant="acme") as client:
             await client.result(await client.enqueue("abc", model=MODEL, max_tokens=3))
 
     asyncio.run(ask())

@@ -19,7 +19,7 @@ from openai import OpenAI
 
 from penstock import LLM, SamplingParams
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, HousekeepingProcess, eventually
@@ -156,7 +156,7 @@ def job(house: House) -> str:
 
 def sdk(house: House) -> str:
     async def asked() -> str:
-        async with Client.from_url(house.redis_url) as client:
+        async with QueueClient.from_url(house.redis_url) as client:
             drawn = {"temperature": 0, "max_tokens": 60}
             job_id = await client.enqueue(messages=house.messages(), tools=[TOOL], **drawn)  # type: ignore[arg-type]
             result = await client.result(job_id)
@@ -250,7 +250,7 @@ def test_arguments_that_hold_too_much_are_refused_by_name(house: House, way: str
     else:
 
         async def asked() -> str:
-            async with Client.from_url(house.redis_url) as client:
+            async with QueueClient.from_url(house.redis_url) as client:
                 result = await client.result(await client.enqueue(messages=messages))  # type: ignore[arg-type]
             assert result is not None and result.error is not None
             return result.error.message

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion
 import api_keys
 from dialogues import CALL, marked
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import JobGone, JobNotFound
 from penstock.schemas.job import DEFAULT_TENANT
 from penstock.schemas.markup import Markup
@@ -200,7 +200,7 @@ def test_tenants_find_their_own(actor: Actor) -> None:
 
 
 async def annotated(url: str, job_id: str, tenant: str) -> None:
-    async with Client.from_url(url, tenant) as client:
+    async with QueueClient.from_url(url, tenant) as client:
         await client.annotate(job_id, {"topic": "theirs"})
 
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from collector import Collector, SeenSpan
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.worker.jobs.job_spans import attempt_id
 from stage import GatewayProcess, eventually
 from worker_process import WorkerProcess
@@ -149,7 +149,7 @@ def test_the_sdk_goes_on_in_the_span_that_the_program_has_open(
     tracer = TracerProvider().get_tracer("program")
 
     async def main() -> str:
-        async with Client.from_url(server.url) as client:
+        async with QueueClient.from_url(server.url) as client:
             with tracer.start_as_current_span("work") as span:
                 await client.result(await client.enqueue(CANARY, model="fake", max_tokens=5))
             return f"{span.get_span_context().trace_id:032x}"

@@ -14,7 +14,7 @@ from openai import OpenAI
 
 import sentence_folders
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta, Done
 from penstock.schemas.pooling import PoolingParams, from_base64
 from sentence_folders import CLASSIFIERS, EMBEDDERS
@@ -214,7 +214,7 @@ def test_a_job_of_vectors_is_followed_and_found_again(served: Served) -> None:
     for choice, each in zip(result["choices"], live.data, strict=True):
         assert np.allclose(from_base64(choice["vector"]), each.embedding, atol=1e-5)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         asked = PoolingParams(task="embed", dimensions=4)
         job_id = await client.enqueue(TEXTS, model="embedder", pooling=asked)
         events = [event async for event in client.stream(job_id)]
@@ -235,7 +235,7 @@ def test_a_worker_that_is_killed_costs_a_pause(folders: Path) -> None:
     with Server() as server, WorkerProcess(server.url, folders / "embedder", *more) as first:
         first.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             asked = PoolingParams(task="embed")
             job_id = await client.enqueue(texts, model="embedder", pooling=asked)
             seen, position = dict[int, str | None](), 0

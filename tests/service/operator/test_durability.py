@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.outbox import Ended, Note, drain
 from penstock.schemas.delivery import Commit
 from penstock.schemas.errors import JobNotFound, QueueUnreachable
@@ -40,11 +40,11 @@ def file_of(server: Server) -> Path:
 
 
 @asynccontextmanager
-async def kept(server: Server) -> AsyncIterator[tuple[Client, WorkerQueue]]:
+async def kept(server: Server) -> AsyncIterator[tuple[QueueClient, WorkerQueue]]:
     """A client that asks for the disk, beside a queue for the worker's part."""
     async with queue_at(server.url) as queue:
         await queue.register("w", WorkerCard())
-        async with Client.from_url(server.url, durability="fsync") as client:
+        async with QueueClient.from_url(server.url, durability="fsync") as client:
             yield client, queue
 
 
@@ -53,7 +53,7 @@ async def disk(queue: WorkerQueue, takes: str) -> None:
     await plain(queue.connection.redis).config_set("appendfsync", takes)
 
 
-def over(server: Server, test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> None:
+def over(server: Server, test: Callable[[QueueClient, WorkerQueue], Awaitable[None]]) -> None:
     async def main() -> None:
         async with kept(server) as (client, queue), asyncio.timeout(90):
             await test(client, queue)
@@ -67,7 +67,7 @@ async def is_pending(task: asyncio.Task[T]) -> bool:
 
 
 def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -> None:
-    async def test(client: Client, queue: WorkerQueue) -> None:
+    async def test(client: QueueClient, queue: WorkerQueue) -> None:
         job_id = await client.enqueue("x", model=MODEL, background=True)
         taken = await started(queue)
         made = deltas(job_id, 1, 1, 1)
@@ -98,7 +98,7 @@ def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -
 
 
 def test_what_was_not_known_to_be_on_the_disk_is_asked_for_again(server: Server) -> None:
-    async def test(client: Client, queue: WorkerQueue) -> None:
+    async def test(client: QueueClient, queue: WorkerQueue) -> None:
         job_id = await client.enqueue("x", model=MODEL, background=True)
         taken = await started(queue)
         made = deltas(job_id, 1, 1, 1)
@@ -127,7 +127,7 @@ def test_what_was_not_known_to_be_on_the_disk_is_asked_for_again(server: Server)
 def test_an_end_is_not_told_before_it_is_on_the_disk(server: Server) -> None:
     """Neither a cancelled job nor an erased one comes back, nor one that somebody heard ended."""
 
-    async def test(client: Client, queue: WorkerQueue) -> None:
+    async def test(client: QueueClient, queue: WorkerQueue) -> None:
         told: list[Ended] = []
 
         async def hand_on(ended: Ended) -> None:
@@ -172,7 +172,7 @@ def test_over_http_what_was_answered_is_not_taken_back(server: Server) -> None:
     ):
 
         def taking(takes: str) -> None:
-            async def change(client: Client, queue: WorkerQueue) -> None:
+            async def change(client: QueueClient, queue: WorkerQueue) -> None:
                 await disk(queue, takes)
 
             over(server, change)
@@ -203,7 +203,7 @@ def test_over_http_what_was_answered_is_not_taken_back(server: Server) -> None:
 
 
 def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(server: Server) -> None:
-    async def test(client: Client, queue: WorkerQueue) -> None:
+    async def test(client: QueueClient, queue: WorkerQueue) -> None:
         await client.models()
         await disk(queue, "no")
         with pytest.raises(QueueUnreachable, match="disk") as refusal:
@@ -217,7 +217,7 @@ def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(server: 
 
 
 def test_one_wait_serves_all_who_came_meanwhile(server: Server) -> None:
-    async def test(client: Client, queue: WorkerQueue) -> None:
+    async def test(client: QueueClient, queue: WorkerQueue) -> None:
         await asyncio.gather(
             *(client.enqueue("x", model=MODEL, background=True) for _ in range(200))
         )
@@ -230,8 +230,8 @@ def test_one_wait_serves_all_who_came_meanwhile(server: Server) -> None:
 def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server) -> None:
     """Power loss: the file ends where it was written through last."""
 
-    async def before(client: Client, queue: WorkerQueue) -> None:
-        async with Client.from_url(server.url) as hasty:
+    async def before(client: QueueClient, queue: WorkerQueue) -> None:
+        async with QueueClient.from_url(server.url) as hasty:
             await client.models()
             kept_id = await client.enqueue("kept", model=MODEL, background=True)
             taken = await started(queue)
@@ -249,7 +249,7 @@ def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server)
         os.truncate(file_of(server), size)
         server.start()
 
-    async def after(client: Client, queue: WorkerQueue) -> None:
+    async def after(client: QueueClient, queue: WorkerQueue) -> None:
         kept_id, lost_id = ids
         assert (await client.status(kept_id)).num_tokens == 2
         with pytest.raises(JobNotFound):
@@ -270,7 +270,7 @@ def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server)
 
 
 def test_a_server_that_was_away_in_between_is_not_taken_at_its_word(server: Server) -> None:
-    async def test(client: Client, queue: WorkerQueue) -> None:
+    async def test(client: QueueClient, queue: WorkerQueue) -> None:
         sync = GroupSync(client.redis)
         mark = await sync.begin(LANE.prefix)
         await sync.wait(mark)

@@ -14,7 +14,7 @@ import pytest
 
 from paths import ROOT
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import ModelCard, WorkerCard
@@ -45,7 +45,7 @@ def printed(name: str, *words: str) -> str:
 
 
 async def secret_of(redis_url: str) -> str:
-    async with Client.from_url(redis_url) as client:
+    async with QueueClient.from_url(redis_url) as client:
         return await Webhooks(client.redis).secret("default")
 
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from keys_page import complaints
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.known_models import UNUSED, KnownModels
 from penstock.schemas.errors import JobNotFound, ModelInUse, ModelNotFound
 from penstock.schemas.keys import MODELS, Lane
@@ -33,9 +33,9 @@ def store(url: str) -> Iterator[redis.Redis]:
 
 
 @asynccontextmanager
-async def model(url: str, name: str = GONE, lanes: int = 2) -> AsyncIterator[Client]:
+async def model(url: str, name: str = GONE, lanes: int = 2) -> AsyncIterator[QueueClient]:
     """A client of a model that a worker served and serves no longer."""
-    async with Client.from_url(url) as client:
+    async with QueueClient.from_url(url) as client:
         await Registry(client.redis).register(ModelCard(name=name, lanes=lanes))
         for number in range(lanes):
             queue = WorkerQueue(client.redis, Lane(name, number))
@@ -45,7 +45,7 @@ async def model(url: str, name: str = GONE, lanes: int = 2) -> AsyncIterator[Cli
         yield client
 
 
-async def forgotten(client: Client, days: float = BRIEF) -> list[str]:
+async def forgotten(client: QueueClient, days: float = BRIEF) -> list[str]:
     """What the second of two looks forgets: the first notes since when."""
     await KnownModels(client).forget_unused(days)
     await asyncio.sleep(0.01)
@@ -185,7 +185,7 @@ def test_use_in_between_begins_the_time_anew(redis_url: str) -> None:
 
 def test_a_model_that_comes_into_use_while_it_is_forgotten_is_put_back(redis_url: str) -> None:
     async def main() -> None:
-        async with model(redis_url) as client, Client.from_url(redis_url) as late:
+        async with model(redis_url) as client, QueueClient.from_url(redis_url) as late:
             await late.models()
             await KnownModels(client).forget_unused(BRIEF)
             await asyncio.sleep(0.01)

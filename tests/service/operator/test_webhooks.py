@@ -17,7 +17,7 @@ from openai import InvalidWebhookSignatureError, OpenAI
 
 from penstock.compose.cli import main
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.webhooks.webhooks import Occurrence, Webhook, Webhooks
 from penstock.schemas.job import Job
 from receiver import Post, Receiver
@@ -73,7 +73,7 @@ class House:
         """Make a webhook for each URL, each of another job of the tenant's."""
 
         async def make() -> None:
-            async with Client.from_url(self.redis_url) as client:
+            async with QueueClient.from_url(self.redis_url) as client:
                 webhooks = Webhooks(client.redis)
                 for number, url in enumerate(urls):
                     event = Occurrence(tenant, "job.succeeded", f"{tenant}-{number}", 0, {})
@@ -85,7 +85,7 @@ class House:
         """State, attempts and last answer of each webhook for a path."""
 
         async def ask() -> list[Webhook]:
-            async with Client.from_url(self.redis_url) as client:
+            async with QueueClient.from_url(self.redis_url) as client:
                 return await Webhooks(client.redis).webhooks("default")
 
         found = [webhook for webhook in asyncio.run(ask()) if webhook.url.endswith(path)]
@@ -286,7 +286,7 @@ def test_two_houses_send_each_webhook_once(house: House) -> None:
 
 def test_a_host_and_a_webhook_are_one_senders_at_a_time(redis_url: str) -> None:
     async def main() -> None:
-        async with Client.from_url(redis_url) as client:
+        async with QueueClient.from_url(redis_url) as client:
             webhooks = Webhooks(client.redis)
             occurrence = Occurrence("default", "job.succeeded", "job_x", 0, {})
             await webhooks.tell(occurrence, "https://a.example/")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from test_limits import account_field, limited, minute_passes, submit, used
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Commit, Outcome
 from penstock.schemas.errors import QueueFull
@@ -154,7 +154,7 @@ def test_lanes_share_the_limits_of_a_model_and_no_more() -> None:
 @pytest.mark.parametrize("most", [10, 3])
 def test_no_more_run_over_four_lanes_than_the_limit_says(redis_url: str, most: int) -> None:
     async def main() -> None:
-        async with Client.from_url(redis_url) as client:
+        async with QueueClient.from_url(redis_url) as client:
             card = ModelCard(name="wide", lanes=4)
             await Registry(client.redis).register(card)
             account = limited(max_running=most)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.sampling import SamplingParams
 from plain import plain
 from stage import GatewayProcess
@@ -53,7 +53,7 @@ async def is_so(look: Callable[[], Awaitable[bool]], what: str) -> None:
     raise AssertionError(f"waited in vain for: {what}")
 
 
-async def stats(client: Client) -> dict[str, int]:
+async def stats(client: QueueClient) -> dict[str, int]:
     [queue] = await client.queues()
     [worker] = await queue.workers()
     told = {name: int(str(worker.stats.get(name, 0))) for name in ("num_steps", "prompt_tokens")}
@@ -61,7 +61,7 @@ async def stats(client: Client) -> dict[str, int]:
 
 
 async def further_steps(
-    client: Client, worker: WorkerProcess, prompt: str, job: Callable[[], Awaitable[None]]
+    client: QueueClient, worker: WorkerProcess, prompt: str, job: Callable[[], Awaitable[None]]
 ) -> float:
     """Steps that computed `job`, less those that there was time for until it was let go."""
     [queue] = await client.queues()
@@ -97,7 +97,7 @@ async def further_steps(
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_a_cancelled_job_is_computed_for_two_steps_more_at_most(worker, prompt):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         async def job() -> None:
             params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
             job_id = await client.enqueue(prompt, params=params, background=True)
@@ -113,7 +113,7 @@ def test_a_cancelled_job_is_computed_for_two_steps_more_at_most(worker, prompt):
 
 @pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS)
 def test_so_is_one_whose_caller_hangs_up(worker, gateway, prompt):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         async def job() -> None:
             body = {
                 "model": "fake",
@@ -137,7 +137,7 @@ def test_a_prefill_whose_time_is_up_ends_by_the_workers_own_clock(worker):
     """No commit, no beat and no message says so."""
     timeout_s = 3.0
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         async def job() -> None:
             await client.enqueue(
                 PROMPTS["prefill"], background=True, timeout_ms=int(timeout_s * 1000)
@@ -153,7 +153,7 @@ def test_a_prefill_whose_time_is_up_ends_by_the_workers_own_clock(worker):
 def test_without_its_channel_the_worker_hears_of_it_with_the_next_beat(worker):
     """Nor does it mind what others say there."""
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
         job_id = await client.enqueue(PROMPTS["prefill"], params=params, background=True)
         [queue] = await client.queues()

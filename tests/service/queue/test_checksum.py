@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.delivery import Commit, Started
@@ -152,10 +152,12 @@ def test_a_worker_does_not_go_on_with_a_log_that_was_changed() -> None:
         active([log[0], another_token(log[1]), log[2]])
 
 
-def with_a_reader(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
+def with_a_reader(
+    test: Callable[[QueueClient, WorkerQueue], Awaitable[None]],
+) -> Callable[[str], None]:
     def run(redis_url: str) -> None:
         async def main() -> None:
-            async with queue_at(redis_url) as queue, Client.from_url(redis_url) as client:
+            async with queue_at(redis_url) as queue, QueueClient.from_url(redis_url) as client:
                 await queue.register("w", WorkerCard())
                 await asyncio.wait_for(test(client, queue), 60)
 
@@ -167,7 +169,7 @@ def with_a_reader(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Cal
 
 @with_a_reader
 async def test_a_log_that_lost_its_end_and_was_made_anew_is_an_error_to_who_saw_it(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     """As after a failover to a replica that lagged."""
     job_id = await client.enqueue("x")
@@ -189,7 +191,7 @@ async def test_a_log_that_lost_its_end_and_was_made_anew_is_an_error_to_who_saw_
 
 
 @with_a_reader
-async def test_a_log_with_a_hole_is_an_error(client: Client, queue: WorkerQueue) -> None:
+async def test_a_log_with_a_hole_is_an_error(client: QueueClient, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x")
     job = await started(queue)
     made = deltas(job_id, *[1] * 6)
@@ -200,7 +202,9 @@ async def test_a_log_with_a_hole_is_an_error(client: Client, queue: WorkerQueue)
 
 
 @with_a_reader
-async def test_a_cut_result_fits_what_its_reader_has(client: Client, queue: WorkerQueue) -> None:
+async def test_a_cut_result_fits_what_its_reader_has(
+    client: QueueClient, queue: WorkerQueue
+) -> None:
     job_id = await client.enqueue("x")
     job = await started(queue)
     made = deltas(job_id, 1, 2, 3)

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 import pytest
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.sync_client import SyncClient
 from penstock.schemas.delivery import Commit
 from penstock.schemas.errors import (
@@ -34,9 +34,9 @@ from scripted import LANE, MODEL, ScriptedWorker, a_job, delta, deltas, finish, 
 @asynccontextmanager
 async def service(
     url: str, num_tokens: int = 12, step_s: float = 0.0
-) -> AsyncIterator[tuple[Client, WorkerQueue]]:
+) -> AsyncIterator[tuple[QueueClient, WorkerQueue]]:
     """A client, and a worker that runs its jobs."""
-    async with queue_at(url) as queue, queue_at(url) as own, Client.from_url(url) as client:
+    async with queue_at(url) as queue, queue_at(url) as own, QueueClient.from_url(url) as client:
         await queue.register("w", WorkerCard())
         async with asyncio.TaskGroup() as parts:
             worker = parts.create_task(ScriptedWorker(own, "w", num_tokens, step_s).run())
@@ -44,7 +44,9 @@ async def service(
             worker.cancel()
 
 
-def on_a_service(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
+def on_a_service(
+    test: Callable[[QueueClient, WorkerQueue], Awaitable[None]],
+) -> Callable[[str], None]:
     def run(redis_url: str) -> None:
         async def main() -> None:
             async with service(redis_url) as (client, queue):
@@ -56,12 +58,14 @@ def on_a_service(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Call
     return run
 
 
-def with_no_worker(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
+def with_no_worker(
+    test: Callable[[QueueClient, WorkerQueue], Awaitable[None]],
+) -> Callable[[str], None]:
     """The test drives the worker `w` itself."""
 
     def run(redis_url: str) -> None:
         async def main() -> None:
-            async with queue_at(redis_url) as queue, Client.from_url(redis_url) as client:
+            async with queue_at(redis_url) as queue, QueueClient.from_url(redis_url) as client:
                 await queue.register("w", WorkerCard())
                 await test(client, queue)
 
@@ -72,7 +76,7 @@ def with_no_worker(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Ca
 
 
 async def read(
-    client: Client, job_id: str, cursor: int | str = 0, most: int = 10**9
+    client: QueueClient, job_id: str, cursor: int | str = 0, most: int = 10**9
 ) -> list[Event]:
     """At most so many events, then the reader leaves."""
     got: list[Event] = []
@@ -85,7 +89,7 @@ async def read(
 
 
 @contextmanager
-def silence(client: Client, seconds: float) -> Iterator[None]:
+def silence(client: QueueClient, seconds: float) -> Iterator[None]:
     """How long a reader hears nothing before it asks the log; long: something else must wake it."""
     before, client._subscription._silence_s = client._subscription._silence_s, seconds
     try:
@@ -104,7 +108,7 @@ def tokens_of(events: list[Event]) -> list[int]:
 
 @on_a_service
 async def test_a_job_streams_to_its_end_and_leaves_a_result(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", temperature=0.5, max_tokens=12)
     events = await read(client, job_id)
@@ -118,7 +122,7 @@ async def test_a_job_streams_to_its_end_and_leaves_a_result(
 
 @on_a_service
 async def test_a_hundred_streams_at_once_each_get_their_own(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_ids = [await client.enqueue("x", messages=None) for _ in range(100)]
     for job_id, events in zip(
@@ -130,7 +134,7 @@ async def test_a_hundred_streams_at_once_each_get_their_own(
 
 @on_a_service
 async def test_a_model_that_was_registered_a_moment_ago_is_found(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     """Though the list of models is looked up once a second."""
     assert list(await client.models()) == [MODEL]
@@ -142,7 +146,7 @@ async def test_a_model_that_was_registered_a_moment_ago_is_found(
 
 @on_a_service
 async def test_a_late_reader_gets_the_same_from_the_log_and_from_the_result(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     live = await read(client, job_id)
@@ -165,7 +169,7 @@ def test_a_stream_cut_200_times_and_resumed_elsewhere_is_whole(redis_url: str) -
         rng = random.Random(5)
         async with (
             service(redis_url, num_tokens=600, step_s=0.002) as (client, _),
-            Client.from_url(redis_url) as other,
+            QueueClient.from_url(redis_url) as other,
         ):
             job_id = await client.enqueue("x", max_tokens=600)
             got: list[Event] = []
@@ -185,7 +189,7 @@ def test_a_stream_cut_200_times_and_resumed_elsewhere_is_whole(redis_url: str) -
 
 @with_no_worker
 async def test_a_cursor_inside_an_event_gets_the_tokens_left_and_the_whole_text(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -208,7 +212,7 @@ async def test_a_cursor_inside_an_event_gets_the_tokens_left_and_the_whole_text(
 
 @with_no_worker
 async def test_a_reader_who_missed_messages_gets_them_from_the_log(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -229,7 +233,7 @@ async def test_a_reader_who_missed_messages_gets_them_from_the_log(
 
 @with_no_worker
 async def test_an_end_that_fell_into_a_lost_connection_is_found_at_once(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -244,7 +248,7 @@ async def test_an_end_that_fell_into_a_lost_connection_is_found_at_once(
 
 @with_no_worker
 async def test_a_long_log_is_read_without_waiting_between_its_pages(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -256,7 +260,7 @@ async def test_a_long_log_is_read_without_waiting_between_its_pages(
 
 
 @with_no_worker
-async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: WorkerQueue) -> None:
+async def test_a_lost_end_is_found_after_a_silence(client: QueueClient, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
     with silence(client, 0.2):
@@ -270,7 +274,7 @@ async def test_a_lost_end_is_found_after_a_silence(client: Client, queue: Worker
 
 @with_no_worker
 async def test_a_slow_reader_pages_from_the_log_and_holds_up_nobody(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -291,7 +295,7 @@ async def test_a_slow_reader_pages_from_the_log_and_holds_up_nobody(
 
 def test_streams_outlive_a_server_that_is_killed_and_comes_back(redis_url: str) -> None:
     async def main(server: Server) -> None:
-        async with queue_at(server.url) as queue, Client.from_url(server.url) as client:
+        async with queue_at(server.url) as queue, QueueClient.from_url(server.url) as client:
             await queue.register("w", WorkerCard())
             job_id = await client.enqueue("x")
             taken = await started(queue)
@@ -313,7 +317,7 @@ def test_streams_outlive_a_server_that_is_killed_and_comes_back(redis_url: str) 
 
 @with_no_worker
 async def test_a_lost_subscriber_connection_is_a_pause_and_no_more(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -331,7 +335,7 @@ async def test_a_lost_subscriber_connection_is_a_pause_and_no_more(
 
 @with_no_worker
 async def test_a_reader_that_leaves_is_taken_from_the_job(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -345,7 +349,7 @@ async def test_a_reader_that_leaves_is_taken_from_the_job(
 
 
 @with_no_worker
-async def test_a_cancelled_job_tells_its_readers(client: Client, queue: WorkerQueue) -> None:
+async def test_a_cancelled_job_tells_its_readers(client: QueueClient, queue: WorkerQueue) -> None:
     job_id = await client.enqueue("x")
     reading = asyncio.create_task(read(client, job_id))
     await asyncio.sleep(0.05)
@@ -357,7 +361,9 @@ async def test_a_cancelled_job_tells_its_readers(client: Client, queue: WorkerQu
 
 
 @on_a_service
-async def test_fifty_identical_submissions_are_one_job(client: Client, queue: WorkerQueue) -> None:
+async def test_fifty_identical_submissions_are_one_job(
+    client: QueueClient, queue: WorkerQueue
+) -> None:
     calls = (client.enqueue("x", idempotency_key="k", seed=4) for _ in range(50))
     job_ids = await asyncio.gather(*calls)
     assert len(set(job_ids)) == 1
@@ -372,7 +378,7 @@ async def test_fifty_identical_submissions_are_one_job(client: Client, queue: Wo
 
 @with_no_worker
 async def test_what_cannot_be_taken_is_refused_with_its_reason(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     async def refusal(**asked: object) -> PenstockError:
         with pytest.raises(PenstockError) as caught:
@@ -405,7 +411,9 @@ async def test_what_cannot_be_taken_is_refused_with_its_reason(
 
 
 @with_no_worker
-async def test_unknown_and_foreign_jobs_are_not_found(client: Client, queue: WorkerQueue) -> None:
+async def test_unknown_and_foreign_jobs_are_not_found(
+    client: QueueClient, queue: WorkerQueue
+) -> None:
     job_id = await client.enqueue("x", tenant="mine")
     for unknown in (job_id, "job_zzzzzz0_" + "a" * 26, "nonsense", LANE.new_job_id()):
         for ask in (client.status, client.result, client.cancel, client.delete):
@@ -421,7 +429,7 @@ async def test_unknown_and_foreign_jobs_are_not_found(client: Client, queue: Wor
 
 @with_no_worker
 async def test_jobs_of_a_model_with_many_lanes_are_found_by_their_ids(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     await Registry(client.redis).register(ModelCard(name="wide", lanes=4))
     client._lanes._cards_until = 0
@@ -472,7 +480,7 @@ def test_a_job_submitted_by_hand_is_the_same_job(redis_url: str) -> None:
 
 @with_no_worker
 async def test_a_trace_goes_with_the_job_and_is_no_part_of_what_was_asked(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     first, second = (f"00-{letter * 32}-{letter * 16}-01" for letter in "ab")
     for trace in (first, second):
@@ -490,7 +498,7 @@ async def test_a_trace_goes_with_the_job_and_is_no_part_of_what_was_asked(
 
 @with_no_worker
 async def test_a_stranger_on_the_channel_disturbs_nobody(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x")
     taken = await started(queue)
@@ -508,13 +516,13 @@ async def test_a_stranger_on_the_channel_disturbs_nobody(
         assert await subscribers(client) == before
 
 
-async def subscribers(client: Client) -> set[str]:
+async def subscribers(client: QueueClient) -> set[str]:
     """Connections that hear of what is published."""
     return {each["id"] for each in await plain(client.redis).client_list("pubsub")}
 
 
 @with_no_worker
-async def test_a_cancelled_call_stays_cancelled(client: Client, queue: WorkerQueue) -> None:
+async def test_a_cancelled_call_stays_cancelled(client: QueueClient, queue: WorkerQueue) -> None:
     async def ask_for_ever() -> None:
         while True:
             await queue.counts()
@@ -532,7 +540,7 @@ def test_a_model_that_was_just_registered_is_known_at_once(redis_url: str) -> No
     """By a client that knew better a moment ago: another gateway may list it already."""
 
     async def main() -> None:
-        async with Client.from_url(redis_url) as client, connect(redis_url) as redis:
+        async with QueueClient.from_url(redis_url) as client, connect(redis_url) as redis:
             for name in ("one", "two"):
                 assert name not in await client.models()
                 await Registry(redis).register(ModelCard(name=name))

@@ -9,7 +9,7 @@ import redis.crc
 
 from cluster import NODE_TIMEOUT_MS, Cluster
 from faults.reference import answer
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import JobNotFound, NotDurable, Unavailable
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
@@ -33,9 +33,9 @@ def cluster() -> Iterator[Cluster]:
             yield cluster
 
 
-def over(cluster: Cluster, test: Callable[[Client], Awaitable[None]]) -> None:
+def over(cluster: Cluster, test: Callable[[QueueClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with Client.from_url(cluster.url) as client, asyncio.timeout(100):
+        async with QueueClient.from_url(cluster.url) as client, asyncio.timeout(100):
             await test(client)
 
     asyncio.run(main())
@@ -45,7 +45,7 @@ def slot(lane: Lane) -> int:
     return slot_of(lane.prefix.encode())
 
 
-async def put(client: Client, lane: Lane, seed: int) -> str:
+async def put(client: QueueClient, lane: Lane, seed: int) -> str:
     """A job in this lane, and no other, however often it takes."""
     job = job_in(lane, seed)
     while True:
@@ -60,7 +60,7 @@ def job_in(lane: Lane, seed: int) -> Job:
     return Job(job_id=lane.new_job_id(), model=MODEL, prompts=["x"], params=params)
 
 
-async def text_of(client: Client, job_id: str) -> str:
+async def text_of(client: QueueClient, job_id: str) -> str:
     """As a reader gets it who begins anew whenever Redis was away for too long."""
     while True:
         with suppress(Unavailable):
@@ -74,12 +74,12 @@ def expected(seed: int) -> str:
     return answer("x", seed, max_tokens=MAX_TOKENS, ignore_eos=True).text
 
 
-async def all_end_as_undisturbed(client: Client, jobs: dict[str, int]) -> None:
+async def all_end_as_undisturbed(client: QueueClient, jobs: dict[str, int]) -> None:
     texts = await asyncio.gather(*(text_of(client, job_id) for job_id in jobs))
     assert texts == [expected(seed) for seed in jobs.values()]
 
 
-async def all_lanes_come_to_rest(client: Client) -> None:
+async def all_lanes_come_to_rest(client: QueueClient) -> None:
     for queue in await client.queues():
         while True:
             with suppress(Unavailable):
@@ -99,7 +99,7 @@ def test_a_key_lies_where_redis_says() -> None:
 def test_lanes_lie_on_every_server_and_their_jobs_end(cluster: Cluster) -> None:
     assert {cluster.owner(slot(lane)) for lane in LANES} == set(cluster.primaries)
 
-    async def test(client: Client) -> None:
+    async def test(client: QueueClient) -> None:
         jobs = {await put(client, LANES[seed % NUM_LANES], seed): seed for seed in range(40)}
         await all_end_as_undisturbed(client, jobs)
         for lane in LANES:  # sweeping counts readers where the lane is
@@ -119,7 +119,7 @@ def test_each_lane_waits_for_a_replica_of_its_own_server(cluster: Cluster) -> No
     )
 
     async def main() -> None:
-        async with Client.from_url(cluster.url, durability="replicas") as client:
+        async with QueueClient.from_url(cluster.url, durability="replicas") as client:
             job = job_in(has, 1)
             await client.submit(job)
             assert await text_of(client, job.job_id) == expected(1)
@@ -137,7 +137,7 @@ def test_a_slot_moves_key_by_key_while_its_jobs_run(cluster: Cluster) -> None:
     source = cluster.owner(slot(lane))
     target = next(each for each in cluster.primaries[1:] if each is not source)
 
-    async def test(client: Client) -> None:
+    async def test(client: QueueClient) -> None:
         jobs = {await put(client, lane, seed): seed for seed in range(20)}
         reading = asyncio.create_task(all_end_as_undisturbed(client, jobs))
         await asyncio.sleep(0.2)
@@ -160,7 +160,7 @@ def test_who_asks_while_a_slot_is_about_to_move_waits_for_a_moment(cluster: Clus
     source = cluster.owner(slot(lane))
     target = next(each for each in cluster.primaries if each is not source)
 
-    async def test(client: Client) -> None:
+    async def test(client: QueueClient) -> None:
         first, second = await put(client, lane, 1), job_in(lane, 2)
         cluster.ask(source, "CLUSTER", "SETSLOT", slot(lane), "MIGRATING", cluster.name(target))
         submitting = asyncio.create_task(client.submit(second))
@@ -177,7 +177,7 @@ def test_a_server_dies_and_its_replica_goes_on(cluster: Cluster) -> None:
     dead = cluster.primaries[0]
     lanes = [lane for lane in LANES[1:] if cluster.owner(slot(lane)) is dead]
 
-    async def test(client: Client) -> None:
+    async def test(client: QueueClient) -> None:
         jobs = {await put(client, lanes[seed % len(lanes)], seed): seed for seed in range(20)}
         reading = asyncio.create_task(all_end_as_undisturbed(client, jobs))
         await asyncio.sleep(NODE_TIMEOUT_MS / 4000)

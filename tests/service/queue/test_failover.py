@@ -14,7 +14,7 @@ from cluster import until
 from faults.reference import answer
 from paths import SUPPORT
 from penstock.compose.server import Server, binary, free_port
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import QueueUnreachable, Unavailable
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.redis.connection import Connection, connect
@@ -50,7 +50,7 @@ def sentinel(primary: Server, folder: Path) -> Iterator[int]:
         process.wait()
 
 
-async def jobs_outlive(client: Client, harm: Callable[[], None]) -> None:
+async def jobs_outlive(client: QueueClient, harm: Callable[[], None]) -> None:
     """Thirty jobs of which all are in work when the harm is done, and ten after it."""
     seeds = {await put(client, seed): seed for seed in range(30)}
     reading = [asyncio.create_task(text_of(client, job_id)) for job_id in seeds]
@@ -63,7 +63,7 @@ async def jobs_outlive(client: Client, harm: Callable[[], None]) -> None:
     assert texts == [expected(seed) for seed in later]
 
 
-async def put(client: Client, seed: int) -> str:
+async def put(client: QueueClient, seed: int) -> str:
     while True:
         with suppress(Unavailable):
             return await client.enqueue(
@@ -72,7 +72,7 @@ async def put(client: Client, seed: int) -> str:
         await asyncio.sleep(0.1)
 
 
-async def text_of(client: Client, job_id: str) -> str:
+async def text_of(client: QueueClient, job_id: str) -> str:
     while True:
         with suppress(Unavailable):
             result = await client.result(job_id)
@@ -85,9 +85,9 @@ def expected(seed: int) -> str:
     return answer("x", seed, max_tokens=MAX_TOKENS, ignore_eos=True).text
 
 
-def over(url: str, test: Callable[[Client], Awaitable[None]]) -> None:
+def over(url: str, test: Callable[[QueueClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with Client.from_url(url) as client, asyncio.timeout(100):
+        async with QueueClient.from_url(url) as client, asyncio.timeout(100):
             await test(client)
 
     flags = ["--lease-ttl-ms", "2000", "--fake-step-ms", "10"]

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 from worker_process import WorkerProcess, ask
 
@@ -30,7 +30,7 @@ def test_a_thousand_jobs_of_one_tenant_delay_anothers_ten_less_than_twice() -> N
     ):
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             async def submit(tenant: str, count: int) -> list[str]:
                 jobs = (
                     client.enqueue(

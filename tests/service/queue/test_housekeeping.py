@@ -12,9 +12,9 @@ from arq.connections import ArqRedis
 from arq.worker import func
 from test_failover import command, pair, sentinel
 
-from penstock.gateway.client import Client
 from penstock.gateway.housekeeping.arq_loop import QUEUE, as_json, run_chores
 from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.model import ModelCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import connect
@@ -64,7 +64,7 @@ def test_a_chore_cut_short_by_sigterm_is_no_failure(redis_url: str) -> None:
 
 
 async def _ends(url: str) -> str:
-    async with Client.from_url(url) as client:
+    async with QueueClient.from_url(url) as client:
         await Registry(client.redis).register(ModelCard(name="idle"))
         job_id = await client.enqueue("hello", model="idle", background=True, timeout_ms=100)
         deadline = time.monotonic() + 120

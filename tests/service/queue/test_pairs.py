@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import Commit, JobSignal
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
@@ -130,7 +130,7 @@ def test_a_worker_whose_record_vanishes_registers_anew(redis_url):
         worker.ready()
         [name] = incarnations(redis_url)
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             await plain(client.redis).delete(f"{Lane('fake').prefix}worker:{name}")
             await asyncio.sleep(0.5)
             job_id = await client.enqueue("long", params=story, background=True)

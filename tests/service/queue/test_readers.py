@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from penstock.gateway.client import PIECE, Client
 from penstock.gateway.follow.pages import PAGES_AT_ONCE
 from penstock.gateway.follow.reader import Reader
+from penstock.gateway.queue_client import PIECE, QueueClient
 from penstock.schemas.delivery import Commit
 from penstock.schemas.event import Delta, Event
 from penstock.schemas.model import WorkerCard
@@ -28,15 +28,17 @@ LONG_S = 600.0  # of silence: something else must wake a reader
 
 def with_a_reader(
     silence_s: float = 5.0, max_unread: int = 256
-) -> Callable[[Callable[[Client, WorkerQueue], Awaitable[None]]], Callable[[str], None]]:
+) -> Callable[[Callable[[QueueClient, WorkerQueue], Awaitable[None]]], Callable[[str], None]]:
     """The test drives the worker `w` itself; the client has these bounds."""
 
-    def decorate(test: Callable[[Client, WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:
+    def decorate(
+        test: Callable[[QueueClient, WorkerQueue], Awaitable[None]],
+    ) -> Callable[[str], None]:
         def run(redis_url: str) -> None:
             async def main() -> None:
                 async with (
                     queue_at(redis_url) as queue,
-                    Client(
+                    QueueClient(
                         connect(redis_url), silence_s=silence_s, max_unread=max_unread
                     ) as client,
                 ):
@@ -51,7 +53,7 @@ def with_a_reader(
     return decorate
 
 
-async def all_of(client: Client, job_id: str) -> list[Event]:
+async def all_of(client: QueueClient, job_id: str) -> list[Event]:
     async with aclosing(client.stream(job_id)) as events:
         return [event async for event in events]
 
@@ -77,7 +79,7 @@ def test_a_reader_that_is_full_asks_the_log_and_holds_nothing() -> None:
 
 @with_a_reader(silence_s=LONG_S, max_unread=8)
 async def test_a_reader_who_slept_through_the_end_pages_it_from_the_log(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -97,7 +99,7 @@ async def test_a_reader_who_slept_through_the_end_pages_it_from_the_log(
 
 @with_a_reader(silence_s=LONG_S)
 async def test_what_was_published_while_the_connection_was_lost_is_asked_for_at_once(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -117,7 +119,7 @@ async def test_what_was_published_while_the_connection_was_lost_is_asked_for_at_
 
 @with_a_reader(silence_s=LONG_S)
 async def test_who_missed_something_asks_the_log_once_and_then_waits_again(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -142,7 +144,7 @@ async def test_who_missed_something_asks_the_log_once_and_then_waits_again(
 
 @with_a_reader(silence_s=LONG_S)
 async def test_a_subscriber_that_connects_anew_every_50_ms_misses_nothing(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)
@@ -165,7 +167,7 @@ async def test_a_subscriber_that_connects_anew_every_50_ms_misses_nothing(
 
 @with_a_reader()
 async def test_sixty_long_logs_are_read_without_holding_up_the_loop(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     """Nor other calls. Counted in events that are read meanwhile, not in time."""
     job_id = await client.enqueue("x", background=True)
@@ -207,7 +209,7 @@ async def test_sixty_long_logs_are_read_without_holding_up_the_loop(
     assert sorted(waits)[len(waits) // 2] <= PAGE  # of 60; the server may be held up at times
 
 
-async def ended(client: Client, queue: WorkerQueue, num_tokens: int, tenant: str) -> str:
+async def ended(client: QueueClient, queue: WorkerQueue, num_tokens: int, tenant: str) -> str:
     """Return the id of a job that has ended, with one event a token."""
     job_id = await client.enqueue("x", background=True, tenant=tenant)
     taken = await started(queue)
@@ -220,7 +222,7 @@ async def ended(client: Client, queue: WorkerQueue, num_tokens: int, tenant: str
 
 @with_a_reader()
 async def test_a_page_is_read_once_for_all_who_wait_for_it(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await ended(client, queue, 2 * PAGE, "default")
     info = await plain(client.redis).info("commandstats")
@@ -234,7 +236,7 @@ async def test_a_page_is_read_once_for_all_who_wait_for_it(
 
 @with_a_reader()
 async def test_one_who_reads_for_others_and_leaves_is_followed_by_another(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await ended(client, queue, 10, "default")
     places = [client._pages._first.place(f"{number}") for number in range(PAGES_AT_ONCE)]
@@ -251,7 +253,7 @@ async def test_one_who_reads_for_others_and_leaves_is_followed_by_another(
 
 @with_a_reader()
 async def test_logs_of_one_tenant_that_are_read_again_and_again_delay_no_other(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     """Counted in events that the flood got before another's, not in time."""
     many = [await ended(client, queue, 200, "many") for _ in range(20)]
@@ -279,7 +281,7 @@ async def test_logs_of_one_tenant_that_are_read_again_and_again_delay_no_other(
 
 @with_a_reader()
 async def test_waiting_behind_other_readers_is_no_loss_of_redis(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     client._patience._limit_s = 0.05
     job_id = await ended(client, queue, 3, "default")
@@ -295,7 +297,7 @@ async def test_waiting_behind_other_readers_is_no_loss_of_redis(
 
 @with_a_reader()
 async def test_a_crowd_of_readers_of_one_live_job_hears_all_of_it(
-    client: Client, queue: WorkerQueue
+    client: QueueClient, queue: WorkerQueue
 ) -> None:
     job_id = await client.enqueue("x", background=True)
     taken = await started(queue)

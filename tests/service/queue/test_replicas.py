@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import Commit
 from penstock.schemas.errors import JobNotFound, NotDurable
 from penstock.schemas.event import Event
@@ -36,12 +36,12 @@ def two(request: pytest.FixtureRequest, redis_server: Server) -> Iterator[Pair]:
 
 
 @asynccontextmanager
-async def kept(two: Pair, durability: Durability) -> AsyncIterator[tuple[Client, WorkerQueue]]:
+async def kept(two: Pair, durability: Durability) -> AsyncIterator[tuple[QueueClient, WorkerQueue]]:
     """A client that finds the primary of the two, beside a queue for the worker's part."""
     url = f"redis://127.0.0.1:{two.primary.port},127.0.0.1:{two.replica.port}"
     async with queue_at(two.primary.url) as queue, asyncio.timeout(60):
         await queue.register("w", WorkerCard())
-        async with Client.from_url(url, durability=durability) as client:
+        async with QueueClient.from_url(url, durability=durability) as client:
             yield client, queue
 
 
@@ -119,7 +119,7 @@ def test_a_promoted_replica_has_all_that_was_answered_and_shown(
         return job_id
 
     async def after(job_id: str) -> None:
-        async with Client.from_url(two.replica.url) as client:
+        async with QueueClient.from_url(two.replica.url) as client:
             lost = [each for each in answered if not await is_known(client, each)]
             num_tokens = (await client.status(job_id)).num_tokens
         assert len(answered) == (16 if is_lost else 8)
@@ -129,7 +129,7 @@ def test_a_promoted_replica_has_all_that_was_answered_and_shown(
     asyncio.run(after(asyncio.run(before())))
 
 
-async def is_known(client: Client, job_id: str) -> bool:
+async def is_known(client: QueueClient, job_id: str) -> bool:
     try:
         await client.status(job_id)
     except JobNotFound:
@@ -216,7 +216,7 @@ def test_a_url_that_names_the_replica_too_is_as_good(two: Pair) -> None:
 def test_a_lagging_replica_is_told_from_one_that_is_not_there() -> None:
     async def main(two: Pair) -> None:
         url = two.primary.url + IN_A_SECOND
-        async with queue_at(url), Client.from_url(url, durability="replicas") as client:
+        async with queue_at(url), QueueClient.from_url(url, durability="replicas") as client:
             two.freeze()
             with pytest.raises(NotDurable, match=r"has 1 replica\(s\), of which none confirmed"):
                 await client.enqueue("x", model=MODEL, background=True)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import redis.asyncio
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import Commit, Started
 from penstock.schemas.event import Failed
 from penstock.schemas.keys import Lane
@@ -284,7 +284,7 @@ def test_a_suspect_is_not_charged_for_a_step_that_another_hangs_in(redis_url, of
     flags = ("--fake-poison", "poison", "--lease-ttl-ms", "3000", "--step-timeout-s", "6")
     params = SamplingParams(max_tokens=20, ignore_eos=True, seed=4)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         queue = WorkerQueue(client.redis, Lane("fake"))
         await Registry(client.redis).register(ModelCard(name="fake"))
         innocent = await client.enqueue("innocent", params=params, background=True)
@@ -294,7 +294,7 @@ def test_a_suspect_is_not_charged_for_a_step_that_another_hangs_in(redis_url, of
             await meets_poison(client, queue, innocent, worker.ready())
 
     async def meets_poison(
-        client: Client, queue: WorkerQueue, innocent: str, worker: WorkerProcess
+        client: QueueClient, queue: WorkerQueue, innocent: str, worker: WorkerProcess
     ) -> None:
         poison = await client.enqueue("poison:hang:5", params=params, background=True)
         while (await client.status(poison)).num_tokens < 5:
@@ -329,7 +329,7 @@ def test_a_poison_job_among_others_dies_and_all_others_are_whole(redis_url, offl
         WorkerProcess(redis_url, "fake", *FLAGS) as second,
     ):
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             jobs = [
                 await client.enqueue(prompt, params=params, background=True)
                 for prompt in [*prompts[:20], "poison:crash:0", *prompts[20:]]

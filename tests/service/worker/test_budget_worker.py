@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.event import Result
 from penstock.schemas.job import Job
@@ -15,7 +15,7 @@ def test_a_job_of_a_real_worker_stops_at_its_budget() -> None:
     with Server() as server, WorkerProcess(server.url, "fake", "--fake-step-ms", "1") as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             account = Account(name="key", limits=Quota(tokens_per_day=300))
             job_ids = []
             for _ in range(3):
@@ -41,7 +41,7 @@ def test_a_prompt_beyond_the_budget_ends_with_the_time_of_its_renewal() -> None:
     with Server() as server, WorkerProcess(server.url, "fake") as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             for limits in (Quota(tokens_per_day=5), Quota(tokens_per_month=5)):
                 account = Account(name=f"key {limits}", limits=limits)
                 job_id = await client.enqueue("a longer prompt", background=True, account=account)
@@ -62,7 +62,7 @@ def test_answers_that_are_drawn_and_not_shown_are_charged_too() -> None:
     with Server() as server, WorkerProcess(server.url, "fake", "--fake-step-ms", "1") as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             account = Account(name="key", limits=Quota(tokens_per_day=5000))
 
             async def run(best_of: int, max_tokens: int) -> Result:

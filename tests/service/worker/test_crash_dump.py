@@ -11,7 +11,7 @@ import pytest
 from test_stalls import STORY, tokens
 
 from penstock.compose.cli import main
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.process.black_box import Recorder, Ring
@@ -106,7 +106,7 @@ def test_a_killed_engine_leaves_its_last_plan_and_its_letter_names_the_file(
         process.ready()
         prompt = f"poison:crash:0 {CANARY}"
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(prompt, params=STORY, background=True)
             result = await client.result(job_id)
             assert result is not None and result.state == "dead"
@@ -141,7 +141,7 @@ def test_a_stack_says_where_it_hung_or_was_raised(redis_url, tmp_path, kind, exi
     with worker(redis_url, tmp_path, "--step-timeout-s", "6") as process:
         process.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             prompt = f"poison:{kind}:5 {CANARY}"
             job_id = await client.enqueue(prompt, params=STORY, background=True)
             await tokens(client, job_id, 5)
@@ -161,7 +161,7 @@ def test_a_stack_says_where_it_hung_or_was_raised(redis_url, tmp_path, kind, exi
         ask(redis_url, asks)
 
 
-async def see_it_stand_still(client: Client) -> None:
+async def see_it_stand_still(client: QueueClient) -> None:
     """As /metrics shows it, before anybody ends it."""
     [queue] = await client.queues()
     while not any(one.stats.get("unmoved_s", 0.0) > 1 for one in await queue.workers()):
@@ -174,7 +174,7 @@ def test_a_real_engine_leaves_its_plan(redis_url, tmp_path):
     with worker(redis_url, tmp_path, "--deterministic", model=BUNDLED_MODEL) as process:
         process.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(f"Once {CANARY}", params=params, background=True)
             await tokens(client, job_id, 20)
             os.kill(process.child("penstock.worker.engine_process"), signal.SIGSEGV)

@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from engine_stages import PROMPTS, STAGES, THEIRS, EngineStage, Reader, answers
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.event import Failed
 from penstock.schemas.job import PriorityClass
@@ -20,7 +20,7 @@ from worker_process import ask, until
 TRIED = THEIRS or STAGES
 
 
-def one(stage: EngineStage, asks: Callable[[Client], Awaitable[None]]) -> None:
+def one(stage: EngineStage, asks: Callable[[QueueClient], Awaitable[None]]) -> None:
     stage.workers()
     ask(stage.url, asks)
 
@@ -71,7 +71,7 @@ def a_server_of_others_that_is_killed_costs_a_pause(
 
 
 def a_cancelled_job_frees_the_engine(stage: EngineStage, _: list[str]) -> None:
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         job_id = await client.enqueue(PROMPTS[0], params=stage.endless)
         reader = Reader()
         async with asyncio.TaskGroup() as parts:
@@ -90,7 +90,7 @@ def a_cancelled_job_frees_the_engine(stage: EngineStage, _: list[str]) -> None:
 
 
 def a_deadline_ends_a_job_that_runs(stage: EngineStage, _: list[str]) -> None:
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         params = stage.endless
         for prompt in PROMPTS:
             job_id = await client.enqueue(prompt, params=params, timeout_ms=1500)
@@ -106,7 +106,7 @@ def a_deadline_ends_a_job_that_runs(stage: EngineStage, _: list[str]) -> None:
 
 
 def a_budget_ends_a_job_at_its_last_token(stage: EngineStage, _: list[str]) -> None:
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         for prompt in PROMPTS:
             account = Account(name=prompt, limits=Quota(tokens_per_day=60))
             job_id = await client.enqueue(prompt, params=stage.endless, account=account)
@@ -127,7 +127,7 @@ def a_job_that_ends_the_engine_is_the_only_one_that_dies(
     if stage.crash is None:
         return  # no prompt ends it
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         assert stage.crash is not None
         bad = await client.enqueue(stage.crash, params=stage.long, background=True)
         good = [
@@ -158,7 +158,7 @@ def a_tenants_flood_and_batches_give_way_to_others(stage: EngineStage, _: list[s
     line: list[tuple[str, str, PriorityClass]] = [("batch", "one", "batch")] * 6
     line += [("flood", "one", "normal")] * 12 + [("other", "two", "normal")]
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         async def end(name: str, job_id: str, tenant: str) -> None:
             result = await client.result(job_id, tenant=tenant)
             assert result is not None and result.state == "succeeded"
@@ -207,7 +207,7 @@ def a_prompt_that_was_read_is_found_again(stage: EngineStage, _: list[str]) -> N
         return
     prompt, few = " ".join(PROMPTS * 4), SamplingParams(temperature=0, max_tokens=8)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         found, texts = [], []
         for _ in range(2):
             result = await client.result(await client.enqueue(prompt, params=few))

@@ -15,7 +15,7 @@ import redis
 from block_reader import BlockReader, block_hash_of, hashes_of, salt_of
 from faults.proxy import Proxy
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Result
 from penstock.schemas.keys import Lane
@@ -57,7 +57,7 @@ class AtWork:
 
     url: str
     engine: Engine
-    client: Client
+    client: QueueClient
     told: Channel[WorkerEvent, WorkerCommand]
     queue: WorkerQueue
     plain: redis.Redis
@@ -117,7 +117,7 @@ async def at_work(url: str, way: str, **given: object) -> AsyncIterator[AtWork]:
     wires = BlockingWire(to_engine), BlockingWire(pulses)
     loop = EngineLoop(engine, *wires, 60.0, kv_events=settings.kv_events)
     threading.Thread(target=loop.run, daemon=True).start()
-    async with connect(way) as link, connect(url) as own, Client.from_url(url) as client:
+    async with connect(way) as link, connect(url) as own, QueueClient.from_url(url) as client:
         to_service, text = await Channel.open(io), load_tokenizer(settings)
         end = await Channel.open(io_end)
         service = Service(settings, text, Generation({}), link, to_service, end)
@@ -266,7 +266,7 @@ def test_a_killed_workers_stream_goes_with_its_lease_and_never_held_a_token(redi
     prompts = prompts_that_share(random.Random(10), 6)
     texts = list[list[int]]()
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         for prompt in prompts:
             result = await client.result(await client.enqueue(prompt, max_tokens=20))
             texts.append(prompt + result.choices[0].token_ids[:-1])

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from worker_process import WorkerProcess, ask
 
@@ -13,7 +13,7 @@ CONVERSATIONS, TURNS = 12, 4
 QUESTION = "Please tell me all that you know of the town and its river. " * 6
 
 
-async def cached(client: Client, first: str, are_apart: bool) -> tuple[int, int]:
+async def cached(client: QueueClient, first: str, are_apart: bool) -> tuple[int, int]:
     """The tokens of all prompts after the first, and how many of them were found."""
 
     async def converse(number: int) -> tuple[int, int]:
@@ -42,7 +42,7 @@ async def cached(client: Client, first: str, are_apart: bool) -> tuple[int, int]
 def test_a_conversation_finds_its_beginning_on_one_of_three_workers() -> None:
     shares = dict[bool, float]()
 
-    async def measure(client: Client) -> None:
+    async def measure(client: QueueClient) -> None:
         for are_apart in (True, False):
             total, found = await cached(client, f"{are_apart}", are_apart)
             shares[are_apart] = found / total

@@ -12,7 +12,7 @@ import pytest
 
 from faults.proxy import Proxy
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta
 from worker_process import WorkerProcess, ask, until
 
@@ -27,7 +27,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-async def now_ms(client: Client) -> int:
+async def now_ms(client: QueueClient) -> int:
     """By Redis's clock, which counts."""
     seconds, micros = map(int, await client.redis.call("TIME"))
     return seconds * 1000 + micros // 1000
@@ -38,13 +38,13 @@ def test_a_delayed_job_begins_on_time_though_redis_and_all_else_are_started_agai
     times: dict[str, int] = {}
     ids: dict[str, str] = {}
 
-    async def submit(client: Client) -> None:
+    async def submit(client: QueueClient) -> None:
         times["due"] = await now_ms(client) + DELAY_MS
         ids["soon"] = await client.enqueue("x", background=True, not_before_ms=times["due"])
         ids["later"] = await client.enqueue("x", background=True, delay_ms=600_000)
         assert (await client.status(ids["soon"])).reason == "delayed"
 
-    async def wait(client: Client) -> None:
+    async def wait(client: QueueClient) -> None:
         times["ready"] = await now_ms(client)
         result = await client.result(ids["soon"])
         assert result is not None and result.state == "succeeded"
@@ -73,7 +73,7 @@ def test_a_worker_whose_time_is_up_lets_go_of_all_its_jobs_at_once(server, is_to
     with WorkerProcess(server.url, "fake", *flags) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             params = {"max_tokens": 4000, "ignore_eos": True}
             for number in range(64):
                 await client.enqueue(f"job {number}", background=True, **params)
@@ -105,7 +105,7 @@ def test_while_redis_is_away_no_more_is_decoded_than_is_promised(server, step_ms
     with Proxy(server.port) as proxy, WorkerProcess(proxy.url, "fake", *flags) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             asked = {"max_tokens": 4000, "ignore_eos": True, "background": True}
             job_id, widths = await client.enqueue("x", **asked), list[int]()
             while (before := (await client.status(job_id)).num_tokens) < 2:

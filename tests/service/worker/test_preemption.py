@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.sampling import SamplingParams
@@ -179,7 +179,7 @@ def test_a_high_job_begins_on_a_full_worker_and_all_texts_are_whole(redis_url: s
     expected = offline.generate(PROMPTS, BATCH_PARAMS)
     [expected_high] = offline.generate("Now!", HIGH_PARAMS)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         batch = [
             await client.enqueue(
                 prompt, params=BATCH_PARAMS, priority_class="batch", background=True

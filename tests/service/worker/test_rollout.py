@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from test_blame import redis_of, step
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Failed
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
@@ -87,7 +87,7 @@ def test_a_job_that_is_being_started_is_handed_back(redis_url):
     """Its prompt takes a while to be read, and the worker ends meanwhile."""
     worker = WorkerProcess(redis_url, BUNDLED_DRAFT, "--drain-s", "0", "--lease-ttl-ms", "60000")
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         job_id = await client.enqueue("A long story. " * 100_000, background=True)
         while (await client.status(job_id)).state == "ready":
             await asyncio.sleep(0.01)
@@ -114,7 +114,7 @@ def test_a_rolling_restart_under_load_is_not_seen(redis_url, offline):
     workers = [WorkerProcess(redis_url, "fake", *flags) for _ in range(3)]
     is_over = asyncio.Event()
 
-    async def load(client: Client) -> int:
+    async def load(client: QueueClient) -> int:
         """Wave after wave, until all are replaced; how many jobs it was."""
         count = 0
         while not is_over.is_set():
@@ -126,7 +126,7 @@ def test_a_rolling_restart_under_load_is_not_seen(redis_url, offline):
 
     try:
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             await asyncio.to_thread(workers[0].ready)
             loads = [asyncio.create_task(load(client)) for _ in range(3)]
             for old in workers[:3]:

@@ -10,7 +10,7 @@ from itertools import islice
 
 import pytest
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import ModelCard, WorkerCard
 from penstock.schemas.queue.registry import Registry
@@ -210,7 +210,7 @@ async def at_work(url: str) -> None:
     (io, to_engine), (_pulses, pulses), (supervisor, io_end) = (socket.socketpair() for _ in "123")
     loop = EngineLoop(load_engine(settings), BlockingWire(to_engine), BlockingWire(pulses), 60.0)
     threading.Thread(target=loop.run, daemon=True).start()
-    async with connect(url) as redis, Client.from_url(url) as client:
+    async with connect(url) as redis, QueueClient.from_url(url) as client:
         engine: Channel[EngineEvent, list[EngineCommand]] = await Channel.open(io)
         text, end = load_tokenizer(settings), await Channel.open(io_end)
         service = Service(settings, text, Generation({}), redis, engine, end)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import HeldRows
 from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
@@ -145,7 +145,7 @@ def test_a_short_job_ends_while_all_long_ones_of_another_tenant_run(redis_url: s
     expected = offline.generate(prompts, LONG)
     [expected_short] = offline.generate("Now!", SHORT)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         async def submit(tenant: str, prompt: str, params: SamplingParams) -> str:
             return await client.enqueue(prompt, params=params, tenant=tenant, background=True)
 

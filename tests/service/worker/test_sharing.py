@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
@@ -121,24 +121,24 @@ def test_a_worker_with_jobs_leaves_new_ones_to_one_without(redis_url: str) -> No
     flags = "--fake-step-ms", "20"
     params = SamplingParams(max_tokens=2000, ignore_eos=True)
 
-    async def put_in(client: Client, name: str) -> list[str]:
+    async def put_in(client: QueueClient, name: str) -> list[str]:
         texts = [f"{name} {number}" for number in range(24)]
         return [await client.enqueue(each, params=params, background=True) for each in texts]
 
-    async def holders(client: Client, ids: list[str]) -> Counter[str]:
+    async def holders(client: QueueClient, ids: list[str]) -> Counter[str]:
         """How many of these jobs each worker has, once all are in work."""
         while True:
             statuses = [await client.status(job_id) for job_id in ids]
             if all(status.worker for status in statuses):
                 return Counter(str(status.worker) for status in statuses)
 
-    async def both_looked(client: Client) -> None:
+    async def both_looked(client: QueueClient) -> None:
         redis, prefix = plain(client.redis), Lane("fake").prefix
         names = [name.decode() for name in await redis.zrange(f"{prefix}workers", 0, -1)]
         while not all([await redis.hexists(f"{prefix}worker:{name}", "room") for name in names]):
             await asyncio.sleep(0.02)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         first = await put_in(client, "first")
         [(one, count)] = (await holders(client, first)).items()
         assert count == 24

@@ -10,8 +10,8 @@ import pytest
 
 import api_keys
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
 from penstock.gateway.commands import workers
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import NoWorker
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from stage import GatewayProcess
@@ -37,7 +37,7 @@ def tell(server: Server, order: str, *worker: str) -> int:
     return workers.main([order, *worker, "--redis-url", server.url])
 
 
-async def answer(client: Client, **more: object) -> tuple[list[int], int]:
+async def answer(client: QueueClient, **more: object) -> tuple[list[int], int]:
     job = await client.enqueue(PROMPT, model=BUNDLED_DRAFT.name, temperature=0, **more)  # type: ignore[arg-type]
     result = await client.result(job)
     assert result.state == "succeeded", result.error
@@ -52,7 +52,7 @@ def test_a_worker_sleeps_and_wakes_as_it_is_told(
         [name] = states(server, capsys)
         first = list[tuple[list[int], int]]()
 
-        async def before(client: Client) -> None:
+        async def before(client: QueueClient) -> None:
             first.append(await answer(client))
             long = await client.enqueue(
                 PROMPT, model=BUNDLED_DRAFT.name, max_tokens=300, ignore_eos=True, background=True
@@ -66,7 +66,7 @@ def test_a_worker_sleeps_and_wakes_as_it_is_told(
         until(lambda: states(server, capsys)[name] == "asleep", "sleep")
         until(lambda: "engine sleeps" in worker.log.read_text(), "memory back")
 
-        async def meanwhile(client: Client) -> None:
+        async def meanwhile(client: QueueClient) -> None:
             with pytest.raises(NoWorker):
                 await answer(client)
             waiting = await client.enqueue(
@@ -96,7 +96,7 @@ def test_one_that_is_falling_asleep_hands_back_at_once_when_it_must(
         worker.ready()
         [name] = states(server, capsys)
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job = await client.enqueue("hi", model="fake", max_tokens=4000, background=True)
             while (await client.status(job)).state != "decoding":
                 await asyncio.sleep(0.01)
@@ -133,7 +133,7 @@ def test_one_that_loses_its_lease_sleeps_on(
         until(lambda: [*others().values()] == ["asleep"], "it sleeps under its next name")
         [name] = others()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job = await client.enqueue("hi", model="fake", background=True)
             await asyncio.sleep(0.5)
             assert (await client.status(job)).state == "ready"
@@ -149,7 +149,7 @@ def test_one_without_work_sleeps_until_a_job_comes(
     with WorkerProcess(server.url, BUNDLED_DRAFT, "--sleep-idle-s", "0.2") as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             answers = []
             for number in range(3):
                 while worker.log.read_text().count("engine sleeps") <= number:
@@ -173,7 +173,7 @@ def test_over_http_under_a_key_of_operators(
         [name] = states(server, capsys)
         found = []
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             for number in range(3):
                 found.append((await answer(client))[1])
                 if number == 1:

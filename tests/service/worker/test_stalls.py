@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 import redis
 
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
@@ -45,7 +45,7 @@ def crashes(url: str) -> int:
         return int(client.hget(f"{Lane('fake').prefix}counts", "crashed") or 0)
 
 
-async def tokens(client: Client, job_id: str, least: int) -> None:
+async def tokens(client: QueueClient, job_id: str, least: int) -> None:
     while (await client.status(job_id)).num_tokens < least:
         await asyncio.sleep(0.02)
 
@@ -57,7 +57,7 @@ def test_a_wedged_io_process_is_ended_and_its_jobs_go_on(redis_url, offline):
         worker.ready()
         [name] = incarnations(redis_url)
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, job_id, 20)
             os.kill(worker.child("penstock.worker.jobs.service"), signal.SIGSTOP)
@@ -75,7 +75,7 @@ def test_a_frozen_io_process_loses_its_jobs_with_its_lease(redis_url, offline):
     with WorkerProcess(redis_url, "fake", *flags) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, job_id, 20)
             os.kill(worker.child("penstock.worker.jobs.service"), signal.SIGSTOP)
@@ -98,7 +98,7 @@ def test_an_engine_whose_steps_compute_nothing_is_ended(redis_url, offline):
     with WorkerProcess(redis_url, "fake", *FLAGS) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             bad = await client.enqueue("poison:idle:30", params=STORY, background=True)
             good = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, good, 20)
@@ -194,7 +194,7 @@ def test_a_supervisor_that_was_frozen_does_not_renew_what_ran_out(redis_url, off
         worker.ready()
         [name] = incarnations(redis_url)
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, job_id, 20)
             worker.signal_all(signal.SIGSTOP)
@@ -220,7 +220,7 @@ def test_a_worker_whose_machine_stood_still_is_not_ended(redis_url, offline, lea
         worker.ready()
         [name], engine = incarnations(redis_url), worker.child("penstock.worker.engine_process")
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, job_id, 20)
             worker.signal_all(signal.SIGSTOP)
@@ -244,7 +244,7 @@ def test_a_frozen_engine_loses_its_jobs_with_its_lease_and_is_kept(redis_url, of
         worker.ready()
         engine = worker.child("penstock.worker.engine_process")
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue("long", params=STORY, background=True)
             await tokens(client, job_id, 20)
             os.kill(engine, signal.SIGSTOP)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.keys import Lane
 from plain import plain
@@ -36,7 +36,7 @@ def worker_of(url: str, step_ms: int, *flags: str) -> WorkerProcess:
 def ran() -> Iterator[Ran]:
     found: list[Ran] = []
 
-    async def asks(client: Client, slow: WorkerProcess) -> None:
+    async def asks(client: QueueClient, slow: WorkerProcess) -> None:
         asked = {"max_tokens": 2, "ignore_eos": True, "background": True}
         job_ids = await asyncio.gather(
             *(client.enqueue(f"job {number}", model="fake", **asked) for number in range(NUM_JOBS))
@@ -97,7 +97,7 @@ def test_a_job_of_five_leases_is_one_attempt_under_one_epoch():
     prompt = "x" * (LEASE_MS * NUM_LEASES // step_ms * step_tokens)
     flags = ("--max-num-batched-tokens", str(step_tokens), "--lease-ttl-ms", str(LEASE_MS))
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         job_id = await client.enqueue(prompt, max_tokens=2, background=True)
         await client.result(job_id)
         status = await client.status(job_id)

@@ -11,7 +11,7 @@ import pytest
 from pydantic import JsonValue
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
 from penstock.schemas.job import Message
@@ -62,7 +62,7 @@ JOBS = {
 
 @pytest.mark.parametrize("params", JOBS.values(), ids=JOBS)
 def test_a_job_is_answered_as_the_engine_would_answer_alone(worker, offline, params):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         job_id = await client.enqueue("Tell me of water 🌊", params=params)
         deltas = [event async for event in client.stream(job_id)]
         done = deltas.pop()
@@ -85,7 +85,7 @@ def test_a_job_is_answered_as_the_engine_would_answer_alone(worker, offline, par
 def test_without_a_seed_the_jobs_id_is_one(worker, offline):
     """So that every attempt at the job draws the same."""
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         job_id = await client.enqueue(LONG, params=SamplingParams(max_tokens=40))
         seed = int.from_bytes(hashlib.blake2b(job_id.encode(), digest_size=7).digest(), "big")
         expected = offline.generate(LONG, SamplingParams(max_tokens=40, seed=seed))
@@ -95,7 +95,7 @@ def test_without_a_seed_the_jobs_id_is_one(worker, offline):
 
 
 def test_several_prompts_are_one_job_with_choices_in_order(worker):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         params = SamplingParams(n=2, max_tokens=30, seed=9, ignore_eos=True)
         job_id = await client.enqueue(["first", "second"], params=params)
         result = await client.result(job_id)
@@ -114,7 +114,7 @@ def test_a_conversation_is_rendered_by_the_models_template(worker, offline):
     ]
     params = SamplingParams(max_tokens=40, seed=1)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         result = await client.result(await client.enqueue(messages=messages, params=params))
         same(result, offline.chat(messages, params)[0])
         same(result, offline.generate("user: Grüße\nassistant: ", params)[0])
@@ -162,7 +162,7 @@ BAD: dict[str, tuple[dict[str, object], str, str]] = {
 
 @pytest.mark.parametrize(("asked", "code", "param"), BAD.values(), ids=BAD)
 def test_what_can_never_run_fails_by_name_and_disturbs_nothing(worker, offline, asked, code, param):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         good_params = SamplingParams(max_tokens=100, seed=8, ignore_eos=True)
         good = await client.enqueue(LONG, params=good_params)
         bad = await client.enqueue(**asked)
@@ -176,7 +176,7 @@ def test_what_can_never_run_fails_by_name_and_disturbs_nothing(worker, offline, 
 
 
 def test_ids_that_no_worker_could_take_never_reach_the_queue(worker):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         with pytest.raises(PromptTooLong, match="maximum context length is 400 tokens"):
             await client.enqueue([1] * 500)
         cut = SamplingParams(truncate_prompt_tokens=5, max_tokens=1)
@@ -187,7 +187,7 @@ def test_ids_that_no_worker_could_take_never_reach_the_queue(worker):
 
 
 def test_a_cancelled_job_stops_in_the_middle_and_frees_the_engine(worker):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         params = SamplingParams(max_tokens=380, ignore_eos=True, n=8)
         before = await is_idle(client)
         job_id = await client.enqueue(LONG, params=params)
@@ -204,7 +204,7 @@ def test_a_cancelled_job_stops_in_the_middle_and_frees_the_engine(worker):
     ask(worker.url, asks)
 
 
-async def is_idle(client: Client) -> int:
+async def is_idle(client: QueueClient) -> int:
     """Once nothing runs: the number of tokens that the engine has made in its life."""
     [queue] = await client.queues()
     while True:
@@ -215,7 +215,7 @@ async def is_idle(client: Client) -> int:
 
 
 def test_a_deadline_ends_a_job_in_the_middle(worker):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         params = SamplingParams(max_tokens=380, ignore_eos=True, n=8)
         job_id = await client.enqueue(LONG, params=params, timeout_ms=150)
         end = [event async for event in client.stream(job_id)][-1]
@@ -229,7 +229,7 @@ def test_a_deadline_ends_a_job_in_the_middle(worker):
 def test_no_more_is_read_than_there_is_room_for(worker):
     """Eight sequences: the ninth job is left in the queue, where another worker could take it."""
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         params = SamplingParams(max_tokens=300, ignore_eos=True)
         [queue] = await client.queues()
         while not (await queue.workers())[0].stats:  # they come with the first beat
@@ -254,7 +254,7 @@ def test_neither_process_loads_torch(worker):
 def test_the_log_holds_no_prompt_and_no_answer(worker, offline):
     canary, params = "CANARY-3141", SamplingParams(max_tokens=30, seed=2, ignore_eos=True)
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         await client.result(await client.enqueue(canary, params=params))
         bad = await client.enqueue(messages=[{"role": "user", "content": [{"type": canary}]}])
         await client.result(bad)
@@ -265,7 +265,7 @@ def test_the_log_holds_no_prompt_and_no_answer(worker, offline):
 
 
 def test_its_card_and_the_models_are_registered(worker):
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         card = (await client.models())["fake"]
         assert (card.max_model_len, card.lanes) == (400, 1)
         [queue] = await client.queues()
@@ -309,7 +309,7 @@ def test_settings_that_cannot_work_are_refused_in_a_line(server, words, status, 
 def test_a_job_that_redis_takes_for_a_workers_and_it_does_not_know_is_handed_on(worker, offline):
     """As after a failover that lost a job's end, or a claim's reply."""
 
-    async def asks(client: Client) -> None:
+    async def asks(client: QueueClient) -> None:
         [queue] = await client.queues()
         [status] = await queue.workers()
         params = SamplingParams(max_tokens=10, seed=3)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.compose.server import Server
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta, Result
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
@@ -42,7 +42,7 @@ def told(offline: LLM) -> RequestOutput:
     return offline.generate(LONG, STORY)[0]
 
 
-async def read_while(client: Client, job_id: str, act: Callable[[], None]) -> Result | None:
+async def read_while(client: QueueClient, job_id: str, act: Callable[[], None]) -> Result | None:
     """Read a job's whole stream, with `act` after its fortieth token; no gap, no repeat."""
     position, acted = 0, False
     async for event in client.stream(job_id):
@@ -63,7 +63,7 @@ def test_sigterm_hands_running_jobs_to_another_worker(fresh, offline):
         first.ready()
         with WorkerProcess(fresh.url, "fake") as second:
 
-            async def asks(client: Client) -> None:
+            async def asks(client: QueueClient) -> None:
                 job_id = await client.enqueue(LONG, params=STORY)
 
                 def act() -> None:
@@ -81,7 +81,7 @@ def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(fresh, offl
     with WorkerProcess(fresh.url, "fake", "--drain-s", "30", *SLOW) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, params=STORY)
             later = await client.name_job("fake")
 
@@ -104,7 +104,7 @@ def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(fresh):
         worker.ready()
         [name] = incarnations(fresh.url)
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, max_tokens=8000, ignore_eos=True, background=True)
             while (await client.status(job_id)).state != "decoding":
                 await asyncio.sleep(0.01)
@@ -123,7 +123,7 @@ def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(fresh):
 
 async def submit(url: str, job_id: str) -> None:
     job = Job(job_id=job_id, model="fake", prompts=["short"], background=True)
-    async with Client.from_url(url) as client:
+    async with QueueClient.from_url(url) as client:
         await client.submit(job)
 
 
@@ -131,7 +131,7 @@ def test_a_second_sigterm_hands_back_at_once(fresh, offline):
     with WorkerProcess(fresh.url, "fake", "--drain-s", "600", "--fake-step-ms", "150") as first:
         first.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
 
             def act() -> None:
@@ -156,7 +156,7 @@ def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module
     with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "600", *SLOW) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
             act = lambda: os.kill(worker.child(module), signal.SIGKILL)  # noqa: E731
             same(await read_while(client, job_id, act), told(offline))
@@ -173,7 +173,7 @@ def test_the_children_end_with_their_supervisor(fresh, offline):
             for module in ("penstock.worker.jobs.service", "penstock.worker.engine_process")
         ]
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
 
             def act() -> None:
@@ -192,7 +192,7 @@ def test_a_frozen_worker_loses_its_jobs_and_comes_back_under_a_new_name(fresh, o
     with WorkerProcess(fresh.url, "fake", *SLOW) as first:
         first.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
             [name] = incarnations(fresh.url)
 
@@ -215,7 +215,7 @@ def test_a_wedged_engine_is_ended_and_its_jobs_go_on(fresh, offline):
     with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "3", *SLOW) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
             act = lambda: os.kill(worker.child("penstock.worker.engine_process"), signal.SIGSTOP)  # noqa: E731
             same(await read_while(client, job_id, act), told(offline))
@@ -234,7 +234,7 @@ def test_redis_may_be_absent_at_the_start_and_away_in_between(tmp_path, offline)
         try:
             worker.ready()
 
-            async def asks(client: Client) -> None:
+            async def asks(client: QueueClient) -> None:
                 job_id = await client.enqueue(LONG, params=STORY, background=True)
 
                 def act() -> None:
@@ -254,7 +254,7 @@ def test_several_names_and_lanes_and_one_process(fresh, offline):
     with WorkerProcess(fresh.url, "fake", *flags) as worker:
         worker.ready()
 
-        async def asks(client: Client) -> None:
+        async def asks(client: QueueClient) -> None:
             jobs = [
                 await client.enqueue(LONG, model=name, params=STORY)
                 for name in ("alpha", "beta") * 6

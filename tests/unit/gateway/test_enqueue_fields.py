@@ -7,7 +7,6 @@ import pytest
 from pydantic import JsonValue
 
 from penstock.gateway.client import Client
-from penstock.gateway.sync_client import SyncClient
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Job
 
@@ -46,9 +45,3 @@ def test_a_typo_gets_a_guess(given: dict[str, JsonValue], told: str) -> None:
         asyncio.run(asked())
     assert refused.value.message == told
     assert refused.value.param == next(iter(given))
-
-
-def test_the_client_without_a_loop_shows_what_callers_need_and_no_more() -> None:
-    shown = {name for name in dir(SyncClient("redis://127.0.0.1:1")) if not name.startswith("_")}
-    calls = {"enqueue", "stream", "result", "cancel", "status", "recent", "delete", "models"}
-    assert shown == {"from_url", "close", *calls}

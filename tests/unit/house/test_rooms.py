@@ -30,7 +30,7 @@ TEXT = {"worker", "schemas", "transformers", "tokenizers", "pydantic", "jinja2"}
 LOADTEST = {
     "loadtest",
     "schemas",
-    "gateway.client",
+    "gateway.queue_client",
     "msgspec",
     "rich",
     "numpy",
@@ -160,7 +160,7 @@ NEVER_AT_START = {
     | SERVES
     | CALLS_OUT - {"rich"}
     | {"arq", "redis"},
-    "import penstock.gateway.client": COMPUTES | SERVES | CALLS_OUT | {"arq", "redis"},
+    "import penstock.gateway.queue_client": COMPUTES | SERVES | CALLS_OUT | {"arq", "redis"},
     "import penstock.worker.supervisor.cli": BESIDE_A_WORKER
     | {"worker.jobs.service", "worker.engine_process"},
     "import penstock.worker.jobs.service": BESIDE_A_WORKER,

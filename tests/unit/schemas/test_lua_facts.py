@@ -8,7 +8,7 @@ import re
 import pytest
 
 from paths import ROOT
-from penstock.gateway.client import Client
+from penstock.gateway.queue_client import QueueClient
 from penstock.schemas import errors, job
 from penstock.schemas.account import Quota
 from penstock.schemas.errors import PenstockError
@@ -92,7 +92,7 @@ def test_times_have_the_same_bounds() -> None:
 )
 def test_an_option_that_is_left_out_is_what_the_client_sends(option: str, parameter: str) -> None:
     found = re.findall(rf"options\.{option} or (\d+)", TEXTS["enqueue"])
-    usual = inspect.signature(Client.__init__).parameters[parameter].default
+    usual = inspect.signature(QueueClient.__init__).parameters[parameter].default
     assert {int(each) for each in found} == {usual}
     shown = re.search(rf"^--   {option} .*; (\d+)$", TEXTS["enqueue"], re.MULTILINE)
     assert shown is not None and int(shown[1]) == usual
