@@ -94,7 +94,7 @@ class Caller:
     key: ApiKey | None = None
     over_limit: str | None = None  # for jobs that do not set it themselves
     is_guest: bool = False  # let in by a share token, to read one job
-    revocation: asyncio.Event | None = None  # set once its key is revoked
+    key_end: asyncio.Event | None = None  # set once its key is revoked or expires
 
     @property
     def account(self) -> Account | None:
@@ -165,9 +165,8 @@ class Access:
         key = await self._keyring.find(text)
         if key is not None:
             _refuse_out_of_scope(asgi["path"], key)
-            revocation = self._keyring.revocation(key.key_id)
             over_limit = headers.get(OVER_LIMIT)
-            return Caller(key.tenant, trace, key, over_limit, revocation=revocation)
+            return Caller(key.tenant, trace, key, over_limit, key_end=self._keyring.end(key.key_id))
         if self.demands_keys or self._keyring.has_keys:
             raise Unauthorized("give a valid API key as a bearer token")
         if asgi["path"].startswith(ADMIN):

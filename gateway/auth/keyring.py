@@ -62,18 +62,18 @@ class KeyStore:
             if (await self._connection.run("keys/replace", *given))[0] == b"ok":
                 return key
 
-    async def is_revoked(self, key_id: str) -> bool:
-        """Return whether a key is known and revoked. Raises NewerKey."""
+    async def has_ended(self, key_id: str) -> bool:
+        """Return whether a key is known, and revoked or expired. Raises NewerKey."""
         text = await self._connection.call("HGET", API_KEYS, key_id)
-        return isinstance(text, bytes) and _read(text).revoked_s is not None
+        return isinstance(text, bytes) and _read(text).has_ended(await self.time_s())
 
-    async def revoked(self) -> list[ApiKey]:
-        """Return the revoked keys, but for those that a newer version wrote."""
-        keys = list[ApiKey]()
+    async def ended(self) -> list[ApiKey]:
+        """Return the keys that are revoked or expired, but for those that a newer version wrote."""
+        keys, now_s = list[ApiKey](), await self.time_s()
         for text in await self.texts():
             with suppress(NewerKey):
                 keys.append(_read(text))
-        return [key for key in keys if key.revoked_s is not None]
+        return [key for key in keys if key.has_ended(now_s)]
 
     async def time_s(self) -> int:
         """Return the time by which keys expire, in Unix seconds of Redis's clock."""
@@ -112,7 +112,7 @@ class Keyring:
         self._known_until_s = 0.0
         self._ahead_s = 0.0  # how far Redis's clock is ahead of the monotonic one
         self._asking: asyncio.Task[None] | None = None
-        self._revocations = WeakValueDictionary[str, asyncio.Event]()
+        self._ends = WeakValueDictionary[str, asyncio.Event]()
         self._watching: asyncio.Task[None] | None = None
         self.has_keys = False  # stays true, so that an emptied Redis does not let everybody in
 
@@ -123,21 +123,32 @@ class Keyring:
         if not is_right(self._secret, text, record) or not self._secret:
             return None
         assert record is not None
-        return None if record.has_ended(time.monotonic() + self._ahead_s) else record
+        return None if record.has_ended(self._now_s()) else record
 
-    def revocation(self, key_id: str) -> asyncio.Event:
-        """Return what is set once the key is revoked, for as long as somebody holds it."""
-        event = self._revocations.setdefault(key_id, asyncio.Event())
+    def end(self, key_id: str) -> asyncio.Event:
+        """Return what is set once the key is revoked or expires, as long as somebody holds it."""
+        event = self._ends.setdefault(key_id, asyncio.Event())
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         return event
 
+    def _now_s(self) -> float:
+        """Return the time by Redis's clock, also while Redis is away."""
+        return time.monotonic() + self._ahead_s
+
     async def _watch(self) -> None:
         """Load the keys again and again while requests by them are open."""
-        while self._revocations:
+        while self._ends:
             await asyncio.sleep(REFRESH_S)
             with suppress(QueueUnreachable):
                 await self.refresh()
+            self._set_ends()
+
+    def _set_ends(self) -> None:
+        now_s = self._now_s()
+        for key_id, event in self._ends.items():
+            if key_id in self._keys and self._keys[key_id].has_ended(now_s):
+                event.set()
 
     async def refresh(self) -> None:
         """Load the keys again if they are older than `REFRESH_S`.
@@ -165,9 +176,6 @@ class Keyring:
         }
         self._keys = {key.key_id: key for key in self._parsed.values() if key is not None}
         self.has_keys = self.has_keys or bool(texts)
-        for key_id, event in self._revocations.items():
-            if key_id in self._keys and self._keys[key_id].revoked_s is not None:
-                event.set()
         own_s = time.monotonic()
         self._ahead_s = now_s - own_s
         self._fresh_until_s, self._known_until_s = own_s + REFRESH_S, own_s + MEMORY_S

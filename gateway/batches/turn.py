@@ -78,7 +78,7 @@ class BatchTurn:
     turn: int
 
     async def run(self) -> None:
-        if await self._is_revoked():
+        if await self._has_no_key():
             self.batch = await self.home.batches.cancel(self.batch.tenant, self.batch.id)
         until = time.monotonic() + TURN_S
         if self.batch.status == "validating":
@@ -96,11 +96,11 @@ class BatchTurn:
         if self.batch.status == "finalizing":
             await self._finalize()
 
-    async def _is_revoked(self) -> bool:
-        """Return whether the key that the batch was made with is revoked since."""
+    async def _has_no_key(self) -> bool:
+        """Return whether the key that the batch was made with is revoked or expired since."""
         account = self.batch.account
         key_id = account.name.rpartition("/")[2] if account else ""
-        return bool(key_id) and await KeyStore(self.home.client.redis).is_revoked(key_id)
+        return bool(key_id) and await KeyStore(self.home.client.redis).has_ended(key_id)
 
     async def fail(self, errors: Sequence[Mapping[str, JsonValue]]) -> None:
         await self._keep({"status": "failed", "errors": json.dumps(errors), "ended_ms": None})

@@ -104,9 +104,9 @@ class Chores:
         await HousekeepingSignature(self.client.redis).renew()
 
     async def keep_lanes(self, ctx: dict[str, ArqRedis]) -> None:
-        """Reap and sweep every lane of every known model, and cancel the jobs of revoked keys."""
-        revoked = await KeyStore(self.client.redis).revoked()
-        accounts = [key.account.name for key in revoked]
+        """Reap and sweep every lane of every known model, and cancel the jobs of ended keys."""
+        ended = await KeyStore(self.client.redis).ended()
+        accounts = [key.account.name for key in ended]
 
         async def keep(queue: Queue) -> int:
             return await queue.reap() + await queue.sweep() + await queue.revoke(accounts)

@@ -52,9 +52,9 @@ class Writer(Protocol):
 class Listened(Response):
     """A response that ends early, and calls `hung_up`, when the caller hangs up.
 
-    When the caller's key is revoked, it says so and ends as if the caller had hung up. When the
-    gateway stops and cancels it, `hung_up` is not called: the job stays for a caller who comes
-    back.
+    When the caller's key is revoked or expires, it says so and ends as if the caller had hung up.
+    When the gateway stops and cancels it, `hung_up` is not called: the job stays for a caller who
+    comes back.
     """
 
     def __init__(self, batches: Batches, hung_up: Callable[[], Awaitable[None]]) -> None:
@@ -66,15 +66,16 @@ class Listened(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = asyncio.create_task(self._answer(scope, receive, send))
         listening = asyncio.create_task(_until_hung_up(receive))
-        revoked = asyncio.create_task(_until_revoked(scope))
+        key_end = asyncio.create_task(_until_key_ends(scope))
         try:
-            await asyncio.wait({answer, listening, revoked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, listening, key_end}, return_when=asyncio.FIRST_COMPLETED)
             if answer.done():
                 return answer.result()
         finally:
-            await _stop(answer, listening, revoked)
-        if not revoked.cancelled():
-            await self.cut(scope, receive, send, Unauthorized("the API key was revoked"))
+            await _stop(answer, listening, key_end)
+        if not key_end.cancelled():
+            error = Unauthorized("the API key has expired, or was revoked")
+            await self.cut(scope, receive, send, error)
         return await self._hung_up()
 
     async def cut(self, scope: Scope, receive: Receive, send: Send, error: PenstockError) -> None:
@@ -213,11 +214,11 @@ async def _until_hung_up(receive: Receive) -> None:
         pass
 
 
-async def _until_revoked(scope: Scope) -> None:
-    """Return once the caller's key is revoked; never where it has none."""
+async def _until_key_ends(scope: Scope) -> None:
+    """Return once the caller's key is revoked or expires; never where it has none."""
     caller = scope.get(CALLER)
-    revocation = caller.revocation if isinstance(caller, Caller) else None
-    await (revocation or asyncio.Event()).wait()
+    key_end = caller.key_end if isinstance(caller, Caller) else None
+    await (key_end or asyncio.Event()).wait()
 
 
 async def _stop(*tasks: asyncio.Task[None]) -> None:

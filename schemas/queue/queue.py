@@ -41,6 +41,7 @@ from penstock.schemas.redis.link import Word
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.result import fold, read_result
 
+MAX_ACCOUNTS_A_CALL = 1000
 MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 KEYS_A_SEARCH = 1000
 MAX_CALLS_A_SWEEP = 256  # half a second's work for Redis, once a second
@@ -198,13 +199,15 @@ class Queue:
         return total
 
     async def revoke(self, accounts: Sequence[str]) -> int:
-        """Cancel the jobs of accounts whose keys are revoked. Return how many."""
+        """Cancel the jobs of accounts whose keys are revoked or expired. Return how many."""
         total = 0
-        for _ in range(MAX_CALLS_A_SWEEP if accounts else 0):
-            reply = await self._run("housekeeping/revoke", MAX_JOBS_A_CALL, *accounts)
-            total += int(reply[0])
-            if int(reply[0]) < MAX_JOBS_A_CALL:
-                break
+        for at in range(0, len(accounts), MAX_ACCOUNTS_A_CALL):
+            those = accounts[at : at + MAX_ACCOUNTS_A_CALL]
+            for _ in range(MAX_CALLS_A_SWEEP):
+                reply = await self._run("housekeeping/revoke", MAX_JOBS_A_CALL, *those)
+                total += int(reply[0])
+                if int(reply[0]) < MAX_JOBS_A_CALL:
+                    break
         return total
 
     async def use(self) -> LaneUse:

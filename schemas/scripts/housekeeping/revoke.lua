@@ -1,4 +1,4 @@
--- Cancel the jobs of accounts whose API keys are revoked.
+-- Cancel the jobs of accounts whose API keys are revoked or expired.
 -- ARGV: most jobs, then the accounts
 -- Returns how many jobs were cancelled
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).

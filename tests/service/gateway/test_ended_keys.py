@@ -1,20 +1,21 @@
-"""A key that is revoked ends what it asked for: its open streams and answers, and its jobs."""
+"""A key that ends, revoked or expired, ends its open streams and answers, its jobs and batches."""
 
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from api_keys import bearer, issue, revoke
+from api_keys import bearer, expire, issue, revoke
 from penstock.compose.server import Server
 from penstock.schemas.job import Job
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, Line, eventually, spoken
 
 SOON_S = 8.0  # the keys are looked at each second, and jobs each fifth
+End = Callable[[str, str], None]
 BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 50}
 
 
@@ -37,6 +38,13 @@ def http(actor: Actor, files: tuple[str, str]) -> Iterator[httpx.Client]:
         httpx.Client(base_url=gateway.url, timeout=60) as client,
     ):
         yield client
+
+
+@pytest.fixture(params=[revoke, expire])
+def end(request: pytest.FixtureRequest) -> End:
+    """What ends a key."""
+    ends: End = request.param
+    return ends
 
 
 @pytest.fixture
@@ -67,7 +75,7 @@ def lines_until_end(http: httpx.Client, key: str, seen: threading.Event) -> tupl
 
 
 def test_a_stream_ends_with_an_error_and_its_job_is_cancelled(
-    http: httpx.Client, actor: Actor, held: threading.Event
+    http: httpx.Client, actor: Actor, held: threading.Event, end: End
 ) -> None:
     key, other = issue(actor.redis_url), issue(actor.redis_url)
     eventually(lambda: http.get("/v1/models", headers=bearer(other)).is_success)
@@ -75,37 +83,38 @@ def test_a_stream_ends_with_an_error_and_its_job_is_cancelled(
     with ThreadPoolExecutor() as pool:
         stream = pool.submit(lines_until_end, http, key, seen)
         beside = pool.submit(lines_until_end, http, other, seen_of_other)
+        num_before = len(actor.cancelled)
         assert seen.wait(20) and seen_of_other.wait(20)
         began_s = time.monotonic()
-        revoke(actor.redis_url, key)
+        end(actor.redis_url, key)
         lines, ended_s = stream.result()
         assert ended_s - began_s < SOON_S
         assert lines[-1] == "[DONE]"
         error = json.loads(lines[-2])["error"]
         assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
-        assert "revoked" in error["message"]
-        eventually(lambda: len(actor.cancelled) > 0)
+        assert "expired, or was revoked" in error["message"]
+        eventually(lambda: len(actor.cancelled) > num_before)
         assert not beside.done()
         held.set()
         assert beside.result()[0][-1] == "[DONE]"
 
 
 def test_an_answer_that_is_awaited_whole_becomes_401(
-    http: httpx.Client, actor: Actor, held: threading.Event
+    http: httpx.Client, actor: Actor, held: threading.Event, end: End
 ) -> None:
     key, num_before = issue(actor.redis_url), len(actor.jobs)
     eventually(lambda: http.get("/v1/models", headers=bearer(key)).is_success)
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(http.post, "/v1/completions", json=BODY, headers=bearer(key))
         eventually(lambda: len(actor.jobs) > num_before)
-        revoke(actor.redis_url, key)
+        end(actor.redis_url, key)
         assert answer.result().status_code == 401
     assert answer.result().json()["error"]["code"] == "invalid_api_key"
     eventually(lambda: actor.jobs[-1].job_id in actor.cancelled)
 
 
 def test_housekeeping_cancels_jobs_that_nobody_follows(
-    http: httpx.Client, actor: Actor, held: threading.Event
+    http: httpx.Client, actor: Actor, held: threading.Event, end: End
 ) -> None:
     """One runs, one waits for its slot, and one for its hour; another key's go on."""
     limits = {"max_running": 1}
@@ -126,13 +135,17 @@ def test_housekeeping_cancels_jobs_that_nobody_follows(
 
     eventually(lambda: states(mine + theirs) == ["decoding", "ready", "ready"] * 2)
     with HousekeepingProcess(actor.redis_url):
-        revoke(actor.redis_url, key)
+        end(actor.redis_url, key)
         eventually(lambda: states(mine) == ["cancelled"] * 3, within_s=60)
     assert states(theirs) == ["decoding", "ready", "ready"]
 
 
 def test_a_batch_submits_no_more_and_ends_as_cancelled(
-    http: httpx.Client, actor: Actor, held: threading.Event, files: tuple[str, str]
+    http: httpx.Client,
+    actor: Actor,
+    held: threading.Event,
+    files: tuple[str, str],
+    end: End,
 ) -> None:
     key, other = (issue(actor.redis_url, tenant="acme") for _ in range(2))
     eventually(lambda: http.get("/v1/models", headers=bearer(other)).is_success)
@@ -154,6 +167,6 @@ def test_a_batch_submits_no_more_and_ends_as_cancelled(
     num_before = len(actor.jobs)
     with HousekeepingProcess(actor.redis_url, *files, "--batch-window", "2"):
         eventually(lambda: len(actor.jobs) == num_before + 2)
-        revoke(actor.redis_url, key)
+        end(actor.redis_url, key)
         eventually(lambda: shown()["status"] == "cancelled", within_s=60)
     assert len(actor.jobs) == num_before + 2
