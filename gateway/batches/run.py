@@ -1,5 +1,6 @@
 """Runs batches in turns, which nobody else takes at the same time."""
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from penstock.gateway.batches.parts import PartsLost
 from penstock.gateway.batches.turn import BatchTools, BatchTurn, file_error
 
 LEASE_MS = 5000  # of a batch; renewed while a turn lasts
+RETRY_MS = 5000  # after the folder of files failed, as where its disk is full
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +29,7 @@ class BatchRun(BatchTools):
                     await this.run()
                 except (FileNotFoundError, PartsLost) as error:
                     await this.fail([file_error(error)])
+                except OSError as error:
+                    log.warning("batch %s waits: the folder fails: %s", batch_id, error.strerror)
+                    held.again_ms = RETRY_MS
                 await this.tell()

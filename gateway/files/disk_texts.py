@@ -9,7 +9,7 @@ import os
 import secrets
 from pathlib import Path
 
-from penstock.gateway.files.storage import FileStorage
+from penstock.gateway.files.storage import FileStorage, discarded
 from penstock.gateway.follow.large_texts import TextLost
 
 
@@ -21,9 +21,9 @@ class DiskTexts:
         self._folder = folder
 
     async def put(self, name: str, text: bytes) -> None:
-        part = self._folder / f".{secrets.token_hex(16)}.part"
-        await asyncio.to_thread(_write, part, text)
-        await self._storage.put(part, name)
+        with discarded(self._folder / f".{secrets.token_hex(16)}.part") as part:
+            await asyncio.to_thread(_write, part, text)
+            await self._storage.put(part, name)
 
     async def text(self, name: str) -> bytes:
         try:

@@ -4,6 +4,7 @@ What is being made, and copies of what is being read, are in the folder of the p
 """
 
 import asyncio
+import errno
 import logging
 import os
 import re
@@ -28,6 +29,7 @@ PARTS_AT_ONCE = 4  # of 5 MiB; each is sent within RETRY_S
 # What the environment says of how a store is reached; options of our own stand in place of it all.
 OF_CLIENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate")
 YES = ("1", "true", "on", "yes")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_THERE = "status code: 404"
 PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 log = logging.getLogger(__name__)
@@ -35,6 +37,12 @@ log = logging.getLogger(__name__)
 
 class StorageUnavailable(Unavailable):
     code, status = "storage_unavailable", 503
+
+
+class StorageFull(Unavailable):
+    """Raised where the disk of the folder has no room for what is being written."""
+
+    code, status = "storage_full", 507
 
 
 class NoSuchStore(NotServed):
@@ -146,11 +154,11 @@ class ObjectStorage:
         if await asyncio.to_thread(copy.exists):
             return copy
         pieces = await self.content(name)
-        part = copy.with_name(f".{secrets.token_hex(16)}.part")
-        with await asyncio.to_thread(part.open, "wb") as sink:
-            async for piece in pieces:
-                await asyncio.to_thread(sink.write, piece)
-        return await asyncio.to_thread(part.replace, copy)
+        with discarded(copy.with_name(f".{secrets.token_hex(16)}.part")) as part:
+            with await asyncio.to_thread(part.open, "wb") as sink:
+                async for piece in pieces:
+                    await asyncio.to_thread(sink.write, piece)
+            return await asyncio.to_thread(part.replace, copy)
 
     async def content(self, name: str) -> AsyncIterator[bytes]:
         import obstore
@@ -203,6 +211,31 @@ def _storage_errors() -> Iterator[None]:
     except BaseError as error:
         log.error("the store of files failed: %s", f"{error}".partition("\n")[0])
         raise StorageUnavailable("file: the store of files does not answer; try again") from None
+
+
+@contextmanager
+def folder_errors() -> Iterator[None]:
+    """Raise StorageFull or StorageUnavailable for what goes wrong in the folder.
+
+    The log says what.
+    """
+    try:
+        yield
+    except OSError as error:
+        log.error("the folder of files failed: %s", error.strerror)
+        if error.errno in FULL:
+            full = "file: the disk of this server's files is full; delete files, or try again later"
+            raise StorageFull(full) from None
+        raise StorageUnavailable("file: the folder of files fails; try again") from None
+
+
+@contextmanager
+def discarded(part: Path) -> Iterator[Path]:
+    """Delete `part` at the end, unless it became a file and was moved away."""
+    try:
+        yield part
+    finally:
+        part.unlink(missing_ok=True)
 
 
 async def _pieces(stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

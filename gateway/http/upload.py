@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -110,15 +108,6 @@ class Upload:
         """Return a digest of the file and the fields, however the parts are divided."""
         asked = [self.filename, self._content_digest.hexdigest(), sorted(self.fields.items())]
         return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).hexdigest()
-
-
-@contextmanager
-def discarded(part: Path) -> Iterator[None]:
-    """Delete `part` at the end, unless it became a file and was moved away."""
-    try:
-        yield
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def declared_bytes(request: Request, limit_bytes: int) -> int:

@@ -13,10 +13,11 @@ from penstock.gateway.files.files import (
     FileRecord,
     Files,
 )
+from penstock.gateway.files.storage import discarded, folder_errors
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.idempotency import name_under
 from penstock.gateway.http.middleware import tenant_of
-from penstock.gateway.http.upload import Upload, declared_bytes, discarded, receive
+from penstock.gateway.http.upload import Upload, declared_bytes, receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, Order, cut, page
 from penstock.gateway.openai.validation import validate
@@ -34,7 +35,7 @@ async def upload(request: Request, gateway: Open) -> Response:
     part, most_bytes = files.new_part(), gateway.most_stored(request)
     declared = declared_bytes(request, settings.max_file_bytes)
     async with gateway.storage.room(tenant, part.name, declared, most_bytes):
-        with discarded(part):
+        with folder_errors(), discarded(part):
             received = await receive(request, part, settings.max_file_bytes)
             record = await _record(files, tenant, received)
             letters = await name_under(request, gateway, received.digest())

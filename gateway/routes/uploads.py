@@ -5,12 +5,13 @@ from functools import partial
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
+from penstock.gateway.files.storage import discarded, folder_errors
 from penstock.gateway.files.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.idempotency import name_of, name_under
 from penstock.gateway.http.middleware import tenant_of
-from penstock.gateway.http.upload import discarded, receive
+from penstock.gateway.http.upload import receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.validation import validate
 from penstock.schemas.openai import JsonObject
@@ -34,7 +35,7 @@ async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
     record = await uploads.get(tenant_of(request), upload_id)
     await uploads.check_open(record)
     part = gateway.files.new_part()
-    with discarded(part):
+    with folder_errors(), discarded(part):
         received = await receive(request, part, MAX_PART_BYTES, "data")
         letters = await name_under(request, gateway, received.digest())
         part_id = await uploads.add(record, part, received.num_bytes, letters)
@@ -48,7 +49,8 @@ async def complete(upload_id: str, request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, partial(validate, CompleteRequest))
     await name_of(request, gateway, asked)  # a repeat asks the same
     record = await gateway.uploads.get(tenant_of(request), upload_id)
-    file = await gateway.uploads.complete(record, asked, gateway.most_stored(request))
+    with folder_errors():
+        file = await gateway.uploads.complete(record, asked, gateway.most_stored(request))
     return _json(record.model_copy(update={"end": "completed"}).shape(0, file))
 
 
