@@ -5,32 +5,44 @@ from urllib.parse import parse_qsl, urlsplit
 
 from arq.connections import RedisSettings
 
-from penstock.schemas.redis.url import BadUrl, Kind, Login, parse
+from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.link import LinkLost, ServerRefused
+from penstock.schemas.redis.url import Address, BadUrl, Kind, parse
 
 
-def arq_settings(redis_url: str, chores_redis_url: str | None = None) -> RedisSettings:
-    """Return arq's settings for the chores' URL.
+async def found_settings(redis_url: str, chores_redis_url: str | None = None) -> RedisSettings:
+    """Return arq's settings for the server that is primary now.
 
-    Without one it is the next database of the jobs' server. Raises BadUrl.
+    The search is the jobs' own, since arq's has no time-out for a sentinel that says nothing.
+    Raises BadUrl, ConnectionError.
+    """
+    async with connect(chores_redis_url or redis_url) as servers:
+        try:
+            primary = await servers.find("")
+        except (LinkLost, ServerRefused) as error:
+            raise ConnectionError(str(error)) from error
+    return arq_settings(redis_url, chores_redis_url, primary)
+
+
+def arq_settings(
+    redis_url: str, chores_redis_url: str | None = None, primary: Address | None = None
+) -> RedisSettings:
+    """Return arq's settings for the chores' URL, at the primary, or else its first server.
+
+    Without a URL for the chores it is the next database of the jobs' server. Raises BadUrl.
     """
     url = chores_redis_url or redis_url
     place = parse(url)
     if place.kind is Kind.CLUSTER:
-        raise BadUrl("a cluster has no database for chores; name a single server, or sentinels")
+        raise BadUrl("a cluster has no database for chores; name servers, or sentinels")
     if chores_redis_url is None:
         place = replace(place, database=place.database + 1)
-    is_named = place.kind is Kind.SENTINELS
-    if len(place.addresses) > 1 and not is_named:
-        raise BadUrl("chores take one server; of several, name one, or sentinels")
     options = dict(parse_qsl(urlsplit(url).query))
-    if is_named and (place.sentinel_login != Login(None, None) or options.keys() & _FILES):
-        raise BadUrl("chores take sentinels without a login, ca, cert or key; name their primary")
-    hosts = [(address.host, address.port) for address in place.addresses]
-    (host, port), *_ = hosts
+    server = primary or place.addresses[0]
     return RedisSettings(
-        host=hosts if is_named else host,
-        port=port,
-        unix_socket_path=host if not port else None,
+        host=server.host,
+        port=server.port,
+        unix_socket_path=server.host if not server.port else None,
         database=place.database,
         conn_retries=0,  # arq_loop tries again
         username=place.login.username,
@@ -41,9 +53,4 @@ def arq_settings(redis_url: str, chores_redis_url: str | None = None) -> RedisSe
         ssl_keyfile=options.get("key"),
         ssl_cert_reqs="none" if options.get("verify") == "none" else "required",
         ssl_check_hostname=place.tls is not None and place.tls.check_hostname,
-        sentinel=is_named,
-        sentinel_master=place.service,
     )
-
-
-_FILES = {"ca", "cert", "key", "verify"}

@@ -18,7 +18,7 @@ from penstock.gateway.files.settings import disk_texts_of
 from penstock.gateway.files.storage import NoSuchStore
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.housekeeping.arq_loop import FIRST_WAIT_S, keep_running, run_chores
-from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.housekeeping.arq_redis import arq_settings, found_settings
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler
 from penstock.gateway.housekeeping.to_disk import ToDisk
@@ -63,7 +63,7 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
     )
     chores_redis_url: str | None = Field(
         None,
-        description="where arq keeps its own keys: a server, or sentinels; none: the next database",
+        description="where arq keeps its own keys, but no cluster; none: the next database",
         validate_default=True,
     )
     webhook_retry_s: float = Field(
@@ -140,11 +140,13 @@ async def _serve(
         loop.add_signal_handler(number, this.cancel)
     loop.add_signal_handler(signal.SIGHUP, read_again)
     log.info("housekeeping started its chores")
-    redis = arq_settings(settings.redis_url, settings.chores_redis_url)
+
+    async def run() -> None:
+        redis = await found_settings(settings.redis_url, settings.chores_redis_url)
+        await run_chores(redis, chores.on_call(), chores.on_a_clock())
+
     async with chores.client:
-        await keep_running(
-            lambda: run_chores(redis, chores.on_call(), chores.on_a_clock()), FIRST_WAIT_S
-        )
+        await keep_running(run, FIRST_WAIT_S)
 
 
 async def _reached(settings: HousekeepingSettings) -> None:

@@ -1,23 +1,28 @@
 """Chores: what nobody else is there to do."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import redis
 from arq import create_pool
 from arq.connections import ArqRedis
 from arq.worker import func
-from test_failover import command, pair, sentinel
+from test_failover import command, facts, pair, sentinel, until
 
+from penstock.compose.server import Server
 from penstock.gateway.housekeeping.arq_loop import QUEUE, as_json, run_chores
-from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.housekeeping.arq_redis import arq_settings, found_settings
 from penstock.gateway.queue_client import QueueClient
+from penstock.schemas.keys import CHORES
 from penstock.schemas.model import ModelCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import connect
+from stage import HousekeepingProcess
 
 
 def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) -> None:
@@ -85,13 +90,12 @@ async def _ends(url: str) -> str:
         ("redis://h/0", "h:6379", 1),
         ("redis://u:p%40@h:1/4", "h:1", 5),
         ("unix:///run/redis.sock?db=2", "/run/redis.sock", 3),
-        ("redis+sentinel://s,t:9/main/2", "s:26379,t:9", 3),
     ],
 )
 def test_the_chores_have_the_next_database(url: str, host: str, database: int) -> None:
     settings = arq_settings(url)
-    given = [(settings.host, settings.port)] if isinstance(settings.host, str) else settings.host
-    assert ",".join(f"{name}:{port}" if port else name for name, port in given) == host
+    at = f"{settings.host}:{settings.port}" if settings.port else settings.host
+    assert at == host
     assert settings.database == database
     assert settings.password == ("p@" if "u:p" in url else None)
     assert arq_settings("redis+cluster://h", url).database == database - 1
@@ -101,9 +105,7 @@ def test_the_chores_have_the_next_database(url: str, host: str, database: int) -
     "words, says",
     [
         (["--redis-url", "redis+cluster://h"], "a cluster has no database for chores"),
-        (["--chores-redis-url", "redis+cluster://h"], "name a single server, or sentinels"),
-        (["--chores-redis-url", "redis://a,b"], "chores take one server"),
-        (["--chores-redis-url", "redis+sentinel://s/m?sentinel_password=x"], "without a login"),
+        (["--chores-redis-url", "redis+cluster://h"], "name servers, or sentinels"),
         (["--chores-redis-url", "http://h"], "scheme: 'http'"),
         (["--chores-redis-url", "redis://h:port"], "port: 'port'"),
     ],
@@ -116,13 +118,44 @@ def test_where_arq_cannot_go_is_said_by_the_flag(words: list[str], says: str) ->
     assert "Traceback" not in run.stderr
 
 
-def test_the_chores_follow_sentinels_to_the_primary(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["sentinels", "hosts"])
+def test_the_chores_find_the_primary(tmp_path: Path, way: str) -> None:
     async def chores_at(url: str) -> object:
-        arq = await create_pool(arq_settings(url))
+        arq = await create_pool(await found_settings(url))
         await arq.enqueue_job("deliver", _job_id="x")
         return await arq.keys("*")
 
-    with pair() as (primary, *_), sentinel(primary, tmp_path) as port:
-        keys = asyncio.run(chores_at(f"redis+sentinel://127.0.0.1:{port}/queue/3"))
+    with pair() as (primary, replica, _), sentinel(primary, tmp_path) as port:
+        urls = {
+            "sentinels": f"redis+sentinel://127.0.0.1:{port}/queue/3",
+            "hosts": f"redis://127.0.0.1:{replica.port},127.0.0.1:{primary.port}/3",
+        }
+        keys = asyncio.run(chores_at(urls[way]))
         assert sorted(keys) == [b"arq:job:x", b"arq:queue"]
         assert command(primary, "INFO", "keyspace")["db4"]["keys"] == 2
+
+
+@pytest.mark.slow
+def test_the_chores_go_on_past_a_sentinel_that_says_nothing_when_the_primary_dies(
+    tmp_path: Path,
+) -> None:
+    """It takes connections and never answers: a machine that swaps, or a way that is cut."""
+    signature = f"{CHORES}signature"
+    with (
+        pair() as (primary, replica, _),
+        sentinel(primary, tmp_path) as port,
+        socket.create_server(("127.0.0.1", 0)) as silent,
+    ):
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{port}"
+        url = f"redis+sentinel://{hosts}/queue?timeout_s=1"
+
+        def has_signed(server: Server) -> bool:
+            with redis.Redis.from_url(server.url) as client:
+                return bool(client.exists(signature))
+
+        with HousekeepingProcess(url):
+            until(lambda: has_signed(primary), "the chores to begin")
+            primary.kill()
+            until(lambda: facts(replica)["role"] == "master", "the replica's turn")
+            command(replica, "DEL", signature)
+            until(lambda: has_signed(replica), "the chores to go on")
