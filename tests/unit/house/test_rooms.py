@@ -119,6 +119,7 @@ MAY_IMPORT = {
     "loadtest.engines.waiting_jobs": LOADTEST | {"compose.server"},
     "loadtest.commands.sweep": LOADTEST | {"uvloop"},
     "loadtest.commands.serve": LOADTEST | {"uvloop"},
+    "loadtest.engines.vllm_in_process": {"vllm"},
     "loadtest.engines.shape": {"torch", "transformers", "tokenizers"},
     "loadtest.engines.gguf_file": {"gguf", "numpy", "safetensors", "transformers"},
     "loadtest.commands.queue": LOADTEST | {"worker.bundled.paths"},
