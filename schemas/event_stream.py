@@ -5,6 +5,7 @@ httpcore 105, aiohttp 60, h11 52; httptools on a bare protocol, with msgspec for
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,8 +14,13 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from penstock.schemas.gone_peer import end_when_gone
+
 _DATA, _ID = b"data:", b"id:"
 _SHOWN = 300  # characters of a server's words
+MAX_HEAD_BYTES = 64 * 1024
+MAX_HELD_BYTES = 4 * 2**20  # of a line, or of an answer that is no stream
+GONE_S = 30.0  # after which a server that is gone without a word is noticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +86,27 @@ class EventReader(asyncio.Protocol):
         self._rest = b""  # the start of a line that has not come whole
         self._event_id = ""
         self._is_stream = False
+        self._head_bytes = 0  # received before the body began
 
     def take(self, event_id: str, event: bytes) -> None:
         """Take one event's data."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.WriteTransport) -> None:  # type: ignore[override]
+        end_when_gone(transport, GONE_S)
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
+        if not self.status:
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, ValueError) as error:
             self.fail(f"an answer that cannot be read: {error.__context__ or error}")
+        if not self.status and self._head_bytes > MAX_HEAD_BYTES:
+            self.fail(f"the answer's head is longer than {MAX_HEAD_BYTES} bytes")
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._is_stream and self.is_done:
@@ -115,8 +129,12 @@ class EventReader(asyncio.Protocol):
         body = self._rest + body
         if not self._is_stream:
             self._rest = body
+            if len(body) > MAX_HELD_BYTES:
+                self.on_message_complete()
             return
         *lines, self._rest = body.split(b"\n")
+        if len(self._rest) > MAX_HELD_BYTES:
+            self.fail(f"a line is longer than {MAX_HELD_BYTES} bytes")
         for line in lines:
             if line.startswith(_DATA):
                 event_id, self._event_id = self._event_id, ""
@@ -142,6 +160,30 @@ class EventReader(asyncio.Protocol):
             self.ended.set_result(None)
 
 
+class PageReader(EventReader):
+    """Reads one response that is no stream, into `page`; up to MAX_HELD_BYTES of it."""
+
+    page = b""
+    _ends_with_connection = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._ends_with_connection = False
+
+    def on_message_complete(self) -> None:
+        if not 200 <= self.status < 300:
+            super().on_message_complete()
+        elif not self.ended.done():
+            self.page = self._rest
+            self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if error is None and self.status and self._ends_with_connection:
+            self.on_message_complete()
+        else:
+            super().connection_lost(error)
+
+
 async def exchange(server: HttpServer, reader: EventReader, most_s: float | None) -> str:
     """Send the reader's request, and return when its response has ended: empty, or the error."""
     transport: asyncio.Transport | None = None
@@ -151,15 +193,26 @@ async def exchange(server: HttpServer, reader: EventReader, most_s: float | None
             transport, _ = await loop.create_connection(
                 lambda: reader, server.host, server.port, ssl=server.is_tls or None
             )
-            await reader.ended
+            await asyncio.shield(reader.ended)  # a time-out leaves it to be failed
     except TimeoutError:
-        reader.fail(f"no end within {most_s:.0f} s")
-    except OSError as error:
-        reader.fail(os.strerror(error.errno) if error.errno and error.errno > 0 else str(error))
+        reader.fail(f"no end within {most_s:g} s")
+    except (OSError, UnicodeError) as error:  # the latter of a host's name
+        reader.fail(_why(error))
     finally:
         if transport is not None:
             transport.abort()
     return reader.error
+
+
+def _why(error: OSError | UnicodeError) -> str:
+    """Return the reason in the system's words; where several addresses were tried, in all theirs.
+
+    They are refused as one is.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if f"[Errno {errno.ECONNREFUSED}]" in str(error):
+        number = errno.ECONNREFUSED
+    return os.strerror(number) if number and number > 0 else str(error)
 
 
 class Said(msgspec.Struct):

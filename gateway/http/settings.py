@@ -74,7 +74,9 @@ class GatewaySettings(
     head_timeout_s: float = Field(15.0, gt=0, description="for a request's head to arrive whole")
     body_timeout_s: float = Field(60.0, gt=0, description="for its body, after the head")
     stall_timeout_s: float = Field(
-        300.0, gt=0, description="a caller who takes nothing of its answer for this long is cut off"
+        300.0,
+        gt=0,
+        description="who takes nothing of its answer, or is gone without a word, is cut off after this",
     )
     keep_alive_s: int = Field(30, ge=1, description="an idle connection is closed after this")
     max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from penstock.gateway.auth.web_pages import host_in
 from penstock.gateway.openai.responses import error
 from penstock.schemas.event import ErrorBody
+from penstock.schemas.gone_peer import end_when_gone
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100
@@ -46,6 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        end_when_gone(transport, self.patience.stall_s)
         if len(self.connections) > self.patience.max_connections:
             self._refuse(_error(503, "too_many_connections", "too many connections; try again"))
         else:

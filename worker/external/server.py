@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from http.client import HTTPException
-from urllib.error import HTTPError
 
 import msgspec
 from pydantic import JsonValue
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.event_stream import EventReader, HttpServer, Said, exchange
+from penstock.schemas.event_stream import EventReader, HttpServer, PageReader, Said, exchange
 from penstock.worker.external.dialect import DIALECTS, UNKNOWN, Answer, CompletionChunk, Dialect
 
 _LOOK_S = 5.0  # at most, for a server to say that it lives
@@ -197,25 +194,18 @@ class RemoteServer:
 
     async def _get(self, endpoint: str) -> bytes:
         """Return what a page says. Raises Unready, and Refused for a refusal."""
-        try:
-            return await asyncio.to_thread(self._fetch, endpoint)
-        except HTTPError as error:
-            said = f"{self.http.url(endpoint)} answers {error.code}"
-            if error.code in (401, 403):
-                raise Refused(f"engine_api_key: {said}", "engine_api_key") from error
-            if error.code < 500:
-                raise Refused(f"engine_url: {said}; give the URL that has /v1 below it") from error
-            raise Unready(said) from error
-        except (OSError, HTTPException, ValueError) as error:  # ValueError: of a host's name
-            raise Unready(f"{self.http.base_url}: {error}") from error
-
-    def _fetch(self, endpoint: str) -> bytes:
-        asked = urllib.request.Request(self.http.url(endpoint), headers=self.http.authorization)
-        with urllib.request.urlopen(asked, timeout=self._look_s) as answer:
-            return bytes(answer.read(_MOST_BYTES))
+        reader = PageReader(self.http.http("GET", endpoint))
+        error = await exchange(self.http, reader, self._look_s)
+        if not error:
+            return reader.page
+        said = f"{self.http.url(endpoint)} answers {reader.status}"
+        if reader.status in (401, 403):
+            raise Refused(f"engine_api_key: {said}", "engine_api_key")
+        if 300 <= reader.status < 500:
+            raise Refused(f"engine_url: {said}; give the URL that has /v1 below it")
+        raise Unready(said if reader.status >= 500 else f"{self.http.base_url}: {error}")
 
 
-_MOST_BYTES = 1 << 22
 _decode = msgspec.json.Decoder(CompletionChunk).decode
 
 

@@ -21,6 +21,7 @@ from penstock.schemas.delivery import Commit, Started
 from penstock.schemas.event import Delta
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
+from probed import is_probed
 from scripted import MODEL, finish, queue_at, started
 from stage import GatewayProcess
 
@@ -226,6 +227,40 @@ def test_one_who_takes_nothing_is_cut_off_and_goes_on_at_its_cursor(redis_url: s
 
     with GatewayProcess(redis_url, "--stall-timeout-s", str(STALL_S)) as gateway:
         asyncio.run(asyncio.wait_for(main(gateway), 100))
+
+
+def test_one_who_takes_nothing_of_little_is_cut_off_too(redis_url: str) -> None:
+    """As one whose machine is gone: the kernel holds what is sent, and the gateway sees nothing."""
+
+    async def main(gateway: GatewayProcess) -> None:
+        async with queue_at(redis_url, lease_ms=600_000) as queue:
+            [job] = await begun(gateway, queue, 1)
+            stuck = Follower(job)
+            stuck.open_narrow(gateway)
+            await job.say(queue, 1)
+            await reached([stuck])
+            await stuck.stop()
+            await job.say(queue, 10)
+            await asyncio.sleep(3 * STALL_S)
+            stuck.go_on()
+            await stuck.until_closed()
+            assert len(stuck.events()) < len(job.made)
+            await job.end(queue)
+            stuck.connection.close()
+
+    with GatewayProcess(redis_url, "--stall-timeout-s", str(STALL_S)) as gateway:
+        asyncio.run(asyncio.wait_for(main(gateway), 30))
+
+
+def test_one_who_waits_is_probed(redis_url: str) -> None:
+    """Else a machine that is gone would be waited for until its job ends."""
+    with (
+        GatewayProcess(redis_url) as gateway,
+        socket.create_connection(("127.0.0.1", gateway.port)) as caller,
+    ):
+        caller.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert caller.recv(1 << 16)
+        assert is_probed(gateway.port, caller.getsockname()[1])
 
 
 async def reached(followers: list[Follower]) -> None:

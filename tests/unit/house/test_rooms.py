@@ -40,7 +40,7 @@ LOADTEST = {
 MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.redis.link": {"schemas", "hiredis"},
-    "schemas.event_stream": {"httptools", "msgspec"},
+    "schemas.event_stream": {"schemas", "httptools", "msgspec"},
     "schemas.parsing.calls": {"schemas", "pydantic", "pydantic_core"},
     "schemas.trace_context": {"opentelemetry"},
     "schemas.process.spans": {"schemas", "opentelemetry"},
