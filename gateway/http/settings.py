@@ -76,7 +76,7 @@ class GatewaySettings(
     stall_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="who takes nothing of its answer, or is gone without a word, is cut off after this",
+        description="who takes nothing of an answer, or is gone without a word, is cut off",
     )
     keep_alive_s: int = Field(30, ge=1, description="an idle connection is closed after this")
     max_connections: int = Field(20_000, ge=1, description="one more gets 503 at once")
