@@ -23,6 +23,7 @@ READY = (
     "batch",
 )  # in the order that workers read them
 JOB_ID = re.compile(r"job_([a-z2-7]{6}[0-9]+)_([a-z2-7]{26})")
+CONVERSATION_ID = re.compile(r"conv_[a-z2-7]{32}")
 
 
 def _base32(digest: bytes, length: int) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -31,7 +30,7 @@ from penstock.gateway.responses.stored import form_of
 from penstock.gateway.tasks.due import Due
 from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound
 from penstock.schemas.job import MAX_MESSAGES, Message
-from penstock.schemas.keys import CHORES, short_digest
+from penstock.schemas.keys import CHORES, CONVERSATION_ID, short_digest
 from penstock.schemas.openai import ChatMessage, JsonObject
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.responses import Item
@@ -39,7 +38,6 @@ from penstock.schemas.responses import Item
 MOST_ITEMS = MAX_MESSAGES  # of a conversation; a request has no more messages either
 _BEGIN_MS = 60_000  # after which a response that nobody knows was never submitted
 _TRIES = 8  # of a change, while others change the conversation too
-_ID = re.compile(r"conv_[a-z2-7]{32}")
 Change = tuple[int, list[ConversationEntry]]  # how many entries stay, and what comes after
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _HEADS = {
@@ -86,7 +84,7 @@ class Conversations:
         Raises InvalidJob, TooManyConversations, StorageQuotaExceeded.
         """
         name = f"conv_{letters}"
-        entries = [ConversationEntry(items=_named(items, letters))] if items else []
+        entries = [ConversationEntry(items=_named(items, name, letters))] if items else []
         self._check(entries)
         texts = await self._kept(tenant, entries)
         reply = await self._connection.run(
@@ -145,7 +143,7 @@ class Conversations:
         Items that are there already are not added again.
         Raises ConversationLocked, StorageQuotaExceeded.
         """
-        entry = ConversationEntry(items=_named(items, letters))
+        entry = ConversationEntry(items=_named(items, name, letters))
 
         def added(found: Conversation) -> Change | None:
             if any(entry.items[0]["id"] == item["id"] for item in found.items):
@@ -179,7 +177,10 @@ class Conversations:
         Raises InvalidJob, ConversationLocked, StorageQuotaExceeded.
         """
         entry = ConversationEntry(
-            items=_named(items, job_id), job_id=job_id, begun_ms=found.now_ms, is_open=True
+            items=_named(items, found.id, job_id),
+            job_id=job_id,
+            begun_ms=found.now_ms,
+            is_open=True,
         )
         self._check([*found.entries, entry], found.num_bytes)
         if not await self._change(found, len(found.entries), [entry], most_bytes):
@@ -383,17 +384,17 @@ def _num_chars(value: JsonValue) -> int:
 
 def _checked(name: str) -> str:
     """Return a conversation's id. Raises ConversationNotFound for what is none."""
-    if _ID.fullmatch(name) is None:
+    if CONVERSATION_ID.fullmatch(name) is None:
         raise ConversationNotFound(name)
     return name
 
 
-def _named(items: Sequence[JsonObject], letters: str) -> list[JsonObject]:
-    """Return items with ids of their own, which follow from the letters."""
+def _named(items: Sequence[JsonObject], name: str, letters: str) -> list[JsonObject]:
+    """Return items with ids of their own, which have the conversation's and follow from letters."""
     return [
         {
             **item,
-            "id": f"{_HEADS[str(item['type'])]}_{short_digest(f'{letters} {at}')}",
+            "id": f"{_HEADS[str(item['type'])]}_{name}_{short_digest(f'{letters} {at}')}",
             "status": "completed",
         }
         for at, item in enumerate(items)

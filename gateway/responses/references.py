@@ -1,4 +1,4 @@
-"""References to items of stored responses, which clients send in place of the items themselves."""
+"""References to stored items, which clients send in place of the items themselves."""
 
 import re
 from collections import Counter
@@ -13,11 +13,11 @@ from penstock.gateway.responses.stored import input_items, shown
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Result
-from penstock.schemas.keys import JOB_ID
+from penstock.schemas.keys import CONVERSATION_ID, JOB_ID
 from penstock.schemas.openai import JsonObject
 
-MOST_RESPONSES = 128  # whose items one request refers to: each is read from Redis, whole
-_ITEM_ID = re.compile(rf"(?:rs|msg|fc|ctc|item)_(?P<job>{JOB_ID.pattern})_[0-9]+")
+MOST_SOURCES = 128  # whose items one request refers to: each is read from Redis, whole
+_ITEM_ID = re.compile(rf"[a-z]+_(?P<source>{JOB_ID.pattern}|{CONVERSATION_ID.pattern})_[a-z0-9]+")
 _OF_INPUT = "item_"
 
 
@@ -28,7 +28,7 @@ class ItemLost(InvalidJob):
 
     def __init__(self, place: int, item_id: str) -> None:
         name = f"input[{place}].id"
-        why = "is no item of a stored response; send the item itself"
+        why = "is no item of a stored response or conversation; send the item itself"
         super().__init__(f"{name}: {item_id[:80]!r} {why}", name)
 
 
@@ -36,20 +36,20 @@ class ItemLost(InvalidJob):
 class Reference:
     """A reference at a place of the input.
 
-    job_id  of the response that has the item
+    source  the job of the response, or the conversation, that has the item
     """
 
     place: int
     item_id: str
-    job_id: str
+    source: str
 
 
 def references_of(body: JsonObject) -> list[Reference]:
     """Return what a request's input refers to. Raises InvalidJob, ItemLost."""
     found = [*_references(body.get("input"))]
-    num_responses = len({each.job_id for each in found})
-    if num_responses > MOST_RESPONSES:
-        sentence = f"refers to items of {num_responses} responses, at most {MOST_RESPONSES}"
+    count = len({each.source for each in found})
+    if count > MOST_SOURCES:
+        sentence = f"refers to items of {count} responses and conversations, at most {MOST_SOURCES}"
         raise InvalidJob(f"input: {sentence}; send the items themselves", "input")
     return found
 
@@ -75,17 +75,19 @@ class ReferredItems:
     _num_bytes: int = 0
 
     @property
-    def job_ids(self) -> list[str]:
-        return [*dict.fromkeys(each.job_id for each in self.references)]
+    def sources(self) -> list[str]:
+        return [*dict.fromkeys(each.source for each in self.references)]
 
-    def take(self, form: AnswerContext, status: JobStatus, result: Result | None) -> None:
+    def take_response(self, form: AnswerContext, status: JobStatus, result: Result | None) -> None:
         """Take the items of a response that are referred to. Raises InvalidJob."""
-        job_id = form.job.job_id
-        wanted = Counter(each.item_id for each in self.references if each.job_id == job_id)
         output = shown(form, status, result)["output"]
-        items = [*output] if isinstance(output, list) else []
-        if any(item_id.startswith(_OF_INPUT) for item_id in wanted):
-            items += input_items(form)
+        self.take(output if isinstance(output, list) else [])
+        if any(each.item_id.startswith(_OF_INPUT) for each in self.references):
+            self.take(input_items(form))
+
+    def take(self, items: Sequence[JsonValue]) -> None:
+        """Take those of a source's items that are referred to. Raises InvalidJob."""
+        wanted = Counter(each.item_id for each in self.references)
         for item in items:
             if isinstance(item, dict) and (item_id := f"{item['id']}") in wanted:
                 self._items[item_id] = item
@@ -115,7 +117,7 @@ def _references(given: JsonValue) -> Iterator[Reference]:
             match = _ITEM_ID.fullmatch(item_id)
             if match is None:
                 raise ItemLost(place, item_id)
-            yield Reference(place, item_id, match["job"])
+            yield Reference(place, item_id, match["source"])
 
 
 def _is_reference(item: Mapping[str, JsonValue]) -> bool:

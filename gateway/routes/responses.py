@@ -57,6 +57,7 @@ from penstock.schemas.errors import (
     QueueUnreachable,
 )
 from penstock.schemas.event import Result
+from penstock.schemas.keys import CONVERSATION_ID
 from penstock.schemas.openai import JsonObject
 
 router = APIRouter(tags=["openai"])
@@ -190,13 +191,19 @@ async def _read_whole(
     referred = await read_asked(request, gateway, begun)
     if not isinstance(referred, ReferredItems):
         return referred
-    for job_id in referred.job_ids:
+    for source in referred.sources:
         with suppress(JobNotFound):  # its items are missed where they are referred to
-            form, status = await _stored(gateway, job_id, tenant)
+            if CONVERSATION_ID.fullmatch(source):
+                found = await gateway.conversations.read(tenant, source)
+                await gateway.client.off_loop.run(
+                    tenant, found.num_bytes, referred.take, found.items
+                )
+                continue
+            form, status = await _stored(gateway, source, tenant)
             result = await _result(gateway, status, tenant)
             num_bytes = form.job.guess_bytes() + (num_bytes_of(result) if result else 0)
             await gateway.client.off_loop.run(
-                tenant, num_bytes, referred.take, form, status, result
+                tenant, num_bytes, referred.take_response, form, status, result
             )
     return await gateway.client.off_loop.run(
         tenant, most_bytes, lambda: understood(referred.whole_body())

@@ -143,6 +143,31 @@ def test_every_way_in_takes_references(http: httpx.Client, actor: Actor, way: st
     assert roles[:2] == ["user", "assistant"] and len(roles) == 3
 
 
+@pytest.mark.parametrize("way", ["created", "added", "asked"])
+def test_items_that_were_given_to_a_conversation_are_referred_to(
+    http: httpx.Client, actor: Actor, way: str
+) -> None:
+    """When it was made, later, and as the question of a response in it."""
+    actor.script = lambda job: spoken("It is sunny.")
+    call: Body = {"type": "function_call", "call_id": "1", "name": "weather", "arguments": "{}"}
+    given = [USER, call, {"type": "function_call_output", "call_id": "1", "output": "sunny"}]
+    begun: Body = {"items": given} if way == "created" else {}
+    name = http.post("/v1/conversations", json=begun).json()["id"]
+    if way == "added":
+        http.post(f"/v1/conversations/{name}/items", json={"items": given}).raise_for_status()
+    elif way == "asked":
+        post(http, input=given, conversation=name)
+    listed = http.get(f"/v1/conversations/{name}/items", params={"order": "asc"}).json()["data"]
+    refers = [{"type": "item_reference", "id": each["id"]} for each in listed[:3]]
+    post(http, input=[*refers, USER])
+    referred = chat_of(actor).messages
+    post(http, input=[*given, USER])
+    assert referred == chat_of(actor).messages
+    http.delete(f"/v1/conversations/{name}").raise_for_status()
+    answer = http.post("/v1/responses", json={"model": MODEL, "input": refers})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "item_not_found")
+
+
 def test_what_is_unknown_not_stored_or_deleted_is_named(http: httpx.Client, actor: Actor) -> None:
     apart = first_turn(http, actor, store=False)
     gone = first_turn(http, actor)
@@ -166,11 +191,17 @@ def test_another_tenants_items_are_unknown() -> None:
         with GatewayProcess(actor.redis_url) as gateway, httpx.Client(base_url=gateway.url) as http:
             http.headers["authorization"] = f"Bearer {ann}"
             [item] = post(http, input="hi")["output"]
-            body = {"model": MODEL, "input": [{"type": "item_reference", "id": item["id"]}]}
-            assert http.post("/v1/responses", json=body).status_code == 200
+            name = http.post("/v1/conversations", json={"items": [USER]}).json()["id"]
+            [told] = http.get(f"/v1/conversations/{name}/items").json()["data"]
+            bodies = [
+                {"model": MODEL, "input": [{"type": "item_reference", "id": each["id"]}]}
+                for each in (item, told)
+            ]
+            answers = [http.post("/v1/responses", json=body) for body in bodies]
+            assert [each.status_code for each in answers] == [200, 200]
             http.headers["authorization"] = f"Bearer {bob}"
-            answer = http.post("/v1/responses", json=body)
-    assert answer.status_code == 400 and answer.json()["error"]["code"] == "item_not_found"
+            answers = [http.post("/v1/responses", json=body) for body in bodies]
+    assert [each.json()["error"]["code"] for each in answers] == ["item_not_found"] * 2
 
 
 def test_references_are_bounded(http: httpx.Client, actor: Actor) -> None:
@@ -186,7 +217,10 @@ def test_references_are_bounded(http: httpx.Client, actor: Actor) -> None:
     many = [f"msg_job_{label}_{'a' * 24}{one}{two}_0" for one in letters for two in letters]
     body = {"input": [{"type": "item_reference", "id": each} for each in many[:129]]}
     answer = http.post("/v1/responses", json=body)
-    assert answer.status_code == 400 and "of 129 responses, at most 128" in answer.text
+    assert (
+        answer.status_code == 400
+        and "of 129 responses and conversations, at most 128" in answer.text
+    )
 
 
 def test_a_line_of_a_batch_refers_to_nothing(http: httpx.Client, actor: Actor) -> None:
