@@ -151,7 +151,7 @@ class Uploads:
     async def add(self, record: UploadRecord, part: Path, num_bytes: int, letters: str) -> str:
         """Make a part of what was received, and return its id. It may be repeated.
 
-        Raises InvalidJob.
+        Raises InvalidJob, UploadNotFound.
         """
         part_id = f"part_{letters[:26]}"
         name, whole = _part_name(record, part_id), record.asked.bytes
@@ -162,6 +162,8 @@ class Uploads:
         if reply[0] == b"ok":
             return part_id
         await self._files.storage.delete(name)
+        if reply[0] == b"missing":
+            raise UploadNotFound(record.id)
         if reply[0] == b"parts":
             raise InvalidJob(f"data: an upload has at most {MOST_PARTS} parts", "data")
         raise InvalidJob(f"data: the parts have more than {whole} bytes", "data")
@@ -228,12 +230,12 @@ class Uploads:
         return record.model_copy(update={"end": "cancelled"})
 
     async def _end(self, record: UploadRecord, end: End) -> None:
-        key = f"{CHORES}upload:{record.id}"
-        await self._connection.call("HSETNX", key, "end", end)
-        ended = await self._connection.call("HGET", key, "end")
+        given = record.id, record.tenant, end
+        (ended,) = await self._connection.run("files/end_upload", CHORES, *given)
+        if ended == b"missing":
+            raise UploadNotFound(record.id)
         if ended != end.encode():
             raise InvalidJob("upload_id: the upload has ended otherwise", "upload_id")
-        await self._connection.call("ZREM", f"{CHORES}uploads:{record.tenant}", record.id)
 
     async def _discard(self, record: UploadRecord) -> None:
         for part_id in record.parts:

@@ -7,7 +7,6 @@ from pydantic import JsonValue
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import STORED, chat_form
 from penstock.gateway.openai.responses import AnswerContext, chat_answer
-from penstock.gateway.tasks.due import server_time_ms
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobNotFound, PenstockError
 from penstock.schemas.event import Result
@@ -37,11 +36,8 @@ class StoredChats:
 
     async def add(self, job: Job, kept_s: int) -> None:
         """Note a job that was submitted. It may be repeated."""
-        key, call = _key(job.tenant), self._connection.call
-        now_ms = await server_time_ms(self._connection)
-        await call("ZADD", key, "NX", now_ms, job.job_id)
-        await call("ZREMRANGEBYRANK", key, 0, -MOST_LISTED - 1)
-        await call("EXPIRE", key, kept_s + LISTED_S)
+        given = job.tenant, job.job_id, MOST_LISTED, kept_s + LISTED_S
+        await self._connection.run("storage/note_chat", CHORES, *given)
 
     async def ids(self, tenant: str) -> list[str]:
         """Return the ids of a tenant's jobs, the oldest first."""

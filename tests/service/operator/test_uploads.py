@@ -1,5 +1,6 @@
 """Files that come in parts, by OpenAI's client, which cuts them itself."""
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Iterator
@@ -7,11 +8,16 @@ from pathlib import Path
 
 import openai
 import pytest
+import redis
 from openai import OpenAI
 from openai.types import Upload
 
 import api_keys
 from penstock.compose.server import Server
+from penstock.gateway.files.files import Files, FilesSettings
+from penstock.gateway.files.uploads import UploadNotFound, UploadRequest, Uploads
+from penstock.gateway.queue_client import QueueClient
+from penstock.schemas.keys import CHORES
 from stage import GatewayProcess
 
 CONTENT = os.urandom(2_500_000)
@@ -157,3 +163,27 @@ def test_files_have_purposes_and_batches_read_theirs_alone(client: OpenAI) -> No
         client.batches.create(
             input_file_id=kept.id, endpoint="/v1/completions", completion_window="24h"
         )
+
+
+def test_an_upload_that_is_forgotten_meanwhile_gets_no_key_without_an_end(
+    redis_url: str, tmp_path: Path
+) -> None:
+    asked = UploadRequest(bytes=1, filename="f", mime_type="text/plain", purpose="batch")
+
+    async def main() -> None:
+        async with QueueClient.from_url(redis_url) as client:
+            files = Files(client.redis, FilesSettings(files_folder=tmp_path))
+            uploads = Uploads(client.redis, files, 10)
+            record = await uploads.create("default", asked, 1000, "a" * 26)
+            with redis.Redis.from_url(redis_url) as keys:
+                keys.delete(key := f"{CHORES}upload:{record.id}")
+                part = files.new_part()
+                part.write_bytes(b"x")
+                with pytest.raises(UploadNotFound):
+                    await uploads.add(record, part, 1, "b" * 26)
+                with pytest.raises(UploadNotFound):
+                    await uploads.cancel(record)
+                assert not keys.exists(key)
+
+    asyncio.run(main())
+    assert not [*tmp_path.iterdir()]
