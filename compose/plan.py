@@ -13,6 +13,7 @@ from pydantic_settings import NoDecode
 from rich.console import Console
 from rich.table import Table
 
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import InvalidJob, PenstockError
 from penstock.schemas.process.start import Settings, load_settings, object_of
 
@@ -247,13 +248,15 @@ def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
 def _cache_rows(plan: MemoryPlan, usual: int) -> list[tuple[str, str]]:
     held = f"{plan.num_blocks:,} blocks, {plan.num_kv_tokens:,} tokens"
     states = f"{plan.num_states:,} of {_size(plan.state_bytes)}: sequences and prefixes"
-    longest, typical = f"{plan.num_longest_seqs:,}", f"{plan.num_typical_seqs:,}"
+    longest, typical = (
+        counted(number, "sequence") for number in (plan.num_longest_seqs, plan.num_typical_seqs)
+    )
     return [
         ("KV of a token", f"{plan.kv_bytes_per_token:,} bytes"),
         *([("states", states)] if plan.num_states else []),
         ("KV cache", f"{_size(plan.kv_cache_bytes)}: {held}"),
-        ("at once, longest", f"{longest} sequences of {plan.max_model_len:,}"),
-        ("at once, usual", f"{typical} sequences of {usual:,}"),
+        ("at once, longest", f"{longest} of {plan.max_model_len:,}"),
+        ("at once, usual", f"{typical} of {usual:,}"),
     ]
 
 

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import Field, JsonValue
 
 from penstock.schemas.account import Quota
+from penstock.schemas.counted import counted
 from penstock.schemas.event import Delta, Done, Failed, State
 from penstock.schemas.job import Job, QueueClass
 from penstock.schemas.model import WorkerCard
@@ -160,7 +161,7 @@ class OutOfBudget(Exception):
     """Raised when a job would end past its account's budget. It must end at `position`."""
 
     def __init__(self, position: int) -> None:
-        super().__init__(f"the budget ends at {position} tokens of the job")
+        super().__init__(f"the budget ends at {counted(position, 'token')} of the job")
         self.position = position
 
 

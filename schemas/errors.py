@@ -40,6 +40,7 @@ PenstockError
 
 from collections.abc import Iterable
 
+from penstock.schemas.counted import counted
 from penstock.schemas.event import ErrorBody
 
 
@@ -150,8 +151,8 @@ class ModelInUse(PenstockError):
 
     def __init__(self, model: str, num_workers: int, num_jobs: int) -> None:
         super().__init__(
-            f"model: {model!r} has {num_workers} workers, and {num_jobs} jobs that have not ended"
-            " or were not handed on; end its workers and jobs first",
+            f"model: {model!r} has {counted(num_workers, 'worker')}, and {counted(num_jobs, 'job')}"
+            " not ended or not handed on; end its workers and jobs first",
             "model",
         )
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import AnswerTooLarge, PromptTooLong
 from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
 from penstock.schemas.sampling import SamplingParams, TokenId
@@ -152,7 +153,7 @@ class Job(Wire):
         num_drawn, name = self.params.num_drawn, "best_of" if self.params.best_of else "n"
         if self.pooling is None and max(1, len(self.prompts)) * num_drawn > MAX_ANSWERS:
             raise ValueError(
-                f"{name}: {len(self.prompts)} prompts x {name}={num_drawn} are more than"
+                f"{name}: {counted(len(self.prompts), 'prompt')} x {name}={num_drawn} are more than"
                 f" {MAX_ANSWERS} answers; ask for fewer"
             )
         if self.params.suffix is not None and self.chat is not None:
@@ -263,8 +264,9 @@ class Job(Wire):
             most = MAX_ANSWER_BYTES // (num_prompts * drawn * size)
             told = "" if params.logprobs is None else f" with {params.logprobs} logprobs each"
             raise AnswerTooLarge(
-                f"max_tokens: {num_prompts} prompts x n={drawn} x {num_tokens} tokens{told} may"
-                f" take more than {MAX_ANSWER_BYTES} bytes; give max_tokens of at most {most}, or"
+                f"max_tokens: {counted(num_prompts, 'prompt')} x n={drawn} x {num_tokens}"
+                f" tokens{told} may take more than {MAX_ANSWER_BYTES} bytes; give max_tokens of"
+                f" at most {most}, or"
                 " fewer prompts, choices or logprobs",
                 "max_tokens",
             )

@@ -18,6 +18,7 @@ from rich.table import Column, Table
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.dead_letters import DeadLetters
+from penstock.schemas.counted import counted
 from penstock.schemas.delivery import DeadLetter
 
 DUMPS = Path("~/.penstock/crashes")  # where `penstock up` has its workers leave them
@@ -50,7 +51,7 @@ class ListDead(DlqCommand):
             return
         _console().print(_table(letters))
         if num_dropped:
-            print(f"{num_dropped} older ones were dropped to make room.")
+            print(f"{counted(num_dropped, 'older letter')} dropped to make room.")
 
 
 class Show(OfOne):

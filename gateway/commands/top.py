@@ -17,6 +17,7 @@ from penstock.gateway.commands.terminal import run
 from penstock.gateway.files.storage_accounts import StorageAccounts, StorageUse
 from penstock.gateway.http.overview import look, models, workers
 from penstock.gateway.queue_client import QueueClient
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.openai import JsonObject
 from penstock.schemas.process.nearby import ANYWHERE
@@ -163,7 +164,7 @@ def _served(worker: JsonObject) -> str:
 
 def _storage_table(stored: Sequence[StorageUse]) -> Table:
     hidden = len(stored) - MOST_TENANTS
-    caption = f"and {hidden:,} more tenants" if hidden > 0 else None
+    caption = f"and {counted(hidden, 'more tenant')}" if hidden > 0 else None
     table = _table("tenant", "MB stored", "things", caption=caption)
     for each in stored[:MOST_TENANTS]:
         table.add_row(Text(each.tenant), f"{each.used_bytes / 1e6:,.1f}", f"{each.num_things:,}")

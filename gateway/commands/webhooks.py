@@ -9,6 +9,7 @@ from pydantic import Field
 from penstock.gateway.commands.terminal import CommandRefused, run
 from penstock.gateway.webhooks.outbound import ALLOWING
 from penstock.gateway.webhooks.webhooks import Webhooks
+from penstock.schemas.counted import counted
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import Settings, load_settings, write_log_to_stderr
@@ -49,7 +50,7 @@ async def show(webhooks: Webhooks, tenant: str, _: str) -> None:
     for endpoint in endpoints:
         print(f"{endpoint.id}  {endpoint.url}")
     for webhook in sent:
-        tried = f"{webhook.attempts} attempts" if webhook.attempts != 1 else "1 attempt"
+        tried = counted(webhook.attempts, "attempt")
         answer = f", {webhook.answer}" if webhook.answer else ""
         print(f"{webhook.id}  {webhook.state}  {tried}{answer}  {webhook.url}")
     if not endpoints and not sent:

@@ -15,6 +15,7 @@ from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.http.overview import look, workers
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.fleet import Fleet
+from penstock.schemas.counted import counted
 from penstock.schemas.model import WorkerOrder
 
 USAGE = (
@@ -82,7 +83,8 @@ class ResetPrefixCaches(WorkersCommand):
 
     async def run(self, client: QueueClient) -> None:
         told = await Fleet(client).reset_prefix_caches()
-        print(json.dumps({"workers": told}) if self.as_json else f"{len(told)} workers were told")
+        sentence = f"told {counted(len(told), 'worker')}"
+        print(json.dumps({"workers": told}) if self.as_json else sentence)
 
 
 COMMANDS: dict[str, type[WorkersCommand]] = {

@@ -20,6 +20,7 @@ from penstock.gateway.files.settings import StorageSettings, storage_of
 from penstock.gateway.files.storage import FileStorage, StorageUnavailable
 from penstock.gateway.files.storage_accounts import NO_QUOTA, refuse_above
 from penstock.gateway.tasks.due import server_time_ms
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
 from penstock.schemas.keys import CHORES, lane_label
 from penstock.schemas.openai import JsonObject
@@ -129,7 +130,7 @@ class Files:
         if reply[0] in (b"files", b"quota") and not await self._is_known(record.id):
             await self.storage.delete(record.id)
         if reply[0] == b"files":
-            sentence = f"this tenant has {most} files, which is the most; delete some"
+            sentence = f"this tenant has {counted(most, 'file')}, which is the most; delete some"
             raise InvalidJob(f"file: {sentence}", "file")
         refuse_above(reply, most_bytes)
 

@@ -19,6 +19,7 @@ from pydantic import Field
 from penstock.gateway.files.files import PURPOSES, ExpiresAfter, FileRecord, Files
 from penstock.gateway.files.storage_accounts import StorageAccounts, refuse_above
 from penstock.gateway.tasks.due import fields_of
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import (
     InvalidJob,
     JobNotFound,
@@ -256,7 +257,7 @@ def _check(record: UploadRecord, asked: CompleteRequest) -> None:
             raise InvalidJob(f"part_ids: {part_id[:60]!r} is no part of this upload", "part_ids")
     total = sum(record.parts[part_id] for part_id in asked.part_ids)
     if total != record.asked.bytes:
-        sentence = f"the parts have {total} bytes, the file {record.asked.bytes}"
+        sentence = f"the parts have {counted(total, 'byte')}, the file {record.asked.bytes}"
         raise InvalidJob(f"part_ids: {sentence}", "part_ids")
 
 

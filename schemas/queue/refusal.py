@@ -3,6 +3,7 @@
 import time
 
 from penstock.schemas.account import Quota
+from penstock.schemas.counted import counted
 from penstock.schemas.delivery import Outcome, Submission
 from penstock.schemas.errors import (
     BudgetExceeded,
@@ -42,14 +43,14 @@ def refusal(answer: Submission, job: Job, limits: Quota | None = None) -> Pensto
             sentence = f"model: no worker serves {model!r} at present"
             return NoWorker(sentence, "model", retry_after_ms=retry_ms)
         case Outcome.FULL:
-            sentence = f"the queue is full: {answer.num_queued} jobs wait"
+            sentence = f"the queue is full, with {counted(answer.num_queued, 'waiting job')}"
             reason = "max_num_queued_reqs"  # vLLM's words
             if answer.reason == "tokens":
-                sentence += ", and their prompts have as many tokens as may wait"
+                sentence += ", whose prompts have as many tokens as may wait"
                 reason = "max_num_queued_tokens"
             return QueueFull(f"{sentence}; {when}", retry_after_ms=retry_ms, reason=reason)
         case Outcome.UNMEETABLE:
-            late = f"{answer.num_queued} jobs wait, and its time would be up before its turn"
+            late = f"behind {counted(answer.num_queued, 'waiting job')} its time would be up"
             return DeadlineUnmeetable(f"timeout_ms: {late}; {when}", "timeout_ms", retry_ms)
         case Outcome.LIMITED:
             known = (limits or Quota()).model_dump()[answer.reason]

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import NotDurable, QueueUnreachable
 from penstock.schemas.redis.link import Link, LinkLost, ServerRefused, pack
 from penstock.schemas.redis.servers import Redis
@@ -192,7 +193,7 @@ class GroupSync:
         match await mark.link.ask(pack("ROLE")):
             case [b"master", _, [_, *_] as replicas]:
                 return (
-                    f"{mark.address} has {len(replicas)} replica(s), of which none confirmed it in"
-                    f" {self._wait_ms} ms; look whether it hangs or lags"
+                    f"{mark.address} has {counted(len(replicas), 'replica')}, of which none"
+                    f" confirmed it in {self._wait_ms} ms; look whether it hangs or lags"
                 )
         return f"{mark.address} has no replica; start one that follows it"

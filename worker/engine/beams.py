@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import InvalidJob, PenstockError
 from penstock.worker.engine.beam_search import BeamSearch
 from penstock.worker.engine.messages import AddSequence, Logprob, Output
@@ -148,7 +149,8 @@ class Beams:
         outputs = []
         for rank, seq_id in running.asked.items():
             if rank >= len(running.search.answers):
-                sentence = f"{len(running.search.answers)} answers are possible; ask for as many"
+                possible = counted(len(running.search.answers), "answer")
+                sentence = f"{possible} can be made; ask for as many"
                 outputs.append(Output(seq_id, [], error=InvalidJob(f"n: {sentence}", "n").body()))
                 continue
             _, token_ids, logprobs = running.search.answers[rank]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.schemas.counted import counted
 from penstock.schemas.errors import (
     InputTooLong,
     InvalidJob,
@@ -150,13 +151,14 @@ class EngineLimits:
 
     def _check_length(self, addition: AddSequence) -> PenstockError | None:
         num_prompt, asked = len(addition.prompt), addition.params.max_tokens
+        given = counted(num_prompt, "prompt token")
         if not num_prompt:
             return InvalidJob("prompt: it has no tokens; give at least one", "prompt")
         if num_prompt >= self.max_model_len:
             return PromptTooLong(num_prompt, self.max_model_len)
         if asked is not None and num_prompt + asked > self.max_model_len:
             return InvalidJob(
-                f"max_tokens: {num_prompt} prompt tokens and {asked} to come are more than the "
+                f"max_tokens: {given} and {asked} to come are more than the "
                 f"{self.max_model_len} that this model takes; ask for at most "
                 f"{self.max_model_len - num_prompt}",
                 "max_tokens",
@@ -164,7 +166,7 @@ class EngineLimits:
         if addition.params.min_tokens > self.max_model_len - num_prompt:
             return InvalidJob(
                 f"min_tokens: {addition.params.min_tokens} are more than the"
-                f" {self.max_model_len - num_prompt} that fit after {num_prompt} prompt tokens",
+                f" {self.max_model_len - num_prompt} that fit after {given}",
                 "min_tokens",
             )
         return None

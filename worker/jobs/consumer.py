@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from penstock.schemas.counted import counted
 from penstock.schemas.delivery import Ending, Entry, JobSignal, Started
 from penstock.schemas.errors import (
     BudgetExceeded,
@@ -142,7 +143,8 @@ class Intake:
     def _check_budget(self, started: Started, num_prompt: int) -> None:
         left = started.budget_left
         if left is not None and not started.log and num_prompt >= left:
-            sentence = f"prompt: {num_prompt} tokens; the account's budget has {left} left"
+            has = counted(num_prompt, "token")
+            sentence = f"prompt: {has}; the account's budget has {left} left"
             raise BudgetExceeded(sentence, "prompt", reset_at=started.budget_reset_at)
 
     def _check_unshown(self, started: Started, prompts: list[list[int]]) -> None:

@@ -272,7 +272,7 @@ def test_more_answers_than_are_possible_are_refused(llama: Judged) -> None:
     outputs = engine.step()
     assert sorted(output.token_ids for output in outputs[:2]) == [[20], [30]]
     assert outputs[2].error is not None and outputs[2].error.param == "n"
-    assert "2 answers are possible" in outputs[2].error.message
+    assert "2 answers can be made" in outputs[2].error.message
 
 
 def test_logits_that_are_no_numbers_end_the_search_and_nothing_else(llama: Judged) -> None:

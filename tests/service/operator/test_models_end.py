@@ -110,7 +110,7 @@ def test_an_operator_lists_and_removes_what_nobody_serves(redis_url: str) -> Non
     }
     assert GONE in command(redis_url, "list").stdout
     refused = command(redis_url, "remove", "busy")
-    assert refused.returncode == 1 and "0 workers, and 1 jobs" in refused.stderr
+    assert refused.returncode == 1 and "0 workers, and 1 job not ended" in refused.stderr
     unknown = command(redis_url, "remove", "nobody")
     assert unknown.returncode == 1 and "'nobody' is not served here" in unknown.stderr
     done = command(redis_url, "remove", GONE)
