@@ -29,6 +29,14 @@ NOT_OF_VECTORS: Mapping[str, tuple[object, ...]] = {
 }
 
 
+NOT_OF_THE_FAKE: Mapping[str, tuple[object, ...]] = {
+    **OF_VECTORS,
+    **NOT_OF_VECTORS,
+    "quantization": (),
+    "enforce_eager": (True,),
+}
+
+
 class AnyEngine(Protocol):
     """The interface that `penstock.worker.engine.engine.Engine` and the fake engine share."""
 
@@ -64,6 +72,7 @@ class AnyEngine(Protocol):
 
 def load_engine(settings: WorkerSettings) -> AnyEngine:
     if settings.load_format == "fake":
+        _refuse_unheard(settings, NOT_OF_THE_FAKE, "the fake model")
         return fake_engine(
             settings.max_model_len,
             settings.max_num_seqs,
@@ -85,25 +94,25 @@ def load_engine(settings: WorkerSettings) -> AnyEngine:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     with loading(settings.model):
         pools = settings.pools
-        _refuse_unheard(settings, NOT_OF_VECTORS if pools else OF_VECTORS, pools)
         if pools:
+            _refuse_unheard(settings, NOT_OF_VECTORS, "a model that makes vectors")
             from penstock.worker.engine.pooling import build_pooling_engine
 
             return build_pooling_engine(_config(settings))
+        _refuse_unheard(settings, OF_VECTORS, "a model of text")
         from penstock.worker.engine.build import build_engine
 
         return build_engine(_config(settings))
 
 
 def _refuse_unheard(
-    settings: WorkerSettings, neutral: Mapping[str, tuple[object, ...]], pools: bool
+    settings: WorkerSettings, neutral: Mapping[str, tuple[object, ...]], kind: str
 ) -> None:
     """Raise InvalidJob for a setting that would have no effect on a model of this kind."""
     for name, values in neutral.items():
         usual = WorkerSettings.model_fields[name].get_default(call_default_factory=True)
         if getattr(settings, name) not in (usual, *values):
-            kind = "that makes vectors" if pools else "of text"
-            raise InvalidJob(f"{name}: a model {kind} does not obey it; leave it out", name)
+            raise InvalidJob(f"{name}: {kind} does not obey it; leave it out", name)
 
 
 def _config(settings: WorkerSettings) -> EngineConfig:
