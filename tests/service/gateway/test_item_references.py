@@ -2,7 +2,6 @@
 
 import json
 import secrets
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -11,28 +10,11 @@ import websockets.sync.client
 import api_keys
 from dialogues import CALL, THINKS, chat_of, marked
 from penstock.compose.server import Server
-from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, eventually, spoken
+from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
 Body = dict[str, object]
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 USER = {"role": "user", "content": [{"type": "input_text", "text": "What is the weather in Bern?"}]}
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    files = ("--files-folder", str(tmp_path_factory.mktemp("files")))
-    with (
-        GatewayProcess(actor.redis_url, *files, "--max-body-bytes", "200000") as gateway,
-        HousekeepingProcess(actor.redis_url, *files),
-        httpx.Client(base_url=gateway.url, timeout=60) as http,
-    ):
-        yield http
 
 
 def post(http: httpx.Client, path: str = "/v1/responses", **body: object) -> dict:

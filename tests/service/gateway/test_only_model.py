@@ -1,13 +1,12 @@
 """A request that names no model asks the one that is served, by every route that takes one."""
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
 from penstock.compose.server import Server
-from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, eventually, failed, spoken
+from stage import MODEL, Actor, GatewayProcess, eventually, failed, spoken
 
 HI = [{"role": "user", "content": "hi"}]
 ROUTES: dict[str, dict[str, object]] = {
@@ -24,23 +23,6 @@ ROUTES: dict[str, dict[str, object]] = {
     "/v1/chat/completions/render": {"messages": HI},
     "/inference/v1/generate": {"token_ids": [1], "sampling_params": {"max_tokens": 2}},
 }
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    files = ("--files-folder", str(tmp_path_factory.mktemp("files")))
-    with (
-        GatewayProcess(actor.redis_url, *files) as gateway,
-        HousekeepingProcess(actor.redis_url, *files),
-        httpx.Client(base_url=gateway.url, timeout=60) as http,
-    ):
-        yield http
 
 
 @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}], ids=str)
