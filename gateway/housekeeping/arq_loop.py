@@ -9,20 +9,22 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import NoReturn
 
-from arq.connections import ArqRedis, RedisSettings, create_pool
+from arq.connections import ArqRedis
 from arq.cron import CronJob
 from arq.worker import Function, Worker
 from redis.exceptions import RedisError
+
+from penstock.schemas.redis.link import LinkLost, ServerRefused
 
 log = logging.getLogger(__name__)
 
 QUEUE = "penstock:chores"
 MOST_CHORE_S = 50  # then arq cancels a chore; that of a killed process it holds 10 s longer
 AT_ONCE = 512  # most of them wait for receivers of webhooks
-ANSWER_S = 10.0  # within which Redis answers arq, else its connection is taken for broken
+CANCEL_AGAIN_S = 1.0  # longer than arq takes to let go of a chore
 FIRST_WAIT_S, MOST_WAIT_S = 0.5, 5.0  # before arq begins anew; twice as long after each failure
 
 
@@ -36,7 +38,7 @@ async def keep_running(run: Callable[[], Awaitable[None]], first_wait_s: float) 
         began_s = time.monotonic()
         try:
             await run()
-        except (RedisError, OSError) as error:
+        except (RedisError, LinkLost, ServerRefused, OSError) as error:
             if time.monotonic() - began_s > MOST_WAIT_S:
                 wait_s = first_wait_s
             name = type(error).__name__
@@ -48,16 +50,12 @@ async def keep_running(run: Callable[[], Awaitable[None]], first_wait_s: float) 
 
 
 async def run_chores(
-    settings: RedisSettings,
-    on_call: Sequence[Function],
-    on_a_clock: Sequence[CronJob],
+    redis: ArqRedis, on_call: Sequence[Function], on_a_clock: Sequence[CronJob]
 ) -> None:
     """Run the chores until cancelled, or until a command of arq's own fails, which is raised.
 
     Either way chores are cut short; arq has them done again. Nothing is left open.
     """
-    async with asyncio.timeout(ANSWER_S):
-        redis = await _connect(settings)
     worker = Worker(
         functions=on_call,
         cron_jobs=on_a_clock,
@@ -71,23 +69,24 @@ async def run_chores(
         max_jobs=AT_ONCE,
         log_results=False,
     )
+    running = asyncio.create_task(worker.main())
     try:
-        await worker.main()
+        await asyncio.wait([running])
+        await running
     finally:
-        for chore in worker.tasks.values():
-            chore.cancel()
-        await asyncio.gather(*worker.tasks.values(), return_exceptions=True)
+        await _end([running])
+        await _end(worker.tasks.values())
         await redis.aclose(close_connection_pool=True)
 
 
-async def _connect(settings: RedisSettings) -> ArqRedis:
-    """Return connections that fail rather than hang, for which arq has no setting."""
-    redis = await create_pool(settings, job_serializer=as_json, default_queue_name=QUEUE)
-    pool = redis.connection_pool
-    await pool.disconnect()
-    pool.reset()  # type: ignore[no-untyped-call]
-    pool.connection_kwargs["socket_timeout"] = ANSWER_S
-    return redis
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they have ended. redis-py on Python 3.11 may lose a cancellation."""
+    left = {*tasks}
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def as_json(chore: dict[str, object]) -> bytes:

@@ -18,7 +18,7 @@ from penstock.gateway.files.settings import disk_texts_of
 from penstock.gateway.files.storage import NoSuchStore
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.housekeeping.arq_loop import FIRST_WAIT_S, keep_running, run_chores
-from penstock.gateway.housekeeping.arq_redis import arq_settings, found_settings
+from penstock.gateway.housekeeping.arq_redis import chores_place, connect_arq
 from penstock.gateway.housekeeping.chores import Chores
 from penstock.gateway.housekeeping.reconcile import Reconciler
 from penstock.gateway.housekeeping.to_disk import ToDisk
@@ -63,7 +63,7 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
     )
     chores_redis_url: str | None = Field(
         None,
-        description="where arq keeps its own keys, but no cluster; none: the next database",
+        description="where arq keeps its own keys: no cluster; none: the next database",
         validate_default=True,
     )
     webhook_retry_s: float = Field(
@@ -88,7 +88,7 @@ class HousekeepingSettings(OutboundSettings, FilesSettings):
     @classmethod
     def is_one_of_arqs(cls, url: str | None, others: ValidationInfo) -> str | None:
         if "redis_url" in others.data:  # else it is wrong, and has its own error
-            arq_settings(others.data["redis_url"], url)
+            chores_place(others.data["redis_url"], url)
         return url
 
 
@@ -142,7 +142,7 @@ async def _serve(
     log.info("housekeeping started its chores")
 
     async def run() -> None:
-        redis = await found_settings(settings.redis_url, settings.chores_redis_url)
+        redis = await connect_arq(settings.redis_url, settings.chores_redis_url)
         await run_chores(redis, chores.on_call(), chores.on_a_clock())
 
     async with chores.client:

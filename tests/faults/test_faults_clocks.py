@@ -92,19 +92,16 @@ def test_the_clocks_of_gateways_and_housekeeping_do_not_matter(
 
 HAND_OVER = """
 import asyncio, sys
-from arq import create_pool
-from penstock.gateway.housekeeping.arq_redis import arq_settings
+from penstock.gateway.housekeeping.arq_redis import connect_arq
 from penstock.gateway.housekeeping.chores import _hand_over
 from penstock.gateway.tasks.due import Due
-from penstock.gateway.housekeeping.arq_loop import QUEUE
 from penstock.schemas.redis.connection import connect
 
 async def main(url):
     async with connect(url) as link:
         due = Due(link, "webhooks")
         await due.poke("none:443", "gone")
-        arq = await create_pool(arq_settings(url), default_queue_name=QUEUE)
-        await _hand_over(arq, due, "deliver")
+        await _hand_over(await connect_arq(url), due, "deliver")
 
 asyncio.run(main(sys.argv[1]))
 """

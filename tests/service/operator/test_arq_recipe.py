@@ -3,10 +3,10 @@
 import asyncio
 
 from arq import create_pool
+from arq.connections import RedisSettings
 from arq.worker import Worker, func
 
 from penstock.gateway.client import Client
-from penstock.gateway.housekeeping.arq_redis import arq_settings
 from stage import MODEL, Actor
 
 TRACE = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
@@ -30,7 +30,7 @@ async def summarise(ctx: dict[str, object], text: str, traceparent: str) -> str:
 def test_a_function_of_arqs_awaits_a_job_and_a_second_run_is_the_same_job(redis_url: str) -> None:
     async def main() -> list[str]:
         async with Client.from_url(redis_url) as client:
-            arq = await create_pool(arq_settings(redis_url))
+            arq = await create_pool(RedisSettings.from_dsn(f"{redis_url[:-1]}1"))
             answers = []
             for _ in range(2):
                 asked = await arq.enqueue_job("summarise", "a text", TRACE, _job_id="one")

@@ -5,24 +5,36 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import redis
-from arq import create_pool
 from arq.connections import ArqRedis
 from arq.worker import func
-from test_failover import command, facts, pair, sentinel, until
+from test_failover import (
+    CLIENT_PEM,
+    SERVER_PEM,
+    command,
+    facts,
+    pair,
+    sentinel,
+    tls_relay,
+    until,
+)
 
 from penstock.compose.server import Server
-from penstock.gateway.housekeeping.arq_loop import QUEUE, as_json, run_chores
-from penstock.gateway.housekeeping.arq_redis import arq_settings, found_settings
+from penstock.gateway.housekeeping.arq_loop import QUEUE, run_chores
+from penstock.gateway.housekeeping.arq_redis import chores_place, connect_arq
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import CHORES
 from penstock.schemas.model import ModelCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import connect
+from penstock.schemas.redis.url import parse
 from stage import HousekeepingProcess
+
+CHORE = [b"arq:job:x", QUEUE.encode()]  # the keys of one
 
 
 def test_a_job_whose_time_is_up_ends_although_no_worker_lives(redis_url: str) -> None:
@@ -50,17 +62,19 @@ def test_a_chore_cut_short_by_sigterm_is_no_failure(redis_url: str) -> None:
         await asyncio.sleep(60)
 
     async def main() -> list[bytes]:
-        run = asyncio.create_task(
-            run_chores(arq_settings(redis_url), [func(long, name="long")], [])
-        )
-        arq = await create_pool(arq_settings(redis_url), job_serializer=as_json)
-        await arq.enqueue_job("long", _job_id="one", _queue_name=QUEUE)
+        arq, kept = await connect_arq(redis_url), await connect_arq(redis_url)
+        await arq.enqueue_job("long", _job_id="one")
+        num_clients = len(await arq.client_list())
+        run = asyncio.create_task(run_chores(kept, [func(long, name="long")], []))
         await asyncio.wait_for(begun.wait(), 60)
         run.cancel()
         await asyncio.wait([run])
         assert run.cancelled()
         held = await arq.keys("arq:in-progress:*")
         assert await arq.zcard(QUEUE) == 1
+        async with asyncio.timeout(20):  # within which it closes its own
+            while len(await arq.client_list()) > num_clients:
+                await asyncio.sleep(0.01)
         await arq.aclose()
         return list(held)
 
@@ -84,21 +98,20 @@ async def _ends(url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "url, host, database",
+    "url, database",
     [
-        ("redis://h:1", "h:1", 1),
-        ("redis://h/0", "h:6379", 1),
-        ("redis://u:p%40@h:1/4", "h:1", 5),
-        ("unix:///run/redis.sock?db=2", "/run/redis.sock", 3),
+        ("redis://h:1", 1),
+        ("redis://u:p%40@h:1/4", 5),
+        ("unix:///run/redis.sock?db=2", 3),
+        ("redis://a,b", 1),
+        ("redis+sentinel://s,t:9/main/2", 3),
     ],
 )
-def test_the_chores_have_the_next_database(url: str, host: str, database: int) -> None:
-    settings = arq_settings(url)
-    at = f"{settings.host}:{settings.port}" if settings.port else settings.host
-    assert at == host
-    assert settings.database == database
-    assert settings.password == ("p@" if "u:p" in url else None)
-    assert arq_settings("redis+cluster://h", url).database == database - 1
+def test_the_chores_have_the_next_database(url: str, database: int) -> None:
+    jobs, chores = parse(url), chores_place(url)
+    assert chores.database == database
+    assert replace(chores, database=jobs.database) == jobs
+    assert chores_place("redis+cluster://h", url) == jobs
 
 
 @pytest.mark.parametrize(
@@ -118,21 +131,40 @@ def test_where_arq_cannot_go_is_said_by_the_flag(words: list[str], says: str) ->
     assert "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize("way", ["sentinels", "hosts"])
-def test_the_chores_find_the_primary(tmp_path: Path, way: str) -> None:
-    async def chores_at(url: str) -> object:
-        arq = await create_pool(await found_settings(url))
-        await arq.enqueue_job("deliver", _job_id="x")
-        return await arq.keys("*")
+async def put_chore(url: str) -> None:
+    arq = await connect_arq(url)
+    await arq.enqueue_job("deliver", _job_id="x")
+    await arq.aclose()
 
+
+def keys_of(server: Server, database: int) -> list[bytes]:
+    with redis.Redis(port=server.port, db=database) as found:
+        return sorted(found.keys())
+
+
+def test_the_chores_are_at_the_primary_that_is_found(tmp_path: Path) -> None:
+    """By a sentinel with a password, and by several hosts of which the first is a replica."""
     with pair() as (primary, replica, _), sentinel(primary, tmp_path) as port:
-        urls = {
-            "sentinels": f"redis+sentinel://127.0.0.1:{port}/queue/3",
-            "hosts": f"redis://127.0.0.1:{replica.port},127.0.0.1:{primary.port}/3",
-        }
-        keys = asyncio.run(chores_at(urls[way]))
-        assert sorted(keys) == [b"arq:job:x", b"arq:queue"]
-        assert command(primary, "INFO", "keyspace")["db4"]["keys"] == 2
+        with redis.Redis(port=port) as found:
+            found.execute_command("ACL", "SETUSER", "default", "resetpass", ">sesame")
+        for database, url in (
+            (4, f"redis+sentinel://127.0.0.1:{port}/queue/3?sentinel_password=sesame"),
+            (6, f"redis://127.0.0.1:{replica.port},127.0.0.1:{primary.port}/5"),
+        ):
+            asyncio.run(put_chore(url))
+            assert keys_of(primary, database) == CHORE
+
+
+def test_the_chores_go_over_tls_and_by_a_socket(tmp_path: Path) -> None:
+    async def over_tls() -> None:
+        async with tls_relay(server) as port:
+            await put_chore(f"rediss://127.0.0.1:{port}/2?ca={SERVER_PEM}&cert={CLIENT_PEM}")
+
+    with Server(options={"unixsocket": str(tmp_path / "socket")}) as server:
+        asyncio.run(over_tls())
+        assert keys_of(server, 3) == CHORE
+        asyncio.run(put_chore(f"unix://{tmp_path}/socket?db=4"))
+        assert keys_of(server, 5) == CHORE
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ MAY_IMPORT = {
         "gateway", "schemas", "arq", "pydantic", "pydantic_core", "pydantic_settings",
         "fastapi", "starlette", "uvicorn", "prometheus_client", "rich",
     },
-    "gateway.housekeeping.arq_loop": {"arq", "redis"},
+    "gateway.housekeeping.arq_loop": {"arq", "redis", "schemas"},
     "gateway.http.upload": {"gateway", "schemas", "fastapi", "starlette", "python_multipart"},
     "gateway.files.storage": {"schemas", "obstore"},
     "gateway.webhooks.outbound": {"schemas", "httpcore", "httpx", "pydantic", "pydantic_settings"},
