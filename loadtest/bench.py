@@ -42,6 +42,10 @@ COMMANDS = {
         "loadtest.commands.queue",
         "the queue's path, with an engine that costs nothing",
     ),
+    "link": (
+        "loadtest.commands.link",
+        "the CPU of a command in our client of Redis, and in redis-py",
+    ),
     "beside": (
         "loadtest.commands.beside",
         "what interactive callers see of a batch beside them",

@@ -121,6 +121,7 @@ NAMES = frozenset(
         "most",
         "name",
         "neighbour",
+        "num_commands",
         "num_gpu_blocks_override",
         "num_iters",
         "num_iters_warmup",

@@ -74,6 +74,7 @@ NEVER = {  # command: why it is not typed
     "penstock bench flood --model m/135m --num-prompts 60 --request-rate 2 --rounds 2": (
         "takes minutes; tests/service/bench/test_bench_flood.py runs a small one"
     ),
+    "penstock bench link": "takes a minute; tests/service/bench/test_bench_link.py runs one",
     "penstock bench sweep --to-knee --request-rates 4 --num-prompts 48 "
     '--goodput "ttft:300 tpot:20"': "takes minutes; tests/service/bench runs a small one",
     "docker compose -f compose/compose.yaml up --build --scale worker=3": NO_CONTAINERS,

@@ -122,6 +122,7 @@ MAY_IMPORT = {
     "loadtest.engines.vllm_in_process": {"vllm"},
     "loadtest.engines.shape": {"torch", "transformers", "tokenizers"},
     "loadtest.engines.gguf_file": {"gguf", "numpy", "safetensors", "transformers"},
+    "loadtest.commands.link": LOADTEST | {"compose.server", "redis", "uvloop"},
     "loadtest.commands.queue": LOADTEST | {"worker.bundled.paths"},
     "loadtest.engines.queue_path": LOADTEST | {"compose.server", "worker.engine"},
     "loadtest.engines.system": LOADTEST | {"compose.server"},
