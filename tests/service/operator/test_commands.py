@@ -71,8 +71,13 @@ NEVER = {  # command: why it is not typed
     "penstock bench beside --model m/135m --num-prompts 800 --request-rate 2 --rounds 4": (
         "takes minutes; tests/service/bench/test_bench_beside.py runs a small one"
     ),
-    "penstock bench flood --model m/135m --num-prompts 60 --request-rate 2 --rounds 2": (
-        "takes minutes; tests/service/bench/test_bench_flood.py runs a small one"
+    **dict.fromkeys(
+        (
+            "penstock bench flood --load-format fake --model fake --fake-step-ms 20 "
+            "--num-prompts 240 --request-rate 4 --rounds 2",
+            "penstock bench flood --model m/135m --num-prompts 120 --request-rate 2 --rounds 2",
+        ),
+        "takes minutes; tests/service/bench/test_bench_flood.py runs a small one",
     ),
     "penstock bench link": "takes a minute; tests/service/bench/test_bench_link.py runs one",
     "penstock bench sweep --to-knee --request-rates 4 --num-prompts 48 "
