@@ -133,7 +133,7 @@ def _cases(settings: CompareSettings) -> list[Case]:
     if settings.vllm is not None:
         if not os.access(settings.vllm, os.X_OK):
             raise BadOption(f"--vllm: {settings.vllm} is no Python; name that of its environment")
-        given.append(Subject("vLLM in process", vllm_in_process(settings.vllm)))
+        given.append(Subject("vLLM LLM", vllm_in_process(settings.vllm)))
     chosen = []
     for case in cases:
         beside = [BESIDE] if settings.neighbour and LLM in case.subjects else []
