@@ -79,6 +79,10 @@ NEVER = {  # command: why it is not typed
         ),
         "takes minutes; tests/service/bench/test_bench_flood.py runs a small one",
     ),
+    'penstock bench compare --model m/135m --rounds 3 --only "W 8" --engines "Penstock LLM,'
+    'Penstock HTTP,vLLM" --url "vLLM=http://127.0.0.1:8011/v1" --vllm vllm/bin/python': (
+        "needs vLLM; tests/service/bench/test_bench_compare.py runs a small one"
+    ),
     "penstock bench link": "takes a minute; tests/service/bench/test_bench_link.py runs one",
     "penstock bench sweep --to-knee --request-rates 4 --num-prompts 48 "
     '--goodput "ttft:300 tpot:20"': "takes minutes; tests/service/bench runs a small one",
