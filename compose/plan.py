@@ -248,9 +248,8 @@ def _table(plan: MemoryPlan, settings: PlanSettings) -> Table:
 def _cache_rows(plan: MemoryPlan, usual: int) -> list[tuple[str, str]]:
     held = f"{plan.num_blocks:,} blocks, {plan.num_kv_tokens:,} tokens"
     states = f"{plan.num_states:,} of {_size(plan.state_bytes)}: sequences and prefixes"
-    longest, typical = (
-        counted(number, "sequence") for number in (plan.num_longest_seqs, plan.num_typical_seqs)
-    )
+    longest = counted(plan.num_longest_seqs, "sequence", ",")
+    typical = counted(plan.num_typical_seqs, "sequence", ",")
     return [
         ("KV of a token", f"{plan.kv_bytes_per_token:,} bytes"),
         *([("states", states)] if plan.num_states else []),

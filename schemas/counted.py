@@ -1,6 +1,6 @@
 """A number of things, as sentences have it."""
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, as in "1 worker" and "0 workers"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, form: str = "") -> str:
+    """Return a number, in the form of a format specification, with its noun: "1 worker"."""
+    return f"{number:{form}} {noun}" if number == 1 else f"{number:{form}} {noun}s"

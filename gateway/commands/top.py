@@ -164,7 +164,7 @@ def _served(worker: JsonObject) -> str:
 
 def _storage_table(stored: Sequence[StorageUse]) -> Table:
     hidden = len(stored) - MOST_TENANTS
-    caption = f"and {counted(hidden, 'more tenant')}" if hidden > 0 else None
+    caption = f"and {counted(hidden, 'more tenant', ',')}" if hidden > 0 else None
     table = _table("tenant", "MB stored", "things", caption=caption)
     for each in stored[:MOST_TENANTS]:
         table.add_row(Text(each.tenant), f"{each.used_bytes / 1e6:,.1f}", f"{each.num_things:,}")

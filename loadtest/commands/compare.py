@@ -8,7 +8,7 @@ prompts in its cache.
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -75,7 +75,9 @@ class CompareSettings(OwnSettings):
         "", description="none: a 135M Llama shape with random weights; for json the bundled model"
     )
     url: Words = Field(
-        default_factory=list, description="name=http://host:port/v1 of servers to put beside it"
+        default_factory=list,
+        description="name=http://host:port/v1 of servers to put beside it; those of this machine "
+        "stand still while another engine is measured",
     )
     dataset_path: Path | None = Field(
         None,
@@ -149,6 +151,19 @@ def _cases(settings: CompareSettings) -> list[Case]:
         names = ", ".join(case.name for case in cases)
         raise BadOption(f"--only, --engines: they leave nothing; cases are {names}")
     return chosen
+
+
+def like_with_like(subjects: Sequence[Subject], rows: Mapping[str, Row]) -> Iterator[str]:
+    """Yield how many times the throughput of each engine of others ours has.
+
+    `rows` are those that were measured, by name. What is served stands beside our server, what is
+    in process beside `LLM`.
+    """
+    for subject in subjects:
+        mine = rows.get(QUEUE.name if subject.is_served else LLM.name)
+        if mine is not None and subject.name in rows and not subject.is_ours:
+            how = "served" if subject.is_served else "in process"
+            yield f"{mine.times(rows[subject.name])} {subject.name}, {how}"
 
 
 class _Comparison:
@@ -231,11 +246,7 @@ class _Comparison:
             if BESIDE.name in found:
                 wanted, got = self._settings.neighbour, found[BESIDE.name].middle.neighbour
                 yield f"  the neighbour wanted {wanted:.0%} of the CPU and got {got:.0%}"
-        for subject in case.subjects:
-            mine = found.get(QUEUE.name if subject.is_served else LLM.name)
-            if mine is not None and subject.name in found and not subject.is_ours:
-                how = "served" if subject.is_served else "in process"
-                yield f"{mine.times(found[subject.name])} {subject.name}, {how}"
+        yield from like_with_like(case.subjects, found)
         cpu_s = ours.middle.found.cpu_s if ours is not None and ours.middle.found else 0.0
         if case.workload == "U" and CACHELESS.name in found and cpu_s:
             cost_s = cache_cost_s(requests, case.concurrency)

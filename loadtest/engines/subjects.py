@@ -90,26 +90,28 @@ def vllm_in_process(python: Path) -> Callable[[Task], Measurement]:
     """Return the function that measures vLLM's engine in process, by the Python that has it."""
 
     def measure(task: Task) -> Measurement:
+        if any(one.schema for one in task.requests):
+            raise CannotMeasure("vLLM LLM is asked for no answers by a schema; measure its server")
         began_s = time.perf_counter()
         requests = [{"prompt": one.prompt, "max_tokens": one.max_tokens} for one in task.requests]
-        asked = {"model": str(task.folder), "concurrency": task.concurrency, "requests": requests}
+        given = {"model": str(task.folder), "concurrency": task.concurrency, "requests": requests}
         ended = subprocess.run(
             [python, Path(__file__).with_name("vllm_in_process.py")],
-            input=json.dumps(asked),
+            input=json.dumps(given),
             capture_output=True,
             text=True,
             check=False,
         )
         if ended.returncode:
             raise CannotMeasure(f"--vllm: {(ended.stderr.splitlines() or ['it ended'])[-1]}")
-        told = json.loads(ended.stdout)
+        answer = json.loads(ended.stdout)
         timelines = [
-            Timeline(told["begin_s"], len(one.prompt), tokens_s)
-            for one, tokens_s in zip(task.requests, told["tokens_s"], strict=True)
+            Timeline(answer["begin_s"], num_prompt, tokens_s)
+            for num_prompt, tokens_s in zip(answer["num_prompt"], answer["tokens_s"], strict=True)
         ]
         begin_in_turn(timelines, task.concurrency)
-        start_s = told["first_token_s"] - began_s
-        return Measurement(timelines, told["wall_s"], told["cpu_s"], start_s)
+        start_s = answer["first_token_s"] - began_s
+        return Measurement(timelines, answer["wall_s"], answer["cpu_s"], start_s)
 
     return measure
 

@@ -47,6 +47,7 @@ def _answer(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     from vllm.sampling_params import RequestOutputKind
 
     tokens_s: list[list[float]] = [[] for _ in requests]
+    num_prompt = [0] * len(requests)
     cpu_s, begin_s = time.process_time(), time.perf_counter()
     for number, request in enumerate(requests):
         prompt = request["prompt"]
@@ -60,12 +61,14 @@ def _answer(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
         engine.add_request(str(number), engine.renderer.render_cmpl([asked])[0], params)
     while engine.has_unfinished_requests():
         for output in engine.step():
-            came = len(output.outputs[0].token_ids)
-            tokens_s[int(output.request_id)] += [time.perf_counter()] * came
+            number, count = int(output.request_id), len(output.outputs[0].token_ids)
+            tokens_s[number] += [time.perf_counter()] * count
+            num_prompt[number] = len(output.prompt_token_ids)
     return {
         "begin_s": begin_s,
         "wall_s": time.perf_counter() - begin_s,
         "cpu_s": time.process_time() - cpu_s,
+        "num_prompt": num_prompt,
         "tokens_s": tokens_s,
     }
 

@@ -8,6 +8,8 @@
 -- Returns (unit, turns so far) for each that is due, the longest waiting first
 -- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
 
+local PAGE = 1000 -- units that are read at once
+
 local kind, most, most_each = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local counts, reply = {}, {}
 
@@ -21,11 +23,15 @@ local held = redis.call('HGETALL', PREFIX .. 'held:' .. kind)
 for at = 1, #held, 2 do
   if tonumber(held[at + 1]) > NOW then has_room(held[at]) end
 end
-for _, unit in ipairs(redis.call('ZRANGEBYSCORE', PREFIX .. 'due:' .. kind, '-inf', NOW)) do
-  if #reply == 2 * most then break end
-  if has_room(unit) then
-    reply[#reply + 1] = unit
-    reply[#reply + 1] = redis.call('HGET', PREFIX .. 'turns:' .. kind, unit) or '0'
+local key, at = PREFIX .. 'due:' .. kind, 0
+repeat
+  local units = redis.call('ZRANGEBYSCORE', key, '-inf', NOW, 'LIMIT', at, PAGE)
+  for _, unit in ipairs(units) do
+    if #reply < 2 * most and has_room(unit) then
+      reply[#reply + 1] = unit
+      reply[#reply + 1] = redis.call('HGET', PREFIX .. 'turns:' .. kind, unit) or '0'
+    end
   end
-end
+  at = at + PAGE
+until #units < PAGE or #reply == 2 * most
 return reply

@@ -19,8 +19,10 @@ from test_bench_serve import ANSWERS, answering
 from torch import Tensor
 
 from penstock.loadtest import bench
+from penstock.loadtest.commands.compare import like_with_like
 from penstock.loadtest.engines.cases import LLM, ONE_BY_ONE, QUEUE, servers
-from penstock.loadtest.engines.subjects import Subject, begin_in_turn, vllm_in_process
+from penstock.loadtest.engines.subjects import Subject, Task, begin_in_turn, vllm_in_process
+from penstock.loadtest.errors import CannotMeasure
 from penstock.loadtest.machine.limit import Shape, limit_tokens_per_s, shape_of
 from penstock.loadtest.machine.neighbour import busy
 from penstock.loadtest.machine.speeds import Speeds, measure_speeds
@@ -187,13 +189,28 @@ def test_ratios_are_of_the_same_rounds() -> None:
 
 
 def test_like_is_compared_with_like() -> None:
-    """Over HTTP with what is asked over HTTP, in process with what is in process."""
-    [there] = servers(["there=http://127.0.0.1:9/v1"])
+    """What is asked over HTTP with what is asked over HTTP, in process with in process."""
+    [there, elsewhere] = servers(["there=http://127.0.0.1:9/v1", "elsewhere=http://x:9/v1"])
     inside = Subject("inside", vllm_in_process(Path(sys.executable)))
-    assert [each.is_served for each in (LLM, QUEUE, there, inside, ONE_BY_ONE)] == [
-        False, True, True, False, False,
-    ]  # fmt: skip
-    assert there.port == 9 and servers(["x=http://elsewhere:9/v1"])[0].is_served
+    subjects, seconds = [LLM, QUEUE, there, elsewhere, inside], [1.0, 2.0, 4.0, 6.0, 8.0]
+    rows = {
+        subject.name: Row(
+            subject.name, "", [Round(Measurement([Timeline(0.0, 1, [1.0])], took_s), 0.0, 0)]
+        )
+        for subject, took_s in zip(subjects, seconds, strict=True)
+    }
+    assert list(like_with_like([*subjects, ONE_BY_ONE], rows)) == [
+        "2.00 times there, served",
+        "3.00 times elsewhere, served",
+        "8.00 times inside, in process",
+    ]
+    assert (there.port, elsewhere.port) == (9, None)
+
+
+def test_vllm_in_process_says_what_it_cannot_be_asked() -> None:
+    task = Task(BUNDLED_MODEL, [Request([1], 1, {"type": "object"})], 1)
+    with pytest.raises(CannotMeasure, match="by a schema"):
+        vllm_in_process(Path(sys.executable))(task)
 
 
 def test_a_server_stands_still_with_its_children_while_another_is_measured() -> None:
