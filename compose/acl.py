@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from penstock.schemas.keys import MODELS, NAMESPACE
 from penstock.schemas.process.start import Settings, load_settings
-from penstock.schemas.script import SCRIPTS
+from penstock.schemas.redis.script import SCRIPTS
 
 PROGRAM = "penstock acl"
 CALL = re.compile(r"(?:redis\.p?call\(|\{)\s*'([A-Z]{2,})'")  # also in a table that is unpacked

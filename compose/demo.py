@@ -19,7 +19,7 @@ from penstock.compose.server import ServerFailed
 from penstock.gateway.http.listening import CannotListen
 from penstock.schemas.event import EVENT, Delta, Usage
 from penstock.schemas.process.start import load_settings
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 Json = dict[str, JsonValue]
 

@@ -16,18 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.gateway.auth.keyring import KeyStore
-from penstock.gateway.http.overview import look
+from penstock.gateway.metrics.overview import look
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.due import server_time_ms
 from penstock.gateway.tasks.signature import HousekeepingSignature
 from penstock.schemas.errors import InvalidJob, PenstockError, QueueUnreachable
 from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.secret import BadSecret
 from penstock.schemas.process.start import SecretSettings, load_settings
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.redis.group_sync import Durability
 from penstock.schemas.redis.server_check import UnfitServer, check_disks, check_servers
 from penstock.schemas.redis.url import RedisUrlSetting, shown
-from penstock.schemas.secret import BadSecret
 
 PROGRAM = "penstock doctor"
 CLOCKS_S = 1.0  # apart, from which logs and traces of several machines are hard to read
@@ -159,7 +159,7 @@ def of_processor() -> Iterator[Finding]:
 def of_attention() -> Iterator[Finding]:
     import torch
 
-    from penstock.kernels.backends import backends, told
+    from penstock.kernels.attention.backends import backends, told
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield Finding("attention", "good", told(backends(device, torch.bfloat16)))
@@ -181,9 +181,9 @@ def of_gpu() -> Iterator[Finding]:
 def of_model(model: str | None) -> Iterator[Finding]:
     if model is None:
         return
-    from penstock.worker.models.errors import ModelError
+    from penstock.worker.models.contract.spec import ModelSpec
+    from penstock.worker.models.folder.errors import ModelError
     from penstock.worker.models.impl import plan_model
-    from penstock.worker.models.spec import ModelSpec
     from penstock.worker.process.model_folder import model_folder
     from penstock.worker.text.model_tokenizer import ModelTokenizer
 

@@ -21,10 +21,10 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.errors import QueueUnreachable
 from penstock.schemas.process.nearby import noted
+from penstock.schemas.process.secret import BadSecret
 from penstock.schemas.process.start import SecretSettings, load_settings
 from penstock.schemas.redis.url import PORT as REDIS_PORT
 from penstock.schemas.redis.url import RedisUrlSetting, shown
-from penstock.schemas.secret import BadSecret
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"

@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{PROGRAM}: --memory: give the GPU's, as in --memory 80GiB", file=sys.stderr)
         return 2
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of kernels that a plan needs not
-    from penstock.worker.models.errors import ModelError
+    from penstock.worker.models.folder.errors import ModelError
 
     try:
         plan = plan_of(settings)
@@ -123,11 +123,11 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
         refuse_longer,
         sizes_in,
     )
-    from penstock.worker.engine.config import EngineConfig
+    from penstock.worker.engine.io.config import EngineConfig
     from penstock.worker.layers.arithmetic import Arithmetic
+    from penstock.worker.models.contract.spec import ModelSpec
+    from penstock.worker.models.folder.sentence_folder import pools
     from penstock.worker.models.impl import plan_model
-    from penstock.worker.models.sentence_folder import pools
-    from penstock.worker.models.spec import ModelSpec
     from penstock.worker.process.model_folder import model_folder
 
     folder = model_folder(settings.model, with_weights=False, with_code=settings.trust_remote_code)
@@ -206,7 +206,7 @@ def _num_bytes(name: str, shape: tuple[int, ...], itemsize: int, quantization: s
 
     Of 4-bit models the head has 8 bits, of fp8 it is whole; norms are not quantised.
     """
-    from penstock.kernels.panel_linear import PACKINGS
+    from penstock.kernels.linear.panel_linear import PACKINGS
 
     count = prod(shape)
     if quantization is None:

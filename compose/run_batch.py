@@ -26,9 +26,9 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.secret import BadSecret
 from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.redis.url import RedisUrlSetting
-from penstock.schemas.secret import BadSecret
 
 PROGRAM = "penstock run-batch"
 LOOK_S = 0.5

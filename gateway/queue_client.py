@@ -32,17 +32,17 @@ from penstock.schemas.errors import InvalidJob, JobNotFound, QueueUnreachable, S
 from penstock.schemas.event import Delta, EndState, Event, Result
 from penstock.schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
 from penstock.schemas.model import ModelCard
-from penstock.schemas.pooling import PoolingParams
+from penstock.schemas.params.pooling import PoolingParams
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.schemas.params.text import TextParams
 from penstock.schemas.process.loop_turns import LoopTurns
 from penstock.schemas.process.setting_names import did_you_mean, nearest
+from penstock.schemas.process.trace_context import current_traceparent
 from penstock.schemas.queue.queue import ON_DISK, Queue
 from penstock.schemas.queue.refusal import refusal
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.group_sync import Durability, Mark, sync_for
 from penstock.schemas.redis.servers import Redis
-from penstock.schemas.sampling import SamplingParams
-from penstock.schemas.text import TextParams
-from penstock.schemas.trace_context import current_traceparent
 
 PATIENCE_S = 30.0  # how long a stream waits for Redis to come back
 RETRY_S = 0.25

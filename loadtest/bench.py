@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from penstock.loadtest.errors import BadOption, CannotMeasure
 from penstock.schemas.errors import InvalidJob
@@ -17,48 +18,32 @@ COMMANDS = {
         "latencies and throughput of a server, seen by its clients",
     ),
     "sweep": ("loadtest.commands.sweep", "throughput against latency, as table and plot"),
-    "compare": (
-        "loadtest.commands.compare",
-        "beside transformers, other servers and the limit",
-    ),
     "report": ("loadtest.commands.report", "a page of results, with plots, in one HTML file"),
     "diff": ("loadtest.commands.diff", "two files of results beside each other"),
-    "files": (
-        "loadtest.commands.files",
-        "the comparison's model and workloads, for other engines",
-    ),
-    "memory": ("loadtest.commands.memory", "KV memory that is taken and holds nothing"),
-    "quantization": (
-        "loadtest.commands.quantization",
-        "perplexity, size and speed with 8 and 4 bits",
-    ),
+}
+# Run in the source tree alone: the laboratory is no part of what is installed.
+LAB = {
+    "compare": ("loadtest.lab.compare", "beside transformers, other servers and the limit"),
+    "files": ("loadtest.lab.files", "the comparison's model and workloads, for other engines"),
+    "memory": ("loadtest.lab.memory", "KV memory that is taken and holds nothing"),
+    "quantization": ("loadtest.lab.quantization", "perplexity, size and speed with 8 and 4 bits"),
     "models": (
-        "loadtest.commands.models",
+        "loadtest.lab.models",
         "our decoder beside transformers' modules, experts beside a dense layer",
     ),
-    "embed": ("loadtest.commands.embed", "an embedder beside sentence-transformers"),
-    "host": ("loadtest.commands.host", "what a step costs beside the model"),
-    "queue": (
-        "loadtest.commands.queue",
-        "the queue's path, with an engine that costs nothing",
-    ),
-    "link": (
-        "loadtest.commands.link",
-        "the CPU of a command in our client of Redis, and in redis-py",
-    ),
-    "beside": (
-        "loadtest.commands.beside",
-        "what interactive callers see of a batch beside them",
-    ),
-    "flood": (
-        "loadtest.commands.flood",
-        "what one tenant sees of another that floods",
-    ),
+    "embed": ("loadtest.lab.embed", "an embedder beside sentence-transformers"),
+    "host": ("loadtest.lab.host", "what a step costs beside the model"),
+    "queue": ("loadtest.lab.queue", "the queue's path, with an engine that costs nothing"),
+    "link": ("loadtest.lab.link", "the CPU of a command in our client of Redis, and in redis-py"),
+    "beside": ("loadtest.lab.beside", "what interactive callers see of a batch beside them"),
+    "flood": ("loadtest.lab.flood", "what one tenant sees of another that floods"),
     "scale": (
-        "loadtest.commands.scale",
+        "loadtest.lab.scale",
         "a thousand streams at once, and calls with 100,000 jobs waiting",
     ),
 }
+if find_spec("penstock.loadtest.lab") is not None:
+    COMMANDS |= LAB
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +51,10 @@ def main(argv: Sequence[str]) -> int:
         print(_usage())
         return 0
     if argv[0] not in COMMANDS:
-        print(f"penstock bench: there is no command {argv[0]!r}\n\n{_usage()}", file=sys.stderr)
+        problem = f"there is no command {argv[0]!r}\n\n{_usage()}"
+        if argv[0] in LAB:
+            problem = f"{argv[0]!r} is run in Penstock's source tree, and is not installed"
+        print(f"penstock bench: {problem}", file=sys.stderr)
         return BAD_USAGE
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # spinning threads starve neighbours
     module, _ = COMMANDS[argv[0]]

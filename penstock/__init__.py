@@ -12,8 +12,8 @@ _PLACES = {
     "LLM": "penstock.worker.llm",
     "Client": "penstock.gateway.client",
     "OutlinesModel": "penstock.worker.outlines_model",
-    "PoolingParams": "penstock.schemas.pooling",
-    "SamplingParams": "penstock.schemas.sampling",
+    "PoolingParams": "penstock.schemas.params.pooling",
+    "SamplingParams": "penstock.schemas.params.sampling",
     "SyncClient": "penstock.gateway.sync_client",
 }
 _ERRORS = (

@@ -38,7 +38,7 @@ from penstock.schemas.errors import UnsupportedSchema as UnsupportedSchema
 from penstock.schemas.errors import UnsupportedTask as UnsupportedTask
 from penstock.schemas.errors import WorkerCrashed as WorkerCrashed
 from penstock.schemas.errors import WorkerFailed as WorkerFailed
-from penstock.schemas.pooling import PoolingParams as PoolingParams
-from penstock.schemas.sampling import SamplingParams as SamplingParams
+from penstock.schemas.params.pooling import PoolingParams as PoolingParams
+from penstock.schemas.params.sampling import SamplingParams as SamplingParams
 from penstock.worker.llm import LLM as LLM
 from penstock.worker.outlines_model import OutlinesModel as OutlinesModel

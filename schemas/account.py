@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from penstock.schemas.wire import Wire
+from penstock.schemas.wire.wire import Wire
 
 MOST = 2**50
 

@@ -6,10 +6,10 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.errors import InvalidJob, StreamDiverged
 from penstock.schemas.event import Delta, Done, Event, Failed
 from penstock.schemas.result import after
+from penstock.schemas.wire.checksum import NOTHING, roll
 
 _ID = re.compile(r"([0-9]{1,15})(?:-([0-9a-f]{8}))?")
 

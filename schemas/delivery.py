@@ -13,7 +13,7 @@ from penstock.schemas.counted import counted
 from penstock.schemas.event import Delta, Done, Failed, State
 from penstock.schemas.job import Job, QueueClass
 from penstock.schemas.model import WorkerCard
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 
 class JobSignal(StrEnum):

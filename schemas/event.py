@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import msgspec
 from pydantic import Field, PlainSerializer, PlainValidator
 
-from penstock.schemas.markup import Markup
-from penstock.schemas.pooling import from_base64
-from penstock.schemas.wire import Report
+from penstock.schemas.params.pooling import from_base64
+from penstock.schemas.wire.markup import Markup
+from penstock.schemas.wire.wire import Report
 
 EndState = Literal["succeeded", "failed", "cancelled", "expired", "dead"]
 State = Literal["ready", "admitting", "decoding"] | EndState
@@ -107,15 +107,15 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     """The new tokens of one choice, at least one.
 
     text           the text that became certain with them; it may be empty
-    checksum       of all tokens up to its end, `penstock.schemas.checksum`; None from older workers
+    checksum       of all tokens up to its end, `schemas.wire.checksum`; None from older workers
     finish_reason  set on the choice's last delta
     stop_reason    the stop id or string that matched
     prompt_logprobs  of the prompt's tokens, where they are asked for, on the choice's first delta;
                    the first token has nothing before it, and its log probability is 0
     markup         on the first delta of a chat's choice: how its thinking and its calls are
-                   written, `penstock.schemas.markup`; None where it has neither
+                   written, `schemas.wire.markup`; None where it has neither
     prompt_tokens  on a choice's first delta: how many its prompt has; None from older workers
-    vector         of a pooled prompt, `penstock.schemas.pooling`; its one token is 0, and its text
+    vector         of a pooled prompt, `schemas.params.pooling`; its one token is 0, and its text
                    the label of the likeliest class
     prompt_ids     of the prompt, where they are asked for, on the choice's first delta; a job of
                    `text` has nothing else, and its one token is 0

@@ -8,10 +8,10 @@ from pydantic import Field, JsonValue, model_validator
 
 from penstock.schemas.counted import counted
 from penstock.schemas.errors import AnswerTooLarge, PromptTooLong
-from penstock.schemas.pooling import MAX_INPUTS, PoolingParams
-from penstock.schemas.sampling import SamplingParams, TokenId
-from penstock.schemas.text import MAX_TEXT_IDS, TextParams
-from penstock.schemas.wire import Wire, at_most_bytes
+from penstock.schemas.params.pooling import MAX_INPUTS, PoolingParams
+from penstock.schemas.params.sampling import SamplingParams, TokenId
+from penstock.schemas.params.text import MAX_TEXT_IDS, TextParams
+from penstock.schemas.wire.wire import Wire, at_most_bytes
 
 MAX_PROMPTS = 64
 MAX_ANSWERS = 1024  # of a job: prompts times n

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, JsonValue
 
 from penstock.schemas.keys import Lane
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 
 class ModelCard(Report):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from pydantic import Field
 
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.event import (
     Choice,
     Delta,
@@ -18,6 +17,7 @@ from penstock.schemas.event import (
     Result,
     TokenLogprob,
 )
+from penstock.schemas.wire.checksum import NOTHING, roll
 
 MAX_RESULT_BYTES = 2**28  # Redis takes half a GiB in one piece, and each reader holds it whole
 _NULL = msgspec.Raw(b"null")

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from penstock.schemas.errors import InvalidJob
-from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.cache.block_changes import BlockChanges
 from penstock.worker.engine.fake import fake_engine
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, Load, Output, PlanRow, Stats
 from penstock.worker.process.loading import loading
 from penstock.worker.process.settings import WorkerSettings
 

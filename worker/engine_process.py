@@ -18,7 +18,7 @@ from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
 from penstock.schemas.process.time_awake import TimeAwake
-from penstock.worker.engine.messages import AddSequence, Load, Output
+from penstock.worker.engine.io.messages import AddSequence, Load, Output
 from penstock.worker.engine_loader import AnyEngine
 from penstock.worker.process.black_box import Recorder, leave_stacks
 from penstock.worker.process.ipc import (

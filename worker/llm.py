@@ -18,9 +18,9 @@ from pydantic import JsonValue, ValidationError
 from penstock.schemas.errors import InvalidJob, PenstockError, WorkerFailed
 from penstock.schemas.event import ErrorBody, FinishReason, TokenLogprob
 from penstock.schemas.job import Chat, Message, Prompt
-from penstock.schemas.pooling import PoolingParams, PoolingTask, floats_of
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import AddSequence, Output
+from penstock.schemas.params.pooling import PoolingParams, PoolingTask, floats_of
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.worker.engine.io.messages import AddSequence, Output
 from penstock.worker.engine_loader import load_engine
 from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings

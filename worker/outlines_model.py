@@ -9,7 +9,7 @@ from outlines.models.vllm_offline import VLLMOffline
 from pydantic import ValidationError
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.llm import LLM, RequestOutput
 
 

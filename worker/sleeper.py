@@ -11,8 +11,8 @@ from itertools import zip_longest
 from threading import Event, Lock
 
 from penstock.schemas.errors import WorkerFailed
-from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.messages import (
+from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.io.messages import (
     AddSequence,
     BlockChange,
     Load,

@@ -3,7 +3,7 @@
     python docs/examples/plain_redis.py [redis://127.0.0.1:6379/0 [MODEL]]
 
 A service without Penstock keeps the text that
-`python -m penstock.schemas.script jobs/enqueue` prints in a file of its own.
+`python -m penstock.schemas.redis.script jobs/enqueue` prints in a file of its own.
 """
 
 import base64
@@ -18,7 +18,7 @@ import redis
 URL = sys.argv[1] if len(sys.argv) > 1 else "redis://127.0.0.1:6379/0"
 MODEL = sys.argv[2] if len(sys.argv) > 2 else "penstock-5m"
 
-printed = [sys.executable, "-m", "penstock.schemas.script", "jobs/enqueue"]
+printed = [sys.executable, "-m", "penstock.schemas.redis.script", "jobs/enqueue"]
 script = subprocess.run(printed, capture_output=True, text=True, check=True).stdout
 label = base64.b32encode(hashlib.blake2b(MODEL.encode(), digest_size=5).digest())[:6].decode()
 unique = base64.b32encode(secrets.token_bytes(17))[:26].decode()

@@ -8,10 +8,10 @@ from pydantic_core import from_json, to_json
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
 from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error
 from penstock.gateway.openai.texts import TextContext
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Result, Usage
-from penstock.schemas.markup import UNPARSED
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.parsing.source import CallPiece, Found, joined
+from penstock.schemas.wire.markup import UNPARSED
 
 _STOP_REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import JsonValue
 
-from penstock.schemas.anthropic import ClientTool
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.anthropic import ClientTool
+from penstock.schemas.api.openai import JsonObject
 
 _TEXT: JsonObject = {"type": "string"}
 _LINE: JsonObject = {"type": "integer", "minimum": 0}

@@ -14,7 +14,7 @@ from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.texts import TextContext, tokenize_form
 from penstock.gateway.openai.translated import as_chat, ignored_beside, with_form_of
 from penstock.gateway.openai.validation import validate
-from penstock.schemas.anthropic import (
+from penstock.schemas.api.anthropic import (
     AnthropicChoice,
     AnthropicMessage,
     AnthropicTool,
@@ -28,8 +28,8 @@ from penstock.schemas.anthropic import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from penstock.schemas.api.openai import ForeignTool, JsonObject
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.openai import ForeignTool, JsonObject
 
 Form = TypeVar("Form")
 

@@ -14,11 +14,11 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.types import Scope as Asgi
 
+from penstock.gateway.auth.api_key import MAX_CHARS, ApiKey, Scope
 from penstock.gateway.auth.keyring import Keyring
 from penstock.gateway.auth.share_tokens import Shares
 from penstock.gateway.auth.web_pages import WebPages
 from penstock.schemas.account import Account
-from penstock.schemas.api_key import MAX_CHARS, ApiKey, Scope
 from penstock.schemas.errors import OutOfScope, Unauthorized
 from penstock.schemas.job import DEFAULT_TENANT, TRACEPARENT, PriorityClass
 from penstock.schemas.keys import READY

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from pydantic import Field, ValidationError
 
+from penstock.gateway.auth.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.schemas.account import Quota
-from penstock.schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from penstock.schemas.errors import InvalidJob, JobNotFound, NotServed, PenstockError
 from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 
 class KeyNotFound(JobNotFound):

@@ -9,8 +9,8 @@ from weakref import WeakValueDictionary
 
 from pydantic import ValidationError
 
+from penstock.gateway.auth.api_key import API_KEYS, KEY, SECRET_MARK, ApiKey, is_right
 from penstock.gateway.tasks.due import server_time_ms
-from penstock.schemas.api_key import API_KEYS, KEY, SECRET_MARK, ApiKey, is_right
 from penstock.schemas.errors import NotServed, QueueUnreachable
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis

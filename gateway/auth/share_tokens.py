@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pydantic import Field
 
 from penstock.schemas.errors import NotServed, Unauthorized
-from penstock.schemas.secret import sign
-from penstock.schemas.wire import Wire
+from penstock.schemas.process.secret import sign
+from penstock.schemas.wire.wire import Wire
 
 MAX_S = 30 * 86400
 TOKEN = re.compile(r"pss_([0-9]{1,12})_([a-z2-7]{52})")

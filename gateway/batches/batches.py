@@ -13,12 +13,12 @@ from penstock.gateway.files.files import ExpiresAfter
 from penstock.gateway.files.storage_accounts import refuse_above
 from penstock.gateway.tasks.due import Due, fields_of, server_time_ms
 from penstock.schemas.account import Account
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import JobNotFound, PenstockError, QueueFull
 from penstock.schemas.keys import CHORES
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 BATCH_ID = re.compile(r"batch_[a-z2-7]{26}")
 WINDOW = re.compile(r"([1-9][0-9]{0,4})([smhd])")

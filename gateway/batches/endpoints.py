@@ -16,8 +16,8 @@ from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.responses.answers import response_answer
 from penstock.gateway.responses.references import refuse_references
 from penstock.gateway.responses.requests import responses_form
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import ErrorBody
-from penstock.schemas.openai import JsonObject
 
 # A line is answered in the batch's file, and knows no other.
 _STORED: Mapping[str, tuple[JsonValue, ...]] = {

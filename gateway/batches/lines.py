@@ -16,11 +16,11 @@ from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.validation import refuse_extremes
+from penstock.schemas.api.json_size import too_much
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import ErrorBody, Result
-from penstock.schemas.json_size import too_much
-from penstock.schemas.openai import JsonObject
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 4 * 2**20

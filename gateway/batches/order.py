@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pydantic_core import to_json
 
 from penstock.gateway.batches.lines import BatchLine, LinePosition, lines_from
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 
 # What a model reads, in the order in which it does, whatever the endpoint.
 _READ = (

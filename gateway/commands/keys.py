@@ -13,16 +13,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.gateway.auth.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from penstock.gateway.auth.key_desk import KeyChange, KeyDesk, KeyNotFound, KeyRequest
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.commands.terminal import CommandRefused, OperatorCommand, dispatch
 from penstock.schemas.account import Quota
-from penstock.schemas.api_key import DEFAULT_SCOPES, ApiKey, Scope
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import DEFAULT_TENANT, PriorityClass
+from penstock.schemas.process.secret import mark_of
 from penstock.schemas.process.start import SecretSettings, Settings, words_of
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.secret import mark_of
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 COPY_IT = (

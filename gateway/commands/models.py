@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
-from penstock.gateway.http.overview import look, models
+from penstock.gateway.metrics.overview import look, models
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.known_models import KnownModels
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.fleet import Fleet
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 
 USAGE = "usage: penstock queues list | pause MODEL | resume MODEL [--flag VALUE ...]"
 

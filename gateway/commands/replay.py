@@ -14,10 +14,10 @@ from rich.text import Text
 from penstock.gateway.commands.terminal import CommandRefused, run
 from penstock.gateway.files.settings import StorageSettings, disk_texts_of
 from penstock.gateway.queue_client import QueueClient
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import JobGone
 from penstock.schemas.event import Choice
 from penstock.schemas.job import DEFAULT_TENANT, Job
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import load_settings
 from penstock.schemas.redis.url import RedisUrlSetting

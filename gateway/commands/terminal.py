@@ -10,9 +10,9 @@ from pydantic import Field
 from penstock.schemas.errors import PenstockError, QueueUnreachable
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE
+from penstock.schemas.process.secret import BadSecret
 from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.redis.url import RedisUrlSetting
-from penstock.schemas.secret import BadSecret
 
 
 class OperatorCommand(Settings):

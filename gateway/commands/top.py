@@ -15,11 +15,11 @@ from rich.text import Text
 
 from penstock.gateway.commands.terminal import run
 from penstock.gateway.files.storage_accounts import StorageAccounts, StorageUse
-from penstock.gateway.http.overview import look, models, workers
+from penstock.gateway.metrics.overview import look, models, workers
 from penstock.gateway.queue_client import QueueClient
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.counted import counted
 from penstock.schemas.errors import QueueUnreachable
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import Settings, load_settings
 from penstock.schemas.redis.connection import is_forbidden

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.gateway.commands.terminal import OperatorCommand, dispatch
-from penstock.gateway.http.overview import look, workers
+from penstock.gateway.metrics.overview import look, workers
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.tasks.fleet import Fleet
 from penstock.schemas.counted import counted

@@ -10,7 +10,7 @@ from pydantic.json_schema import JsonSchemaValue
 from penstock.gateway.auth.access import ADMIN, NEEDED, OPEN_PATHS
 from penstock.gateway.described import answers as a
 from penstock.gateway.described.table import ROUTES, Described
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 
 _REF = "#/components/schemas/{model}"
 _ANY_ERROR = {"4XX": "it was refused", "5XX": "it failed, or is to be tried again"}

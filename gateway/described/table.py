@@ -11,25 +11,29 @@ from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.described import answers as a
 from penstock.gateway.described import operators as o
 from penstock.gateway.files.uploads import CompleteRequest, UploadRequest
-from penstock.schemas.anthropic import CountTokensRequest, MessagesRequest
-from penstock.schemas.delivery import DeadLetter
-from penstock.schemas.openai import (
+from penstock.schemas.api.anthropic import CountTokensRequest, MessagesRequest
+from penstock.schemas.api.openai import (
     AbortRequest,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     MetadataRequest,
 )
-from penstock.schemas.pooling_requests import (
+from penstock.schemas.api.pooling_requests import (
     ClassifyRequest,
     EmbeddingRequest,
     PoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from penstock.schemas.responses import ConversationRequest, ItemsRequest, ResponsesRequest
-from penstock.schemas.sampling import SamplingParams
-from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from penstock.schemas.api.responses import ConversationRequest, ItemsRequest, ResponsesRequest
+from penstock.schemas.api.text_requests import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
+from penstock.schemas.delivery import DeadLetter
+from penstock.schemas.params.sampling import SamplingParams
 
 
 class UploadForm(BaseModel):

@@ -20,14 +20,14 @@ from penstock.gateway.files.settings import StorageSettings, storage_of
 from penstock.gateway.files.storage import FileStorage, StorageUnavailable
 from penstock.gateway.files.storage_accounts import NO_QUOTA, refuse_above
 from penstock.gateway.tasks.due import server_time_ms
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.counted import counted
 from penstock.schemas.errors import InvalidJob, JobNotFound, PenstockError
 from penstock.schemas.keys import CHORES, lane_label
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
-from penstock.schemas.wire import Report, read_or_none
+from penstock.schemas.wire.wire import Report, read_or_none
 
 BATCH_PART = re.compile(r"\.(batch_[a-z2-7]{26})\.(output|errors|order|input)")
 CONVERSATION_TEXT = re.compile(r"(conv_[a-z2-7]{32})\.[a-z2-7]{26}")

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import PenstockError, StorageQuotaExceeded
 from penstock.schemas.keys import CHORES
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.redis.link import Word
 from penstock.schemas.redis.servers import Redis

@@ -19,6 +19,7 @@ from pydantic import Field
 from penstock.gateway.files.files import PURPOSES, ExpiresAfter, FileRecord, Files
 from penstock.gateway.files.storage_accounts import StorageAccounts, refuse_above
 from penstock.gateway.tasks.due import fields_of
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.counted import counted
 from penstock.schemas.errors import (
     InvalidJob,
@@ -28,10 +29,9 @@ from penstock.schemas.errors import (
     StorageQuotaExceeded,
 )
 from penstock.schemas.keys import CHORES, short_digest
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.redis.servers import Redis
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 OPEN_S = 3600  # for the parts to come
 KNOWN_S = 86_400  # how long an upload is known after that

@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect
 from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.openai.validation import refuse_extremes
+from penstock.schemas.api.json_size import too_much
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, UnreadableBody
-from penstock.schemas.json_size import too_much
-from penstock.schemas.openai import JsonObject
 
 T = TypeVar("T")
 PIECE_BYTES = 1024  # of a body that came by gzip, unpacked at once

@@ -15,12 +15,12 @@ from penstock.gateway.batches.batches import Batches
 from penstock.gateway.files.files import Files
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.files.uploads import Uploads
-from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import add_headers, caller_of, span_of
 from penstock.gateway.http.open_reads import OpenReads
-from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.rate_headers import rate_headers
 from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.metrics.metrics import Metrics
+from penstock.gateway.metrics.overview import Overview
 from penstock.gateway.openai.stored_chats import StoredChats
 from penstock.gateway.queue_client import REMEMBER_S, QueueClient
 from penstock.gateway.responses.conversations import Conversations

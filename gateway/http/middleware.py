@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.auth.access import Access, Caller
 from penstock.gateway.http.errors import response_to
-from penstock.gateway.http.metrics import Metrics
+from penstock.gateway.metrics.metrics import Metrics
 from penstock.schemas.errors import GatewayStopped, PenstockError
 from penstock.schemas.process.loop_turns import LoopTurns
-from penstock.schemas.trace_context import traceparent_of
+from penstock.schemas.process.trace_context import traceparent_of
 
 if TYPE_CHECKING:
     from penstock.schemas.process.spans import Span, Tracing

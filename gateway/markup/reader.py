@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from penstock.schemas.markup import Markup
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.parsing import calls
 from penstock.schemas.parsing.parsers import parser_of
 from penstock.schemas.parsing.source import CallPiece, Found, MarkupReader, joined
+from penstock.schemas.wire.markup import Markup
 
 
 class TextReader(Protocol):

@@ -12,8 +12,8 @@ from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.pooling import PoolingContext
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
 from penstock.gateway.openai.texts import TextContext
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import Result
-from penstock.schemas.openai import JsonObject
 
 Form = TypeVar("Form", AnswerContext, PoolingContext, TextContext)
 

@@ -15,8 +15,8 @@ from penstock.gateway.openai.to_job import (
     text_job,
 )
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.api.openai import ChatRequest, CompletionRequest, JsonObject, StreamOptions
 from penstock.schemas.job import Job
-from penstock.schemas.openai import ChatRequest, CompletionRequest, JsonObject, StreamOptions
 
 STORED = "chat"  # under which a stored chat's job repeats the request, but for its messages
 _OF_VECTORS = {"input", "documents", "text_2", "data_2"}

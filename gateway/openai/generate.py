@@ -20,9 +20,9 @@ from penstock.gateway.openai.stream import NO_FINISH, StreamRenderer, finish_jso
 from penstock.gateway.openai.to_job import IN_PARAMS, hides_completion
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.api.openai import GenerateRequest, JsonObject
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Choice, Delta, Result, TokenLogprob, TopLogprob
-from penstock.schemas.openai import GenerateRequest, JsonObject
 
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "features": (),

@@ -6,7 +6,7 @@ from functools import cache
 from pydantic import BaseModel, JsonValue
 
 from penstock.gateway.openai.to_job import IN_PARAMS, OPTIONS, STRUCTURES
-from penstock.schemas.openai import Asked, CustomGrammar, ForeignTool, JsonObject
+from penstock.schemas.api.openai import Asked, CustomGrammar, ForeignTool, JsonObject
 
 # Fields of OpenAI's and vLLM's that say nothing of the answer.
 _OF_THE_CALLER = {

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from fastapi import Query
 from pydantic import JsonValue
 
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.openai import JsonObject
 
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 ItemLimit = Annotated[int, Query(ge=1, le=100)]

@@ -12,11 +12,8 @@ from penstock.gateway.openai.responses import metrics
 from penstock.gateway.openai.to_job import made_job, prompts_of
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
-from penstock.schemas.event import Choice, Result
-from penstock.schemas.job import Job
-from penstock.schemas.openai import JsonObject
-from penstock.schemas.pooling import PoolingTask
-from penstock.schemas.pooling_requests import (
+from penstock.schemas.api.openai import JsonObject
+from penstock.schemas.api.pooling_requests import (
     ClassifyRequest,
     EmbeddingRequest,
     PoolingAsked,
@@ -24,6 +21,9 @@ from penstock.schemas.pooling_requests import (
     RerankRequest,
     ScoreRequest,
 )
+from penstock.schemas.event import Choice, Result
+from penstock.schemas.job import Job
+from penstock.schemas.params.pooling import PoolingTask
 
 # Parameters that others know, each with the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {

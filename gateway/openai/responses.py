@@ -9,6 +9,7 @@ from pydantic import JsonValue
 from pydantic_core import from_json
 
 from penstock.gateway.markup.reader import Reading
+from penstock.schemas.api.openai import JsonObject, StreamOptions
 from penstock.schemas.event import (
     Choice,
     ErrorBody,
@@ -20,10 +21,9 @@ from penstock.schemas.event import (
     Usage,
 )
 from penstock.schemas.job import Job
-from penstock.schemas.markup import CUSTOM_INPUT
 from penstock.schemas.model import ModelCard
-from penstock.schemas.openai import JsonObject, StreamOptions
 from penstock.schemas.parsing.source import CallPiece, Found, joined
+from penstock.schemas.wire.markup import CUSTOM_INPUT
 
 SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}
 BYTES_A_TOKEN = 64  # of a result's JSON, by a guess

@@ -7,12 +7,12 @@ from pydantic import JsonValue
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.openai.forms import STORED, chat_form
 from penstock.gateway.openai.responses import AnswerContext, chat_answer
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobNotFound, PenstockError
 from penstock.schemas.event import Result
 from penstock.schemas.job import Job, Message
 from penstock.schemas.keys import CHORES
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 

@@ -22,8 +22,8 @@ from penstock.gateway.openai.responses import (
     usage,
 )
 from penstock.gateway.openai.responses import error as shown_error
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import Delta, Done, Failed, FinishReason, TokenLogprob, Usage
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.parsing.source import Found
 
 DONE = b"data: [DONE]\n\n"

@@ -13,11 +13,15 @@ from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.openai.to_job import OPTIONS, made_job
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.api.openai import OBJECT, AskedOfModel, JsonObject
+from penstock.schemas.api.text_requests import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
 from penstock.schemas.event import Choice, Result
 from penstock.schemas.job import Job
-from penstock.schemas.openai import OBJECT, AskedOfModel, JsonObject
-from penstock.schemas.text import TextParams
-from penstock.schemas.text_requests import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest
+from penstock.schemas.params.text import TextParams
 
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {
     "media_io_kwargs": ({},),

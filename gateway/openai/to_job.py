@@ -11,10 +11,8 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.unsupported import UNSUPPORTED, refuse_unsupported
 from penstock.gateway.openai.validation import validate
-from penstock.schemas.closed_schema import closed
-from penstock.schemas.errors import InvalidJob
-from penstock.schemas.job import LAST_MS, Job, PriorityClass
-from penstock.schemas.openai import (
+from penstock.schemas.api.closed_schema import closed
+from penstock.schemas.api.openai import (
     AllowedChoice,
     Asked,
     AskedOfModel,
@@ -32,7 +30,9 @@ from penstock.schemas.openai import (
     StructuralTagFormat,
     TextFormat,
 )
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.job import LAST_MS, Job, PriorityClass
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 
 # Fields that go from the body into the job under their own names.
 SAMPLING = set(SamplingParams.model_fields) - {"logprobs", "structured_outputs"}

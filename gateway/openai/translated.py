@@ -7,9 +7,9 @@ from pydantic import JsonValue
 from penstock.gateway.openai.ignored import unknown_inside
 from penstock.gateway.openai.to_job import IN_PARAMS, OPTIONS
 from penstock.gateway.openai.unsupported import refuse_unless
+from penstock.schemas.api.openai import AskedOfModel, ChatRequest, JsonObject
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Job
-from penstock.schemas.openai import AskedOfModel, ChatRequest, JsonObject
 
 # Fields that say how a chat's answer is shown, which other protocols show in their own way.
 _OF_CHOICES: Mapping[str, tuple[JsonValue, ...]] = {

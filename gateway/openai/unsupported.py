@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pydantic import JsonValue
 
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import UnsupportedParameter
-from penstock.schemas.openai import JsonObject
 
 # Parameters, each with the values that ask for nothing and are let pass, as null always is.
 NEUTRAL: Mapping[str, tuple[JsonValue, ...]] = {

@@ -8,8 +8,8 @@ from typing import TypeVar
 from pydantic import BaseModel, JsonValue, ValidationError
 from pydantic_core import ErrorDetails, to_json
 
+from penstock.schemas.api.json_size import MAX_GROUPS, MAX_VALUES
 from penstock.schemas.errors import BodyTooLarge, InvalidJob
-from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
 MAX_DEPTH = 64

@@ -7,6 +7,7 @@ from pydantic_core import to_json
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition, ResumableStream
 from penstock.gateway.openai.responses import AnswerContext, metrics, schema_error, service_tier
 from penstock.gateway.responses.items import Items, Told
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import (
     Delta,
     Done,
@@ -18,7 +19,6 @@ from penstock.schemas.event import (
     Timing,
     Usage,
 )
-from penstock.schemas.openai import JsonObject
 
 PREFIX = "resp_"  # of an id, before the job's
 _CUT = ("length", "budget")

@@ -6,9 +6,9 @@ from itertools import chain
 
 from pydantic import JsonValue
 
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import JobNotFound, PenstockError, Unavailable
-from penstock.schemas.openai import JsonObject
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 MOST_OF_TENANT = 100_000
 

@@ -28,12 +28,12 @@ from penstock.gateway.responses.conversation import (
 from penstock.gateway.responses.requests import turns
 from penstock.gateway.responses.stored import form_of
 from penstock.gateway.tasks.due import Due
+from penstock.schemas.api.openai import ChatMessage, JsonObject
+from penstock.schemas.api.responses import Item
 from penstock.schemas.errors import InvalidJob, JobGone, JobNotFound
 from penstock.schemas.job import MAX_MESSAGES, Message
 from penstock.schemas.keys import CHORES, CONVERSATION_ID, short_digest
-from penstock.schemas.openai import ChatMessage, JsonObject
 from penstock.schemas.redis.connection import Connection
-from penstock.schemas.responses import Item
 
 MOST_ITEMS = MAX_MESSAGES  # of a conversation; a request has no more messages either
 _BEGIN_MS = 60_000  # after which a response that nobody knows was never submitted

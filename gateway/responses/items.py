@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from pydantic import JsonValue
 
 from penstock.gateway.openai.responses import AnswerContext, chat_logprobs, tool_call
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.event import TokenLogprob
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.parsing.source import CallPiece, Found
 
 Told = tuple[str, JsonObject]  # an event's type, and its fields but for its number

@@ -10,11 +10,11 @@ from pydantic_core import to_json
 
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.gateway.responses.stored import input_items, shown
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Result
 from penstock.schemas.keys import CONVERSATION_ID, JOB_ID
-from penstock.schemas.openai import JsonObject
 
 MOST_SOURCES = 128  # whose items one request refers to: each is read from Redis, whole
 _ITEM_ID = re.compile(rf"[a-z]+_(?P<source>{JOB_ID.pattern}|{CONVERSATION_ID.pattern})_[a-z0-9]+")

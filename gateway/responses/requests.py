@@ -13,10 +13,8 @@ from penstock.gateway.openai.translated import as_chat, ignored_beside, with_for
 from penstock.gateway.openai.unsupported import refuse_unless
 from penstock.gateway.openai.validation import validate
 from penstock.gateway.responses.tools import chat_tools, joined, namespaces, shown_tools
-from penstock.schemas.errors import InvalidJob
-from penstock.schemas.job import MAX_MESSAGES, Message
-from penstock.schemas.openai import JsonObject
-from penstock.schemas.responses import (
+from penstock.schemas.api.openai import JsonObject
+from penstock.schemas.api.responses import (
     CallOutputItem,
     CustomCallItem,
     FunctionCallItem,
@@ -26,6 +24,8 @@ from penstock.schemas.responses import (
     ReasoningItem,
     ResponsesRequest,
 )
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.job import MAX_MESSAGES, Message
 
 # What asks for what is not here, or for work of OpenAI's own servers.
 _THEIRS: dict[str, tuple[JsonValue, ...]] = {

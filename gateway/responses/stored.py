@@ -16,12 +16,12 @@ from penstock.gateway.responses.answers import (
 from penstock.gateway.responses.items import named_apart
 from penstock.gateway.responses.requests import turns
 from penstock.gateway.responses.tools import custom_names, namespaces
+from penstock.schemas.api.openai import ChatMessage, JsonObject, StreamOptions
+from penstock.schemas.api.responses import Item, ResponseTool
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import InvalidJob, JobNotFound
 from penstock.schemas.event import Result
 from penstock.schemas.job import Job, Message
-from penstock.schemas.openai import ChatMessage, JsonObject, StreamOptions
-from penstock.schemas.responses import Item, ResponseTool
 
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _TOOLS: TypeAdapter[list[ResponseTool]] = TypeAdapter(list[ResponseTool])

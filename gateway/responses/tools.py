@@ -9,10 +9,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from penstock.schemas.errors import InvalidJob
-from penstock.schemas.keys import short_digest
-from penstock.schemas.openai import ForeignTool, JsonObject
-from penstock.schemas.responses import (
+from penstock.schemas.api.openai import ForeignTool, JsonObject
+from penstock.schemas.api.responses import (
     AllowedChoices,
     InputGrammar,
     NamedChoice,
@@ -23,6 +21,8 @@ from penstock.schemas.responses import (
     ResponsesRequest,
     ResponseTool,
 )
+from penstock.schemas.errors import InvalidJob
+from penstock.schemas.keys import short_digest
 
 _MOST_CHARS = 64  # of a name that every model's template and every client takes
 _DIGEST_CHARS = 8

@@ -13,12 +13,12 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Gateway, Open
 from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.middleware import caller_of
-from penstock.gateway.http.overview import look, workers
+from penstock.gateway.metrics.overview import look, workers
 from penstock.gateway.openai.validation import validate
 from penstock.gateway.tasks.dead_letters import DeadLetters
 from penstock.gateway.tasks.fleet import Fleet
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.model import WorkerOrder
-from penstock.schemas.openai import JsonObject
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/admin", tags=["admin"])

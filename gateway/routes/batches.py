@@ -13,8 +13,8 @@ from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, cut, page
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.openai import JsonObject
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 

@@ -14,8 +14,8 @@ from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_o
 from penstock.gateway.openai.validation import validate
 from penstock.gateway.responses.conversation import ItemNotFound
 from penstock.gateway.responses.requests import shown_item
-from penstock.schemas.openai import JsonObject, MetadataRequest
-from penstock.schemas.responses import ConversationRequest, ItemsRequest
+from penstock.schemas.api.openai import JsonObject, MetadataRequest
+from penstock.schemas.api.responses import ConversationRequest, ItemsRequest
 
 router = APIRouter(prefix="/v1/conversations", tags=["openai"])
 

@@ -21,8 +21,8 @@ from penstock.gateway.http.upload import Upload, declared_bytes, receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, Order, cut, page
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.openai import JsonObject
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 BYTES = "application/octet-stream"

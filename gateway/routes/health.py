@@ -7,12 +7,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open
-from penstock.gateway.http.metrics import Seen
 from penstock.gateway.http.middleware import caller_of
-from penstock.gateway.http.overview import look
+from penstock.gateway.metrics.metrics import Seen
+from penstock.gateway.metrics.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import NoWorker, QueueUnreachable
-from penstock.schemas.openai import JsonObject
 
 LOOK_S = 1.0  # who asks for metrics waits a few seconds, also where Redis hangs
 

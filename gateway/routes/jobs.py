@@ -15,21 +15,21 @@ from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
+from penstock.gateway.http.whole import read_asked
 from penstock.gateway.openai.forms import any_job
 from penstock.gateway.openai.ignored import ignored_params
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.to_job import flattened
 from penstock.gateway.openai.validation import validate
-from penstock.gateway.routes.whole import read_asked
 from penstock.gateway.tasks.outbox import Note
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.cursor import Had
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobNotFound, QueueUnreachable, UnsupportedParameter
 from penstock.schemas.event import Event, Result, fields_of_struct
 from penstock.schemas.job import Job
-from penstock.schemas.openai import JsonObject
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

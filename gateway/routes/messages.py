@@ -5,9 +5,9 @@ from fastapi import APIRouter, Request, Response
 from penstock.gateway.anthropic.answers import MessageEvents, count_answer, message_answer
 from penstock.gateway.anthropic.requests import count_form, messages_form
 from penstock.gateway.http.context import Open
-from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import span_of
-from penstock.gateway.routes.whole import answered, read_form, whole
+from penstock.gateway.http.whole import answered, read_form, whole
+from penstock.gateway.metrics.metrics import RequestTimer
 
 router = APIRouter(tags=["anthropic"])
 

@@ -10,17 +10,17 @@ from pydantic_core import to_json
 
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open
-from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of, tenant_of
+from penstock.gateway.http.whole import answered, read_asked, streamed, whole
+from penstock.gateway.metrics.metrics import RequestTimer
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form
 from penstock.gateway.openai.responses import chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import ChatChunks, TextChunks
 from penstock.gateway.openai.validation import validate
-from penstock.gateway.routes.whole import answered, read_asked, streamed, whole
+from penstock.schemas.api.openai import AbortRequest
 from penstock.schemas.errors import JobGone, JobNotFound, ModelNotFound
 from penstock.schemas.keys import JOB_ID
-from penstock.schemas.openai import AbortRequest
 
 router = APIRouter(tags=["openai"])
 

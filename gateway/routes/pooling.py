@@ -3,10 +3,10 @@
 from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.http.context import Open
-from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of
+from penstock.gateway.http.whole import read_asked, whole
+from penstock.gateway.metrics.metrics import RequestTimer
 from penstock.gateway.openai.endpoints import OF_VECTORS
-from penstock.gateway.routes.whole import read_asked, whole
 
 router = APIRouter(tags=["pooling"])
 

@@ -11,9 +11,16 @@ from pydantic import JsonValue
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.follow.resumable import NOTHING
 from penstock.gateway.http.context import Gateway, Open
-from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
+from penstock.gateway.http.whole import (
+    Asked,
+    admitted,
+    read_asked,
+    streamed,
+    whole,
+)
+from penstock.gateway.metrics.metrics import RequestTimer
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import ItemLimit, Order
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
@@ -39,15 +46,9 @@ from penstock.gateway.responses.stored import (
     job_id_of,
     shown,
 )
-from penstock.gateway.routes.whole import (
-    Asked,
-    admitted,
-    read_asked,
-    streamed,
-    whole,
-)
 from penstock.gateway.sockets.session import ENDING, ResponsesSocket
 from penstock.gateway.sockets.turns import TURN, ResponseTurn
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import (
     InvalidJob,
@@ -58,7 +59,6 @@ from penstock.schemas.errors import (
 )
 from penstock.schemas.event import Result
 from penstock.schemas.keys import CONVERSATION_ID
-from penstock.schemas.openai import JsonObject
 
 router = APIRouter(tags=["openai"])
 

@@ -24,9 +24,9 @@ from penstock.gateway.openai.stored_chats import (
     stored_messages,
 )
 from penstock.gateway.openai.validation import validate
+from penstock.schemas.api.openai import JsonObject, MetadataRequest
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobGone, JobNotFound
-from penstock.schemas.openai import JsonObject, MetadataRequest
 
 OF_METADATA = re.compile(r"metadata\[(.{1,512})\]")
 router = APIRouter(prefix="/v1/chat/completions", tags=["openai"])

@@ -6,12 +6,12 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.http.context import Open
-from penstock.gateway.http.metrics import RequestTimer
 from penstock.gateway.http.middleware import caller_of, span_of
+from penstock.gateway.http.whole import read_asked, whole
+from penstock.gateway.metrics.metrics import RequestTimer
 from penstock.gateway.openai import texts
 from penstock.gateway.openai.endpoints import RequestKind
 from penstock.gateway.openai.texts import TextContext
-from penstock.gateway.routes.whole import read_asked, whole
 
 router = APIRouter(tags=["tokenizer"])
 info_router = APIRouter(tags=["tokenizer"])  # what a service tells only where it is set to

@@ -14,7 +14,7 @@ from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.validation import validate
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 
 router = APIRouter(prefix="/v1/uploads", tags=["files"])
 

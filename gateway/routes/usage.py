@@ -5,7 +5,7 @@ from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open
 from penstock.gateway.http.middleware import tenant_of
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 
 router = APIRouter(tags=["jobs"])
 

@@ -27,11 +27,11 @@ from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http import errors
 from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.head import PlainHead
-from penstock.gateway.http.metrics import Metrics
 from penstock.gateway.http.middleware import Middleware
 from penstock.gateway.http.open_reads import OpenReads
-from penstock.gateway.http.overview import Overview
 from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.metrics.metrics import Metrics
+from penstock.gateway.metrics.overview import Overview
 from penstock.gateway.openai.stored_chats import StoredChats
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.conversations import Conversations

@@ -25,13 +25,13 @@ from penstock.gateway.server.protocol import Timeouts, bounded
 from penstock.gateway.server.socket import EndingSocket
 from penstock.schemas.process.exit_status import BAD_USAGE, NEVER_STARTS
 from penstock.schemas.process.reload import reload
+from penstock.schemas.process.secret import BadSecret
 from penstock.schemas.process.start import (
     keep_what_is_loaded,
     load_settings,
     read_settings,
     write_log_to_stderr,
 )
-from penstock.schemas.secret import BadSecret
 
 LAST_CALL_S = 1.0  # for requests that were sent before their callers could know of the end
 log = logging.getLogger(__name__)

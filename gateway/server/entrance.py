@@ -8,7 +8,7 @@ import logging
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.auth.web_pages import is_loopback
 from penstock.gateway.http.settings import GatewaySettings
-from penstock.schemas.secret import BadSecret, mark_of
+from penstock.schemas.process.secret import BadSecret, mark_of
 
 log = logging.getLogger(__name__)
 GIVE_ONE = "give one by PENSTOCK_SERVER_SECRET or --server-secret-file"

@@ -11,7 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from penstock.gateway.auth.web_pages import host_in
 from penstock.gateway.openai.responses import error
 from penstock.schemas.event import ErrorBody
-from penstock.schemas.gone_peer import end_when_gone
+from penstock.schemas.network.gone_peer import end_when_gone
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 100

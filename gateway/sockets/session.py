@@ -15,8 +15,8 @@ from penstock.gateway.responses.stored import going_on
 from penstock.gateway.sockets.commands import ResponseCreate, read_command
 from penstock.gateway.sockets.inner import post
 from penstock.gateway.sockets.turns import TURN, LocalResponses, ResponseTurn
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import GatewayStopped, InvalidJob, PenstockError, Unavailable
-from penstock.schemas.openai import JsonObject
 
 ENDING = "penstock.ending"  # in a websocket's scope: the event that the gateway ends
 MAX_ACTIVE = 16  # responses of one connection that are made at once

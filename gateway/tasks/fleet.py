@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from penstock.gateway.queue_client import QueueClient
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import JobNotFound, ModelNotFound, PenstockError
 from penstock.schemas.model import WorkerOrder
-from penstock.schemas.openai import JsonObject
 from penstock.schemas.queue.queue import Queue
 
 

@@ -12,7 +12,7 @@ from penstock.schemas.keys import Lane
 from penstock.schemas.redis.connection import Connection
 from penstock.schemas.redis.group_sync import Sync
 from penstock.schemas.redis.servers import Redis
-from penstock.schemas.wire import Report
+from penstock.schemas.wire.wire import Report
 
 PAGE = 64
 log = logging.getLogger(__name__)

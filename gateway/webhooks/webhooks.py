@@ -24,7 +24,7 @@ from penstock.schemas.keys import CHORES, short_digest
 from penstock.schemas.process.fair_places import FairPlaces
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
-from penstock.schemas.wire import Report, read_or_none
+from penstock.schemas.wire.wire import Report, read_or_none
 
 LISTED = 1000  # how many webhooks a tenant's list holds
 LIST_KEPT_S = 30 * 86_400  # how long the list is kept after its last webhook

@@ -176,7 +176,7 @@ int experts(const bf16 *x, const struct experts *experts, const int32_t *chosen,
   return failed;
 }
 
-/* How experts are chosen by scores, one for each; `penstock.kernels.choose` has the rules. */
+/* How experts are chosen by scores, one for each; `penstock.kernels.linear.choose` has the rules. */
 struct choice {
   const float *bias; /* [num], or none */
   int num, chosen, is_softmax, groups, chosen_groups, of_best, normalises;

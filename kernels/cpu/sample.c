@@ -1,4 +1,4 @@
-/* A token for each row of float32 logits, drawn as the row asks. kernels/draw.py says what is drawn,
+/* A token for each row of float32 logits, drawn as the row asks. kernels/sampling/draw.py says what is drawn,
    and gets the same: sums are of integers, and every float operation is one that torch has too.
 
    The vocabulary is never sorted. The first pass keeps the largest logit of every chunk; only chunks

@@ -11,8 +11,8 @@ from pydantic import Field
 from penstock.loadtest.engines.own import OwnSettings
 from penstock.loadtest.machine.usage import Neighbours
 from penstock.loadtest.requests.workload import random_requests
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.process.start import load_settings
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.llm import LLM
 
 PROGRAM = "penstock bench latency"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from penstock.loadtest.requests.measurement import Measurement, Timeline
 from penstock.loadtest.requests.workload import Request
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
-from penstock.worker.engine.messages import Output
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.llm import LLM, _Request
 from penstock.worker.progress import Progress
 

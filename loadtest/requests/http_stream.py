@@ -18,10 +18,16 @@ from penstock.loadtest.requests.measurement import Depth, Timeline
 from penstock.loadtest.requests.tokens import SeenPiece
 from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request, as_text
-from penstock.schemas import names
 from penstock.schemas.event import EVENT, Delta
-from penstock.schemas.event_stream import EventReader, HttpServer, Said, exchange, is_http_url
 from penstock.schemas.keys import JOB_ID
+from penstock.schemas.metrics import names
+from penstock.schemas.network.event_stream import (
+    EventReader,
+    HttpServer,
+    Said,
+    exchange,
+    is_http_url,
+)
 
 _ANSWER_S = 3600.0  # a request that takes longer has failed
 _LOG_S = 60.0  # a log is read after the job's end, so all of it is there

@@ -11,12 +11,12 @@ from penstock.loadtest.requests.measurement import Depth, Timeline
 from penstock.loadtest.requests.tokens import SeenPiece
 from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request, as_text
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Had
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.event import Delta, Done
 from penstock.schemas.job import Message
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.wire.checksum import NOTHING, roll
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Had
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta
+from penstock.schemas.wire.checksum import NOTHING, roll
 
 
 class SeenPiece(NamedTuple):

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pydantic import JsonValue
 from pydantic_core import from_json
 
-from penstock.schemas.markup import MARKS
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.parsing.json_scan import JsonScan
 from penstock.schemas.parsing.source import Source, Steps
+from penstock.schemas.wire.markup import MARKS
 
 _HEAD = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[^\s"])'

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from penstock.schemas.markup import MARKS, THINKING, Markup
 from penstock.schemas.parsing import calls
 from penstock.schemas.parsing.channels import channels
 from penstock.schemas.parsing.source import Parser, Source, Steps
+from penstock.schemas.wire.markup import MARKS, THINKING, Markup
 
 _PARSERS: Mapping[str | None, Parser] = {
     "hermes": calls.hermes,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.parsing.json_scan import JsonScan
 
 T = TypeVar("T")

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable
 
+from penstock.schemas.process.secret import BadSecret
 from penstock.schemas.process.start import S, WrongSettings, write_log_to_stderr
-from penstock.schemas.secret import BadSecret
 
 log = logging.getLogger(__name__)
 

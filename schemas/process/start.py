@@ -28,6 +28,7 @@ from pydantic_settings import (
 
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.nearby import ANYWHERE, nearby
+from penstock.schemas.process.secret import DEFAULT_FILE, make_secret, read_secret
 from penstock.schemas.process.setting_names import (
     PREFIX,
     did_you_mean,
@@ -36,7 +37,6 @@ from penstock.schemas.process.setting_names import (
     unknown_variables,
 )
 from penstock.schemas.redis.url import shown
-from penstock.schemas.secret import DEFAULT_FILE, make_secret, read_secret
 
 LOG_FIELDS = ("job", "trace_id")
 S = TypeVar("S", bound="Settings")

@@ -4,7 +4,7 @@ from penstock.schemas.keys import MODELS
 from penstock.schemas.model import ModelCard
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
-from penstock.schemas.wire import read_or_none
+from penstock.schemas.wire.wire import read_or_none
 
 
 class Registry:

@@ -24,8 +24,8 @@ from penstock.schemas.errors import AnswerTooLarge, InvalidJob
 from penstock.schemas.event import EVENT, Delta, Done, Failed
 from penstock.schemas.job import Job, QueueClass
 from penstock.schemas.keys import Lane
-from penstock.schemas.kv_events import BlockBatch
 from penstock.schemas.model import WorkerCard
+from penstock.schemas.queue.kv_events import BlockBatch
 from penstock.schemas.queue.queue import CLASS, MAX_JOBS_A_CALL, Queue
 from penstock.schemas.redis.link import Word
 from penstock.schemas.redis.servers import Redis

@@ -5,9 +5,9 @@ Every script is idempotent, so a call may be repeated after an ambiguous failure
 
 from penstock.schemas.errors import BodyTooLarge, QueueFull, QueueUnreachable
 from penstock.schemas.redis.link import LinkLost, Reply, ServerRefused, Word
+from penstock.schemas.redis.script import script_text
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import parse
-from penstock.schemas.script import script_text
 
 
 def connect(url: str) -> Redis:

@@ -16,7 +16,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.compose.server import Server
-from penstock.schemas.names import HTTP_RESPONSES
+from penstock.schemas.metrics.names import HTTP_RESPONSES
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess
 from worker_process import WorkerProcess

@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import JsonValue
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.sampling import MAX_CONSTRAINT_BYTES, StructuredOutputs
+from penstock.schemas.params.sampling import MAX_CONSTRAINT_BYTES, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.grammar.constraints import Grammars
 from penstock.worker.engine.grammar.structured import LIMITS, grammar_of

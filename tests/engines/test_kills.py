@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from engine_stages import THEIRS, EngineStage, answers
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from worker_process import until
 
 KILLS = 10

@@ -11,7 +11,7 @@ import pytest
 from engine_stages import THEIRS, EngineStage, answers
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Result
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.llm import LLM
 from worker_process import ask

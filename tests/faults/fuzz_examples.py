@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from penstock.schemas.api_key import API_KEYS
+from penstock.gateway.auth.api_key import API_KEYS
 from penstock.schemas.keys import CHORES, MODELS, Lane
 from stage import MODEL
 

@@ -26,8 +26,8 @@ from tokenizers import AddedToken
 import judges
 import tokenizers_made
 from faults.processes import PATIENCE_S, System
-from penstock.schemas.closed_schema import closed_arguments
-from penstock.schemas.openai import JsonObject
+from penstock.schemas.api.closed_schema import closed_arguments
+from penstock.schemas.api.openai import JsonObject
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = (

@@ -10,7 +10,7 @@ from typing import Self
 
 import redis
 
-from penstock.schemas.api_key import API_KEYS, SECRET_MARK
+from penstock.gateway.auth.api_key import API_KEYS, SECRET_MARK
 from penstock.schemas.event import EVENT, Delta
 from penstock.schemas.keys import CHORES, MODELS, NAMESPACE, Lane
 from penstock.schemas.redis.server_check import CHECKED

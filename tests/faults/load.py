@@ -16,7 +16,7 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, StreamDiverged
 from penstock.schemas.event import EVENT, ErrorBody, Failed
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 
 PATIENCE_S = 150.0  # with Redis frozen for half a minute, twice
 SILENCE_S = 6.0  # gateways of tests say `: ping` each second

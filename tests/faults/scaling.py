@@ -21,7 +21,7 @@ from autoscaler import Autoscaler, Sample, scraped
 from chart import NAMESPACE, TRIAL, container, of_kind, render
 from faults.processes import System, Worker, until
 from faults.run import asks, run
-from penstock.schemas import names
+from penstock.schemas.metrics import names
 
 TICK_S = 0.5
 LONGEST_S = 300.0

@@ -11,10 +11,10 @@ import redis
 from faults.invariants import check_ledger, ledger
 from faults.load import Callers
 from faults.told import Told
+from penstock.gateway.auth.api_key import ApiKey
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account
-from penstock.schemas.api_key import ApiKey
 from penstock.schemas.errors import JobNotFound
 from penstock.schemas.keys import Lane
 from penstock.schemas.redis.connection import connect

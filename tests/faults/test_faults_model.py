@@ -21,7 +21,7 @@ from penstock.schemas.delivery import Started
 from penstock.schemas.event import EVENT, Delta, Result
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine_loader import AnyEngine, load_engine
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.consumer import Intake

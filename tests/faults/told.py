@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from event_source import EventSource
 from faults.reference import answer
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.event import Delta, Done, Failed
+from penstock.schemas.wire.checksum import NOTHING, roll
 
 MAX_DIVERGED = 10  # of one reader
 

@@ -20,7 +20,7 @@ from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import EVENT, Event, Result
 from penstock.schemas.keys import Lane
-from penstock.schemas.script import script_text
+from penstock.schemas.redis.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from worker_process import WorkerProcess, ask
 

@@ -5,7 +5,7 @@ import time
 
 import redis
 
-from penstock.schemas.api_key import API_KEYS, ApiKey
+from penstock.gateway.auth.api_key import API_KEYS, ApiKey
 
 
 def issue(redis_url: str, **fields: object) -> str:

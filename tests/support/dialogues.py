@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from penstock.schemas.event import Delta
 from penstock.schemas.job import Chat, Job
-from penstock.schemas.markup import Markup
+from penstock.schemas.wire.markup import Markup
 from penstock.worker.text.messages import plain_messages
 from stage import Actor, spoken
 

@@ -21,7 +21,7 @@ from other_server import OtherServer
 from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta, Done, Failed
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess
 from worker_process import WorkerProcess, ask
@@ -297,7 +297,7 @@ def vllm_server() -> Iterator[EngineStage]:
 @contextmanager
 def llama_cpp() -> Iterator[EngineStage]:
     """In 32 bits, with room for 16 at once, since rounding in less depends on the batch."""
-    from penstock.loadtest.engines.gguf_file import save_gguf
+    from penstock.loadtest.lab.engines.gguf_file import save_gguf
 
     folder = os.environ["PENSTOCK_TEST_LLAMA"]
     flags = ["--ctx-size", "65536", "-np", "16", "-ctk", "f32", "-ctv", "f32", "-fa", "off"]

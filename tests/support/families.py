@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence, Logprob, Stats
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.messages import AddSequence, Logprob, Stats
 
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 VOCAB = 320

@@ -1,6 +1,6 @@
 """Compare every family that transformers has, and write what was found: `make families`.
 
-docs/families.md gets a row for each, and worker/models/compared.py the names of those served.
+docs/families.md gets a row for each; worker/models/families/compared.py names those served.
 """
 
 import os
@@ -21,10 +21,10 @@ from huggingface_hub.errors import StrictDataclassError  # noqa: E402
 
 import families  # noqa: E402
 from penstock.worker.models import impl  # noqa: E402
-from penstock.worker.models.config import FAMILIES as NATIVE  # noqa: E402
-from penstock.worker.models.errors import ModelError, UnsupportedFamily  # noqa: E402
-from penstock.worker.models.spec import ModelSpec  # noqa: E402
-from penstock.worker.models.transformers_model import plan_transformers_model  # noqa: E402
+from penstock.worker.models.contract.spec import ModelSpec  # noqa: E402
+from penstock.worker.models.folder.errors import ModelError, UnsupportedFamily  # noqa: E402
+from penstock.worker.models.native.config import FAMILIES as NATIVE  # noqa: E402
+from penstock.worker.models.transformers.transformers_model import plan_transformers_model  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
 NAMES = ROOT / "worker" / "models" / "compared.py"

@@ -7,17 +7,17 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.block_pool import BlockPool
-from penstock.worker.engine.columns import Numbers
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.worker.engine.cache.block_pool import BlockPool
+from penstock.worker.engine.cache.state_pool import StatePool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence
-from penstock.worker.engine.sampler import DrawnTokens, Sampled
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.sequence import Plan, Sequence, Slice
-from penstock.worker.engine.state_pool import StatePool
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence
+from penstock.worker.engine.sampling.sampler import DrawnTokens, Sampled
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.sequences.columns import Numbers
+from penstock.worker.engine.sequences.sequence import Plan, Sequence, Slice
 
 VOCAB = 97
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from penstock.kernels.activation import Activation
+from penstock.kernels.rows.activation import Activation
 
 _THEIRS = {
     "silu_mul": "silu",

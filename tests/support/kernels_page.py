@@ -20,29 +20,29 @@ import triton  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from penstock.kernels.activation_triton import _activate  # noqa: E402
-from penstock.kernels.experts_triton import (  # noqa: E402
+from penstock.kernels.attention.latent_attention_triton import (  # noqa: E402
+    _latent_attention,
+    fitting_latent_tile,
+)
+from penstock.kernels.attention.paged_attention_triton import _paged_attention, fitting_tile  # noqa: E402
+from penstock.kernels.attention.split_keys_triton import _merge  # noqa: E402
+from penstock.kernels.cache.rotate_and_store_triton import _rotate_and_store  # noqa: E402
+from penstock.kernels.cache.store_latents_triton import _store_latents  # noqa: E402
+from penstock.kernels.linear.experts_triton import (  # noqa: E402
     FEW,
     MANY,
     ProductTile,
     _grouped_product,
 )
-from penstock.kernels.fp8_triton import _quantise_rows  # noqa: E402
-from penstock.kernels.latent_attention_triton import (  # noqa: E402
-    _latent_attention,
-    fitting_latent_tile,
-)
-from penstock.kernels.norm_triton import _normalise  # noqa: E402
-from penstock.kernels.paged_attention_triton import _paged_attention, fitting_tile  # noqa: E402
-from penstock.kernels.quantised_triton import (  # noqa: E402
+from penstock.kernels.linear.quantised_triton import (  # noqa: E402
     STEP_DEPTH,
     TILE_COLUMNS,
     _quantised_product,
 )
-from penstock.kernels.rotate_and_store_triton import _rotate_and_store  # noqa: E402
-from penstock.kernels.sample_triton import _sample  # noqa: E402
-from penstock.kernels.split_keys_triton import _merge  # noqa: E402
-from penstock.kernels.store_latents_triton import _store_latents  # noqa: E402
+from penstock.kernels.numbers.fp8_triton import _quantise_rows  # noqa: E402
+from penstock.kernels.rows.activation_triton import _activate  # noqa: E402
+from penstock.kernels.rows.norm_triton import _normalise  # noqa: E402
+from penstock.kernels.sampling.sample_triton import _sample  # noqa: E402
 
 VERSION = triton.__version__
 PAGE = ROOT / "docs" / "kernels.md"

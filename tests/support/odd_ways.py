@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from penstock.kernels.sample import WAY, Ways
+from penstock.kernels.sampling.sample import WAY, Ways
 
 
 def ways_of(seed: int, rows: int) -> Ways:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.worker.layers.batch import Batch
-from penstock.worker.models.served import Model
+from penstock.worker.models.contract.served import Model
 
 
 @dataclass(frozen=True, slots=True)

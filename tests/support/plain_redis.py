@@ -7,7 +7,7 @@ import secrets
 
 import redis
 
-from penstock.schemas.script import script_text
+from penstock.schemas.redis.script import script_text
 
 
 class Plain:

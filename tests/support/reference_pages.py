@@ -17,9 +17,9 @@ from penstock.compose.acl import ROLES, line  # noqa: E402
 from penstock.compose.local import LocalSettings  # noqa: E402
 from penstock.gateway.housekeeping import main as housekeeping  # noqa: E402
 from penstock.gateway.http import settings as gateway  # noqa: E402
-from penstock.gateway.http.metrics import Metrics  # noqa: E402
+from penstock.gateway.metrics.metrics import Metrics  # noqa: E402
+from penstock.schemas.params.sampling import SamplingParams  # noqa: E402
 from penstock.schemas.process.start import Settings  # noqa: E402
-from penstock.schemas.sampling import SamplingParams  # noqa: E402
 from penstock.worker.external.dialect import DIALECTS, UNKNOWN  # noqa: E402
 from penstock.worker.external.vllm_engine import UNSUPPORTED as VLLM_LACKS  # noqa: E402
 from penstock.worker.process.settings import WorkerSettings  # noqa: E402

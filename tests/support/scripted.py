@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.delivery import Commit, Ending, JobSignal, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
 from penstock.schemas.event import Delta, Done, Failed, Usage
@@ -18,6 +17,7 @@ from penstock.schemas.model import ModelCard, WorkerCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
+from penstock.schemas.wire.checksum import NOTHING, roll
 
 MODEL = "tiny"
 LANE = Lane(MODEL)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
+from penstock.worker.engine.io.config import EngineConfig
 
 
 def make_engine(folder: Path, **changes: object) -> Engine:

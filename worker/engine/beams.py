@@ -6,10 +6,10 @@ from typing import Protocol
 
 from penstock.schemas.counted import counted
 from penstock.schemas.errors import InvalidJob, PenstockError
-from penstock.worker.engine.beam_search import BeamSearch
-from penstock.worker.engine.messages import AddSequence, Logprob, Output
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.sequence import Sequence, Status
+from penstock.worker.engine.io.messages import AddSequence, Logprob, Output
+from penstock.worker.engine.sampling.beam_search import BeamSearch
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.sequences.sequence import Sequence, Status
 
 
 class CopyingRunner(Protocol):

@@ -8,26 +8,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.huge_pages import keep_freed, take
+from penstock.kernels.numbers.huge_pages import keep_freed, take
 from penstock.schemas.errors import PenstockError
-from penstock.worker.engine.batch import PersistentBatch
-from penstock.worker.engine.block_pool import BlockPool
-from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.cache.block_pool import BlockPool
+from penstock.worker.engine.cache.state_pool import StatePool
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.grammar.constraints import Grammars
-from penstock.worker.engine.graphs import CudaCapture, GraphedNetwork
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.runner import ModelRunner
-from penstock.worker.engine.sampler import Sampler
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.state_pool import StatePool
-from penstock.worker.engine.step_tokens import max_step_tokens, step_time, try_step
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.running.batch import PersistentBatch
+from penstock.worker.engine.running.graphs import CudaCapture, GraphedNetwork
+from penstock.worker.engine.running.runner import ModelRunner
+from penstock.worker.engine.sampling.sampler import Sampler
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.step_tokens import max_step_tokens, step_time, try_step
 from penstock.worker.layers.arithmetic import Arithmetic, backends, told
 from penstock.worker.layers.fp8_cache import FP8, cannot_keep
-from penstock.worker.models.errors import CannotKeep, NoBackend, NoDevice
+from penstock.worker.models.contract.served import Model, ModelFacts, Network
+from penstock.worker.models.contract.spec import ModelSpec
+from penstock.worker.models.folder.errors import CannotKeep, NoBackend, NoDevice
 from penstock.worker.models.impl import load_model
-from penstock.worker.models.served import Model, ModelFacts, Network
-from penstock.worker.models.spec import ModelSpec
 
 CPU_KV_CACHE_BYTES = 2**30
 _log = logging.getLogger("penstock.worker.engine")

@@ -11,21 +11,21 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from penstock.schemas import names
 from penstock.schemas.errors import PenstockError, WorkerFailed
-from penstock.worker.engine.additions import sequence_of
+from penstock.schemas.metrics import names
 from penstock.worker.engine.beams import Beams, CopyingRunner
-from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.columns import Numbers
-from penstock.worker.engine.endings import end_of, refusal, why_no_token
+from penstock.worker.engine.cache.block_changes import BlockChanges
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
-from penstock.worker.engine.runner import Launched
-from penstock.worker.engine.sampler import NO_TOKEN, DrawnTokens, Sampled
-from penstock.worker.engine.scheduler import Scheduler
-from penstock.worker.engine.sequence import Plan, Sequence, Status
-from penstock.worker.engine.step_time import num_pairs
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.engine.running.runner import Launched
+from penstock.worker.engine.sampling.sampler import NO_TOKEN, DrawnTokens, Sampled
+from penstock.worker.engine.scheduling.scheduler import Scheduler
+from penstock.worker.engine.scheduling.step_time import num_pairs
+from penstock.worker.engine.sequences.additions import sequence_of
+from penstock.worker.engine.sequences.columns import Numbers
+from penstock.worker.engine.sequences.endings import end_of, refusal, why_no_token
+from penstock.worker.engine.sequences.sequence import Plan, Sequence, Status
 
 
 class Runner(CopyingRunner, Protocol):

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from penstock.schemas import names
 from penstock.schemas.event import FinishReason
-from penstock.schemas.tally import Tally
-from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.limits import EngineLimits, PoolingFacts
-from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
+from penstock.schemas.metrics import names
+from penstock.schemas.metrics.tally import Tally
+from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.io.limits import EngineLimits, PoolingFacts
+from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 
 EOS, BOS = 256, 257
 VOCAB_SIZE = 258

@@ -10,15 +10,15 @@ from queue import Empty, SimpleQueue
 import numpy as np
 import torch
 
-from penstock.schemas import names
-from penstock.schemas.pooling import PoolingTask
-from penstock.schemas.tally import Tally
-from penstock.worker.engine.block_changes import BlockChanges
+from penstock.schemas.metrics import names
+from penstock.schemas.metrics.tally import Tally
+from penstock.schemas.params.pooling import PoolingTask
 from penstock.worker.engine.build import refuse_longer, spec_of, take_device
-from penstock.worker.engine.config import EngineConfig
-from penstock.worker.engine.limits import EngineLimits, PoolingFacts
-from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
-from penstock.worker.engine.step_tokens import most_in_time
+from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.limits import EngineLimits, PoolingFacts
+from penstock.worker.engine.io.messages import AddSequence, Load, Output, PlanRow, Stats
+from penstock.worker.engine.scheduling.step_tokens import most_in_time
 from penstock.worker.models.pooling_model import PoolingModel, TextIds, load_pooling_model
 
 _CPU_TOKENS, _GPU_TOKENS = 2048, 16384  # of a step, at most

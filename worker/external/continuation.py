@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence
 
 _SEEDS = 2**31  # what every server takes
 

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 import msgspec
 from pydantic import JsonValue
 
-from penstock.schemas.event_stream import Said
-from penstock.schemas.sampling import ConstraintKind, SamplingParams
-from penstock.worker.engine.messages import Logprob
+from penstock.schemas.network.event_stream import Said
+from penstock.schemas.params.sampling import ConstraintKind, SamplingParams
+from penstock.worker.engine.io.messages import Logprob
 from penstock.worker.external.continuation import Continuation
 
 Tells = Literal["token_ids", "logprobs", "text"]

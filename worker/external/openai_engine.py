@@ -15,9 +15,9 @@ from queue import Empty, SimpleQueue
 import uvloop
 
 from penstock.schemas.errors import InvalidJob
-from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Load, Output, PlanRow, Stats
+from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, Load, Output, PlanRow, Stats
 from penstock.worker.external.requests import Requests, ServerLost
 from penstock.worker.external.server import Fitness, Refused, RemoteServer, Unready
 from penstock.worker.external.shape import ModelShape, model_shape

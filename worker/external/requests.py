@@ -8,9 +8,9 @@ from pydantic import JsonValue
 
 from penstock.schemas.errors import PenstockError, StreamDiverged, WorkerFailed
 from penstock.schemas.event import FinishReason
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Logprob, Output
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, Logprob, Output
 from penstock.worker.external.continuation import Continuation, Diverged
 from penstock.worker.external.dialect import Answer, Tells
 from penstock.worker.external.server import (

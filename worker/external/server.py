@@ -9,7 +9,13 @@ import msgspec
 from pydantic import JsonValue
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.event_stream import EventReader, HttpServer, PageReader, Said, exchange
+from penstock.schemas.network.event_stream import (
+    EventReader,
+    HttpServer,
+    PageReader,
+    Said,
+    exchange,
+)
 from penstock.worker.external.dialect import DIALECTS, UNKNOWN, Answer, CompletionChunk, Dialect
 
 _LOOK_S = 5.0  # at most, for a server to say that it lives

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from penstock.worker.models.files import read_object
+from penstock.worker.models.folder.files import read_object
 from penstock.worker.process.loading import loading
 
 

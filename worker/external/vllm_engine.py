@@ -15,10 +15,10 @@ from pydantic import JsonValue
 
 from penstock.schemas.errors import InvalidJob, PenstockError, StreamDiverged
 from penstock.schemas.event import FinishReason
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.block_changes import BlockChanges
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
 from penstock.worker.external.continuation import Continuation, Diverged
 from penstock.worker.external.shape import model_shape
 from penstock.worker.process.loading import loading

@@ -5,15 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.delivery import Commit, Ending, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
 from penstock.schemas.event import Delta, Done, ErrorBody, Failed, FinishReason, Timing, Usage
 from penstock.schemas.job import Job
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
-from penstock.schemas.trace_context import log_fields
-from penstock.worker.engine.messages import BATCH_PRIORITY, NO_WORDS, AddSequence, Output, WordIds
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.process.trace_context import log_fields
+from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.worker.engine.io.messages import (
+    BATCH_PRIORITY,
+    NO_WORDS,
+    AddSequence,
+    Output,
+    WordIds,
+)
 from penstock.worker.jobs.pooled import Pooled
 from penstock.worker.jobs.text_choices import TextChoice
 from penstock.worker.text.completion import Completion, TextPiece

@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass, field
 
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Output
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.text.best_of import mean_logprob, with_logprobs
 from penstock.worker.text.completion import Completion, TextPiece

@@ -11,9 +11,9 @@ from contextlib import suppress
 from itertools import islice
 
 from penstock.schemas.errors import Unavailable
-from penstock.schemas.kv_events import BlockBatch, CachedBlock
+from penstock.schemas.queue.kv_events import BlockBatch, CachedBlock
 from penstock.schemas.queue.worker_queue import BlocksTold, WorkerQueue
-from penstock.worker.engine.messages import BlockChange, StoredBlock
+from penstock.worker.engine.io.messages import BlockChange, StoredBlock
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.process.log import log
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from penstock.schemas.delivery import HeldRows
 from penstock.schemas.job import COMPLETION_TOKENS, QueueClass
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import BATCH_PRIORITY, AddSequence, Load
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import BATCH_PRIORITY, AddSequence, Load
 from penstock.worker.process.ipc import Step
 
 _WEIGHT = 0.1  # of the newest sequence in the average

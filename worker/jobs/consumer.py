@@ -21,10 +21,10 @@ from penstock.schemas.event import Failed
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
 from penstock.schemas.process.time_awake import TimeAwake
+from penstock.schemas.process.trace_context import log_fields
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.schemas.trace_context import log_fields
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import NO_WORDS, AddSequence
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import NO_WORDS, AddSequence
 from penstock.worker.jobs.active_job import ActiveJob, Times
 from penstock.worker.jobs.best_of import BestOfJob
 from penstock.worker.jobs.capacity import Ask, Capacity

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import JsonValue
 
-from penstock.schemas import names
 from penstock.schemas.event import Delta
-from penstock.schemas.trace_context import sampled_trace
+from penstock.schemas.metrics import names
+from penstock.schemas.process.trace_context import sampled_trace
 from penstock.worker.jobs.active_job import ActiveJob
 
 NS_PER_S = 1_000_000_000

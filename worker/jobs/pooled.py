@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from penstock.schemas.event import Delta, FinishReason
-from penstock.schemas.pooling import from_base64, to_base64
-from penstock.worker.engine.messages import Output
+from penstock.schemas.params.pooling import from_base64, to_base64
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.text.completion import TextPiece
 
 

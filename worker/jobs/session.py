@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.schemas.delivery import JobSignal
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.servers import Redis
-from penstock.worker.engine.messages import Load
+from penstock.worker.engine.io.messages import Load
 from penstock.worker.jobs.cache_events import CacheEvents
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.command_sender import CommandSender

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.schemas.delivery import JobSignal, OutOfBudget
 from penstock.schemas.errors import AnswerTooLarge, Unavailable
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.worker.engine.messages import AddSequence, Output
+from penstock.worker.engine.io.messages import AddSequence, Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.job_counts import JobCounts

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from penstock.schemas.errors import AnswerTooLarge, InvalidJob
 from penstock.schemas.event import Delta, FinishReason
 from penstock.schemas.job import Job, Prompt
-from penstock.schemas.text import MAX_TEXT_IDS
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import Output
+from penstock.schemas.params.text import MAX_TEXT_IDS
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.text.completion import TextPiece
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 

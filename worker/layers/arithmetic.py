@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from penstock.kernels.backends import Backend, backends, told
-from penstock.kernels.panel_linear import PACKINGS, Packing
+from penstock.kernels.attention.backends import Backend, backends, told
+from penstock.kernels.linear.panel_linear import PACKINGS, Packing
 
 __all__ = ["AS_IT_IS", "Arithmetic", "Backend", "Quantization", "backends", "told"]
 

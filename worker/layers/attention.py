@@ -7,11 +7,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from penstock.kernels.backends import Backend
-from penstock.kernels.paged_attention import Attend, plan_attention
-from penstock.kernels.rotate_and_store import HeadNorms, Places, Rotation, Store, plan_store
-from penstock.kernels.spans import HeadShape, Scoring, Span, Spans, read_spans
-from penstock.kernels.store_latents import StoreLatents, plan_latent_store
+from penstock.kernels.attention.backends import Backend
+from penstock.kernels.attention.paged_attention import Attend, plan_attention
+from penstock.kernels.attention.spans import HeadShape, Scoring, Span, Spans, read_spans
+from penstock.kernels.cache.rotate_and_store import HeadNorms, Places, Rotation, Store, plan_store
+from penstock.kernels.cache.store_latents import StoreLatents, plan_latent_store
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.batch import Batch
 from penstock.worker.layers.linear import Linear

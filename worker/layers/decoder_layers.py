@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.kernels.panel_layers import LayerParts, PanelLayers
-from penstock.kernels.panel_linear import PanelLinear
+from penstock.kernels.linear.panel_linear import PanelLinear
+from penstock.kernels.whole.panel_layers import LayerParts, PanelLayers
 from penstock.worker.layers.attention import Attention, PassPlan
 from penstock.worker.layers.experts import Experts
 from penstock.worker.layers.latent_attention import LatentAttention

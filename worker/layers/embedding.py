@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from penstock.kernels.panel_linear import PanelLinear
+from penstock.kernels.linear.panel_linear import PanelLinear
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.linear import Linear, linear
 from penstock.worker.layers.quantised_linear import QuantisedLinear

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from penstock.kernels.choose import ExpertChoice, choose
-from penstock.kernels.device import on_gpu
-from penstock.kernels.experts import PanelExperts, experts_ref
-from penstock.kernels.panel_linear import PanelLinear
+from penstock.kernels.linear.choose import ExpertChoice, choose
+from penstock.kernels.linear.experts import PanelExperts, experts_ref
+from penstock.kernels.linear.panel_linear import PanelLinear
+from penstock.kernels.numbers.device import on_gpu
 from penstock.worker.layers.fp8_linear import FP8, Fp8Linear
 from penstock.worker.layers.linear import Linear, TorchLinear
 from penstock.worker.layers.mlp import MLP
 
 if TYPE_CHECKING:
-    from penstock.kernels.experts_triton import ExpertsOnGpu
+    from penstock.kernels.linear.experts_triton import ExpertsOnGpu
 
 __all__ = ["ExpertChoice", "Experts", "Router"]
 
@@ -91,7 +91,7 @@ def _on_gpu(experts: list[MLP]) -> "ExpertsOnGpu | None":
         return None
     assert first.activation is not None
     # Imported here: not every platform without a GPU has triton.
-    from penstock.kernels.experts_triton import ExpertsOnGpu
+    from penstock.kernels.linear.experts_triton import ExpertsOnGpu
 
     scales = None if up[1] is None or down[1] is None else (up[1], down[1])
     return ExpertsOnGpu(up[0], down[0], first.activation, last.factor, last.deterministic, scales)

@@ -2,8 +2,8 @@
 
 import torch
 
-from penstock.kernels.device import runs_triton
-from penstock.kernels.fp8 import FP8
+from penstock.kernels.numbers.device import runs_triton
+from penstock.kernels.numbers.fp8 import FP8
 
 __all__ = ["FP8", "cannot_keep"]
 

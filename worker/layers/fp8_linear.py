@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.activation import Activation, activate, activate_rowwise
-from penstock.kernels.fp8 import FP8, quantise_rows, quantise_rows_ref
+from penstock.kernels.numbers.fp8 import FP8, quantise_rows, quantise_rows_ref
+from penstock.kernels.rows.activation import Activation, activate, activate_rowwise
 
 __all__ = ["FP8", "MULTIPLE", "Fp8Linear", "lacks_fp8_products"]
 

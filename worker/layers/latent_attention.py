@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.backends import Backend
-from penstock.kernels.paged_attention import plan_attention
-from penstock.kernels.rotate_and_store import Places, plan_store
-from penstock.kernels.spans import HeadShape, Scoring, Spans
+from penstock.kernels.attention.backends import Backend
+from penstock.kernels.attention.paged_attention import plan_attention
+from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
+from penstock.kernels.cache.rotate_and_store import Places, plan_store
 from penstock.worker.layers.attention import PassPlan
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.norm import Norm

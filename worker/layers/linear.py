@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.activation import Activation, activate, activate_rowwise, num_parts
-from penstock.kernels.device import on_gpu, runs_triton
-from penstock.kernels.panel_linear import PanelLinear, panel_ops
+from penstock.kernels.linear.panel_linear import PanelLinear, panel_ops
+from penstock.kernels.numbers.device import on_gpu, runs_triton
+from penstock.kernels.rows.activation import Activation, activate, activate_rowwise, num_parts
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.fp8_linear import MULTIPLE, Fp8Linear, lacks_fp8_products
 from penstock.worker.layers.quantised_linear import QuantisedLinear
@@ -36,7 +36,7 @@ class Linear(Protocol):
         """Return the product in float32."""
 
     def activated(self, x: Tensor) -> Tensor:
-        """Return what the product's activation makes of it, as `kernels.activation` has it."""
+        """Return what the product's activation makes of it, as `kernels.rows.activation` has it."""
 
 
 def linear(

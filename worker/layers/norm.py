@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from penstock.kernels.norm import NormWeights, add_normalised, normalise
+from penstock.kernels.rows.norm import NormWeights, add_normalised, normalise
 
 __all__ = ["Norm", "NormWeights"]
 

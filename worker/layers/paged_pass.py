@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.backends import Backend
-from penstock.kernels.spans import HeadShape, Scoring
+from penstock.kernels.attention.backends import Backend
+from penstock.kernels.attention.spans import HeadShape, Scoring
 from penstock.worker.layers.attention import PassPlan, spans_of
 from penstock.worker.layers.batch import Batch
 

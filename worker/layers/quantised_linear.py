@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.activation import Activation, activate, activate_rowwise
-from penstock.kernels.panel_linear import Packing
-from penstock.kernels.quantise import quantise
+from penstock.kernels.linear.panel_linear import Packing
+from penstock.kernels.linear.quantise import quantise
+from penstock.kernels.rows.activation import Activation, activate, activate_rowwise
 
 _FEW = 128  # rows, up to which the weight is best read as it is kept
 _PIECE = 8192  # rows of a weight that are widened at a time, for many rows
@@ -67,7 +67,7 @@ class QuantisedLinear:
     def _multiply(self, x: Tensor, out: Tensor, *, adds: bool = False) -> Tensor:
         if self._is_few(x):
             # Imported here: not every platform without a GPU has triton.
-            from penstock.kernels.quantised_triton import quantised_product
+            from penstock.kernels.linear.quantised_triton import quantised_product
 
             return quantised_product(
                 x,

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from penstock.kernels.rotate_and_store import Rotation
+from penstock.kernels.cache.rotate_and_store import Rotation
 
 _FIRST_ROWS = 1024
 
 
 class RotaryTable:
-    """The cosines and sines [positions, head_dim] of the rotations, for `kernels.rotary`.
+    """The cosines and sines [positions, head_dim] of the rotations, for `kernels.rows.rotary`.
 
     It grows to as many positions as are asked for.
     """

@@ -3,14 +3,14 @@
 import logging
 from typing import Literal
 
-from penstock.worker.models.compared import COMPARED, DIFFERING
-from penstock.worker.models.config import read_config
-from penstock.worker.models.errors import UnsupportedFamily, UnsupportedModel
-from penstock.worker.models.files import read_object
-from penstock.worker.models.hugging_face import CONFIG_MAPPING
-from penstock.worker.models.loading import load_decoder, plan_decoder
-from penstock.worker.models.served import Model, ModelPlan
-from penstock.worker.models.spec import ModelSpec
+from penstock.worker.models.contract.served import Model, ModelPlan
+from penstock.worker.models.contract.spec import ModelSpec
+from penstock.worker.models.families.compared import COMPARED, DIFFERING
+from penstock.worker.models.folder.errors import UnsupportedFamily, UnsupportedModel
+from penstock.worker.models.folder.files import read_object
+from penstock.worker.models.folder.hugging_face import CONFIG_MAPPING
+from penstock.worker.models.native.config import read_config
+from penstock.worker.models.native.loading import load_decoder, plan_decoder
 
 _log = logging.getLogger("penstock.worker.models")
 
@@ -31,7 +31,7 @@ def load_model(spec: ModelSpec) -> Model:
             spec.overrides,
         )
     # Imported here: it takes seconds, and models of our own need none of it.
-    from penstock.worker.models.transformers_model import load_transformers_model
+    from penstock.worker.models.transformers.transformers_model import load_transformers_model
 
     return load_transformers_model(spec)
 
@@ -40,7 +40,7 @@ def plan_model(spec: ModelSpec) -> ModelPlan:
     """Return what `load_model` would load. Raises a ModelError that says what is wrong."""
     if chosen_impl(spec) == "native":
         return plan_decoder(spec)
-    from penstock.worker.models.transformers_model import plan_transformers_model
+    from penstock.worker.models.transformers.transformers_model import plan_transformers_model
 
     return plan_transformers_model(spec)
 
@@ -60,7 +60,7 @@ def chosen_impl(spec: ModelSpec) -> Literal["native", "transformers"]:
         read_config(spec.path, spec.overrides)
     except UnsupportedModel as refusal:
         if family not in COMPARED and family in CONFIG_MAPPING:
-            from penstock.worker.models.transformers_model import served_config
+            from penstock.worker.models.transformers.transformers_model import served_config
 
             served_config(spec)  # its refusal says more
             why = "whose numbers nobody compared; --model-impl transformers tries it all the same"

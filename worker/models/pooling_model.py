@@ -16,15 +16,16 @@ from pydantic import JsonValue
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from penstock.worker.models.config import max_model_len
-from penstock.worker.models.errors import (
+from penstock.worker.models.contract.served import ModelPlan
+from penstock.worker.models.contract.spec import ModelSpec
+from penstock.worker.models.folder.errors import (
     NotDeterministic,
     UnsupportedFamily,
     UnsupportedField,
     UnsupportedModel,
 )
-from penstock.worker.models.files import read_object
-from penstock.worker.models.sentence_folder import (
+from penstock.worker.models.folder.files import read_object
+from penstock.worker.models.folder.sentence_folder import (
     AS_IT_SAYS,
     DenseFolder,
     PoolerConfig,
@@ -33,17 +34,16 @@ from penstock.worker.models.sentence_folder import (
     classifies,
     read_sentence_folder,
 )
-from penstock.worker.models.served import ModelPlan
-from penstock.worker.models.spec import ModelSpec
-from penstock.worker.models.swapped import products_of, swap_inner
-from penstock.worker.models.transformers_model import (
+from penstock.worker.models.folder.weights import SafetensorsWeights
+from penstock.worker.models.native.config import max_model_len
+from penstock.worker.models.transformers.swapped import products_of, swap_inner
+from penstock.worker.models.transformers.transformers_model import (
     TransformersFacts,
     known_config,
     load_module,
     refuse_widths,
     type_to_compute,
 )
-from penstock.worker.models.weights import SafetensorsWeights
 
 _LIKE_LENGTH = 0.8  # of a group's longest text; a shorter one begins another group
 _FEW_TOKENS = 256  # a group with fewer costs more by itself than padding does

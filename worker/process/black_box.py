@@ -23,7 +23,7 @@ import msgspec
 from pydantic import JsonValue, TypeAdapter
 
 from penstock.schemas.process.start import places
-from penstock.worker.engine.messages import PlanRow
+from penstock.worker.engine.io.messages import PlanRow
 
 _STEPS = 0, 16, 65536  # offset, slots, bytes of a slot
 _EVENTS = 16 * 65536, 256, 256  # the same, behind the steps

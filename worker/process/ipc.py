@@ -17,8 +17,8 @@ from pydantic import JsonValue
 
 from penstock.schemas.delivery import JobSignal
 from penstock.schemas.event import of_report, to_report
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, BlockChange, Load, Output, Stats
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, BlockChange, Load, Output, Stats
 
 _HEADER = struct.Struct("!I")
 _READ_BYTES = 1 << 18

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.schemas.errors import InvalidJob, PenstockError
-from penstock.worker.models.errors import ModelError, is_failure, reason
+from penstock.worker.models.folder.errors import ModelError, is_failure, reason
 
 _NO_MEMORY = ("can't allocate memory", "out of memory", "Cannot allocate memory")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue, ValidationError
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.sampling import MODEL_DEFAULTS, SamplingParams
-from penstock.worker.models.files import read_object
+from penstock.schemas.params.sampling import MODEL_DEFAULTS, SamplingParams
+from penstock.worker.models.folder.files import read_object
 from penstock.worker.process.loading import loading
 from penstock.worker.process.model_folder import model_folder
 from penstock.worker.process.settings import WorkerSettings

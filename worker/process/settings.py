@@ -17,13 +17,13 @@ from pydantic import (
 )
 from pydantic_settings import CliSuppress, NoDecode
 
-from penstock.schemas.event_stream import is_http_url
 from penstock.schemas.keys import Lane
+from penstock.schemas.network.event_stream import is_http_url
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import object_of, words_of
 from penstock.schemas.process.tracing import TracingSettings
 from penstock.schemas.redis.url import RedisUrlSetting
-from penstock.worker.models.sentence_folder import PoolerConfig, pools
+from penstock.worker.models.folder.sentence_folder import PoolerConfig, pools
 from penstock.worker.process.model_folder import model_folder
 
 FAKE = "fake"

@@ -9,8 +9,8 @@ from pydantic import JsonValue
 
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
-from penstock.schemas.markup import MARKS, THINKING, Markup
-from penstock.schemas.sampling import MAX_CONSTRAINT_BYTES, SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import MAX_CONSTRAINT_BYTES, SamplingParams, StructuredOutputs
+from penstock.schemas.wire.markup import MARKS, THINKING, Markup
 from penstock.worker.text.call_tags import CallableTool, CallTags, Format
 
 TAGS = "structured_outputs.structural_tag"  # among what an engine does not obey

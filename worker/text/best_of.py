@@ -1,6 +1,6 @@
 """The ranking of several answers to one prompt, of which the best are shown."""
 
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 
 
 def with_logprobs(params: SamplingParams) -> SamplingParams:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from penstock.schemas.closed_schema import closed_arguments
-from penstock.schemas.markup import MARKS, CallFormat
+from penstock.schemas.api.closed_schema import closed_arguments
+from penstock.schemas.wire.markup import MARKS, CallFormat
 
 Format = dict[str, JsonValue]
 

@@ -15,8 +15,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat, Message
-from penstock.worker.models.errors import BrokenModel, is_failure, reason
-from penstock.worker.models.files import read_object
+from penstock.worker.models.folder.errors import BrokenModel, is_failure, reason
+from penstock.worker.models.folder.files import read_object
 from penstock.worker.text.messages import plain_messages
 from penstock.worker.text.time_limit import TookTooLong, limit_time
 

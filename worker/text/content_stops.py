@@ -6,9 +6,9 @@ parsers with which the gateway tells these apart.
 
 from collections.abc import Sequence
 
-from penstock.schemas.markup import Markup
 from penstock.schemas.parsing.parsers import parser_of
 from penstock.schemas.parsing.source import Source
+from penstock.schemas.wire.markup import Markup
 from penstock.worker.text.stop_strings import Match, StopStrings
 
 

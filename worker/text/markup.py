@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.schemas.markup import THINKING, CallFormat, Markup, ReasoningFormat
+from penstock.schemas.wire.markup import THINKING, CallFormat, Markup, ReasoningFormat
 
 # What is in a template that teaches a form. The first that is found counts.
 _CALLS: tuple[tuple[CallFormat, str], ...] = (

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from pydantic import JsonValue, TypeAdapter
 
+from penstock.schemas.api.json_size import too_much
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Message
-from penstock.schemas.json_size import too_much
-from penstock.schemas.markup import CUSTOM_INPUT, UNPARSED
+from penstock.schemas.wire.markup import CUSTOM_INPUT, UNPARSED
 
 _OBJECT: TypeAdapter[Message] = TypeAdapter(Message)
 _ROLES = {"developer": "system", "function": "tool"}  # of OpenAI's that templates have not

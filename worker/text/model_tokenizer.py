@@ -19,10 +19,10 @@ from tokenizers import Encoding, Tokenizer
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import TokenLogprob, TopLogprob
 from penstock.schemas.job import Chat, Prompt
-from penstock.schemas.markup import Markup
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Logprob, WordIds
-from penstock.worker.models.errors import is_failure, reason
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.schemas.wire.markup import Markup
+from penstock.worker.engine.io.messages import Logprob, WordIds
+from penstock.worker.models.folder.errors import is_failure, reason
 from penstock.worker.process.loading import loading
 from penstock.worker.process.model_folder import given_template
 from penstock.worker.process.settings import WorkerSettings

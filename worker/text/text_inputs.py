@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from penstock.schemas.errors import InvalidJob, UnsupportedTask
 from penstock.schemas.job import Prompt
-from penstock.schemas.pooling import PoolingParams
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.limits import EngineLimits, PoolingFacts
-from penstock.worker.engine.messages import AddSequence
+from penstock.schemas.params.pooling import PoolingParams
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.worker.engine.io.limits import EngineLimits, PoolingFacts
+from penstock.worker.engine.io.messages import AddSequence
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 _NONE = SamplingParams()

@@ -2,7 +2,7 @@
 //
 //   npm install
 //   for name in enqueue attach cancel; do
-//     python -m penstock.schemas.script jobs/$name > $name.lua
+//     python -m penstock.schemas.redis.script jobs/$name > $name.lua
 //   done
 //   node penstock.mjs [redis://127.0.0.1:6379/0 [MODEL]]
 

@@ -6,7 +6,7 @@
 -- Returns 'ok'; 'known': its id is taken; 'full': the tenant has too many batches that have not
 -- ended; or what store of storage.lua refuses by
 -- Its first write is one that Redis refuses when memory is full.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local id, tenant, asked, window_ms, most, listed, kept_s, account, most_bytes = unpack(ARGV)
 if redis.call('EXISTS', PREFIX .. 'batch:' .. id) == 1 then return {'known'} end

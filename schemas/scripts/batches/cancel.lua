@@ -1,7 +1,7 @@
 -- Ask for the end of a batch, which its next turn carries out.
 -- ARGV: id, tenant
 -- Returns 'ok', 'ended' or 'missing'
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local id, tenant = unpack(ARGV)
 local key = PREFIX .. 'batch:' .. id

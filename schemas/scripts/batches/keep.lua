@@ -3,7 +3,7 @@
 -- fields as a JSON object (the value true: the time now), opened lines as a JSON object, closed
 -- lines as a list
 -- Returns 'ok', or 'gone': the turn is over
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local id, turn, kept_s = unpack(ARGV, 1, 3)
 local fields, opened, closed = cjson.decode(ARGV[4]), cjson.decode(ARGV[5]), cjson.decode(ARGV[6])

@@ -2,7 +2,7 @@
 -- ARGV: tenant, id, metadata as JSON, most bytes that the tenant may have stored
 -- Returns 'ok', 'missing', or what store of storage.lua refuses by
 -- Its first write is one that Redis refuses when memory is full.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local tenant, id, metadata, most_bytes = unpack(ARGV)
 local key = PREFIX .. 'conversation:' .. id

@@ -4,7 +4,7 @@
 -- others as JSON
 -- Returns 'ok', 'stale', 'missing', or what store of storage.lua refuses by
 -- Where Redis does not hold less its first write is one that Redis refuses when memory is full.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local tenant, id, version, num_kept, bytes, frees, most_bytes = unpack(ARGV, 1, 7)
 local key = PREFIX .. 'conversation:' .. id

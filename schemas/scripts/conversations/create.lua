@@ -4,7 +4,7 @@
 -- Returns 'ok' or, where it had begun before, 'known', each with when that was (unix seconds);
 -- 'full'; or what store of storage.lua refuses by
 -- Its first write is one that Redis refuses when memory is full, so nothing is stored by half.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local tenant, id, metadata, kept_s, most, most_bytes = unpack(ARGV, 1, 6)
 local key, list = PREFIX .. 'conversation:' .. id, PREFIX .. 'conversations:' .. tenant

@@ -1,7 +1,7 @@
 -- Forget a conversation.
 -- ARGV: tenant, id
 -- Returns 'ok' or 'missing'
--- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local key = PREFIX .. 'conversation:' .. ARGV[2]
 if redis.call('HGET', key, 'tenant') ~= ARGV[1] then return {'missing'} end

@@ -2,7 +2,7 @@
 -- ARGV: tenant, id
 -- Returns 'found', when it began (unix seconds), its metadata as JSON, its version, the time now
 -- (unix milliseconds), and its entries as JSON; or 'missing'
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local tenant, id = unpack(ARGV)
 local key, list = PREFIX .. 'conversation:' .. id, PREFIX .. 'conversations:' .. tenant

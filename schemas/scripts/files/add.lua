@@ -4,7 +4,7 @@
 -- Returns 'ok'; 'known': its id is recorded; 'files': the tenant has too many; or what store of
 -- storage.lua refuses by
 -- Its first write is one that Redis refuses when memory is full.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local SWEPT_MS = 86400000 -- after its end a file is on disk until it is swept
 

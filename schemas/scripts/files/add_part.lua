@@ -3,7 +3,7 @@
 -- Returns 'ok', also for a part that is there already; 'parts': there are too many; 'bytes': they
 -- would be more than the file; or 'missing': the upload was forgotten
 -- Its first write is one that Redis refuses when memory is full.
--- Uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local upload, part, bytes, most, whole = unpack(ARGV)
 local key = PREFIX .. 'upload:' .. upload

@@ -1,7 +1,7 @@
 -- Forget a file.
 -- ARGV: id, tenant
 -- Returns 'ok' or 'missing'
--- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local id, tenant = unpack(ARGV)
 if redis.call('ZREM', PREFIX .. 'files:' .. tenant, id) == 0 then return {'missing'} end

@@ -1,7 +1,7 @@
 -- End an upload, unless it has ended.
 -- ARGV: id, tenant, its end
 -- Returns the end that it has, or 'missing': it was forgotten
--- Uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local id, tenant, ending = unpack(ARGV)
 local key = PREFIX .. 'upload:' .. id

@@ -1,7 +1,7 @@
 -- List files that have expired.
 -- ARGV: most files
 -- Returns the record of each, or its id where the record is gone
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local reply = {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', PREFIX .. 'files_expire', '-inf', NOW, 'LIMIT', 0, ARGV[1])) do

@@ -4,7 +4,7 @@
 -- Returns 'ok'; 'known': its id is taken; 'full': too many are open; or what store of storage.lua
 -- refuses by
 -- Its first write is one that Redis refuses when memory is full.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local LEFT_MS = 7200000 -- after its time its parts are on disk until they are swept
 

@@ -6,7 +6,7 @@
 --     that ended and are to be handed on, the dead letters
 --   to 'drop': 'dropped'
 --   to a cursor: the next one (0: all keys were seen), and how many jobs were found
--- Calls functions of lane.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local asked, most = ARGV[1], ARGV[2]
 if asked ~= 'look' and asked ~= 'drop' then

@@ -6,7 +6,7 @@
 -- ARGV: cursor, keys to look at, milliseconds for which a job must have been missing
 -- Returns the next cursor (0: all keys were seen), then (what was wrong, where) for each thing
 -- mended
--- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local cursor, most, grace_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local MOST_COUNTED = 2000 -- claims or waiting jobs; where there are more, counts are left alone

@@ -2,7 +2,7 @@
 -- ARGV: most entries, then the ids of entries that were handed on
 -- Returns for each entry: its id, job, tenant, state, ended_ms, usage as JSON, note, what cut the
 -- answer short ('length', 'budget' or empty), and the bytes of what is kept of it
--- Uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 for at = 2, #ARGV do redis.call('XDEL', PREFIX .. 'outbox', ARGV[at]) end
 local reply = {}

@@ -1,7 +1,7 @@
 -- Hand on what is held by workers whose lease ended, or that have none.
 -- ARGV: most entries, which bounds the workers too
 -- Returns how many entries were handed on
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 --
 -- Blame: a crash makes suspects of the jobs that had not committed a first step, and of those that
 -- met too many crashes later. A suspect runs alone until it has passed its trial. Only a job that

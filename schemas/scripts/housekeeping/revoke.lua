@@ -1,7 +1,7 @@
 -- Cancel the jobs of accounts whose API keys are revoked or expired.
 -- ARGV: most jobs, then the accounts
 -- Returns how many jobs were cancelled
--- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local most, count = tonumber(ARGV[1]), 0
 local MOST_DELAYED = 2000 -- of all accounts, the next that may begin; others are met when they may

@@ -5,7 +5,7 @@
 -- Returns how many jobs were looked at, of the kind with most
 -- Subscribers are counted on this server alone: on a cluster readers subscribe where the lane
 -- lives.
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local grace_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local AGAIN_MS = 1000

@@ -5,7 +5,7 @@
 --   state, 'result', the result as JSON: the log is gone
 --   'missing'
 --   'gone': both log and result are gone
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local tenant, id, channel, cursor, most, most_bytes = unpack(ARGV)
 local AT_ONCE = 64 -- events that are copied out of the log, so that few beyond `most_bytes` are

@@ -2,7 +2,7 @@
 -- ARGV: tenant, job, erase (0 | 1)
 -- Returns the state before, or 'missing'; then 'on disk' where what an erased job asked is there
 -- still. A running job stops when its worker is told.
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local tenant, id, erases = ARGV[1], ARGV[2], ARGV[3] == '1'
 write_when_full()

@@ -13,7 +13,7 @@
 --   1 if no job may begin
 --   how many blocked accounts were looked at now (64: there may be more)
 --   (reason, jobs) for the waiting jobs of these accounts
--- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local MOST = 64
 local before = tonumber(ARGV[1])

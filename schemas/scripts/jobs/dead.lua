@@ -2,7 +2,7 @@
 -- ARGV: job (empty: all), most letters
 -- Returns how many were dropped to make room, then each letter as JSON, the newest first. For one
 -- job: its letter, and the Job as JSON (empty: it was not kept)
--- Uses DEAD_TTL_S, NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses DEAD_TTL_S, NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local id, most = ARGV[1], tonumber(ARGV[2])
 local oldest = NOW - DEAD_TTL_S * 1000

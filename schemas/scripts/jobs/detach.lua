@@ -1,6 +1,6 @@
 -- Take a reader's channel from a job.
 -- ARGV: job, channel
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local id, channel = unpack(ARGV)
 write_when_full()

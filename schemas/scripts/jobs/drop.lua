@@ -1,7 +1,7 @@
 -- Drop a dead letter, and the request that is kept for it.
 -- ARGV: job
 -- Returns 1, or 0: there was none
--- Uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local key = PREFIX .. 'job:' .. ARGV[1]
 local entry = redis.call('HGET', key, 'dead')

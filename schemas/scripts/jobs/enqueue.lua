@@ -41,7 +41,7 @@
 --   unmeetable   at the live rate the job would not begin before its time is up
 --   invalid      the reason is a sentence
 -- Its first write is one that Redis refuses when memory is full, so nothing is accepted by half.
--- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
 local EQUAL_TTL_S = 3600 -- a job that runs for longer is joined by no more

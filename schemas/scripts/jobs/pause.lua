@@ -1,7 +1,7 @@
 -- Let no job of the lane begin or go on elsewhere, or let them again. What runs, runs on.
 -- ARGV: 1 to pause, 0 to resume
 -- Returns 'ok'
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 if ARGV[1] == '1' then
   redis.call('SET', PREFIX .. 'paused', NOW)

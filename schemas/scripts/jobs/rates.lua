@@ -1,7 +1,7 @@
 -- Tell what an account has left of its minute in this lane.
 -- ARGV: account
 -- Returns requests left, tokens left (each empty: no limit), milliseconds until the minute ends
--- Calls functions of accounts.lua and uses NOW of lane.lua (joined by schemas/script.py).
+-- Calls functions of accounts.lua and uses NOW of lane.lua (joined by schemas/redis/script.py).
 
 local account = account_of(ARGV[1])
 roll(account)

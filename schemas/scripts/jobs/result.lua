@@ -6,7 +6,7 @@
 --   state, 'running'
 --   'missing'
 --   'gone'
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local job = load(ARGV[2])
 if not job or job.tenant ~= ARGV[1] then return {'missing'} end

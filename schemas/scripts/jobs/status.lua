@@ -4,7 +4,7 @@
 -- deadline, owner, class, metadata as JSON, and while it waits: position (1: the next), reason,
 -- eta_ms (each may be empty); then its history: see note_history; at last 'text' where it would go
 -- on elsewhere from its text
--- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local key = PREFIX .. 'job:' .. ARGV[2]
 local values = redis.call('HMGET', key, 'tenant', 'state', 'position', 'background', 'cancel',

@@ -2,7 +2,7 @@
 -- ARGV: most accounts
 -- Returns for each: name, tenant, jobs queued, jobs running, why it is blocked (empty: it is not),
 -- tokens of this day, tokens of this month, its limits as JSON
--- Calls functions of accounts.lua and uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Calls functions of accounts.lua and uses PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local reply = {}
 for _, name in ipairs(redis.call('ZREVRANGE', PREFIX .. 'accounts', 0, ARGV[1] - 1)) do

@@ -3,7 +3,7 @@
 -- Returns 'ok' and the name: the one that the first request gave; or 'mismatch': that one had
 -- another body
 -- Its first write is one that Redis refuses when memory is full.
--- Uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local place, digest, name, remember_s = unpack(ARGV)
 local key = PREFIX .. 'idempotency:' .. place

@@ -1,7 +1,7 @@
 -- Count a request that writes and runs no job, against the requests that its account has a minute.
 -- ARGV: account, most in a minute
 -- Returns 'ok' or 'limited', the requests left, and milliseconds until the minute ends
--- Uses PREFIX of lane.lua and MINUTE_MS of accounts.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua and MINUTE_MS of accounts.lua (joined by schemas/redis/script.py).
 
 local key, most = PREFIX .. 'writes:' .. ARGV[1], tonumber(ARGV[2])
 local used, left_ms = tonumber(redis.call('GET', key) or 0), redis.call('PTTL', key)

@@ -9,7 +9,7 @@
 -- A job counts as `running` from its first claim to its end: when it is handed back it keeps its
 -- place, and goes on before all that waits. Counts change only inside the transitions of jobs, so
 -- none leaks.
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local MINUTE_MS = 60000
 

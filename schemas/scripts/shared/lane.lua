@@ -1,7 +1,7 @@
 -- The definitions that the scripts share. KEYS[1] is the lane's prefix, with which every key
 -- begins, so a script touches one hash slot. Time is Redis's. Each script returns a flat list of
 -- strings.
--- Parts are divided by blank lines. schemas/script.py sends a part with each script that uses a
+-- Parts are divided by blank lines. schemas/redis/script.py sends a part with each script that uses a
 -- name which the part defines.
 
 local PREFIX = KEYS[1]

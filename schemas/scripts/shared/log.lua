@@ -1,6 +1,6 @@
 
 -- The log of a job, which is also what the job is charged for.
--- Calls functions of lane.lua and accounts.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua and accounts.lua (joined by schemas/redis/script.py).
 
 -- A job's prompt counts once, with the first tokens after it. `text`: tokens:cached; empty: none yet.
 local function note_prompt(job, account, text)

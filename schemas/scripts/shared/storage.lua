@@ -4,7 +4,7 @@
 --   storage_bytes:<tenant>  hash: the bytes of each
 --   storage_used            hash: of each tenant, the sum of these
 -- An entry that nobody takes back goes when what it stands for does, so the account heals by itself.
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local THING_BYTES = 512 -- what each takes besides: its keys, its places in lists
 

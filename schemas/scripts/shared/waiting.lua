@@ -12,7 +12,7 @@
 --   foreign                    zset: jobs with tokens of a model that is not here, by when they end
 --   foreign:<fingerprint>      set: those of one model
 -- A job is in one backlog or in `delayed` until its first claim; later it has an entry in a stream.
--- Calls functions of lane.lua and accounts.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua and accounts.lua (joined by schemas/redis/script.py).
 
 local CLASSES = {'text', 'high', 'normal', 'batch'} -- text: what no engine computes
 

@@ -1,6 +1,6 @@
 -- Tell what each tenant has stored, and forget what is gone.
 -- Returns (tenant, bytes, how many things they are) for each
--- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local reply = {}
 for _, tenant in ipairs(redis.call('HKEYS', PREFIX .. 'storage_used')) do

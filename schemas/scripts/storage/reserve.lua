@@ -1,7 +1,7 @@
 -- Count something that is about to be stored. A repeated call changes nothing.
 -- ARGV: tenant, its name, bytes, seconds until it is gone, most bytes of the tenant
 -- Returns 'ok'; 'known': it was counted before; or 'quota', bytes that the tenant has, bytes more
--- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local tenant, name, bytes, kept_s, most = unpack(ARGV)
 refuse_when_full()

@@ -6,7 +6,7 @@
 -- Its owner is what follows the first space of its name, or else itself.
 -- ARGV: kind, most units, most units of one owner, with those that are held
 -- Returns (unit, turns so far) for each that is due, the longest waiting first
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local PAGE = 1000 -- units that are read at once
 

@@ -2,7 +2,7 @@
 -- An item that is there already, leased or waiting, keeps its time. A unit that somebody holds is
 -- not made due: its holder looks at its items before it lets go.
 -- ARGV: kind, unit, item, milliseconds until the item is due
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local kind, unit, item, delay_ms = unpack(ARGV)
 redis.call('ZADD', PREFIX .. 'items:' .. kind .. ':' .. unit, 'NX', NOW + delay_ms, item)

@@ -2,7 +2,7 @@
 -- ARGV: kind, unit, the taker's turn, milliseconds until it is to be looked at again, if no item is
 -- due before (-1: only when an item is due)
 -- Returns 'ok', or 'gone': the lease lapsed, and the unit is another's
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local kind, unit, turn, delay_ms = unpack(ARGV)
 if redis.call('HGET', PREFIX .. 'turns:' .. kind, unit) ~= turn then return {'gone'} end

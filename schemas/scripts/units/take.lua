@@ -1,7 +1,7 @@
 -- Take a unit that is due, for the time of a lease. see units/due.lua for units.
 -- ARGV: kind, unit, turns so far, lease_ms
 -- Returns 'taken', to one caller for each turn; or 'gone'
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local kind, unit, turn, lease_ms = unpack(ARGV)
 local due = redis.call('ZSCORE', PREFIX .. 'due:' .. kind, unit)

@@ -3,7 +3,7 @@
 -- Returns one of
 --   'send', turn of this attempt, attempts with this one, unix time in seconds, tenant, URL, body
 --   'no': it is not due, or not pending any more
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local id, unit, lease_ms = unpack(ARGV)
 local key, items = PREFIX .. 'webhook:' .. id, PREFIX .. 'items:webhooks:' .. unit

@@ -3,7 +3,7 @@
 -- kept
 -- Returns its state
 -- Until it has ended it counts as stored, whatever the tenant's quota: others wait for it.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local id, tenant, url, unit, body, most, ttl_s = unpack(ARGV)
 local key = PREFIX .. 'webhook:' .. id

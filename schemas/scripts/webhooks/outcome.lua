@@ -3,7 +3,7 @@
 -- answered, milliseconds until the next attempt, seconds that an ended webhook is kept
 -- Returns 'ok', or 'late': its lease lapsed, and another attempt began
 -- An outcome is counted once, though the call be repeated.
--- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua and calls storage.lua (joined by schemas/redis/script.py).
 
 local id, unit, turn, state, answer, delay_ms, ttl_s = unpack(ARGV)
 local key, items = PREFIX .. 'webhook:' .. id, PREFIX .. 'items:webhooks:' .. unit

@@ -1,7 +1,7 @@
 -- Make an ended webhook one to be sent again, under its id.
 -- ARGV: tenant, id
 -- Returns 'unit', and the unit that sends it; or 'missing'
--- Uses PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local key = PREFIX .. 'webhook:' .. ARGV[2]
 local tenant, unit = unpack(redis.call('HMGET', key, 'tenant', 'unit'))

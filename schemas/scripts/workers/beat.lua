@@ -2,7 +2,7 @@
 -- ARGV: worker, lease_ms, statistics as JSON (empty: as before)
 -- Returns 'ok', two orders of tell.lua, each '<time> <order>' or empty, then (job, its JobSignal) for
 -- each held job that must stop; or 'lost': it has no lease
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local worker, lease_ms, stats = unpack(ARGV)
 write_when_full()

@@ -3,7 +3,7 @@
 -- not known yet), number of events, and for each event: position, tokens, JSON
 -- Returns the JobSignal of each job: K kept, C cancelled, X deadline, B out of budget (`finish`
 -- says where to end), F fenced, D duplicate
--- Calls functions of lane.lua, accounts.lua and log.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and log.lua (joined by schemas/redis/script.py).
 
 local worker, lease_ms, jobs = ARGV[1], ARGV[2], tonumber(ARGV[3])
 write_when_full()

@@ -7,7 +7,7 @@
 --   'D': it ended before, in the same way
 --   'F': fenced
 --   'B', position: the budget allows it to end there and no later
--- Calls functions of lane.lua, accounts.lua and log.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and log.lua (joined by schemas/redis/script.py).
 
 local worker, lease_ms, id, epoch = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local state, event, position, result, prompt, unshown, count = unpack(ARGV, 5, 11)

@@ -1,7 +1,7 @@
 -- List jobs that a worker claimed at least `idle_ms` ago, started or not.
 -- ARGV: worker, idle_ms
 -- Returns their ids
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local worker, idle_ms = unpack(ARGV)
 local MOST = 1000

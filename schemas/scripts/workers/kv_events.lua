@@ -3,7 +3,7 @@
 -- entries of the stream, events as JSON (empty: none, and the number is that of the last entry),
 -- number of removed blocks, their hashes, then for each stored block: hash, JSON
 -- Returns 'ok'; 'behind': the entry before is not here; or 'lost': the worker has no lease
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 --
 -- The stream has the changes, under NUMBER-0. The hash has all blocks as of its field `seq`, the
 -- number of the last entry.

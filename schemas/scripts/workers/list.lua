@@ -1,6 +1,6 @@
 -- List the workers that have a lease, or had one that lapsed and was not reaped.
 -- Returns (worker, milliseconds left, card, statistics) for each
--- Uses NOW and PREFIX of lane.lua (joined by schemas/script.py).
+-- Uses NOW and PREFIX of lane.lua (joined by schemas/redis/script.py).
 
 local reply = {}
 local leases = redis.call('ZRANGE', PREFIX .. 'workers', 0, -1, 'WITHSCORES')

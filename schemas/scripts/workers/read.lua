@@ -21,7 +21,7 @@
 --     be read all the same (-1: nothing is due)
 --   'lost': the worker has no lease
 --   'empty': a suspect waits. The worker must hand back what it has and read again, alone
--- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local worker, ticket, count, alone, down_to = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local asked, step_us, most_batch = count, tonumber(ARGV[6]), tonumber(ARGV[7])

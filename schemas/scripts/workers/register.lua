@@ -1,6 +1,6 @@
 -- Begin a worker's lease, or change its card.
 -- ARGV: worker, lease_ms, card as JSON
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local worker, lease_ms, card = unpack(ARGV)
 write_when_full()

@@ -1,7 +1,7 @@
 -- Hand jobs back, started or only claimed.
 -- ARGV: worker, jobs
 -- Returns how many were handed back
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local worker, count = ARGV[1], 0
 write_when_full()

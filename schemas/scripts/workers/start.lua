@@ -8,7 +8,7 @@
 --     Job as JSON (empty: lost), events of its log
 --   'none': nothing is left to do
 --   'lost': the worker has no lease
--- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local worker, ready, entry, id = unpack(ARGV)
 write_when_full()

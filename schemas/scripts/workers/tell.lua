@@ -4,7 +4,7 @@
 -- has a lease under this name
 -- Of the first three the last one counts, and none after 'drain'. Each is told with its time, so
 -- that one that is given again is another.
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local worker, order = unpack(ARGV)
 local until_ms = redis.call('ZSCORE', PREFIX .. 'workers', worker)

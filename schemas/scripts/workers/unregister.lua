@@ -1,7 +1,7 @@
 -- End a worker's lease now. `reap` hands on what it holds.
 -- ARGV: worker, how (left | crashed). Jobs are blamed for a crash, which the worker's supervisor
 -- saw; a worker that left blames none
--- Calls functions of lane.lua (joined by schemas/script.py).
+-- Calls functions of lane.lua (joined by schemas/redis/script.py).
 
 local worker, how = unpack(ARGV)
 write_when_full()

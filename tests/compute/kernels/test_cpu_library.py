@@ -226,7 +226,7 @@ import os, time
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from penstock.kernels.cpu.library import compiled_ops
-from penstock.kernels.panel_linear import PanelLinear
+from penstock.kernels.linear.panel_linear import PanelLinear
 ops = compiled_ops()
 ops.gather_team(4)
 x, weight = torch.randn(70, 128).bfloat16(), torch.randn(400, 128).bfloat16()
@@ -252,7 +252,7 @@ import os, sys, time
 from pathlib import Path
 import torch
 from penstock.kernels.cpu.library import compiled_ops, load
-from penstock.kernels.panel_linear import PanelLinear
+from penstock.kernels.linear.panel_linear import PanelLinear
 anywhere = os.sched_getaffinity(0)
 here, there = sorted(anywhere)[:2]
 def threads():

@@ -23,24 +23,25 @@ from torch.testing import assert_close
 from judged import activated
 from odd_ways import ways_of
 from paths import SUPPORT
-from penstock.kernels.activation import Activation, num_parts
-from penstock.kernels.choose import ExpertChoice, choose_compiled, choose_ref
-from penstock.kernels.cpu.compile import build, digest_of
-from penstock.kernels.cpu.library import load
-from penstock.kernels.draw import LOG2_E
-from penstock.kernels.experts import Expert, PanelExperts, experts_ref
-from penstock.kernels.norm import NormWeights, normalise_compiled, normalise_ref
-from penstock.kernels.paged_attention_panels import paged_attention_panels, to_panels
-from penstock.kernels.panel_layers import LayerParts, PanelLayers
-from penstock.kernels.panel_linear import PACKINGS, PanelLinear
-from penstock.kernels.rotate_and_store import (
+from penstock.kernels.attention.paged_attention_panels import paged_attention_panels, to_panels
+from penstock.kernels.attention.spans import HeadShape, Scoring, Spans
+from penstock.kernels.cache.rotate_and_store import (
     HeadNorms,
     Places,
     Rotation,
     rotate_and_store_panels,
     rotate_and_store_ref,
 )
-from penstock.kernels.sample import (
+from penstock.kernels.cache.store_kv import key_rows
+from penstock.kernels.cpu.compile import build, digest_of
+from penstock.kernels.cpu.library import load
+from penstock.kernels.linear.choose import ExpertChoice, choose_compiled, choose_ref
+from penstock.kernels.linear.experts import Expert, PanelExperts, experts_ref
+from penstock.kernels.linear.panel_linear import PACKINGS, PanelLinear
+from penstock.kernels.rows.activation import Activation, num_parts
+from penstock.kernels.rows.norm import NormWeights, normalise_compiled, normalise_ref
+from penstock.kernels.sampling.draw import LOG2_E
+from penstock.kernels.sampling.sample import (
     NO_TOKEN,
     WAY,
     SampleRef,
@@ -49,8 +50,7 @@ from penstock.kernels.sample import (
     mass_ref,
     sample_compiled,
 )
-from penstock.kernels.spans import HeadShape, Scoring, Spans
-from penstock.kernels.store_kv import key_rows
+from penstock.kernels.whole.panel_layers import LayerParts, PanelLayers
 
 _EMULATION = SUPPORT / "emulated.h"
 _EMULATED = ("-O1", "-march=x86-64-v3", "-Wno-psabi", "-include", str(_EMULATION))

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from penstock.kernels.activation import Activation, activate_ref, num_parts
-from penstock.kernels.experts import experts_ref
-from penstock.kernels.experts_triton import (
+from penstock.kernels.linear.experts import experts_ref
+from penstock.kernels.linear.experts_triton import (
     FEW,
     MANY,
     ExpertsOnGpu,
@@ -15,7 +14,8 @@ from penstock.kernels.experts_triton import (
     blocks_of,
     grouped_product,
 )
-from penstock.kernels.fp8 import quantise_rows_ref
+from penstock.kernels.numbers.fp8 import quantise_rows_ref
+from penstock.kernels.rows.activation import Activation, activate_ref, num_parts
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
 
@@ -145,5 +145,5 @@ def test_many_rows_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x, chosen = randn(50, hidden), chosen_of(50, 2, num_experts, 4)
     shares = randn(50, 2).softmax(-1)
     whole = mixture.add(x, chosen, shares, torch.zeros_like(x))
-    monkeypatch.setattr("penstock.kernels.experts_triton._TOKENS", 16)
+    monkeypatch.setattr("penstock.kernels.linear.experts_triton._TOKENS", 16)
     assert torch.equal(whole, mixture.add(x, chosen, shares, torch.zeros_like(x)))

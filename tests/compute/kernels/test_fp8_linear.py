@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from penstock.kernels.activation import activate_ref
-from penstock.kernels.fp8 import quantise_rows_ref
+from penstock.kernels.numbers.fp8 import quantise_rows_ref
+from penstock.kernels.rows.activation import activate_ref
 from penstock.worker.layers.fp8_linear import Fp8Linear
 
 

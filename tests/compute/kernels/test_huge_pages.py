@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.kernels.huge_pages import take
+from penstock.kernels.numbers.huge_pages import take
 
 _MIB = 2**20
 
@@ -53,7 +53,7 @@ def test_only_what_is_written_takes_memory_and_only_while_it_is_held() -> None:
 
 FAULTS = """
 import resource, sys, torch
-from penstock.kernels.huge_pages import keep_freed
+from penstock.kernels.numbers.huge_pages import keep_freed
 
 if sys.argv[1] == "kept":
     keep_freed()

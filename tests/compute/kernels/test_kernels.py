@@ -12,10 +12,10 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from judged import activated
-from penstock.kernels.activation import Activation, activate, activate_rowwise, num_parts
-from penstock.kernels.norm import NormWeights, add_normalised, normalise, normalise_ref
-from penstock.kernels.rotary import rotary
-from penstock.kernels.store_kv import store_kv
+from penstock.kernels.cache.store_kv import store_kv
+from penstock.kernels.rows.activation import Activation, activate, activate_rowwise, num_parts
+from penstock.kernels.rows.norm import NormWeights, add_normalised, normalise, normalise_ref
+from penstock.kernels.rows.rotary import rotary
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.latent_attention import HeadLinear
 from penstock.worker.layers.linear import linear

@@ -7,12 +7,19 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from penstock.kernels.fp8 import FP8
-from penstock.kernels.latent_attention_triton import fitting_latent_tile, latent_attention_triton
-from penstock.kernels.paged_attention_ref import paged_attention_ref
-from penstock.kernels.paged_attention_tiled import paged_attention_tiled
-from penstock.kernels.paged_attention_triton import Tile, fitting_tile, paged_attention_triton
-from penstock.kernels.spans import Scoring, Spans
+from penstock.kernels.attention.latent_attention_triton import (
+    fitting_latent_tile,
+    latent_attention_triton,
+)
+from penstock.kernels.attention.paged_attention_ref import paged_attention_ref
+from penstock.kernels.attention.paged_attention_tiled import paged_attention_tiled
+from penstock.kernels.attention.paged_attention_triton import (
+    Tile,
+    fitting_tile,
+    paged_attention_triton,
+)
+from penstock.kernels.attention.spans import Scoring, Spans
+from penstock.kernels.numbers.fp8 import FP8
 
 # (query length, context length) of each sequence
 DECODES = [(1, 1), (1, 16), (1, 17), (1, 80), (1, 333)]

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from penstock.kernels.activation import activate_ref
-from penstock.kernels.device import TRITON_DEVICES
-from penstock.kernels.panel_linear import PACKINGS, PanelLinear, panel_ops
-from penstock.kernels.quantise import quantise
-from penstock.kernels.quantised_triton import quantised_product
+from penstock.kernels.linear.panel_linear import PACKINGS, PanelLinear, panel_ops
+from penstock.kernels.linear.quantise import quantise
+from penstock.kernels.linear.quantised_triton import quantised_product
+from penstock.kernels.numbers.device import TRITON_DEVICES
+from penstock.kernels.rows.activation import activate_ref
 from penstock.worker.layers.quantised_linear import QuantisedLinear
 
 NAMES = ["int8", "int4_g64", "int4_g128"]

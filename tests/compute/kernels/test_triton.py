@@ -9,25 +9,25 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from odd_ways import ways_of
-from penstock.kernels.activation import Activation, activate_ref
-from penstock.kernels.activation_triton import activate_triton
-from penstock.kernels.draw import LOG2_E
-from penstock.kernels.fp8 import FP8, quantise_rows_ref
-from penstock.kernels.fp8_triton import quantise_rows_triton
-from penstock.kernels.norm import NormWeights, normalise_ref
-from penstock.kernels.norm_triton import normalise_triton
-from penstock.kernels.rotate_and_store import (
+from penstock.kernels.attention.spans import HeadShape
+from penstock.kernels.cache.rotate_and_store import (
     HeadNorms,
     Places,
     Rotation,
     rotate_and_store_ref,
 )
-from penstock.kernels.rotate_and_store_triton import rotate_and_store_triton
-from penstock.kernels.sample import SampleOnGpu, SampleRef
-from penstock.kernels.spans import HeadShape
-from penstock.kernels.store_kv import key_rows
-from penstock.kernels.store_latents import store_latents_ref
-from penstock.kernels.store_latents_triton import store_latents_triton
+from penstock.kernels.cache.rotate_and_store_triton import rotate_and_store_triton
+from penstock.kernels.cache.store_kv import key_rows
+from penstock.kernels.cache.store_latents import store_latents_ref
+from penstock.kernels.cache.store_latents_triton import store_latents_triton
+from penstock.kernels.numbers.fp8 import FP8, quantise_rows_ref
+from penstock.kernels.numbers.fp8_triton import quantise_rows_triton
+from penstock.kernels.rows.activation import Activation, activate_ref
+from penstock.kernels.rows.activation_triton import activate_triton
+from penstock.kernels.rows.norm import NormWeights, normalise_ref
+from penstock.kernels.rows.norm_triton import normalise_triton
+from penstock.kernels.sampling.draw import LOG2_E
+from penstock.kernels.sampling.sample import SampleOnGpu, SampleRef
 
 NEAR = {"atol": 0.001, "rtol": 1 / 16}  # numbers in fp8
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)]

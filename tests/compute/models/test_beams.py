@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 import families
 import judges
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence, Output
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.messages import AddSequence, Output
 
 FAMILIES = ("deepseek_v3", "qwen3_next", "gpt_oss")  # latents, states, windows
 STOPS = [*range(3, 12)]

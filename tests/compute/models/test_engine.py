@@ -11,17 +11,17 @@ import torch
 from transformers import PreTrainedModel
 
 import judges
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.batch import PersistentBatch
-from penstock.worker.engine.block_pool import BlockPool
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.build import build_engine, device_of
-from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.cache.block_pool import BlockPool
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence, Logprob
-from penstock.worker.engine.runner import ModelRunner
-from penstock.worker.engine.step_tokens import most_in_time
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.messages import AddSequence, Logprob
+from penstock.worker.engine.running.batch import PersistentBatch
+from penstock.worker.engine.running.runner import ModelRunner
+from penstock.worker.engine.scheduling.step_tokens import most_in_time
 from penstock.worker.layers.batch import Batch
-from penstock.worker.models.errors import NoDevice
+from penstock.worker.models.folder.errors import NoDevice
 from short_engine import make_engine
 
 TOLERANCE = 1e-4

@@ -13,15 +13,15 @@ from safetensors.torch import load_file, save_file
 import families
 from families import Played, logprobs_of, prompts
 from passes import Passes, Slice
-from penstock.kernels.panel_layers import PanelLayers
-from penstock.worker.engine.runner import ModelRunner
+from penstock.kernels.whole.panel_layers import PanelLayers
+from penstock.worker.engine.running.runner import ModelRunner
 from penstock.worker.layers import latent_attention
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.latent_attention import LatentAttention
-from penstock.worker.models.errors import BrokenModel, ModelError
-from penstock.worker.models.families import FAMILIES
-from penstock.worker.models.loading import load_decoder, plan_decoder
-from penstock.worker.models.spec import Dtype, ModelSpec
+from penstock.worker.models.contract.spec import Dtype, ModelSpec
+from penstock.worker.models.families.table import FAMILIES
+from penstock.worker.models.folder.errors import BrokenModel, ModelError
+from penstock.worker.models.native.loading import load_decoder, plan_decoder
 
 TOLERANCE = 1e-4
 

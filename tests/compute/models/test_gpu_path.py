@@ -18,19 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import families
 import judges
 from paths import ROOT
-from penstock.kernels.device import TRITON_DEVICES
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.kernels.numbers.device import TRITON_DEVICES
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.build import DoesNotFit, build_engine, left_of_gpu
-from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.graphs import GraphedNetwork, graph_sizes
-from penstock.worker.engine.messages import AddSequence, WordIds
-from penstock.worker.engine.runner import ModelRunner
-from penstock.worker.engine.sampler import Sampler
-from penstock.worker.engine.sampler_row import SamplerRow
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.messages import AddSequence, WordIds
+from penstock.worker.engine.running.graphs import GraphedNetwork, graph_sizes
+from penstock.worker.engine.running.runner import ModelRunner
+from penstock.worker.engine.sampling.sampler import Sampler
+from penstock.worker.engine.sampling.sampler_row import SamplerRow
 from penstock.worker.layers import latent_attention
-from penstock.worker.models.errors import CannotKeep, CannotQuantise, NoBackend
+from penstock.worker.models.folder.errors import CannotKeep, CannotQuantise, NoBackend
 from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 PARAMS = [
@@ -338,7 +338,7 @@ def test_sizes_are_close_where_rows_are_few() -> None:
 def test_the_script_of_figures_runs_without_a_gpu(tmp_path: Path) -> None:
     """In a process of its own, as a user starts it; the slow parts are left out."""
     out = tmp_path / "gpu.json"
-    command = [sys.executable, "-m", "penstock.loadtest.gpu", "--out", str(out)]
+    command = [sys.executable, "-m", "penstock.loadtest.lab.gpu", "--out", str(out)]
     parts = "limits,attention_speed,latents_speed,small_ops_speed,engines,prompts"
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     subprocess.run([*command, "--parts", parts], cwd=ROOT, env=environment, check=True)

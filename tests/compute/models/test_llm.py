@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import judges
 import tokenizers_made
 from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong
-from penstock.schemas.sampling import RepetitionDetection, SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import RepetitionDetection, SamplingParams, StructuredOutputs
 from penstock.worker.llm import LLM, RequestOutput
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -293,7 +293,7 @@ import sys
 from pathlib import Path
 from penstock.worker.llm import LLM, SamplingParams
 from penstock.worker.models.impl import plan_model
-from penstock.worker.models.spec import ModelSpec
+from penstock.worker.models.contract.spec import ModelSpec
 LLM({str(folder)!r}).generate("Once", SamplingParams(max_tokens=2), use_tqdm=False)
 plan_model(ModelSpec(Path({str(folder)!r})))  # as `penstock plan` does
 slow = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "transformers.activations",

@@ -17,14 +17,14 @@ from transformers import AutoModelForCausalLM
 import judges
 from passes import Passes, Slice
 from paths import ROOT
-from penstock.kernels.panel_layers import PanelLayers
+from penstock.kernels.whole.panel_layers import PanelLayers
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.batch import Batch
-from penstock.worker.models import loader
-from penstock.worker.models.config import FAMILIES
-from penstock.worker.models.decoder import Decoder
-from penstock.worker.models.errors import BrokenModel, ModelError, UnsupportedModel
-from penstock.worker.models.loading import load_decoder
+from penstock.worker.models.folder.errors import BrokenModel, ModelError, UnsupportedModel
+from penstock.worker.models.native import loader
+from penstock.worker.models.native.config import FAMILIES
+from penstock.worker.models.native.decoder import Decoder
+from penstock.worker.models.native.loading import load_decoder
 
 TOLERANCE = 1e-4
 PROMPTS = [judges.prompt(length) for length in judges.PROMPT_LENGTHS]

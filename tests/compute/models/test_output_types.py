@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 import judges
 import tokenizers_made
 from penstock import OutlinesModel
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.llm import LLM
 
 

@@ -8,10 +8,10 @@ import pytest
 import families
 import judges
 from penstock.compose import plan
-from penstock.loadtest.commands.quantization import weight_bytes
+from penstock.loadtest.lab.quantization import weight_bytes
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.layers.arithmetic import Quantization
 
 CACHE = 3 * 2**20

@@ -8,13 +8,13 @@ from numpy import inf, nan
 
 import judges
 import tokenizers_made
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.config import EngineConfig
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence, Output
-from penstock.worker.engine.sampler import Sampler
-from penstock.worker.engine.sampler_row import SamplerRow
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.messages import AddSequence, Output
+from penstock.worker.engine.sampling.sampler import Sampler
+from penstock.worker.engine.sampling.sampler_row import SamplerRow
 
 SPOILT = 300  # a token whose embedding is no number
 EVERY_ID = range(judges.VOCAB)

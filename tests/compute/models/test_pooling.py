@@ -14,16 +14,16 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import sentence_folders
 from penstock.schemas.errors import InputTooLong, InvalidJob, PenstockError, UnsupportedTask
 from penstock.schemas.job import Job
-from penstock.schemas.pooling import PoolingParams, from_base64, to_base64
+from penstock.schemas.params.pooling import PoolingParams, from_base64, to_base64
 from penstock.worker.bundled.paths import BUNDLED_MODEL
-from penstock.worker.engine.config import EngineConfig
-from penstock.worker.engine.messages import AddSequence, Output
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.messages import AddSequence, Output
 from penstock.worker.engine.pooling import PoolingEngine, build_pooling_engine
 from penstock.worker.llm import LLM
-from penstock.worker.models.errors import ModelError
+from penstock.worker.models.contract.spec import ModelSpec
+from penstock.worker.models.folder.errors import ModelError
+from penstock.worker.models.folder.sentence_folder import PoolerConfig, pools, read_sentence_folder
 from penstock.worker.models.pooling_model import TextIds, like_lengths, load_pooling_model
-from penstock.worker.models.sentence_folder import PoolerConfig, pools, read_sentence_folder
-from penstock.worker.models.spec import ModelSpec
 from penstock.worker.process.fingerprint import fingerprint
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import ModelTokenizer

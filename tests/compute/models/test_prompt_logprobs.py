@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 import judges
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine import prompt_scores
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence, Logprob, Output
+from penstock.worker.engine.io.messages import AddSequence, Logprob, Output
+from penstock.worker.engine.running import prompt_scores
 from short_engine import make_engine
 
 TOLERANCE = 1e-4

@@ -14,14 +14,14 @@ import judges
 import tokenizers_made
 from passes import Passes
 from penstock.kernels.cpu.library import compiled_ops
-from penstock.loadtest.commands.quantization import engine_of, perplexity
+from penstock.loadtest.lab.quantization import engine_of, perplexity
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
 from penstock.worker.bundled.training.held_out import held_out
 from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.llm import LLM
-from penstock.worker.models.loading import load_decoder
+from penstock.worker.models.native.loading import load_decoder
 
 BITS = {"int8": (8, None), "int4_g64": (4, 64), "int4_g128": (4, 128)}
 ASKED = "Extract name, age and city as JSON: Greta Lund is 47 years old and lives in Turin."

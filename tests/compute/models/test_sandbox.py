@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.sampling import MAX_CONSTRAINT_BYTES, StructuredOutputs
+from penstock.schemas.params.sampling import MAX_CONSTRAINT_BYTES, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.grammar.constraints import Grammar, Grammars
 from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits, Tried

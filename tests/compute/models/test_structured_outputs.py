@@ -11,10 +11,10 @@ import judges
 import tokenizers_made
 from paths import SUPPORT
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.build import build_engine
-from penstock.worker.engine.config import EngineConfig
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.io.config import EngineConfig
+from penstock.worker.engine.io.messages import AddSequence
 from penstock.worker.llm import LLM
 
 FORMS = json.loads((SUPPORT / "forms.json").read_text())

@@ -23,18 +23,18 @@ from passes import Passes
 from paths import ROOT
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.build import DoesNotFit, block_bytes, build_engine, sizes_in
-from penstock.worker.engine.config import EngineConfig
+from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
 from penstock.worker.layers.batch import HostSlices
-from penstock.worker.models.compared import COMPARED, DIFFERING
-from penstock.worker.models.errors import BrokenModel, CannotQuantise, ModelError
+from penstock.worker.models.contract.served import Model
+from penstock.worker.models.contract.spec import ModelImpl, ModelSpec
+from penstock.worker.models.families.compared import COMPARED, DIFFERING
+from penstock.worker.models.folder.errors import BrokenModel, CannotQuantise, ModelError
 from penstock.worker.models.impl import chosen_impl, load_model, plan_model
-from penstock.worker.models.look import FAR, CannotAttend, window_of
-from penstock.worker.models.served import Model
-from penstock.worker.models.spec import ModelImpl, ModelSpec
-from penstock.worker.models.states import SequenceStates, StatefulModule, StateShape
-from penstock.worker.models.swapped import SwappedMLP, SwappedNorm, swap_inner
-from penstock.worker.models.transformers_model import plan_transformers_model
+from penstock.worker.models.transformers.look import FAR, CannotAttend, window_of
+from penstock.worker.models.transformers.states import SequenceStates, StatefulModule, StateShape
+from penstock.worker.models.transformers.swapped import SwappedMLP, SwappedNorm, swap_inner
+from penstock.worker.models.transformers.transformers_model import plan_transformers_model
 
 TOLERANCE = 1e-4
 # They differ in norms and where they stand, experts, windows (of some layers, or told by the mask

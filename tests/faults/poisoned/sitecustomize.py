@@ -8,7 +8,7 @@ POISON_TOKENS, STEPS = 77, 2
 
 if any("engine_process" in word for word in sys.orig_argv):
     from penstock.worker.engine.engine import Engine
-    from penstock.worker.engine.messages import AddSequence, Output
+    from penstock.worker.engine.io.messages import AddSequence, Output
 
     add, step = Engine.add, Engine.step
     steps = list[int]()

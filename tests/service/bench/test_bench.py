@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.loadtest import bench
-from penstock.loadtest.commands import models
+from penstock.loadtest.lab import models
 from penstock.loadtest.requests.dataset import read, write
 from penstock.loadtest.requests.workload import Request, workloads
 

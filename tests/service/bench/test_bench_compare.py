@@ -19,13 +19,14 @@ from test_bench_serve import ANSWERS, answering
 from torch import Tensor
 
 from penstock.loadtest import bench
-from penstock.loadtest.commands.compare import like_with_like
 from penstock.loadtest.engines.cases import LLM, ONE_BY_ONE, QUEUE, servers
 from penstock.loadtest.engines.subjects import Subject, Task, begin_in_turn, vllm_in_process
 from penstock.loadtest.errors import CannotMeasure
-from penstock.loadtest.machine.limit import Shape, limit_tokens_per_s, shape_of
-from penstock.loadtest.machine.neighbour import busy
-from penstock.loadtest.machine.speeds import Speeds, measure_speeds
+from penstock.loadtest.lab.compare import like_with_like
+from penstock.loadtest.lab.machine.limit import Shape, limit_tokens_per_s, shape_of
+from penstock.loadtest.lab.machine.neighbour import busy
+from penstock.loadtest.lab.machine.speeds import Speeds, measure_speeds
+from penstock.loadtest.lab.report.tables import Round, Row
 from penstock.loadtest.machine.usage import (
     Neighbours,
     description,
@@ -34,7 +35,6 @@ from penstock.loadtest.machine.usage import (
     module_of,
     stopped,
 )
-from penstock.loadtest.report.tables import Round, Row
 from penstock.loadtest.requests.dataset import read, write
 from penstock.loadtest.requests.measurement import Measurement, Timeline
 from penstock.loadtest.requests.workload import Request, varied, workloads
@@ -244,7 +244,7 @@ def test_the_machine_knows_who_listens_and_how_much_memory_there_was() -> None:
 def test_a_neighbour_is_there_while_it_is_asked_for_and_no_longer() -> None:
     def count() -> int:
         return [module_of(pid) for pid in family(os.getpid())].count(
-            "penstock.loadtest.machine.neighbour"
+            "penstock.loadtest.lab.machine.neighbour"
         )
 
     with busy(0.0):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.loadtest import bench
-from penstock.loadtest.requests.floods import KINDS
+from penstock.loadtest.lab.requests.floods import KINDS
 from penstock.schemas.process.exit_status import BAD_USAGE
 
 FAKE = ["--model", "fake", "--load-format", "fake"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.loadtest import bench
-from penstock.loadtest.commands.link import CLIENTS, WORK
+from penstock.loadtest.lab.link import CLIENTS, WORK
 
 
 def test_every_client_is_measured_at_every_work(

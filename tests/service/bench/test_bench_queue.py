@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.loadtest.commands import queue
-from penstock.loadtest.engines.queue_path import delivery, in_process
+from penstock.loadtest.lab import queue
+from penstock.loadtest.lab.engines.queue_path import delivery, in_process
 from penstock.loadtest.requests.workload import Request
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.fake import Stamps, fake_engine
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.io.messages import AddSequence
 
 
 def test_every_token_of_the_fake_engine_is_stamped_in_its_place(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from penstock.loadtest.requests.http_stream import Target
 from penstock.loadtest.requests.tokens import SeenPiece, TokenErrors, against_counts, against_log
 from penstock.loadtest.requests.way import Way
 from penstock.loadtest.requests.workload import Request
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.event import Delta
 from penstock.schemas.keys import Lane
+from penstock.schemas.wire.checksum import NOTHING, roll
 
 FAKE = ["serve", "--model", "fake", "--load-format", "fake", "--fake-step-ms", "1"]
 SMALL = ["--num-prompts", "10", "--input-len", "9", "--output-len", "12"]

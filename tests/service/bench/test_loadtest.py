@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.loadtest.commands.memory import measure
+from penstock.loadtest.lab.memory import measure
 from penstock.loadtest.requests.measurement import Measurement, Timeline
 from penstock.loadtest.requests.workload import workloads
 

@@ -11,9 +11,9 @@ import redis
 import api_keys
 from api_keys import bearer
 from penstock.compose.server import Server
+from penstock.gateway.auth.api_key import API_KEYS, KEY, ApiKey
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.described.table import ROUTES
-from penstock.schemas.api_key import API_KEYS, KEY, ApiKey
 from penstock.schemas.redis.connection import connect
 from scripted import bury
 from stage import GatewayProcess, eventually

@@ -11,7 +11,7 @@ from dialogues import chat_of, marked
 from paths import ROOT
 from penstock.compose.server import Server
 from penstock.schemas.event import Delta
-from penstock.schemas.markup import Markup
+from penstock.schemas.wire.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, spoken
 
 Body = dict[str, object]

@@ -14,7 +14,7 @@ from dialogues import CALL, SCRIPTS, THINKS, chat_of, marked
 from penstock.compose.server import Server
 from penstock.schemas.errors import PromptTooLong, QueueFull, WorkerFailed
 from penstock.schemas.event import Delta, Failed
-from penstock.schemas.markup import Markup
+from penstock.schemas.wire.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, failed, spoken
 
 HI: list[MessageParam] = [{"role": "user", "content": "hi"}]

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from event_source import EventSource
 from penstock.gateway.queue_client import QueueClient
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Cursor, Had, Straddled
 from penstock.schemas.delivery import Commit, Ending, Started
 from penstock.schemas.errors import InvalidJob, StreamDiverged
@@ -22,6 +21,7 @@ from penstock.schemas.event import EVENT, Delta, Done, Event, Failed, TokenLogpr
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.result import KeptResult, fold
+from penstock.schemas.wire.checksum import NOTHING, roll
 from plain import plain
 from scripted import LANE, queue_at, started
 from stage import GatewayProcess

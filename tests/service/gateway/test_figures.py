@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
-from penstock.schemas import names
+from penstock.schemas.metrics import names
 from plain_redis import Plain
 from stage import GatewayProcess, HousekeepingProcess, eventually
 from worker_process import WorkerProcess

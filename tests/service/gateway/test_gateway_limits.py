@@ -14,10 +14,10 @@ import redis
 
 from api_keys import bearer, issue
 from penstock.compose.server import Server
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import BudgetExceeded
 from penstock.schemas.event import Failed
 from penstock.schemas.keys import Lane
-from penstock.schemas.openai import JsonObject
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, Wait, eventually, spoken
 
 TEXT = {"model": MODEL, "prompt": "hi"}

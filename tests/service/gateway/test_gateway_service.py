@@ -11,12 +11,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.compose.server import Server
-from penstock.gateway.http.lane_metrics import LaneReport
-from penstock.gateway.http.metrics import Metrics, Seen
 from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.metrics.lane_metrics import LaneReport
+from penstock.gateway.metrics.metrics import Metrics, Seen
 from penstock.gateway.server.cli import main
-from penstock.schemas import names
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
+from penstock.schemas.metrics import names
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.process.start import load_settings
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken

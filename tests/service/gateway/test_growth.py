@@ -18,8 +18,8 @@ import redis
 from penstock.compose.server import Server
 from penstock.gateway.openai.validation import MAX_FIELDS
 from penstock.gateway.server.protocol import MAX_HEAD_BYTES, MAX_TARGET_BYTES
+from penstock.schemas.api.json_size import MAX_GROUPS, MAX_VALUES
 from penstock.schemas.event import Delta
-from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
 from penstock.schemas.keys import Lane
 from stage import MODEL, Actor, GatewayProcess, Script, logprob
 from watched import WatchedGateway

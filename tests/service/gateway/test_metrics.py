@@ -15,7 +15,7 @@ from api_keys import bearer, issue
 from collector import Collector
 from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
-from penstock.schemas import names
+from penstock.schemas.metrics import names
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, eventually
 from worker_process import WorkerProcess

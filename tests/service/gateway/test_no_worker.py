@@ -10,8 +10,8 @@ from test_gateway_service import samples
 
 from faults.invariants import check_ledger, check_leftovers, check_logs, ledger
 from penstock.compose.server import Server
-from penstock.schemas import names
 from penstock.schemas.keys import Lane
+from penstock.schemas.metrics import names
 from penstock.schemas.model import ModelCard
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.redis.connection import connect

@@ -16,7 +16,7 @@ from dialogues import chat_of
 from penstock.compose.server import Server
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
-from penstock.schemas.markup import Markup
+from penstock.schemas.wire.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, chosen, failed, logprob, spoken
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]

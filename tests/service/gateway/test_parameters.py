@@ -11,8 +11,8 @@ from pydantic import JsonValue
 
 from penstock.compose.server import Server
 from penstock.gateway.openai.to_job import OF_STRUCTURE, OPTIONS
-from penstock.schemas.openai import ChatRequest, CompletionRequest
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.api.openai import ChatRequest, CompletionRequest
+from penstock.schemas.params.sampling import SamplingParams
 from stage import GatewayProcess
 from worker_process import WorkerProcess
 

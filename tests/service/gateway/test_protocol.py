@@ -16,7 +16,7 @@ from penstock.gateway.server.protocol import (
     MAX_PIPELINED,
     MAX_TARGET_BYTES,
 )
-from penstock.schemas.json_size import MAX_GROUPS, MAX_VALUES
+from penstock.schemas.api.json_size import MAX_GROUPS, MAX_VALUES
 from stage import MODEL, Actor, GatewayProcess
 
 PATH = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"

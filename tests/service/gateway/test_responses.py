@@ -24,7 +24,7 @@ from dialogues import CALL, SCRIPTS, chat_of, marked
 from penstock.compose.server import Server
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Failed, Timing
-from penstock.schemas.markup import Markup
+from penstock.schemas.wire.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, logprob, spoken
 
 WEATHER: FunctionToolParam = {

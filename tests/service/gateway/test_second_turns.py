@@ -20,7 +20,7 @@ from openai import OpenAI
 from penstock import LLM, SamplingParams
 from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
-from penstock.schemas.script import script_text
+from penstock.schemas.redis.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, HousekeepingProcess, eventually
 

@@ -17,8 +17,8 @@ import redis
 
 from api_keys import bearer, issue
 from penstock.compose.server import Server
+from penstock.gateway.auth.api_key import DEFAULT_SCOPES
 from penstock.gateway.files.storage_accounts import StorageAccounts, StorageUse
-from penstock.schemas.api_key import DEFAULT_SCOPES
 from penstock.schemas.job import Job
 from penstock.schemas.keys import CHORES
 from penstock.schemas.redis.connection import connect

@@ -10,9 +10,9 @@ import redis
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from penstock.compose.server import Server
-from penstock.schemas import names
 from penstock.schemas.keys import Lane
-from penstock.schemas.script import script_text
+from penstock.schemas.metrics import names
+from penstock.schemas.redis.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, eventually
 from worker_process import WorkerProcess

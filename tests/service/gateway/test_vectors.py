@@ -16,7 +16,7 @@ import sentence_folders
 from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta, Done
-from penstock.schemas.pooling import PoolingParams, from_base64
+from penstock.schemas.params.pooling import PoolingParams, from_base64
 from sentence_folders import CLASSIFIERS, EMBEDDERS
 from stage import GatewayProcess, HousekeepingProcess
 from worker_process import WorkerProcess, ask, until

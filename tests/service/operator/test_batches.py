@@ -17,8 +17,8 @@ from openai.types import Batch
 from penstock.compose.server import Server
 from penstock.gateway.batches.lines import line_errors
 from penstock.gateway.files.files import FileNotFound, Files, FilesSettings
+from penstock.schemas.api.json_size import MAX_GROUPS
 from penstock.schemas.job import Job
-from penstock.schemas.json_size import MAX_GROUPS
 from penstock.schemas.keys import CHORES
 from penstock.schemas.redis.connection import connect
 from stage import (

@@ -31,8 +31,8 @@ from chart import (
     templates,
 )
 from penstock.compose.server import Server
-from penstock.gateway.http.lane_metrics import LaneReport
-from penstock.gateway.http.metrics import Metrics, Seen
+from penstock.gateway.metrics.lane_metrics import LaneReport
+from penstock.gateway.metrics.metrics import Metrics, Seen
 from penstock.schemas.delivery import LaneStatus
 from stage import LISTENS, eventually
 

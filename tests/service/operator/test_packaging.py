@@ -26,8 +26,10 @@ from penstock import Client, SamplingParams, SyncClient
 assert Client.__module__ == "penstock.gateway.client"
 assert not {{"torch", "transformers"}} & set(sys.modules)
 from penstock import LLM
-from penstock.schemas.script import script_text
+from penstock.schemas.redis.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_DRAFT, BUNDLED_MODEL
+from penstock.loadtest import bench
+assert bench.main(["compare"]) == 2 and "compare" not in bench.COMMANDS
 assert all((each / "model.safetensors").is_file() for each in (BUNDLED_MODEL, BUNDLED_DRAFT))
 assert "XADD" in "".join(script_text("workers/commit"))
 output = LLM(str(BUNDLED_MODEL)).generate("Hello", SamplingParams(max_tokens=4))
@@ -56,10 +58,11 @@ def names(wheel: Path) -> set[str]:
         return {name for name in file.namelist() if ".dist-info/" not in name}
 
 
-def test_it_holds_penstock_alone_and_no_training(wheel: Path) -> None:
+def test_it_holds_penstock_alone_without_training_and_laboratory(wheel: Path) -> None:
     held = names(wheel)
     assert {name.split("/")[0] for name in held} == {"penstock"}
-    assert not [name for name in held if "training" in name or "/tests/" in name]
+    left_out = ("training", "/tests/", "loadtest/lab", "loadtest/results")
+    assert not [name for name in held for part in left_out if part in name]
     assert {"penstock/__init__.pyi", "penstock/py.typed", "penstock/kernels/cpu/linear.c"} <= held
 
 

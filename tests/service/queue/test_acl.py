@@ -13,7 +13,7 @@ import yaml
 
 from penstock.compose.acl import ROLES, line
 from penstock.compose.server import Server
-from penstock.schemas.api_key import API_KEYS
+from penstock.gateway.auth.api_key import API_KEYS
 from penstock.schemas.keys import CHORES, MODELS, Lane
 from stage import GatewayProcess, HousekeepingProcess, eventually
 from worker_process import WorkerProcess

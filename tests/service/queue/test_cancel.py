@@ -12,7 +12,7 @@ import pytest
 
 from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from plain import plain
 from stage import GatewayProcess
 from worker_process import WorkerProcess, ask

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.gateway.queue_client import QueueClient
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.cursor import Cursor
 from penstock.schemas.delivery import Commit, Started
 from penstock.schemas.errors import StreamDiverged
@@ -19,7 +18,8 @@ from penstock.schemas.event import EVENT, Delta, Done, Event, Failed, Usage
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.result import fold
-from penstock.worker.engine.messages import Output
+from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.completion import Completion

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.schemas import script
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.delivery import Outcome
 from penstock.schemas.model import WorkerCard
 from penstock.schemas.queue.worker_queue import WorkerQueue
+from penstock.schemas.redis import script
 from plain import plain
 from scripted import LANE, a_job, on_a_lane, started
 

@@ -13,9 +13,9 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import JobNotFound, NotDurable, Unavailable
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.redis.cluster import slot_of
 from penstock.schemas.redis.server_check import check_disks
-from penstock.schemas.sampling import SamplingParams
 from worker_process import WorkerProcess
 
 MODEL = "fake"

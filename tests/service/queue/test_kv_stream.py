@@ -3,7 +3,7 @@
 import json
 
 from block_reader import BlockReader
-from penstock.schemas.kv_events import BlockBatch, CachedBlock
+from penstock.schemas.queue.kv_events import BlockBatch, CachedBlock
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
 from scripted import MODEL, on_a_lane

@@ -11,8 +11,8 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import Commit, JobSignal
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.llm import LLM
 from plain import plain
 from scripted import LANE, a_job, delta, finish, on_a_lane, started

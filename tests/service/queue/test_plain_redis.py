@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from penstock.schemas.model import WorkerCard
-from penstock.schemas.script import script_text
+from penstock.schemas.redis.script import script_text
 from plain_redis import Plain
 from scripted import MODEL, ScriptedWorker, delta, queue_at
 

@@ -24,10 +24,10 @@ from penstock.schemas.queue.queue import PAGE_BYTES
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.redis.link import Reply, Word
+from penstock.schemas.redis.script import SCRIPTS
 from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import parse
 from penstock.schemas.result import after
-from penstock.schemas.script import SCRIPTS
 from plain import plain
 from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, started
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from test_stalls import at_work
 
-from penstock.schemas.checksum import NOTHING, roll
 from penstock.schemas.errors import BodyTooLarge
 from penstock.schemas.event import Failed
 from penstock.schemas.queue import worker_queue
 from penstock.schemas.redis import servers
 from penstock.schemas.redis.connection import Connection, connect
-from penstock.worker.engine.messages import Output
+from penstock.schemas.wire.checksum import NOTHING, roll
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.lease_clock import LeaseClock
 from plain import plain
 from scripted import LANE

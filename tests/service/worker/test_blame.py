@@ -10,9 +10,9 @@ from penstock.schemas.delivery import Commit, Started
 from penstock.schemas.event import Failed
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.llm import LLM
 from plain import plain
 from scripted import LANE, a_job, delta, finish, on_a_lane

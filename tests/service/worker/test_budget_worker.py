@@ -7,7 +7,7 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.event import Result
 from penstock.schemas.job import Job
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from worker_process import WorkerProcess, ask
 
 

@@ -12,7 +12,7 @@ from test_stalls import STORY, tokens
 
 from penstock.compose.cli import main
 from penstock.gateway.queue_client import QueueClient
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.process.black_box import Recorder, Ring
 from penstock.worker.process.settings import WorkerSettings

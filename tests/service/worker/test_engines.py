@@ -14,7 +14,7 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.account import Account, Quota
 from penstock.schemas.event import Failed
 from penstock.schemas.job import PriorityClass
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from worker_process import ask, until
 
 TRIED = THEIRS or STAGES

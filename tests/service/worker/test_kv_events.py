@@ -20,13 +20,13 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Result
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.io.messages import AddSequence
 from penstock.worker.engine_loader import load_engine
 from penstock.worker.engine_process import EngineLoop
 from penstock.worker.jobs.service import Service

@@ -9,8 +9,8 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Failed
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from penstock.worker.llm import LLM
 from plain import plain

@@ -13,14 +13,14 @@ import pytest
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import ModelCard, WorkerCard
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from penstock.worker.engine.fake import FakeEngine
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, Load, Output
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, Load, Output
 from penstock.worker.engine_loader import AnyEngine, load_engine
 from penstock.worker.engine_process import EngineLoop
 from penstock.worker.jobs.capacity import Capacity

@@ -9,10 +9,10 @@ import pytest
 
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import HeldRows
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_MODEL
-from penstock.worker.engine.limits import EngineLimits
-from penstock.worker.engine.messages import AddSequence, BatchLoad, Load, Output
+from penstock.worker.engine.io.limits import EngineLimits
+from penstock.worker.engine.io.messages import AddSequence, BatchLoad, Load, Output
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.llm import LLM
 from penstock.worker.process.ipc import Step

@@ -6,8 +6,8 @@ from collections import Counter
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.schemas.sampling import SamplingParams
 from plain import plain
 from scripted import LANE, a_job, on_a_lane
 from worker_process import WorkerProcess, ask

@@ -13,11 +13,11 @@ import redis
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.keys import Lane
 from penstock.schemas.model import WorkerCard
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.fake import fake_engine
-from penstock.worker.engine.messages import Output
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.consumer import Intake

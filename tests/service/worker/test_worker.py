@@ -15,8 +15,8 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
 from penstock.schemas.job import Message
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from penstock.worker.llm import LLM
 from plain import plain

@@ -13,7 +13,7 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta, Result
 from penstock.schemas.job import Job
 from penstock.schemas.keys import Lane
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.llm import LLM, RequestOutput
 from plain import plain
 from worker_process import WorkerProcess, ask, incarnations, same, until

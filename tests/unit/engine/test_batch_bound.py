@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from forgetful import addition, assert_idle_and_whole, make_engine, running, stepped
-from penstock.worker.engine.batch_bound import BatchBound
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import BatchLoad
+from penstock.worker.engine.io.messages import BatchLoad
+from penstock.worker.engine.scheduling.batch_bound import BatchBound
 
 
 class Clock:

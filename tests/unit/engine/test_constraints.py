@@ -18,15 +18,15 @@ from torch import Tensor
 import tokenizers_made
 from paths import SUPPORT
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.engine.grammar.constraints import (
     Constraint,
     Grammars,
     Masks,
     without_rows_past,
 )
-from penstock.worker.engine.sampler import Sampler
-from penstock.worker.engine.sampler_row import SamplerRow
+from penstock.worker.engine.sampling.sampler import Sampler
+from penstock.worker.engine.sampling.sampler_row import SamplerRow
 
 Schema = dict[str, JsonValue]
 HEAD = 800  # rows of the head: more than the tokenizer has tokens

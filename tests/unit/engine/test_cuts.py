@@ -17,11 +17,11 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
-from penstock.worker.engine.cuts import CutRow, Cuts
-from penstock.worker.engine.dry import DryTokens
-from penstock.worker.engine.sampler import NO_TOKEN, Sampler
-from penstock.worker.engine.sampler_row import SamplerRow
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.sampling.cuts import CutRow, Cuts
+from penstock.worker.engine.sampling.dry import DryTokens
+from penstock.worker.engine.sampling.sampler import NO_TOKEN, Sampler
+from penstock.worker.engine.sampling.sampler_row import SamplerRow
 
 CPU = torch.device("cpu")
 VOCAB = 500

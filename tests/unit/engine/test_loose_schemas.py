@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from paths import ROOT, SUPPORT
 from penstock.schemas.errors import InvalidJob
-from penstock.schemas.sampling import StructuredOutputs
+from penstock.schemas.params.sampling import StructuredOutputs
 from penstock.worker.engine.grammar.constraints import Grammars
 from penstock.worker.engine.grammar.sandbox import Sandbox, SandboxLimits
 

@@ -19,13 +19,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from penstock.kernels.draw import Cut, draw, draw_cut
-from penstock.kernels.philox import key_schedule, philox, uniforms
-from penstock.kernels.token_mask import allow_all_but
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
-from penstock.worker.engine.messages import WordIds
-from penstock.worker.engine.sampler import NO_TOKEN, Sampler
-from penstock.worker.engine.sampler_row import SamplerRow
+from penstock.kernels.sampling.draw import Cut, draw, draw_cut
+from penstock.kernels.sampling.philox import key_schedule, philox, uniforms
+from penstock.kernels.sampling.token_mask import allow_all_but
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
+from penstock.worker.engine.io.messages import WordIds
+from penstock.worker.engine.sampling.sampler import NO_TOKEN, Sampler
+from penstock.worker.engine.sampling.sampler_row import SamplerRow
 
 EOS = 2
 SOME_FORM = StructuredOutputs(regex="a*")

@@ -16,11 +16,11 @@ from forgetful import (
     running,
     stepped,
 )
-from penstock.schemas import names
-from penstock.schemas.sampling import SamplingParams
-from penstock.schemas.tally import read_dump
+from penstock.schemas.metrics import names
+from penstock.schemas.metrics.tally import read_dump
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence, StoredBlock
+from penstock.worker.engine.io.messages import AddSequence, StoredBlock
 
 
 def random_trace(rng: random.Random, longest: int) -> list[AddSequence]:

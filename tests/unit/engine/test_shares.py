@@ -16,7 +16,7 @@ from forgetful import (
     stepped,
 )
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import AddSequence
+from penstock.worker.engine.io.messages import AddSequence
 
 NORMAL = 1
 

@@ -8,7 +8,7 @@ import pytest
 
 from forgetful import addition, assert_idle_and_whole, expected_completion, make_engine, stepped
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.step_time import LEAST_TOKENS, StepTime, num_pairs
+from penstock.worker.engine.scheduling.step_time import LEAST_TOKENS, StepTime, num_pairs
 
 MOST_S = 0.2
 FIXED_S, TOKEN_S, PAIR_S = 0.01, 0.0005, 4e-7

@@ -12,12 +12,12 @@ from tokenizers import AddedToken
 
 import tokenizers_made
 from penstock.gateway.markup.reader import Reading
-from penstock.schemas.closed_schema import closed, closed_arguments
+from penstock.schemas.api.closed_schema import closed, closed_arguments
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
-from penstock.schemas.markup import MARKS, CallFormat, Markup, ReasoningFormat
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.schemas.parsing.source import joined
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
+from penstock.schemas.wire.markup import MARKS, CallFormat, Markup, ReasoningFormat
 from penstock.worker.engine.grammar.constraints import Constraint
 from penstock.worker.engine.grammar.structural_tag import free_until, special_ids
 from penstock.worker.engine.grammar.structured import LIMITS, Marks, grammar_of, reason_of

@@ -14,15 +14,15 @@ from penstock.gateway.http.sse import EventStream
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
 from penstock.gateway.openai.stream import NOTHING, ChatChunks, ReaderPosition, TextChunks
-from penstock.schemas.checksum import NOTHING as NOTHING_YET
-from penstock.schemas.checksum import roll
+from penstock.schemas.api.openai import StreamOptions
 from penstock.schemas.cursor import Had
 from penstock.schemas.errors import QueueUnreachable, StreamDiverged
 from penstock.schemas.event import Delta, Done, Event, FinishReason, Usage
 from penstock.schemas.job import Job
-from penstock.schemas.markup import Markup
-from penstock.schemas.openai import StreamOptions
 from penstock.schemas.result import fold
+from penstock.schemas.wire.checksum import NOTHING as NOTHING_YET
+from penstock.schemas.wire.checksum import roll
+from penstock.schemas.wire.markup import Markup
 
 WITH_TOOLS = Reading({"f": {}})
 BITS = st.sampled_from(

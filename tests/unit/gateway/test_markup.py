@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.gateway.markup.reader import Reading
-from penstock.schemas.markup import MARKS, Markup
 from penstock.schemas.parsing.source import Found, joined
+from penstock.schemas.wire.markup import MARKS, Markup
 
 TAGGED = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}

@@ -2,8 +2,8 @@
 
 import random
 
-from penstock.gateway.http.lane_metrics import LaneReport
-from penstock.gateway.http.tenant_tokens import TenantTokens
+from penstock.gateway.metrics.lane_metrics import LaneReport
+from penstock.gateway.metrics.tenant_tokens import TenantTokens
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
 from penstock.schemas.model import WorkerCard
 

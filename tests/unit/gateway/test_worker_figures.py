@@ -4,10 +4,10 @@ import pytest
 from prometheus_client import Metric
 from pydantic import JsonValue
 
-from penstock.gateway.http.lane_metrics import LaneMetrics, LaneReport
-from penstock.gateway.http.overview import latencies, models, workers
-from penstock.schemas import names
+from penstock.gateway.metrics.lane_metrics import LaneMetrics, LaneReport
+from penstock.gateway.metrics.overview import latencies, models, workers
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
+from penstock.schemas.metrics import names
 from penstock.schemas.model import WorkerCard
 
 EMPTY = LaneStatus(num_queued=0, num_running=0, num_ended=0, interval_ms=0)

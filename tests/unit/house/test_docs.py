@@ -9,8 +9,8 @@ import pytest
 from paths import ROOT
 from penstock.schemas.event import Delta, Done, Failed
 from penstock.schemas.job import Chat, Job
+from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.schemas.process.setting_names import NAMES
-from penstock.schemas.sampling import SamplingParams, StructuredOutputs
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "worker" / "bundled" / "README.md"]

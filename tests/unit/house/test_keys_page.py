@@ -16,7 +16,7 @@ NAMED = re.compile(
     r"|^[A-Z_]+ = \"penstock:([a-z_]+)\"",
     re.MULTILINE,
 )
-METRICS = ROOT / "schemas" / "names.py"
+METRICS = ROOT / "schemas" / "metrics" / "names.py"
 NO_KEYS = {"inbox:", "chores"}  # a channel; arq's queue, in its own database
 
 

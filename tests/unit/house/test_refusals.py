@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from pathlib import Path
 
 import pytest
 from annotated_types import MaxLen
@@ -13,11 +12,14 @@ from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai import validation as shape
 from penstock.gateway.server import protocol
 from penstock.gateway.webhooks.outbound import OutboundSettings
-from penstock.schemas import job, json_size, sampling, script
+from penstock.schemas import job
+from penstock.schemas.api import json_size
 from penstock.schemas.delivery import Started
 from penstock.schemas.errors import AnswerTooLarge, PenstockError
 from penstock.schemas.job import Job
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params import sampling
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.schemas.redis import script
 from penstock.worker.engine.fake import fake_engine
 from penstock.worker.engine.grammar import structured
 from penstock.worker.engine.grammar.sandbox import SandboxLimits
@@ -113,7 +115,7 @@ def test_a_worker_refuses_what_a_client_may_have_let_in() -> None:
 
 
 def test_jobs_that_scripts_end_are_refused_as_the_error_classes_say() -> None:
-    texts = [each.read_text() for each in Path(script.__file__).parent.glob("scripts/*/*.lua")]
+    texts = [each.read_text() for each in script.SCRIPTS.glob("*/*.lua")]
     said = {
         (found["code"], int(found["status"]), found["retryable"] == "true")
         for text in texts

@@ -6,6 +6,7 @@ Rooms are named without the `penstock.` that begins every import of ours.
 import ast
 import subprocess
 import sys
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -21,7 +22,7 @@ ENGINE = {
     "worker.engine",
     "worker.models",
     "worker.layers",
-    "kernels.transfers",
+    "kernels.numbers.transfers",
     "schemas",
     "torch",
     "numpy",
@@ -40,9 +41,9 @@ LOADTEST = {
 MAY_IMPORT = {
     "schemas": {"schemas", "pydantic", "msgspec"},
     "schemas.redis.link": {"schemas", "hiredis"},
-    "schemas.event_stream": {"schemas", "httptools", "msgspec"},
+    "schemas.network.event_stream": {"schemas", "httptools", "msgspec"},
     "schemas.parsing.calls": {"schemas", "pydantic", "pydantic_core"},
-    "schemas.trace_context": {"opentelemetry"},
+    "schemas.process.trace_context": {"opentelemetry"},
     "schemas.process.spans": {"schemas", "opentelemetry"},
     "schemas.process.start": {"schemas", "pydantic", "pydantic_settings", "yaml"},
     "kernels": {"kernels", "torch", "triton", "numpy"},
@@ -51,14 +52,14 @@ MAY_IMPORT = {
         "worker.models", "worker.layers", "torch", "transformers", "safetensors", "pydantic",
     },
     "worker.engine": ENGINE,
-    "worker.engine.config": ENGINE | {"pydantic"},
-    "worker.engine.sampler": ENGINE | {"kernels"},
-    "worker.engine.sampler_row": ENGINE | {"kernels.sample"},
-    "schemas.output_types": {"outlines", "pydantic"},
+    "worker.engine.io.config": ENGINE | {"pydantic"},
+    "worker.engine.sampling.sampler": ENGINE | {"kernels"},
+    "worker.engine.sampling.sampler_row": ENGINE | {"kernels.sampling.sample"},
+    "schemas.params.output_types": {"outlines", "pydantic"},
     "worker.outlines_model": {"outlines", "pydantic", "schemas", "worker.llm"},
-    "worker.engine.cuts": ENGINE | {"kernels.draw", "kernels.philox"},
-    "worker.engine.logprobs": ENGINE | {"kernels"},
-    "worker.engine.build": ENGINE | {"kernels.huge_pages"},
+    "worker.engine.sampling.cuts": ENGINE | {"kernels.sampling.draw", "kernels.sampling.philox"},
+    "worker.engine.sampling.logprobs": ENGINE | {"kernels"},
+    "worker.engine.build": ENGINE | {"kernels.numbers.huge_pages"},
     "worker.engine.grammar.constraints": ENGINE | {"llguidance", "transformers"},
     "worker.engine.grammar.sandbox_process": {
         "schemas", "worker.engine.grammar", "llguidance",
@@ -99,46 +100,46 @@ MAY_IMPORT = {
     "compose": ANYTHING,
     "loadtest": LOADTEST,
     # What is measured: engines in process, ours and others'.
-    "loadtest.gpu": LOADTEST
+    "loadtest.lab.gpu": LOADTEST
     | {"worker.engine", "worker.layers", "kernels", "torch", "transformers", "triton"},
     "loadtest.engines.own": LOADTEST
     | {"worker.bundled.paths", "worker.process.model_folder", "worker.process.settings"},
     "loadtest.engines.timed_llm": LOADTEST
-    | {"worker.engine.messages", "worker.llm", "worker.progress"},
+    | {"worker.engine.io.messages", "worker.llm", "worker.progress"},
     "loadtest.commands.latency": LOADTEST | {"worker.llm"},
     "loadtest.engines.transformers_subjects": LOADTEST | {"torch", "transformers"},
-    "loadtest.machine.speeds": LOADTEST
-    | {"kernels.cpu.compile", "kernels.huge_pages", "kernels.panel_linear", "torch"},
-    "loadtest.commands.cache_cost": LOADTEST | {"worker.engine"},
+    "loadtest.lab.machine.speeds": LOADTEST
+    | {"kernels.cpu.compile", "kernels.numbers.huge_pages", "kernels.linear.panel_linear", "torch"},
+    "loadtest.lab.cache_cost": LOADTEST | {"worker.engine"},
     "loadtest.engines.subjects": LOADTEST | {"uvloop"},
     "loadtest.report.plot": LOADTEST | {"matplotlib"},
-    "loadtest.commands.scale": LOADTEST | {"uvloop"},
-    "loadtest.commands.beside": LOADTEST | {"httpx", "uvloop"},
-    "loadtest.commands.flood": LOADTEST | {"httpx", "uvloop", "compose.server"},
-    "loadtest.requests.floods": LOADTEST | {"httpx"},
-    "loadtest.engines.waiting_jobs": LOADTEST | {"compose.server"},
+    "loadtest.lab.scale": LOADTEST | {"uvloop"},
+    "loadtest.lab.beside": LOADTEST | {"httpx", "uvloop"},
+    "loadtest.lab.flood": LOADTEST | {"httpx", "uvloop", "compose.server"},
+    "loadtest.lab.requests.floods": LOADTEST | {"httpx"},
+    "loadtest.lab.engines.waiting_jobs": LOADTEST | {"compose.server"},
     "loadtest.commands.sweep": LOADTEST | {"uvloop"},
     "loadtest.commands.serve": LOADTEST | {"uvloop"},
     "loadtest.engines.vllm_in_process": {"vllm"},
-    "loadtest.engines.shape": {"torch", "transformers", "tokenizers"},
-    "loadtest.engines.gguf_file": {"gguf", "numpy", "safetensors", "transformers"},
-    "loadtest.commands.link": LOADTEST | {"compose.server", "redis", "uvloop"},
-    "loadtest.commands.queue": LOADTEST | {"worker.bundled.paths"},
-    "loadtest.engines.queue_path": LOADTEST | {"compose.server", "worker.engine"},
+    "loadtest.lab.engines.shape": {"torch", "transformers", "tokenizers"},
+    "loadtest.lab.engines.gguf_file": {"gguf", "numpy", "safetensors", "transformers"},
+    "loadtest.lab.link": LOADTEST | {"compose.server", "redis", "uvloop"},
+    "loadtest.lab.queue": LOADTEST | {"worker.bundled.paths"},
+    "loadtest.lab.engines.queue_path": LOADTEST | {"compose.server", "worker.engine"},
     "loadtest.engines.system": LOADTEST | {"compose.server"},
-    "loadtest.commands.memory": LOADTEST | {"worker.engine"},
-    "loadtest.commands.quantization": LOADTEST
+    "loadtest.lab.memory": LOADTEST | {"worker.engine"},
+    "loadtest.lab.quantization": LOADTEST
     | {"worker.bundled", "worker.engine", "worker.layers", "worker.models"}
     | {"worker.process.model_folder", "worker.process.settings"}
     | {"torch"},
-    "loadtest.engines.decoding": LOADTEST | {"worker.engine"},
-    "loadtest.commands.embed": LOADTEST
+    "loadtest.lab.engines.decoding": LOADTEST | {"worker.engine"},
+    "loadtest.lab.embed": LOADTEST
     | {"worker.bundled.paths", "worker.llm", "torch", "transformers", "sentence_transformers"},
-    "loadtest.commands.models": LOADTEST
+    "loadtest.lab.models": LOADTEST
     | {"worker.engine", "worker.layers", "worker.models", "torch", "transformers"},
-    "loadtest.commands.compare": LOADTEST
+    "loadtest.lab.compare": LOADTEST
     | {"worker.bundled.paths", "worker.process.model_folder", "worker.process.settings"},
-    "loadtest.commands.host": LOADTEST | {"worker.engine", "worker.layers", "torch"},
+    "loadtest.lab.host": LOADTEST | {"worker.engine", "worker.layers", "torch"},
 }  # fmt: skip
 NEVER_WITH_THE_GATEWAY = {"torch", "transformers", "triton", "worker", "kernels"}
 COMPUTES = {*NEVER_WITH_THE_GATEWAY, "numpy", "llguidance", "outlines", "jsonschema_rs", "jinja2"}
@@ -234,6 +235,26 @@ def test_no_circle_of_folders_or_files() -> None:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+MOST_FILES = 16
+# Folders that nobody reads from top to bottom: a file of theirs is found by the name in a failure.
+MANY_FILES = {
+    "tests/compute/models": "one file for each way of computing",
+    "tests/faults": "the faults, and who makes them",
+    "tests/service/gateway": "one file for each promise of the gateway",
+    "tests/service/operator": "one file for each command or page",
+    "tests/service/queue": "one file for each promise of the queue",
+    "tests/service/worker": "one file for each promise of a worker",
+    "tests/support": "what tests share",
+}
+
+
+def test_no_folder_has_more_files_than_one_looks_through() -> None:
+    paths = [path for top in (*ROOMS, "tests") for path in (ROOT / top).rglob("*.py")]
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path in paths if path.stat().st_size)
+    full = {folder for folder, count in folders.items() if count > MOST_FILES}
+    assert full == MANY_FILES.keys(), {folder: folders[folder] for folder in full}
 
 
 def test_a_class_name_means_one_thing() -> None:

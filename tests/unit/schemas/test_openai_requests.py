@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.schemas.openai import Function
+from penstock.schemas.api.openai import Function
 
 
 @pytest.mark.parametrize("given", [{}, {"parameters": None}])

@@ -4,10 +4,10 @@ from penstock.schemas.cursor import Cursor
 from penstock.schemas.delivery import Started
 from penstock.schemas.event import Delta, Done
 from penstock.schemas.job import Job
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.result import fold
-from penstock.schemas.sampling import SamplingParams
 from penstock.worker.engine.fake import EOS
-from penstock.worker.engine.messages import Output
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob
 from penstock.worker.text.byte_tokenizer import ByteTokenizer
 from penstock.worker.text.completion import Completion

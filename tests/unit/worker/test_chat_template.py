@@ -12,7 +12,7 @@ from pydantic import JsonValue
 import tokenizers_made
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat
-from penstock.schemas.sampling import SamplingParams
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text import chat_template
 from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from penstock.gateway.markup.reader import Reading
 from penstock.schemas.job import Chat
-from penstock.schemas.markup import MARKS, Markup
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.parsing.source import Found, joined
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Output
+from penstock.schemas.wire.markup import MARKS, Markup
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.content_stops import ContentStops
 from penstock.worker.text.model_tokenizer import ModelTokenizer

@@ -21,8 +21,8 @@ from penstock.gateway.openai.forms import any_job
 from penstock.schemas.delivery import Started
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.job import Chat, Job
-from penstock.schemas.sampling import MODEL_DEFAULTS, SamplingParams
-from penstock.worker.engine.limits import EngineLimits
+from penstock.schemas.params.sampling import MODEL_DEFAULTS, SamplingParams
+from penstock.worker.engine.io.limits import EngineLimits
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.llm import LLM
 from penstock.worker.process.fingerprint import fingerprint
@@ -103,7 +103,7 @@ def test_a_repeated_job_is_known_in_another_process():
     """Whatever the order there of what a set holds."""
     program = (
         "from penstock.schemas.job import Job\n"
-        "from penstock.schemas.sampling import SamplingParams as P\n"
+        "from penstock.schemas.params.sampling import SamplingParams as P\n"
         "usual = {name: getattr(P(), name) for name in ('min_p', 'top_p', 'repetition_penalty')}\n"
         "job = Job(job_id='j', model='m', prompts=['x'], params=P(**usual))\n"
         "print(job.dump_and_digest())"

@@ -7,10 +7,10 @@ import pytest
 from penstock.schemas.delivery import Started
 from penstock.schemas.event import Delta
 from penstock.schemas.job import Job
-from penstock.schemas.sampling import SamplingParams
-from penstock.schemas.tally import Tally, read_dump, read_example
+from penstock.schemas.metrics.tally import Tally, read_dump, read_example
+from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.fake import EOS
-from penstock.worker.engine.messages import Output
+from penstock.worker.engine.io.messages import Output
 from penstock.worker.jobs.active_job import ActiveJob, Times
 from penstock.worker.jobs.job_counts import JobCounts, ModelCounts
 from penstock.worker.text.byte_tokenizer import ByteTokenizer

@@ -10,7 +10,7 @@ import pytest
 from forgetful import ForgetfulRunner, addition, make_engine
 from penstock.schemas.errors import InvalidJob
 from penstock.worker.engine.engine import Engine
-from penstock.worker.engine.messages import Output, StoredBlock
+from penstock.worker.engine.io.messages import Output, StoredBlock
 from penstock.worker.llm import LLM
 from penstock.worker.sleeper import SleepingEngine
 

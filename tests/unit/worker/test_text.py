@@ -18,9 +18,9 @@ from paths import ROOT
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import EVENT, Delta, FinishReason
 from penstock.schemas.job import Chat, Message
-from penstock.schemas.markup import MARKS, Markup
-from penstock.schemas.sampling import SamplingParams
-from penstock.worker.engine.messages import Logprob, Output
+from penstock.schemas.params.sampling import SamplingParams
+from penstock.schemas.wire.markup import MARKS, Markup
+from penstock.worker.engine.io.messages import Logprob, Output
 from penstock.worker.text.completion import Completion
 from penstock.worker.text.detokenizer import Detokenizer
 from penstock.worker.text.markup import AS_FOUND, Parsers, find_markup

@@ -19,11 +19,11 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from torch import Tensor
 
 from penstock.schemas.errors import NotServed
-from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
+from penstock.schemas.params.sampling import ConstraintKind, StructuredOutputs
 from penstock.worker.engine.grammar.sandbox import OverLimit, Sandbox, SandboxLimits, Tried
 from penstock.worker.engine.grammar.structural_tag import free_until, looser, special_ids
 from penstock.worker.engine.grammar.structured import LIMITS, alternatives, reason_of, refusal
-from penstock.worker.models.errors import is_failure, reason
+from penstock.worker.models.folder.errors import is_failure, reason
 
 BITS = 32  # tokens in one word of a mask
 ALL_ALLOWED = -1

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, grammar_from, regex_to_lark
 from pydantic import JsonValue
 
 from penstock.schemas.errors import InvalidJob, UnsupportedSchema
-from penstock.schemas.sampling import ConstraintKind, StructuredOutputs
+from penstock.schemas.params.sampling import ConstraintKind, StructuredOutputs
 from penstock.worker.engine.grammar.json_schema import loosened, place_of, respelled
 from penstock.worker.engine.grammar.one_of import Schema
 from penstock.worker.engine.grammar.structural_tag import TagGrammar

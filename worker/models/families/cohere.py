@@ -3,16 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from penstock.worker.models.architecture import (
+from penstock.worker.models.families.architecture import (
     AttentionConfig,
     DecoderConfig,
     LayerConfig,
     NormConfig,
     NormNames,
 )
-from penstock.worker.models.errors import UnsupportedField
 from penstock.worker.models.families.usual import attention, decoder, mlp, turns
-from penstock.worker.models.fields import Fields
+from penstock.worker.models.folder.errors import UnsupportedField
+from penstock.worker.models.folder.fields import Fields
 
 
 def cohere(fields: Fields) -> DecoderConfig:

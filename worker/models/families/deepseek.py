@@ -3,12 +3,12 @@
 import math
 
 from penstock.worker.layers.experts import ExpertChoice
-from penstock.worker.models.architecture import DecoderConfig, LatentConfig, LayerConfig
-from penstock.worker.models.errors import UnsupportedField
+from penstock.worker.models.families.architecture import DecoderConfig, LatentConfig, LayerConfig
 from penstock.worker.models.families.experts import after_dense, by_groups, checked
+from penstock.worker.models.families.rope import rope
 from penstock.worker.models.families.usual import decoder
-from penstock.worker.models.fields import Fields
-from penstock.worker.models.rope import rope
+from penstock.worker.models.folder.errors import UnsupportedField
+from penstock.worker.models.folder.fields import Fields
 
 
 def deepseek_v2(fields: Fields) -> DecoderConfig:

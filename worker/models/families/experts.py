@@ -4,12 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.worker.layers.experts import ExpertChoice
-from penstock.worker.models.architecture import (
+from penstock.worker.models.families.architecture import (
     DecoderConfig,
     ExpertsConfig,
     LayerConfig,
 )
-from penstock.worker.models.errors import UnsupportedField
 from penstock.worker.models.families.usual import (
     FeedForward,
     attention,
@@ -19,7 +18,8 @@ from penstock.worker.models.families.usual import (
     turns,
     windowed,
 )
-from penstock.worker.models.fields import Fields
+from penstock.worker.models.folder.errors import UnsupportedField
+from penstock.worker.models.folder.fields import Fields
 
 _NAMES: dict[str, Any] = {
     "up": ["mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj"],

@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
-from penstock.worker.models.architecture import DecoderConfig, LayerConfig, NormConfig, NormNames
+from penstock.worker.models.families.architecture import (
+    DecoderConfig,
+    LayerConfig,
+    NormConfig,
+    NormNames,
+)
 from penstock.worker.models.families.usual import attention, decoder, layers, mlp, turns, windowed
-from penstock.worker.models.fields import Fields
+from penstock.worker.models.folder.fields import Fields
 
 _NORMS = NormNames(
     attention_out="post_attention_layernorm",

@@ -1,8 +1,13 @@
 """GLM: half of a head is turned, number by number; GLM-4 has norms on both sides."""
 
-from penstock.worker.models.architecture import AttentionConfig, DecoderConfig, MLPConfig, NormNames
+from penstock.worker.models.families.architecture import (
+    AttentionConfig,
+    DecoderConfig,
+    MLPConfig,
+    NormNames,
+)
 from penstock.worker.models.families.usual import attention, decoder, layers, mlp, turns
-from penstock.worker.models.fields import Fields
+from penstock.worker.models.folder.fields import Fields
 
 _NORMS = NormNames(
     attention_out="post_self_attn_layernorm",

@@ -1,8 +1,8 @@
 """Families with LayerNorm and a feed-forward layer without a gate."""
 
-from penstock.worker.models.architecture import DecoderConfig, NormConfig
+from penstock.worker.models.families.architecture import DecoderConfig, NormConfig
 from penstock.worker.models.families.usual import attention, decoder, layers, mlp, turns, windowed
-from penstock.worker.models.fields import Fields
+from penstock.worker.models.folder.fields import Fields
 
 
 def starcoder2(fields: Fields) -> DecoderConfig:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.worker.models.architecture import (
+from penstock.worker.models.families.architecture import (
     AttentionConfig,
     DecoderConfig,
     ExpertsConfig,
@@ -12,8 +12,8 @@ from penstock.worker.models.architecture import (
     MLPConfig,
     NormConfig,
 )
-from penstock.worker.models.fields import Fields
-from penstock.worker.models.rope import Rope, rope
+from penstock.worker.models.families.rope import Rope, rope
+from penstock.worker.models.folder.fields import Fields
 
 FeedForward = MLPConfig | ExpertsConfig
 

@@ -1,0 +1,44 @@
+"""Writes the keys and values of new tokens into their slots of the paged cache.
+
+key, value     [tokens, kv_heads, head_dim]
+kv_cache       [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; keys, then values; or
+               with 1 in the place of 2, and keys alone are stored
+slot_mapping   [tokens]   int64; block * block_size + offset; no slot twice
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.numbers.fp8 import FP8, as_fp8
+
+
+def store_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    store_kv_ref(key, value, kv_cache, slot_mapping)
+
+
+def store_kv_ref(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
+    store_rows(key, value, kv_cache, key_rows(slot_mapping, kv_cache))
+
+
+def key_rows(slot_mapping: Tensor, kv_cache: Tensor) -> Tensor:
+    """Return the place of each key, in rows of head_dim: [tokens * kv_heads].
+
+    It is the same for all layers with such a cache.
+    """
+    _, kv_heads, parts, block_size, _ = kv_cache.shape
+    block = slot_mapping.div(block_size, rounding_mode="floor")
+    offset = slot_mapping - block * block_size
+    heads = torch.arange(kv_heads, device=slot_mapping.device)
+    return ((block[:, None] * kv_heads + heads) * (parts * block_size) + offset[:, None]).view(-1)
+
+
+def store_rows(key: Tensor, value: Tensor, kv_cache: Tensor, rows: Tensor) -> None:
+    """Store keys and values like `store_kv`, at the rows that `key_rows` has computed."""
+    block_size, head_dim = kv_cache.shape[3:]
+    flat = kv_cache.view(-1, head_dim)
+    if flat.dtype == FP8:  # no type of torch's `index_copy_`
+        flat = flat.view(torch.uint8)
+        key, value = (as_fp8(each).view(torch.uint8) for each in (key, value))
+    flat.index_copy_(0, rows, key.reshape(-1, head_dim))
+    if kv_cache.shape[2] > 1:
+        flat[block_size:].index_copy_(0, rows, value.reshape(-1, head_dim))

@@ -1,0 +1,87 @@
+"""A mixture of experts: feed-forward layers, of which each row goes through some.
+
+    x        [tokens, hidden]
+    chosen   [tokens, num_chosen] int32; numbers of experts, none twice in a row
+    shares   [tokens, num_chosen] float32
+    returns  [tokens, hidden]: the sum of what the chosen experts make of a row, by their shares
+
+Experts that nobody chose are not read.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.linear.panel_linear import PackedWeight, PanelLinear
+
+_ROWS = 1024  # in one call
+
+# One expert: x [rows, hidden] -> [rows, hidden]
+Expert = Callable[[Tensor], Tensor]
+
+
+def experts_ref(x: Tensor, experts: Sequence[Expert], chosen: Tensor, shares: Tensor) -> Tensor:
+    """Compute the rows of each expert together. It waits for the device."""
+    pairs = chosen.flatten().to(torch.int64)
+    order = pairs.argsort(stable=True)
+    rows = x[order // chosen.shape[1]]
+    ends = list(accumulate(pairs.bincount(minlength=len(experts)).tolist()))
+    made = torch.empty_like(rows)
+    for expert, start, end in zip(experts, [0, *ends], ends, strict=False):
+        if end > start:
+            made[start:end] = expert(rows[start:end])
+    of_tokens = torch.empty_like(made)
+    of_tokens[order] = made
+    weighed = of_tokens.view(*chosen.shape, -1) * shares[..., None]  # float32
+    return weighed.sum(1).to(x.dtype)
+
+
+class PanelExperts:
+    """A mixture of experts in compiled code, which works on bf16 rows.
+
+    up, down  the products of each expert; all have one shape, and the first one activation
+    """
+
+    def __init__(self, ops: ctypes.CDLL, up: list[PanelLinear], down: list[PanelLinear]) -> None:
+        self._ops = ops
+        self._kept = up, down  # the compiled call reads their memory
+        self._up = (PackedWeight * len(up))(*[each.packed for each in up])
+        self._down = (PackedWeight * len(down))(*[each.packed for each in down])
+        self._packed = _Experts(self._up, self._down, len(up), up[0].activation)
+
+    def __call__(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        return self._run(x, chosen, shares, torch.empty_like(x), adds=False)
+
+    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, residual: Tensor) -> Tensor:
+        """Add the result to residual [tokens, hidden], contiguous, in place; return it."""
+        return self._run(x, chosen, shares, residual, adds=True)
+
+    def _run(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor, *, adds: bool) -> Tensor:
+        # A few at a time: a row is copied for each of its experts.
+        for start in range(0, len(x), _ROWS):
+            rows = slice(start, start + _ROWS)
+            failed = self._ops.experts(
+                x[rows].data_ptr(),
+                ctypes.byref(self._packed),
+                chosen[rows].data_ptr(),
+                shares[rows].data_ptr(),
+                chosen.shape[1],
+                out[rows].data_ptr(),
+                adds,
+                len(x[rows]),
+            )
+            if failed:
+                raise MemoryError(f"experts found no memory for {len(x[rows])} rows")
+        return out
+
+
+class _Experts(ctypes.Structure):
+    _fields_ = (
+        ("up", ctypes.POINTER(PackedWeight)),
+        ("down", ctypes.POINTER(PackedWeight)),
+        ("num", ctypes.c_int),
+        ("activation", ctypes.c_int),
+    )

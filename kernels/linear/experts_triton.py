@@ -1,0 +1,259 @@
+"""A mixture of experts on a GPU: grouped products, without a word to the host.
+
+The rows of each expert are brought together in blocks of equal length, of which the last of an
+expert is filled up: a program multiplies one block with a part of its expert's weight. How many
+blocks there can be follows from the shapes, so the same launches serve whatever is chosen, in a
+CUDA graph too. vLLM's fused kernel lies its rows out so; the idea is of MegaBlocks (T. Gale et al.,
+2022, arXiv:2211.15841).
+"""
+
+# A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.numbers.device import INTERPRETED
+from penstock.kernels.numbers.fp8_triton import quantise_rows_triton
+from penstock.kernels.rows.activation import Activation
+from penstock.kernels.rows.activation_triton import activate_triton
+
+_COLUMNS = 1024  # of a program that sums up
+_TOKENS = 4096  # in one call: a row is copied for each of its experts
+
+
+class ProductTile(NamedTuple):
+    """The part of a product that one program makes, and how deep its steps are."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+FEW, MANY = ProductTile(16, 64, 128, 4, 4), ProductTile(64, 128, 64, 4, 3)
+
+
+class ExpertsOnGpu:
+    """A mixture of experts by Triton's kernels.
+
+    up             [num_experts, parts * width, hidden], contiguous
+    down           [num_experts, hidden, width], contiguous
+    factor         of what an expert makes
+    deterministic  a row's bits are the same whatever rows come with it
+    scales         of weights in fp8, whose rows are multiplied in fp8 too: of `up` and of `down`,
+                   [num_experts, outer] float32
+    """
+
+    def __init__(
+        self,
+        up: Tensor,
+        down: Tensor,
+        activation: Activation,
+        factor: float = 1.0,
+        deterministic: bool = False,
+        scales: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self._up = up
+        self._down = down
+        self._scales = scales or (None, None)
+        self._activation = activation
+        self._factor = factor
+        self._deterministic = deterministic
+
+    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, residual: Tensor) -> Tensor:
+        """Add the result to residual [tokens, hidden], contiguous, in place; return it.
+
+        x       [tokens, hidden], contiguous
+        chosen  [tokens, num_chosen] int32
+        shares  [tokens, num_chosen] float32
+        """
+        for start in range(0, len(x), _TOKENS):
+            rows = slice(start, start + _TOKENS)
+            self._add(x[rows], chosen[rows], shares[rows], residual[rows])
+        return residual
+
+    def _add(self, x: Tensor, chosen: Tensor, shares: Tensor, residual: Tensor) -> None:
+        num_experts, num_chosen = len(self._up), chosen.shape[1]
+        is_few = self._deterministic or chosen.numel() <= MANY.rows * num_experts // 2
+        tile = FEW if is_few else MANY
+        blocks = blocks_of(chosen, num_experts, tile.rows)
+        of_up, of_down = self._scales
+        up = grouped_product(x, self._up, blocks, tile, num_chosen, of_up)
+        activated = activate_triton(up, self._activation)
+        down = grouped_product(activated, self._down, blocks, tile, 1, of_down)
+        tokens, hidden = residual.shape
+        _weighed_sum[(tokens, triton.cdiv(hidden, _COLUMNS))](
+            down,
+            shares,
+            residual,
+            self._factor,
+            HIDDEN=hidden,
+            CHOSEN=num_chosen,
+            BLOCK=_COLUMNS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Rows in blocks, each of one expert.
+
+    pairs    [num_blocks * rows] int32: numbers of token and expert, one after the other as they
+             were chosen; one past the last fills up
+    experts  [num_blocks] int32: of each block; one past the last where a block has nothing
+    """
+
+    pairs: Tensor
+    experts: Tensor
+
+
+def blocks_of(chosen: Tensor, num_experts: int, rows: int) -> Blocks:
+    """Bring the rows of each expert together: chosen [tokens, num_chosen] int32."""
+    numbers, device = chosen.flatten().to(torch.int64), chosen.device
+    count = len(numbers)
+    most = count // rows + min(count, num_experts)  # an expert has at most one block that is short
+    order = numbers.argsort(stable=True)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=device)
+    counts.scatter_add_(0, numbers, torch.ones_like(numbers))
+    ends = ((counts + rows - 1) // rows).cumsum(0)
+    # Where an expert's rows begin in the blocks, less where they begin in the order.
+    shifts = (ends - (counts + rows - 1) // rows) * rows - (counts.cumsum(0) - counts)
+    places = torch.arange(count, device=device) + shifts[numbers[order]]
+    pairs = torch.full((most * rows,), count, dtype=torch.int32, device=device)
+    pairs[places] = order.to(torch.int32)
+    experts = torch.searchsorted(ends, torch.arange(most, device=device), right=True)
+    return Blocks(pairs, experts.to(torch.int32))
+
+
+def grouped_product(
+    x: Tensor,
+    weights: Tensor,
+    blocks: Blocks,
+    tile: ProductTile,
+    num_chosen: int,
+    scales: Tensor | None = None,
+) -> Tensor:
+    """Multiply each pair's row with its expert's weight.
+
+    x           [pairs // num_chosen, inner], contiguous; a row serves so many pairs
+    weights     [num_experts, outer, inner], contiguous
+    scales      [num_experts, outer] float32 of weights in fp8; x is then rounded to it
+    returns     [pairs, outer], in the order of the pairs
+    """
+    num_experts, outer, inner = weights.shape
+    count = len(x) * num_chosen
+    out = torch.empty((count, outer), dtype=x.dtype, device=x.device)
+    x, of_x = (x, None) if scales is None else quantise_rows_triton(x)
+    _grouped_product[(len(blocks.experts), triton.cdiv(outer, tile.columns))](
+        x,
+        weights,
+        out,
+        out if of_x is None else of_x,
+        out if scales is None else scales,
+        blocks.pairs,
+        blocks.experts,
+        count,
+        NUM_EXPERTS=num_experts,
+        OUTER=outer,
+        INNER=inner,
+        CHOSEN=num_chosen,
+        ROWS=tile.rows,
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        SCALED=scales is not None,
+        INTERPRETED=INTERPRETED,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+    return out
+
+
+@triton.jit
+def _grouped_product(
+    x_ptr,
+    weights_ptr,
+    out_ptr,
+    x_scales_ptr,
+    scales_ptr,
+    pairs_ptr,
+    experts_ptr,
+    count,
+    NUM_EXPERTS: tl.constexpr,
+    OUTER: tl.constexpr,
+    INNER: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    SCALED: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    block = tl.program_id(0)
+    expert = tl.load(experts_ptr + block)
+    if expert >= NUM_EXPERTS:
+        return
+    pairs = tl.load(pairs_ptr + block * ROWS + tl.arange(0, ROWS))
+    is_row = pairs < count
+    pairs = pairs.to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = columns < OUTER
+    depth = tl.arange(0, DEPTH)
+    x_ptrs = x_ptr + (pairs // CHOSEN)[:, None] * INNER + depth[None, :]
+    weight_ptr = weights_ptr + expert.to(tl.int64) * OUTER * INNER
+    weight_ptrs = weight_ptr + columns[None, :].to(tl.int64) * INNER + depth[:, None]
+    sums = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for begin in range(0, INNER, DEPTH):
+        if INNER % DEPTH == 0:
+            x = tl.load(x_ptrs + begin, mask=is_row[:, None], other=0.0)
+            weight = tl.load(weight_ptrs + begin, mask=is_column[None, :], other=0.0)
+        else:
+            inside = depth < INNER - begin
+            x = tl.load(x_ptrs + begin, mask=is_row[:, None] & inside[None, :], other=0.0)
+            is_weight = is_column[None, :] & inside[:, None]
+            weight = tl.load(weight_ptrs + begin, mask=is_weight, other=0.0)
+        if INTERPRETED:
+            x, weight = x.to(tl.float32), weight.to(tl.float32)
+        if SCALED:  # sums within a product of fp8 have few bits, so they are short
+            sums += tl.dot(x, weight, input_precision="ieee")
+        else:
+            sums = tl.dot(x, weight, sums, input_precision="ieee")
+    if SCALED:
+        of_rows = tl.load(x_scales_ptr + pairs // CHOSEN, mask=is_row, other=0.0)
+        at = expert.to(tl.int64) * OUTER + columns
+        of_columns = tl.load(scales_ptr + at, mask=is_column, other=0.0)
+        sums *= of_rows[:, None] * of_columns[None, :]
+    out_ptrs = out_ptr + pairs[:, None] * OUTER + columns[None, :]
+    is_out = is_row[:, None] & is_column[None, :]
+    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _weighed_sum(
+    made_ptr,
+    shares_ptr,
+    residual_ptr,
+    factor,
+    HIDDEN: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for number in tl.static_range(CHOSEN):
+        share = tl.load(shares_ptr + token * CHOSEN + number)
+        at = (token * CHOSEN + number) * HIDDEN + column
+        total += share * tl.load(made_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    at = token * HIDDEN + column
+    dtype = residual_ptr.dtype.element_ty
+    # The sum is rounded before it is added, as torch does it.
+    made = (total * factor).to(dtype).to(tl.float32)
+    residual = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(residual_ptr + at, (residual + made).to(dtype), mask=inside)

@@ -1,0 +1,194 @@
+"""The comparison's tables, and the same figures as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.loadtest.lab.machine.speeds import Speeds
+from penstock.loadtest.machine.usage import description
+from penstock.loadtest.requests.measurement import Measurement
+
+_PERCENTILES = (50, 90, 99)
+_LIBRARIES = ("penstock", "torch", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one engine: its measurement, or the reason why it failed."""
+
+    found: Measurement | None
+    others: float  # share of the CPU that others used
+    peak_bytes: int
+    failure: str = ""
+    neighbour: float = 0.0  # share of the CPU that the requested neighbour got
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.found.tokens_per_s if self.found else 0.0
+
+
+@dataclass(slots=True)
+class Row:
+    name: str
+    note: str
+    rounds: list[Round] = field(default_factory=list)
+
+    @property
+    def middle(self) -> Round:
+        """Return the round with the median throughput; of an even number the worse one."""
+        return sorted(self.rounds, key=lambda each: each.tokens_per_s)[(len(self.rounds) - 1) // 2]
+
+    def times(self, other: "Row") -> str:
+        """Return how many times the other's throughput it has, round by round, with the spread."""
+        pairs = zip(self.rounds, other.rounds, strict=False)
+        ratios = [one.tokens_per_s / two.tokens_per_s for one, two in pairs if two.tokens_per_s]
+        spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+        return f"{median(ratios):.2f}{spread} times"
+
+
+@dataclass(slots=True)
+class Section:
+    """The part of the tables for one workload with so many requests at once."""
+
+    name: str
+    workload: str
+    concurrency: int
+    limits_tokens_per_s: dict[str, float | None]  # for each row; higher for weights with fewer bits
+    rows: list[Row]
+    lines: list[str] = field(default_factory=list)
+
+
+def machine_line(speeds: Speeds) -> str:
+    machine = description()
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine['cpu']}, {machine['cores']} cores "
+        f"({', '.join(map(str, _listed(machine['features']))) or 'no vectors that count'}): "
+        f"reads {speeds.memory_bytes_per_s / 1e9:.1f} GB/s, "
+        f"multiplies at {speeds.flops_per_s / 1e9:,.0f} GFLOP/s, "
+        f"int8 at {speeds.int8_flops_per_s / 1e9:,.0f}"
+    )
+
+
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+CAPTION = (
+    "limit: a step takes max((weights + KV of the contexts) / B, (2 x parameters x tokens "
+    "+ attention) / F), with B and F as measured and nothing else taking time; "
+    "others: the share of the CPU that they used"
+)
+
+
+def show(console: Console, section: Section) -> None:
+    table = Table(title=f"{section.name}: {section.workload}", title_justify="left")
+    table.add_column("engine", no_wrap=True)
+    for column in (
+        "tok/s",
+        "limit",
+        "reached",
+        "TTFT ms p50",
+        "p99",
+        "ITL ms p50",
+        "p99",
+        "start s",
+        "peak MB",
+        "others",
+    ):
+        table.add_column(column, justify="right")
+    for row in section.rows:
+        table.add_row(
+            row.name + row.note, *_figures(row.middle, section.limits_tokens_per_s[row.name])
+        )
+    console.print(table)
+    for line in section.lines:
+        console.print(f"  {line}", highlight=False)
+    for row in section.rows:
+        for each in row.rounds:
+            errors = [each.failure] if each.found is None else each.found.errors
+            for error in sorted({error for error in errors if error}):
+                console.print(f"  {row.name}: {errors.count(error)} failed: {error}", markup=False)
+    console.print()
+
+
+def _figures(one: Round, limit: float | None) -> list[str]:
+    found = one.found
+    if found is None or not found.completed:
+        return ["failed", *[""] * 8, f"{one.others:.0%}"]
+    return [
+        f"{found.tokens_per_s:,.0f}",
+        "" if limit is None else f"{limit:,.0f}",
+        "" if limit is None else f"{found.tokens_per_s / limit:.0%}",
+        *(_ms(found.ttft_ms(percent)) for percent in (50, 99)),
+        *(_ms(found.itl_ms(percent)) for percent in (50, 99)),
+        f"{found.start_s:.1f}" if found.start_s else "",
+        f"{one.peak_bytes / 1e6:,.0f}" if one.peak_bytes else "",
+        f"{one.others:.0%}",
+    ]
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def write_results(path: Path, speeds: Speeds, sections: Sequence[Section]) -> None:
+    """Write the figures, with date, machine and the CPU that others used, but no host name."""
+    written = {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "machine": description(),
+        "read_bytes_per_s": speeds.memory_bytes_per_s,
+        "read_bytes_per_s_of": speeds.reads,
+        "flops_per_s": speeds.flops_per_s,
+        "int8_flops_per_s": speeds.int8_flops_per_s,
+        "versions": {name: _version(name) for name in _LIBRARIES},
+        "limit": CAPTION,
+        "cases": [_case(section) for section in sections],
+    }
+    path.write_text(json.dumps(written, indent=1) + "\n")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _case(section: Section) -> dict[str, object]:
+    return {
+        "name": section.name,
+        "workload": section.workload,
+        "max_concurrency": section.concurrency,
+        "engines": [_engine(row, section.limits_tokens_per_s[row.name]) for row in section.rows],
+        "lines": section.lines,
+    }
+
+
+def _engine(row: Row, limit: float | None) -> dict[str, object]:
+    one = row.middle
+    written: dict[str, object] = {
+        "name": row.name,
+        "output_throughput_of_rounds": [each.tokens_per_s for each in row.rounds],
+        "cpu_used_by_others_of_rounds": [each.others for each in row.rounds],
+        "failures": [each.failure for each in row.rounds if each.failure],
+    }
+    if one.found is None:
+        return written
+    return written | {
+        "completed": len(one.found.completed),
+        "failed": len(one.found.errors),
+        "total_output_tokens": one.found.num_tokens,
+        "output_throughput": one.found.tokens_per_s,
+        "limit_tokens_per_s": limit,
+        "fraction_of_limit": None if limit is None else one.found.tokens_per_s / limit,
+        "start_s": one.found.start_s or None,
+        "peak_resident_bytes": one.peak_bytes or None,
+        **one.found.summary(("ttft", "itl", "tpot"), _PERCENTILES),
+    }

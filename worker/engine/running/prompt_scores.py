@@ -1,0 +1,65 @@
+"""The log probabilities of prompts, made of the steps that compute them."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from torch import Tensor
+
+from penstock.kernels.numbers.transfers import send
+from penstock.worker.engine.io.messages import Logprob
+from penstock.worker.engine.sampling.logprobs import PackedLogprobs, read_logprob
+from penstock.worker.engine.sampling.transfers import Arriving
+from penstock.worker.engine.sequences.sequence import Plan
+
+_LOGITS = 2**24  # how many are there at once
+
+
+class PromptScores:
+    """The log probabilities of the prompt tokens that follow those of one step.
+
+    They are there of sequences that ask for them. The logits are made of a few tokens at a time,
+    and of none of them is more kept than its row of `PackedLogprobs`.
+    """
+
+    def __init__(
+        self, plan: Plan, hidden: Tensor, logits_of: Callable[[Tensor], Tensor], vocab_size: int
+    ) -> None:
+        """Launch what is to be computed of hidden [tokens, hidden_size], the pass's states."""
+        self._slices: list[tuple[int, list[int], int, list[Arriving], int]] = []
+        size = max(1, _LOGITS // vocab_size)
+        ends = plan.counts.cumsum().tolist()
+        for place, at in enumerate(plan):
+            if at.seq.prompt_logprobs is None:
+                continue
+            after = at.start + 1
+            targets = at.seq.token_ids[after : min(after + at.count, at.seq.num_prompt)]
+            wanted, pieces, num_top = at.seq.params.prompt_logprobs or 0, [], 0
+            for begin in range(0, len(targets), size):
+                (ids,) = send([np.array(targets[begin : begin + size], np.int64)], hidden.device)
+                first = ends[place] - at.count + begin
+                logits = logits_of(hidden[first : first + len(ids)])
+                packed = PackedLogprobs.of(logits, ids, wanted > 0)
+                pieces.append(Arriving(packed.rows))
+                num_top = packed.num_top
+            self._slices.append((place, targets, wanted, pieces, num_top))
+
+    def read(self) -> dict[int, list[Logprob]]:
+        """Return them by the slice's place in the plan, and wait for them.
+
+        They end before the first token whose logits are no numbers.
+        """
+        return {
+            place: list(_until_none(targets, wanted, pieces, num_top))
+            for place, targets, wanted, pieces, num_top in self._slices
+        }
+
+
+def _until_none(
+    targets: list[int], wanted: int, pieces: list[Arriving], num_top: int
+) -> Iterator[Logprob]:
+    rows = (row for piece in pieces for row in piece.wait().tolist())
+    for token_id, row in zip(targets, rows, strict=True):
+        logprob = read_logprob(row, token_id, num_top, wanted)
+        if logprob is None:
+            return
+        yield logprob

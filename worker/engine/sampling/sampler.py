@@ -1,0 +1,360 @@
+"""The sampler: it turns logits into tokens, for rows that may each have other parameters.
+
+It applies in order: logit_bias; allowed_token_ids; bad_words; eos and stop ids forbidden before
+min_tokens; repetition, frequency and presence penalties; DRY; the grammar's mask; then at
+temperature 0 the likeliest token, else temperature, min_p, top_k, top_p and a draw. What excludes
+more is in `cuts.py`. Log probabilities are of the logits as the model gave them.
+
+A row's token depends on nothing but the row: its logits, its params, its token ids, its seed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.kernels.numbers.transfers import send
+from penstock.kernels.sampling.sample import NO_TOKEN as NO_TOKEN
+from penstock.kernels.sampling.sample import WAY, Sample, forbid, log_total, plan_sample
+from penstock.kernels.sampling.token_mask import allow_all_but
+from penstock.worker.engine.grammar.constraints import BITS, Constraint, Masks
+from penstock.worker.engine.io.messages import Logprob
+from penstock.worker.engine.sampling.cuts import CutRow, Cuts
+from penstock.worker.engine.sampling.dry import DryTokens
+from penstock.worker.engine.sampling.logprobs import PackedLogprobs, read_logprob, with_drawn
+from penstock.worker.engine.sampling.penalties import SeenTokens, penalise
+from penstock.worker.engine.sampling.sampler_row import SamplerRow
+from penstock.worker.engine.sampling.transfers import Arriving
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The tokens drawn, one for each row; NO_TOKEN where the logits were NaN or allowed nothing.
+
+    spoilt  places in the plan of slices with hidden states that are not finite
+    prompt_logprobs  of the slices of prompts that are scored, by their places in the plan
+    """
+
+    token_ids: list[int]
+    logprobs: list[Logprob | None]
+    spoilt: list[int] = field(default_factory=list)
+    prompt_logprobs: dict[int, list[Logprob]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnTokens:
+    """Tokens that were drawn, [rows] int64 on the device; `read` waits until the host has them."""
+
+    tokens: Tensor
+    read: Callable[[], Sampled]
+
+
+_Kind = Literal["likeliest", "named", "candidates"]
+
+
+class Sampler:
+    """The sampler of one engine.
+
+    It keeps the columns made of the last rows; the same rows again cost one comparison of lists.
+    """
+
+    def __init__(
+        self, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device | str = "cpu"
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.device = torch.device(device)
+        self._masks = Masks(vocab_size)
+        self._columns = self._read([])
+
+    def masks(self, constraints: list[Constraint | None]) -> Tensor | None:
+        """Return the masks of what the rows' grammars allow, for `sample`.
+
+        It is meant to run while the model computes.
+        """
+        return self._masks.fill(constraints)
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: list[SamplerRow],
+        masks: Tensor | None = None,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> Sampled:
+        """Draw the next token of each row, and wait for it."""
+        return self.draw(logits, rows, masks, lengths).read()
+
+    def draw(
+        self,
+        logits: Tensor,
+        rows: list[SamplerRow],
+        masks: Tensor | None = None,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> DrawnTokens:
+        """Draw the next token of each row. The list of rows is kept, to recognise it next time.
+
+        logits  [rows, vocab]             float32, contiguous; overwritten
+        masks   [rows, ceil(vocab / 32)]  int32 bits, 1 allows; on the host; read only for rows with
+                                          structured_outputs, and overwritten
+        lengths [rows]                    tokens of each row; None means the length of its list
+        """
+        if not rows:
+            return DrawnTokens(torch.empty(0, dtype=torch.int64), lambda: Sampled([], []))
+        if rows is not self._columns.rows and rows != self._columns.rows:
+            self._columns = self._read(rows)
+        columns = self._columns
+        raw, named, beams = (
+            logits[asking.index] if asking else None
+            for asking in (columns.scored, columns.named, columns.beams)
+        )
+        totals = None if beams is None else log_total(beams)
+        positions = columns.positions(lengths)
+        self._alter(logits, columns, masks)
+        if columns.cuts is not None:
+            forbid(logits, masks, columns.masked_cuts)
+            columns.cuts.exclude(logits, positions)
+        tokens = columns.sample(logits, positions, masks)
+        told = []
+        if raw is not None and columns.scored is not None:
+            told.append(_scored(tokens, raw, columns.scored))
+        if named is not None and columns.named is not None:
+            told.append(_named(tokens, named, columns.named))
+        if totals is not None and columns.beams is not None:
+            told.append(_candidates(logits, totals, columns.beams))
+        if told:
+            return _with_logprobs(tokens, told)
+        arriving, count = Arriving(tokens), len(rows)
+        return DrawnTokens(tokens, lambda: Sampled(arriving.wait().tolist(), [None] * count))
+
+    def _alter(self, logits: Tensor, columns: "_Columns", masks: Tensor | None) -> None:
+        """Apply bias, allowed tokens, min_tokens and penalties to the logits, in place."""
+        if columns.biases is not None:
+            rows, ids, values = columns.biases
+            logits[rows, ids] += values
+        if columns.forbidden is not None:
+            index, ids = columns.forbidden
+            logits[index] = logits[index].masked_fill(ids, -torch.inf)
+        never = [(place, token) for place, row in columns.worded for token in row.forbidden()]
+        for ban in columns.bans:
+            if not ban.holds:
+                continue
+            if masks is not None and ban.row.is_masked:
+                ban.forbid(masks[ban.index])
+            else:
+                never += [(ban.index, token) for token in ban.token_ids]
+        if never:
+            rows, ids = send([np.array(never, np.int64).T], self.device)[0]
+            logits[rows, ids] = -torch.inf
+        if columns.penalised:
+            penalise(logits, columns.penalised)
+        for place, dry in columns.dry:
+            tokens, losses = dry.losses()
+            if len(tokens):
+                index, lost = send([tokens, losses], self.device)
+                logits[place, index] -= lost
+
+    def _read(self, rows: list[SamplerRow]) -> "_Columns":
+        ways = np.frombuffer(b"".join([row.way for row in rows]), WAY)
+        special = [(i, row) for i, row in enumerate(rows) if not row.is_plain]
+        return _Columns(
+            rows=rows,
+            num_prompt=np.array([row.num_prompt for row in rows], np.int64),
+            biases=self._biases(special),
+            forbidden=self._forbidden(special),
+            worded=[(i, row) for i, row in special if row.words.bad_words],
+            bans=self._bans(special),
+            penalised=[(i, row.seen) for i, row in special if row.seen is not None],
+            dry=[(i, row.dry) for i, row in special if row.dry is not None],
+            cuts=self._cuts(special),
+            masked_cuts=self._masked_cuts(special),
+            scored=self._asking(special, "likeliest"),
+            named=self._asking(special, "named"),
+            beams=self._asking(special, "candidates"),
+            sample=plan_sample(ways, self.vocab_size, self.device),
+        )
+
+    def _biases(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the row, token id and value of each bias; None where there is no bias."""
+        entries = [
+            (i, token, bias) for i, row in rows for token, bias in row.params.logit_bias.items()
+        ]
+        if not entries:
+            return None
+        index, ids, values = zip(*entries, strict=True)
+        places = np.array([index, ids], np.int64)
+        (places_there, biases) = send([places, np.array(values, np.float32)], self.device)
+        return places_there[0], places_there[1], biases
+
+    def _forbidden(self, rows: list[tuple[int, SamplerRow]]) -> tuple[Tensor, Tensor] | None:
+        """Return some rows, and of each [rows, vocab] whether a token is not allowed."""
+        allowed = [(i, row.allowed) for i, row in rows if row.allowed is not None]
+        if not allowed:
+            return None
+        forbidden = np.ones((len(allowed), self.vocab_size), np.bool_)
+        for place, (_, ids) in enumerate(allowed):
+            forbidden[place, ids] = False
+        index, forbidden_there = send([np.array([i for i, _ in allowed]), forbidden], self.device)
+        return index, forbidden_there
+
+    def _cuts(self, rows: list[tuple[int, SamplerRow]]) -> Cuts | None:
+        cut = [CutRow(i, row.params, row.seed, row.choice) for i, row in rows if row.is_cut]
+        return Cuts(cut, self.vocab_size, self.device) if cut else None
+
+    def _asking(self, rows: list[tuple[int, SamplerRow]], kind: "_Kind") -> "_Asking | None":
+        """Return the rows that are told of tokens of this kind; None where there are none."""
+        asking = [(i, row) for i, row in rows if row.tells == kind]
+        if not asking:
+            return None
+        ids = [row.params.logprob_token_ids or [] for _, row in asking]
+        width = max(map(len, ids))
+        padded = [each + each[:1] * (width - len(each)) for each in ids]
+        places = [i for i, _ in asking]
+        columns = [np.array(places), np.array(padded, np.int64)]
+        wanted = {
+            "likeliest": [row.params.logprobs or 0 for _, row in asking],
+            "named": [len(each) for each in ids],
+            "candidates": [row.num_candidates for _, row in asking],
+        }
+        index, there = send(columns, self.device)
+        return _Asking(places, index, there, wanted[kind])
+
+    def _masked_cuts(self, rows: list[tuple[int, SamplerRow]]) -> NDArray[np.int64]:
+        return np.array([i for i, row in rows if row.is_cut and row.is_masked], np.int64)
+
+    def _bans(self, rows: list[tuple[int, SamplerRow]]) -> list["_Ban"]:
+        bans = []
+        for index, row in rows:
+            ends = set(row.params.stop_token_ids) if row.params.min_tokens else set()
+            if row.params.min_tokens and not row.params.ignore_eos:
+                ends |= self.eos_token_ids
+            if ends:
+                bans.append(_Ban(row, index, sorted(ends)))
+        return bans
+
+
+@dataclass(frozen=True, slots=True)
+class _Ban:
+    """The eos and stop ids that a row must not draw until it has min_tokens."""
+
+    row: SamplerRow
+    index: int
+    token_ids: list[int]
+
+    @property
+    def holds(self) -> bool:
+        return self.row.position < self.row.params.min_tokens
+
+    def forbid(self, allowed: Tensor) -> None:
+        """Forbid the ids in the grammar's mask, unless nothing else is left.
+
+        A grammar that allows only an end is over, and the ban gives way to it.
+        """
+        left = allowed & allow_all_but(self.token_ids, BITS * len(allowed))
+        if left.any():
+            allowed.copy_(left)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The params of one batch of rows as columns, so that one operation covers all rows."""
+
+    rows: list[SamplerRow]
+    num_prompt: NDArray[np.int64]
+    biases: tuple[Tensor, Tensor, Tensor] | None
+    forbidden: tuple[Tensor, Tensor] | None
+    worded: list[tuple[int, SamplerRow]]
+    bans: list[_Ban]
+    penalised: list[tuple[int, SeenTokens]]
+    dry: list[tuple[int, DryTokens]]
+    cuts: Cuts | None
+    masked_cuts: NDArray[np.int64]  # the rows that are cut under a grammar
+    scored: "_Asking | None"
+    named: "_Asking | None"
+    beams: "_Asking | None"
+    sample: Sample
+
+    def positions(self, lengths: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Return the position of each row's next token in its completion [rows]."""
+        if lengths is None:
+            lengths = np.array([len(row.token_ids) for row in self.rows], np.int64)
+        return lengths - self.num_prompt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asking:
+    """The rows that are told log probabilities of one kind.
+
+    places  in the batch; `index` is the same on the device
+    ids     [rows, some]  that a row names, the first again where others name more
+    wanted  how many each is told
+    """
+
+    places: list[int]
+    index: Tensor
+    ids: Tensor
+    wanted: list[int]
+
+
+class _Told(NamedTuple):
+    """Numbers for the rows that asked for them."""
+
+    packed: PackedLogprobs
+    asking: _Asking
+    kind: _Kind
+
+
+def _scored(tokens: Tensor, raw: Tensor, asking: _Asking) -> _Told:
+    """Return the log probabilities of the tokens and of the likeliest.
+
+    raw [asking rows, vocab]: the logits of those rows as the model gave them.
+    """
+    drawn = tokens[asking.index].clamp(min=0)
+    return _Told(PackedLogprobs.of(raw, drawn, any(asking.wanted)), asking, "likeliest")
+
+
+def _named(tokens: Tensor, raw: Tensor, asking: _Asking) -> _Told:
+    """Return the log probabilities of the tokens that rows name, raw as for `_scored`."""
+    drawn = tokens[asking.index].clamp(min=0)
+    return _Told(PackedLogprobs.named(raw, drawn, asking.ids), asking, "named")
+
+
+def _candidates(logits: Tensor, totals: Tensor, asking: _Asking) -> _Told:
+    """Return the likeliest tokens for the beams.
+
+    They are the largest of the altered logits, but still less the totals of the model's own, as
+    transformers ranks beams.
+    """
+    altered = logits[asking.index]
+    packed = PackedLogprobs.largest(altered, altered.argmax(-1), max(asking.wanted), totals)
+    return _Told(packed, asking, "candidates")
+
+
+def _with_logprobs(tokens: Tensor, told: list[_Told]) -> DrawnTokens:
+    """Return the tokens with what is told of them: one transfer for all."""
+    arriving = Arriving(
+        torch.cat([tokens.double(), *(each.packed.rows.flatten() for each in told)])
+    )
+    return DrawnTokens(tokens, lambda: _read_told(arriving.wait().tolist(), len(tokens), told))
+
+
+def _read_told(flat: list[float], num_rows: int, told: list[_Told]) -> Sampled:
+    """Read the tokens of all rows and what `_with_logprobs` packed. A beam's is the likeliest."""
+    token_ids = [int(token) for token in flat[:num_rows]]
+    logprobs: list[Logprob | None] = [None] * num_rows
+    begin = num_rows
+    for packed, asking, kind in told:
+        width = 2 * packed.num_top + 1
+        for row, count in zip(asking.places, asking.wanted, strict=True):
+            values, begin = flat[begin : begin + width], begin + width
+            if kind == "candidates":
+                token_ids[row] = int(values[0])
+            logprob = read_logprob(values, token_ids[row], packed.num_top, count)
+            if logprob is None:
+                token_ids[row] = NO_TOKEN
+            elif token_ids[row] != NO_TOKEN:
+                logprobs[row] = with_drawn(logprob) if kind == "named" else logprob
+    return Sampled(token_ids, logprobs)

@@ -1,0 +1,34 @@
+"""Reads the JSON files of a model's folder."""
+
+import json
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from penstock.worker.models.folder.errors import BrokenModel
+
+
+def read_object(path: Path) -> dict[str, JsonValue]:
+    """Return the object in a file. Raises BrokenModel with the file's name."""
+    found = _read(path)
+    if not isinstance(found, dict):
+        raise BrokenModel(f"{path}: not a JSON object; fetch it again")
+    return found
+
+
+def read_array(path: Path) -> list[JsonValue]:
+    """Return the array in a file. Raises BrokenModel with the file's name."""
+    found = _read(path)
+    if not isinstance(found, list):
+        raise BrokenModel(f"{path}: not a JSON array; fetch it again")
+    return found
+
+
+def _read(path: Path) -> JsonValue:
+    try:
+        found: JsonValue = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BrokenModel(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise BrokenModel(f"{path}: not JSON: {error}; fetch it again") from error
+    return found

@@ -1,0 +1,318 @@
+"""Builds a decoder's layers of tensors, one by one, so that memory holds each once."""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.attention import Attention, HeadNorms, Scoring
+from penstock.worker.layers.decoder_layers import DecoderLayer, DecoderLayers, Norms
+from penstock.worker.layers.embedding import Embedding, Head, embedding, tied
+from penstock.worker.layers.experts import Experts, Router
+from penstock.worker.layers.latent_attention import HeadLinear, LatentAttention, LatentWeights
+from penstock.worker.layers.linear import Activation, Linear, linear, num_parts
+from penstock.worker.layers.mlp import MLP
+from penstock.worker.layers.norm import Norm, NormWeights
+from penstock.worker.models.families.architecture import (
+    AttentionConfig,
+    ExpertsConfig,
+    LatentConfig,
+    LayerConfig,
+    MLPConfig,
+)
+from penstock.worker.models.families.rope import Rope
+from penstock.worker.models.folder.weights import (
+    Weights,
+)
+from penstock.worker.models.native.config import ModelConfig
+from penstock.worker.models.native.decoder import Decoder
+
+_TELL_EVERY_S = 2.0
+_log = logging.getLogger("penstock.worker.models")
+
+
+def _in_order(heads: int, size: int, order: Sequence[int] | None) -> Tensor:
+    """Return the rows of heads of `size` rows each, the last ones of each in the given order."""
+    rows = torch.arange(heads * size).view(heads, size)
+    if order:
+        rows[:, -len(order) :] = rows[:, -len(order) :][:, list(order)]
+    return rows.flatten()
+
+
+class Loader:
+    """Builds a decoder. Its weights are asked for each tensor once."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        dtype: torch.dtype,
+        device: torch.device,
+        arithmetic: Arithmetic,
+    ) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = dtype
+        self.device = device
+        self.arithmetic = arithmetic
+
+    def decoder(self) -> Decoder:
+        config, parts = self.config, self.config.decoder
+        rows, head = self._ends()
+        ropes = list(
+            dict.fromkeys(each.attention.rope for each in parts.layers if each.attention.rope)
+        )
+        layers = DecoderLayers(list(self._layers(ropes)))
+        norm = self._norm(parts.last_norm, config.hidden_size)
+        first = len(parts.layers)
+        unread = range(first, first + parts.unread_layers)
+        self.weights.finish(["mtp.", *(f"{parts.layer}.{number}." for number in unread)])
+        return Decoder(
+            config,
+            self.dtype,
+            rows,
+            layers,
+            norm,
+            head,
+            ropes,
+            self.device,
+            self.arithmetic,
+        )
+
+    def _layers(self, ropes: list[Rope]) -> Iterator[DecoderLayer]:
+        """Yield the layers, and tell how far it is where that takes long."""
+        parts, began_s = self.config.decoder, time.monotonic()
+        told_s, num = began_s, len(parts.layers)
+        for number, layer in enumerate(parts.layers):
+            yield self._layer(f"{parts.layer}.{number}", layer, ropes)
+            now_s, done = time.monotonic(), number + 1
+            if now_s - told_s >= _TELL_EVERY_S:
+                left_s = (now_s - began_s) / done * (num - done)
+                _log.info("loaded %d of %d layers, some %.0f s are left", done, num, left_s)
+                told_s = now_s
+
+    def _ends(self) -> tuple[Embedding, Head]:
+        """Return the embedding and the head, tied or not, by transformers' rule.
+
+        They are tied if the configuration says so, and the files have only one of the two tensors,
+        or both with equal numbers.
+        """
+        shape, parts = (self.config.vocab_size, self.config.hidden_size), self.config.decoder
+        rows, head = f"{parts.embedding}.weight", f"{parts.head}.weight"
+        has_both = self.weights.has(rows) and self.weights.has(head)
+        is_tied, of_head = self.config.tie_word_embeddings, self.arithmetic.of_head()
+        factor = parts.logits_factor
+        if is_tied and not has_both:
+            weight = self._tensor(head if self.weights.has(head) else rows, *shape)
+            return tied(weight, of_head, factor, parts.logits_softcap)
+        weight, own = self._tensor(rows, *shape), self._tensor(head, *shape)
+        if is_tied and torch.equal(weight, own):
+            return tied(weight, of_head, factor, parts.logits_softcap)
+        product = linear(own, None, of_head, factor=factor)
+        return embedding(weight), Head(product, parts.logits_softcap)
+
+    def _layer(self, name: str, layer: LayerConfig, ropes: list[Rope]) -> DecoderLayer:
+        attention, norms = layer.attention, layer.norms
+        made = DecoderLayer(
+            Norms(
+                self._norm_of_layer(name, norms.attention_in),
+                self._norm_of_layer(name, norms.attention_out),
+                self._norm_of_layer(name, norms.mlp_in),
+                self._norm_of_layer(name, norms.mlp_out),
+            ),
+            self._attention(name, attention, ropes)
+            if isinstance(attention, AttentionConfig)
+            else self._latent_attention(name, attention, ropes),
+            self._output(name, attention, layer.residual_factor),
+            self._mlp(name, layer.mlp, layer.residual_factor)
+            if isinstance(layer.mlp, MLPConfig)
+            else self._experts(name, layer.mlp, layer.residual_factor),
+            layer.is_parallel,
+        )
+        self.weights.release()
+        return made
+
+    def _qkv(self, name: str, attention: AttentionConfig) -> Linear:
+        shape = attention.shape
+        rows = shape.rows if len(attention.qkv) > 1 else [sum(shape.rows)]
+        order = None
+        if attention.rope and attention.rope.order:
+            heads = shape.num_heads + shape.num_kv_heads
+            turned = _in_order(heads, shape.head_dim, attention.rope.order)
+            order = torch.cat((turned, torch.arange(len(turned), sum(rows))))
+        return self._linear(
+            {f"{name}.{each}": count for each, count in zip(attention.qkv, rows, strict=True)},
+            self.config.hidden_size,
+            attention.qkv_bias,
+            order=order,
+        )
+
+    def _attention(self, name: str, attention: AttentionConfig, ropes: list[Rope]) -> Attention:
+        shape, rope, norms = attention.shape, attention.rope, None
+        if attention.head_norm:
+            whole = attention.head_norm == "rows"
+            widths = (shape.num_heads, shape.num_kv_heads) if whole else (1, 1)
+            order = rope.order if rope else None
+            query, key = (
+                self._norm(f"{name}.self_attn.{each}_norm", width * shape.head_dim, order)
+                for each, width in zip("qk", widths, strict=True)
+            )
+            norms = HeadNorms(query.weights, key.weights, whole)
+        scoring = Scoring(attention.scale, attention.window, attention.softcap)
+        table = ropes.index(rope) if rope else None
+        return Attention(self._qkv(name, attention), shape, scoring, norms, table)
+
+    def _latent_attention(
+        self, name: str, config: LatentConfig, ropes: list[Rope]
+    ) -> LatentAttention:
+        name, heads = f"{name}.self_attn", config.num_heads
+        rank, turned = config.rank, config.turned
+        compressed, of_head = config.query_rank, config.still + turned
+        in_heads = _in_order(heads, of_head, config.rope.order)
+        query = f"{name}.q_a_proj" if compressed else f"{name}.q_proj"
+        of_query = torch.arange(compressed) if compressed else in_heads
+        of_keys = len(of_query) + _in_order(1, rank + turned, config.rope.order)
+        first = self._linear(
+            {query: len(of_query), f"{name}.kv_a_proj_with_mqa": rank + turned},
+            self.config.hidden_size,
+            config.bias,
+            order=torch.cat((of_query, of_keys)),
+            unbiased=f"{name}.q_proj",
+        )
+        norm, product = None, None
+        if compressed:
+            norm = self._norm(f"{name}.q_a_layernorm", compressed, eps=config.norm_eps)
+            rows = {f"{name}.q_b_proj": len(in_heads)}
+            product = self._linear(rows, compressed, False, order=in_heads)
+        width = heads * (config.still + config.value_dim)
+        up = self._tensor(f"{name}.kv_b_proj.weight", width, rank).view(heads, -1, rank)
+        key, value = up.tensor_split((config.still,), 1)
+        deterministic = self.arithmetic.deterministic
+        weights = LatentWeights(
+            first,
+            norm,
+            product,
+            self._norm(f"{name}.kv_a_layernorm", rank, eps=config.norm_eps),
+            HeadLinear(key.contiguous(), deterministic),
+            HeadLinear(value.transpose(1, 2).contiguous(), deterministic),
+        )
+        scoring, table = Scoring(config.scale), ropes.index(config.rope)
+        return LatentAttention(weights, config.shape, turned, scoring, table)
+
+    def _output(
+        self, name: str, attention: AttentionConfig | LatentConfig, factor: float
+    ) -> Linear:
+        if isinstance(attention, AttentionConfig):
+            width = attention.shape.num_heads * attention.shape.head_dim
+            module, biased = attention.output, attention.output_bias
+        else:
+            width = attention.num_heads * attention.value_dim
+            module, biased = "self_attn.o_proj", attention.bias
+        rows = {f"{name}.{module}": self.config.hidden_size}
+        return self._linear(rows, width, biased, factor=factor)
+
+    def _mlp(self, name: str, mlp: MLPConfig, factor: float) -> MLP:
+        width = mlp.intermediate_size
+        rows = width * num_parts(mlp.activation) // len(mlp.up)
+        up = self._linear(
+            {f"{name}.{each}": rows for each in mlp.up},
+            self.config.hidden_size,
+            mlp.bias,
+            activation=mlp.activation,
+        )
+        down = {f"{name}.{mlp.down}": self.config.hidden_size}
+        return MLP(up, self._linear(down, width, mlp.bias, factor=factor))
+
+    def _experts(self, name: str, mlp: ExpertsConfig, factor: float) -> Experts:
+        num, expert = mlp.choice.num_experts, mlp.expert
+        bias, shared, gate = None, None, None
+        if mlp.router_bias:
+            bias = torch.empty(num, device=self.device)  # float32, since small differences choose
+            self.weights.fill(bias, f"{name}.{mlp.router_bias}")
+        if mlp.shared:
+            shared = self._mlp(name, mlp.shared, factor)
+        if mlp.shared_gate:
+            gate = self._router(f"{name}.{mlp.shared_gate}", 1)
+        router = Router(self._router(f"{name}.{mlp.router}", num), mlp.choice, bias)
+        numbered = (
+            replace(
+                expert,
+                up=[each.format(number) for each in expert.up],
+                down=expert.down.format(number),
+            )
+            for number in range(num)
+        )
+        return Experts(router, [self._mlp(name, each, factor) for each in numbered], shared, gate)
+
+    def _router(self, name: str, rows: int) -> Linear:
+        weight = self._tensor(f"{name}.weight", rows, self.config.hidden_size)
+        return linear(weight, None, self.arithmetic.of_router())
+
+    def _linear(
+        self,
+        parts: dict[str, int],
+        in_features: int,
+        biased: bool,
+        *,
+        activation: Activation | None = None,
+        factor: float = 1.0,
+        order: Tensor | None = None,
+        unbiased: str = "",
+    ) -> Linear:
+        """Load several modules as one product.
+
+        parts     module name -> number of its rows
+        order     of all rows, which the product has otherwise than the files
+        unbiased  a module that has no bias where others have
+        """
+        weight = self._stacked(parts, "weight", in_features)
+        bias = self._stacked(parts, "bias", skipped=unbiased) if biased else None
+        if order is not None:
+            order = order.to(self.device)
+            weight, bias = weight[order], None if bias is None else bias[order]
+        return linear(weight, bias, self.arithmetic, activation, factor)
+
+    def _stacked(self, parts: dict[str, int], kind: str, *width: int, skipped: str = "") -> Tensor:
+        tensor = self._empty(sum(parts.values()), *width)
+        for name, rows in zip(parts, torch.split(tensor, list(parts.values())), strict=True):
+            if name == skipped:
+                rows.zero_()
+            else:
+                self.weights.fill(rows, f"{name}.{kind}")
+        return tensor
+
+    def _norm_of_layer(self, layer: str, name: str | None) -> Norm | None:
+        return self._norm(f"{layer}.{name}", self.config.hidden_size) if name else None
+
+    def _norm(
+        self,
+        name: str,
+        width: int,
+        order: Sequence[int] | None = None,
+        eps: float | None = None,
+    ) -> Norm:
+        """Load a norm. Its weights are wide where compiled code or sums want them so.
+
+        order  of the weights of each head, which the norm has otherwise than the files
+        """
+        kind = self.config.decoder.norm
+        wide = self.device.type == "cpu" or kind.adds_one
+        weight = self._tensor(f"{name}.weight", width).to(torch.float32 if wide else self.dtype)
+        if kind.adds_one:
+            weight += 1.0
+        if order:
+            weight = weight.view(-1, len(order))[:, list(order)].flatten()
+        bias = self._tensor(f"{name}.bias", width).to(weight.dtype) if kind.has_bias else None
+        return Norm(NormWeights(weight, eps or kind.eps, bias, kind.centers))
+
+    def _tensor(self, name: str, *shape: int) -> Tensor:
+        tensor = self._empty(*shape)
+        self.weights.fill(tensor, name)
+        return tensor
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)

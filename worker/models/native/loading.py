@@ -1,0 +1,120 @@
+"""Loads a decoder from a Hugging Face folder, tensor by tensor, so that memory holds it once."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import JsonValue
+
+from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
+from penstock.worker.layers.linear import unsupported
+from penstock.worker.models.contract.served import ModelPlan
+from penstock.worker.models.contract.spec import Dtype, LoadFormat, ModelSpec
+from penstock.worker.models.families.architecture import (
+    AttentionConfig,
+    ExpertsConfig,
+    LatentConfig,
+    MLPConfig,
+)
+from penstock.worker.models.folder.errors import CannotQuantise, UnsupportedField
+from penstock.worker.models.folder.weights import (
+    DummyWeights,
+    SafetensorsWeights,
+    ShapesOfWeights,
+    Weights,
+)
+from penstock.worker.models.native.config import NOTHING, ModelConfig, read_config
+from penstock.worker.models.native.decoder import Decoder
+from penstock.worker.models.native.loader import Loader
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_decoder(
+    path: Path,
+    dtype: Dtype = "auto",
+    device: torch.device | str = "cpu",
+    arithmetic: Arithmetic = AS_IT_IS,
+    load_format: LoadFormat = "auto",
+    overrides: Mapping[str, JsonValue] = NOTHING,
+) -> Decoder:
+    """Load the decoder of a Hugging Face folder. Raises a ModelError that says what is wrong.
+
+    Quantised weights are made of bfloat16, and everything else is then computed in bfloat16.
+
+    overrides  fields of config.json that replace the file's
+    """
+    config, place = read_config(path, overrides), torch.device(device)
+    dtype = fitting_dtype(dtype, config, place, arithmetic)
+    weights: Weights
+    if load_format == "dummy":
+        weights, stored = DummyWeights(config.initializer_range), torch.float32
+    else:
+        weights = SafetensorsWeights(path)
+        stored = weights.dtype()
+    computed = computed_dtype(dtype, config.dtype, stored)
+    return Loader(config, weights, computed, place, arithmetic).decoder()
+
+
+def computed_dtype(asked: Dtype, told: torch.dtype | None, stored: torch.dtype) -> torch.dtype:
+    """Return the type of weights and cache: the one asked for, the configuration's, or the files'.
+
+    Raises UnsupportedField.
+    """
+    computed = _DTYPES.get(asked) or told or stored
+    if computed not in _DTYPES.values():
+        raise UnsupportedField("dtype", computed, f"{', '.join(_DTYPES)}; ask for one of them")
+    return computed
+
+
+def plan_decoder(spec: ModelSpec) -> ModelPlan:
+    """Return what `load_decoder` would load; nothing is read but the configuration."""
+    config, weights = read_config(spec.path, spec.overrides), ShapesOfWeights()
+    asked = fitting_dtype(spec.dtype, config, spec.device, spec.arithmetic)
+    known = _DTYPES.get(asked) or config.dtype
+    computed = computed_dtype(asked, known, known or SafetensorsWeights(spec.path).dtype())
+    Loader(config, weights, torch.bfloat16, torch.device("meta"), AS_IT_IS).decoder()
+    whole = set() if config.tie_word_embeddings else {f"{config.decoder.embedding}.weight"}
+    for index, layer in enumerate(config.decoder.layers):
+        if isinstance(layer.attention, LatentConfig):
+            whole.add(f"{config.decoder.layer}.{index}.self_attn.kv_b_proj.weight")
+        if isinstance(layer.mlp, ExpertsConfig):
+            gates = (layer.mlp.router, layer.mlp.shared_gate)
+            whole |= {f"{config.decoder.layer}.{index}.{each}.weight" for each in gates}
+    matrices = {name for name, shape in weights.shapes.items() if len(shape) > 1}
+    return ModelPlan(config, computed, weights.shapes, frozenset(matrices - whole))
+
+
+def fitting_dtype(
+    asked: Dtype, config: ModelConfig, device: torch.device, arithmetic: Arithmetic
+) -> Dtype:
+    """Return the type that was asked for, or the one that quantised weights are computed in.
+
+    Raises CannotQuantise where the model, the device or the type asked for is not for them.
+    """
+    if arithmetic.quantization is None:
+        return asked
+    if asked not in ("auto", "bfloat16"):
+        raise CannotQuantise(
+            f"{arithmetic.quantization} computes in bfloat16, and dtype is {asked}; "
+            "leave one of the two out"
+        )
+    widths = {config.hidden_size}
+    for layer in config.decoder.layers:
+        mlp = layer.mlp
+        widths |= _widths(layer.attention)
+        parts = (mlp,) if isinstance(mlp, MLPConfig) else (mlp.expert, mlp.shared)
+        widths |= {each.intermediate_size for each in parts if each}
+    for width in sorted(widths):
+        found = unsupported(width, device, arithmetic)
+        if found is not None:
+            raise CannotQuantise(found)
+    return "bfloat16"
+
+
+def _widths(attention: AttentionConfig | LatentConfig) -> set[int]:
+    """Return the widths of attention's products beside the hidden size."""
+    if isinstance(attention, AttentionConfig):
+        return {attention.shape.num_heads * attention.shape.head_dim}
+    widths = {attention.num_heads * attention.value_dim}
+    return widths | ({attention.query_rank} if attention.query_rank else set())

@@ -1,0 +1,350 @@
+"""The states that layers keep of a sequence beside keys and values: of convolutions, Mamba, deltas.
+
+transformers' modules find them in a cache that has one for each row of a padded batch. A pass here
+is one packed row of several sequences' slices. So a module with a state is called once for all
+sequences that compute a single token, and once for each longer slice, with a cache that holds
+the states of just these. Modules that ignore a state before several tokens are called for each.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from transformers.cache_utils import Cache, DynamicCache, LinearAttentionLayer
+
+from penstock.worker.layers.batch import HostSlices
+from penstock.worker.models.transformers.look import CannotAttend, Look
+
+TRIAL_TOKENS = 6
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params", "past_key_value")
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """The shape [..] of one tensor that a module keeps of each sequence.
+
+    kernel  the width of the convolution that reads it
+    """
+
+    kind: Literal["conv_states", "recurrent_states"]
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kernel: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulModule:
+    """A module with a state, and how it is known to its cache."""
+
+    module: nn.Module
+    layer: int
+    shapes: tuple[StateShape, ...]
+
+
+class StatesLook(DynamicCache):
+    """The cache of the look at a model: it notes which modules keep what.
+
+    Raises CannotAttend for a module that computes attention too, since that sees all sequences.
+    """
+
+    def __init__(self, hf: Any, look: Look) -> None:
+        super().__init__(config=hf)
+        self.attention_layers: list[int] = []
+        self._look = look
+        self._running: list[tuple[nn.Module, int]] = []
+        self._ran: set[int] = set()
+        self._owners: dict[int, tuple[nn.Module, int, set[int]]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow which module of the process runs."""
+        hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        self.attention_layers.append(layer_idx)
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        self._note(layer_idx, state_idx)
+        return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        self._note(layer_idx, state_idx)
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+
+    @property
+    def layers_with_states(self) -> set[int]:
+        return {layer for _, layer, _ in self._owners.values()}
+
+    def modules(self, stands_for: Mapping[torch.dtype, torch.dtype]) -> list[StatefulModule]:
+        """Return the modules that were seen to keep a state.
+
+        stands_for  types of states that are to be others
+        """
+        return [
+            StatefulModule(module, layer, tuple(self._shapes(layer, indices, stands_for)))
+            for module, layer, indices in self._owners.values()
+        ]
+
+    def read_by_others(self) -> frozenset[int]:
+        """Return the ids of the products in these modules that did not run: others read them."""
+        inner = (each for module, _, _ in self._owners.values() for each in module.modules())
+        return frozenset(id(each) for each in inner if isinstance(each, nn.Linear)) - self._ran
+
+    def _shapes(
+        self, layer: int, indices: set[int], stands_for: Mapping[torch.dtype, torch.dtype]
+    ) -> Iterator[StateShape]:
+        held: Any = self.layers[layer]
+        for index in sorted(indices):
+            for kind in ("conv_states", "recurrent_states"):
+                state = getattr(held, kind)[index]
+                if state is not None:
+                    kernel = held.conv_kernel_size[index]
+                    dtype = stands_for.get(state.dtype, state.dtype)
+                    yield StateShape(kind, index, tuple(state.shape[1:]), dtype, kernel)
+
+    def _note(self, layer: int, index: int) -> None:
+        module, _ = self._running[-1]
+        self._owners.setdefault(id(module), (module, layer, set()))[2].add(index)
+
+    def _enter(self, module: nn.Module, *_: object) -> None:
+        self._running.append((module, len(self._look.layers)))
+        self._ran.add(id(module))
+
+    def _leave(self, module: nn.Module, *_: object) -> None:
+        num_layers = self._running.pop()[1]
+        if id(module) in self._owners and len(self._look.layers) > num_layers:
+            raise CannotAttend("whose attention is part of a module that has a state")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Sequences that one call computes: `count` tokens of each.
+
+    tokens  their places in the packed row
+    rows    their states; those of a slice are changed in place
+    is_new  whether they have no state yet
+    """
+
+    tokens: slice | Tensor
+    rows: slice | Tensor
+    is_new: bool
+
+
+class SequenceStates:
+    """The states of a model's sequences, in rows that the engine gives to sequences and prefixes.
+
+    num_bytes  of one sequence
+    """
+
+    def __init__(self, modules: list[StatefulModule], device: torch.device) -> None:
+        self.num_bytes = sum(
+            prod(each.shape) * each.dtype.itemsize for module in modules for each in module.shapes
+        )
+        self._modules = modules
+        self._device = device
+        self._tensors: list[list[Tensor]] = []
+        self._parts: list[_Part] | None = None
+        self._num_tokens = 0
+        self._is_trial = False
+        self._single: set[type] = set()  # of modules that go on by one token alone
+
+    def install(self) -> None:
+        """Have the modules find their states here."""
+        for place, each in enumerate(self._modules):
+            forward = each.module.forward
+            names = inspect.signature(forward).parameters
+            argument = next(name for name in CACHE_ARGUMENTS if name in names)
+            each.module.forward = self._wrapped(place, forward, argument)
+
+    def allocate(self, num_rows: int) -> None:
+        """Take the memory of so many sequences."""
+        self._tensors = [
+            [
+                torch.zeros((num_rows, *shape.shape), dtype=shape.dtype, device=self._device)
+                for shape in each.shapes
+            ]
+            for each in self._modules
+        ]
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Find out in a pass of `TRIAL_TOKENS` which modules go on from a state as they should."""
+        self.allocate(1)
+        self._is_trial, self._num_tokens = True, TRIAL_TOKENS
+        try:
+            yield
+        finally:
+            self._is_trial, self._tensors = False, []
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the state in one row to another."""
+        for tensors in self._tensors:
+            for each in tensors:
+                each[target].copy_(each[source])
+
+    @contextmanager
+    def of(self, slices: HostSlices | None) -> Iterator[None]:
+        """Compute a pass of these slices; None: of tokens whose state nobody needs."""
+        self._parts = None if slices is None else self._split(slices)
+        self._num_tokens = 0 if slices is None else int(slices.counts.sum())
+        try:
+            yield
+        finally:
+            self._parts = None
+
+    def _split(self, slices: HostSlices) -> list[_Part]:
+        goes_on = slices.starts > 0
+        single = goes_on & (slices.counts == 1)
+        ends = slices.counts.cumsum(0)
+        parts = []
+        if single.sum() > 1:
+            rows, by_row = slices.rows[single].sort()
+            tokens = (ends[single][by_row] - 1).to(self._device)
+            run = slice(int(rows[0]), int(rows[-1]) + 1)
+            is_run = run.stop - run.start == len(rows)  # as a rule: the engine fills gaps first
+            parts.append(_Part(tokens, run if is_run else rows.to(self._device), is_new=False))
+        else:
+            single[:] = False
+        for place in (~single).nonzero().flatten().tolist():
+            end, row = int(ends[place]), int(slices.rows[place])
+            tokens_of = slice(end - int(slices.counts[place]), end)
+            parts.append(_Part(tokens_of, slice(row, row + 1), not bool(goes_on[place])))
+        return parts
+
+    def _wrapped(
+        self, place: int, forward: Callable[..., Any], argument: str
+    ) -> Callable[..., Any]:
+        signature = inspect.signature(forward)
+
+        def by_sequence(*args: Any, **kwargs: Any) -> Any:
+            if self._parts is None and not self._is_trial:
+                return forward(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
+
+            def compute(parts: list[_Part]) -> Any:
+                joined = None
+                for part in parts:
+                    made = self._call(place, part, forward, argument, given)
+                    if len(parts) == 1 and isinstance(part.tokens, slice):
+                        return made
+                    joined = _join(joined, made, part, self._num_tokens)
+                return joined
+
+            kind = type(self._modules[place].module)
+            if self._parts is None:
+                whole, halves = compute(_trial(TRIAL_TOKENS)), compute(_trial(TRIAL_TOKENS // 2))
+                if not _alike(whole, halves):
+                    self._single.add(kind)
+                return whole
+            parts = self._parts
+            return compute(_one_by_one(parts) if kind in self._single else parts)
+
+        return by_sequence
+
+    def _call(
+        self,
+        place: int,
+        part: _Part,
+        forward: Callable[..., Any],
+        argument: str,
+        given: inspect.BoundArguments,
+    ) -> Any:
+        """Call a module for a part of the tokens, with the states of their sequences."""
+        stateful, tensors = self._modules[place], self._tensors[place]
+        held: Any = LinearAttentionLayer(1 + max(each.index for each in stateful.shapes))
+        states = [each[part.rows] for each in tensors]
+        for shape, state in zip(stateful.shapes, states, strict=True):
+            getattr(held, shape.kind)[shape.index] = state
+            getattr(held, f"is_{shape.kind}_initialized")[shape.index] = True
+            held.has_previous_state[shape.index] = not part.is_new
+            held.conv_kernel_size[shape.index] = shape.kernel
+        own = {name: self._own(value, part) for name, value in given.arguments.items()}
+        arguments = inspect.BoundArguments(given.signature, own)
+        layers: Any = {stateful.layer: held}
+        arguments.arguments[argument] = Cache(layers=layers)
+        made = forward(*arguments.args, **arguments.kwargs)
+        for shape, state, tensor in zip(stateful.shapes, states, tensors, strict=True):
+            left = getattr(held, shape.kind)[shape.index]
+            if isinstance(part.rows, Tensor) or left is not state:
+                tensor[part.rows] = left
+        return made
+
+    def _own(self, value: Any, part: _Part) -> Any:
+        """Return the part's rows of an argument that has a row for each token: [1, tokens, ..]."""
+        if isinstance(value, Tensor) and value.shape[:2] == (1, self._num_tokens):
+            if isinstance(part.tokens, slice):
+                return value[:, part.tokens]
+            return value[0, part.tokens][:, None]
+        if isinstance(value, tuple):
+            return tuple(self._own(each, part) for each in value)
+        if isinstance(value, dict):
+            return {name: self._own(each, part) for name, each in value.items()}
+        return value
+
+
+def _trial(count: int) -> list[_Part]:
+    """Return the trial's tokens as slices of a sequence, in the only row."""
+    starts = range(0, TRIAL_TOKENS, count)
+    return [_Part(slice(at, at + count), slice(0, 1), at == 0) for at in starts]
+
+
+def _one_by_one(parts: list[_Part]) -> list[_Part]:
+    """Return the parts with a call for each token of a sequence that has a state."""
+    split = []
+    for part in parts:
+        if part.is_new or isinstance(part.tokens, Tensor):
+            split.append(part)
+        else:
+            places = range(part.tokens.start, part.tokens.stop)
+            split += [_Part(slice(at, at + 1), part.rows, is_new=False) for at in places]
+    return split
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether results are the same but for rounding, or no numbers at all."""
+    if isinstance(one, tuple):
+        return all(map(_alike, one, other))
+    if not isinstance(one, Tensor) or not one.isfinite().all():
+        return True
+    far = (one.float() - other.float()).abs().max()
+    return bool(far <= 0.02 * one.float().abs().max())
+
+
+def _join(joined: Any, made: Any, part: _Part, num_tokens: int) -> Any:
+    """Write what a part of the tokens became into what all become: [1, tokens, ..]."""
+    if isinstance(made, tuple):
+        before = joined or (None,) * len(made)
+        pairs = zip(before, made, strict=True)
+        return tuple(_join(all_of, each, part, num_tokens) for all_of, each in pairs)
+    if not isinstance(made, Tensor):
+        return made
+    if joined is None:
+        joined = made.new_empty(1, num_tokens, *made.shape[2:])
+    rows = made if isinstance(part.tokens, slice) else made.transpose(0, 1)
+    joined[:, part.tokens] = rows
+    return joined
