@@ -51,7 +51,11 @@ class GatewayProcess:
     port: int
 
     def __init__(
-        self, redis_url: str, *flags: str, command: Sequence[str] = ("penstock.gateway.server.cli",)
+        self,
+        redis_url: str,
+        *flags: str,
+        command: Sequence[str] = ("penstock.gateway.server.cli",),
+        python_path: str = ".:tests:tests/support",
     ) -> None:
         at = ["--port", "0", "--redis-url", redis_url]
         number, path = mkstemp(prefix="penstock-gateway-", suffix=".log")
@@ -59,7 +63,7 @@ class GatewayProcess:
         with os.fdopen(number, "w") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *command, *at, *flags],
-                env=os.environ | {"PYTHONPATH": ".:tests:tests/support"},
+                env=os.environ | {"PYTHONPATH": python_path},
                 stdout=stream,
                 stderr=stream,
             )

@@ -41,6 +41,7 @@ class WorkerProcess:
         model: str | Path = "fake",
         *flags: str,
         python: str = sys.executable,
+        python_path: str = ".",
     ) -> None:
         number, path = mkstemp(prefix="penstock-worker-", suffix=".log")
         os.close(number)
@@ -55,7 +56,7 @@ class WorkerProcess:
                 [python, "-m", "penstock.worker.supervisor.cli", *given],
                 stderr=stream,
                 stdout=stream,
-                env=os.environ | {"PYTHONPATH": "."},
+                env=os.environ | {"PYTHONPATH": python_path},
                 start_new_session=True,
             )
 

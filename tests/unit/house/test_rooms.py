@@ -6,15 +6,15 @@ Rooms are named without the `penstock.` that begins every import of ours.
 import ast
 import subprocess
 import sys
-from collections import Counter
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from house.counts import LARGE_FOLDERS, LIMITS, Count, large_folders, static_counts
+from house.imports import imports, module_of
+from house.sources import ROOMS, SOURCES, TESTS, tree_of
 from paths import ROOT
 
-ROOMS = ("schemas", "kernels", "worker", "gateway", "compose", "loadtest")
 ANYTHING = {"*"}
 # The longest matching prefix of a file's module decides.
 ENGINE = {
@@ -171,32 +171,6 @@ NEVER_AT_START = {
 }
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
-def imports(path: Path) -> set[str]:
-    """Names that a file imports, ours without `penstock.`, without the standard library's."""
-    tree = ast.parse(path.read_text())
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: packages import by their own names"
-            modules = {f"{node.module}.{alias.name}" for alias in node.names}
-            is_module = {name for name in modules if (ROOT / (path_of(name) + ".py")).exists()}
-            names |= is_module or {node.module or ""}
-    bare = {name for name in names if name.split(".")[0] in ROOMS}
-    assert not bare, f"{path}: {bare} would be a second copy; import it from penstock"
-    names = {name.removeprefix("penstock.") for name in names}
-    return {name for name in names if name.split(".")[0] not in sys.stdlib_module_names}
-
-
-def path_of(name: str) -> str:
-    return name.removeprefix("penstock.").replace(".", "/")
-
-
 def allowed(module: str) -> set[str]:
     rooms = [room for room in MAY_IMPORT if module == room or module.startswith(room + ".")]
     return MAY_IMPORT[max(rooms, key=len)]
@@ -204,9 +178,6 @@ def allowed(module: str) -> set[str]:
 
 def covers(allowance: set[str], name: str) -> bool:
     return "*" in allowance or any(name == one or name.startswith(one + ".") for one in allowance)
-
-
-SOURCES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def test_a_file_imports_only_what_its_room_may() -> None:
@@ -218,52 +189,23 @@ def test_a_file_imports_only_what_its_room_may() -> None:
     assert not wrong, wrong
 
 
-def test_no_circle_of_folders_or_files() -> None:
-    """A file reads on in one direction: what it uses does not use it."""
-    files: dict[str, set[str]] = {}
-    for path in SOURCES:
-        ours = {name for name in imports(path) if name.split(".")[0] in ROOMS}
-        files[module_of(path)] = {
-            name for name in ours if (ROOT / (path_of(name) + ".py")).exists()
-        }
-    folders: dict[str, set[str]] = {}
-    for module, names in files.items():
-        folder = folder_of(module)
-        folders.setdefault(folder, set()).update({folder_of(name) for name in names} - {folder})
-    for graph in (files, folders):
-        try:
-            TopologicalSorter(graph).prepare()
-        except CycleError as error:
-            pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+@pytest.fixture(scope="module")
+def counts() -> dict[str, Count]:
+    return static_counts(SOURCES)
 
 
-MOST_FILES = 16
-# Folders that nobody reads from top to bottom: a file of theirs is found by the name in a failure.
-MANY_FILES = {
-    "tests/compute/models": "one file for each way of computing",
-    "tests/faults": "the faults, and who makes them",
-    "tests/service/gateway": "one file for each promise of the gateway",
-    "tests/service/operator": "one file for each command or page",
-    "tests/service/queue": "one file for each promise of the queue",
-    "tests/service/worker": "one file for each promise of a worker",
-    "tests/support": "what tests share",
-}
+@pytest.mark.parametrize("name", [name for name in LIMITS if "one chat" not in name])
+def test_a_count_is_within_its_limit(name: str, counts: dict[str, Count]) -> None:
+    """No circle, no class name of two meanings, no folder that nobody overlooks, and so on.
+
+    Whoever lowers a count lowers its limit.
+    """
+    count = counts[name]
+    assert count.value <= LIMITS[name].most, [str(place) for place in count.places]
 
 
 def test_no_folder_has_more_files_than_one_looks_through() -> None:
-    paths = [path for top in (*ROOMS, "tests") for path in (ROOT / top).rglob("*.py")]
-    folders = Counter(str(path.parent.relative_to(ROOT)) for path in paths if path.stat().st_size)
-    full = {folder for folder, count in folders.items() if count > MOST_FILES}
-    assert full == MANY_FILES.keys(), {folder: folders[folder] for folder in full}
-
-
-def test_a_class_name_means_one_thing() -> None:
-    places: dict[str, list[str]] = {}
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(module_of(path))
-    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+    assert large_folders([*SOURCES, *TESTS]).keys() == LARGE_FOLDERS.keys()
 
 
 # Clauses without a subject, which a newcomer reads three times.
@@ -274,17 +216,11 @@ def test_a_docstring_begins_with_a_sentence() -> None:
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     wrong: dict[str, list[str]] = {}
     for path in SOURCES:
-        nodes = [
-            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)
-        ]
+        nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, documented)]
         texts = [text for node in nodes if (text := ast.get_docstring(node))]
         if bad := [text for text in texts if text.split()[0].rstrip(":,;") in NO_SENTENCE]:
             wrong[module_of(path)] = bad
     assert not wrong, wrong
-
-
-def folder_of(module: str) -> str:
-    return module.rpartition(".")[0]
 
 
 @pytest.mark.parametrize("entry", NEVER_AT_START, ids=lambda entry: entry.partition("\n")[0])
@@ -306,9 +242,10 @@ def test_the_rule_sees_what_it_forbids(tmp_path: Path) -> None:
         "worker.text.model_tokenizer",
         "torch.nn",
     }
-    path.write_text("from worker.text.model_tokenizer import ModelTokenizer\n")
+    bare = tmp_path / "bare.py"
+    bare.write_text("from worker.text.model_tokenizer import ModelTokenizer\n")
     with pytest.raises(AssertionError, match="second copy"):
-        imports(path)
+        imports(bare)
 
 
 def test_the_top_level_is_the_agreed_one() -> None:
