@@ -1,7 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo up quick test slow lint bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients schemas openapi
+.PHONY: demo up quick test slow lint house bench matrix mutants chaos fuzz held browser dashboards node sanitize big-batch scaling rolling engines tracing scores families kernels clients schemas openapi
 
 demo: .venv/installed
 	$(BIN)/penstock demo
@@ -28,6 +28,10 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The counts that the tests hold at their limits; LIST=names shows each place behind one.
+house: .venv/installed
+	PYTHONPATH=tests/support:tests:. $(BIN)/python -m house $(if $(LIST),--list "$(LIST)")
 
 # Each defence taken out in a copy of the tree, and a test seen to fail for it.
 mutants: .venv/installed

@@ -13,4 +13,5 @@ def test_one_chat_stays_within_its_limits() -> None:
     assert {"Queue.enqueue", "WorkerQueue.read", "Engine.step"} <= names
     assert any("before the job" in place.name for place in counts["files of one chat"].places)
     for name, count in counts.items():
-        assert count.value <= LIMITS[name].most, [str(place) for place in count.places]
+        value, places = count.value, "\n".join(map(str, count.places))
+        assert value <= LIMITS[name].most, places

@@ -200,8 +200,8 @@ def test_a_count_is_within_its_limit(name: str, counts: dict[str, Count]) -> Non
 
     Whoever lowers a count lowers its limit.
     """
-    count = counts[name]
-    assert count.value <= LIMITS[name].most, [str(place) for place in count.places]
+    value, places = counts[name].value, "\n".join(map(str, counts[name].places))
+    assert value <= LIMITS[name].most, places
 
 
 def test_no_folder_has_more_files_than_one_looks_through() -> None:
