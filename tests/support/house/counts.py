@@ -115,8 +115,8 @@ def _folder_sizes(paths: Sequence[Path]) -> Counter[Path]:
 
 
 def _count(places: Iterable[Place]) -> Count:
-    listed = list(places)
-    return Count(len(listed), listed)
+    lines = list(places)
+    return Count(len(lines), lines)
 
 
 def _doubled_classes(paths: Sequence[Path]) -> list[Place]:

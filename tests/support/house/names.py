@@ -32,7 +32,7 @@ IRREGULAR = _words("""
 """)
 # The field's nouns, by that ending, and names that a protocol or a library prescribes.
 NOUNS = _words("""
-    batching building ceiling created decoding done embedding encoding ending expected feed
+    batching binding building ceiling created decoding done embedding encoding ending expected feed
     heading keyring logging mapping meaning need packing padding parsing pending ping pooling
     reasoning red ring routing running sampling scaling scheduling scoring seed serving setting
     speed spelling streaming string thing thinking timing tracing training waiting warning

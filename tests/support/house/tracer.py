@@ -1,4 +1,4 @@
-"""The functions of ours that a request calls, noted by each process that calls them.
+"""The functions of ours that a request calls, traced by each process that calls them.
 
 A folder holds `window`, a byte: the number of the request that goes on now, or zero. Each process
 writes a file of its own there, one line for the first call of a function in a window. The main
@@ -22,13 +22,13 @@ def prepare(folder: str) -> None:
     with Path(folder, "window").open("r+b") as file:
         window = mmap.mmap(file.fileno(), 1)
     calls = os.open(f"{folder}/{os.getpid()}.calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    noted = set[tuple[int, int]]()
+    calls_so_far = set[tuple[int, int]]()
 
     def trace(frame: FrameType, event: str, argument: object) -> None:
         code, number = frame.f_code, window[0]
-        if not number or event != "call" or (number, id(code)) in noted:
+        if not number or event != "call" or (number, id(code)) in calls_so_far:
             return
-        noted.add((number, id(code)))
+        calls_so_far.add((number, id(code)))
         # Comprehensions and lambdas belong to the function that they stand in.
         if (path := _path_of_ours(code.co_filename)) and not code.co_name.startswith("<"):
             line = f"{number}\t{path}\t{code.co_firstlineno}\t{code.co_qualname}\n"
