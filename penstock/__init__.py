@@ -7,6 +7,7 @@ All errors are here too, as in `penstock.JobNotFound`. Everything else is import
 """
 
 from importlib import import_module
+from importlib.machinery import PathFinder
 
 _PLACES = {
     "LLM": "penstock.worker.llm",
@@ -67,3 +68,23 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(_PLACES)
+
+
+if PathFinder.find_spec("penstock.schemas", __path__) is None:
+    # In a checkout the rooms stand beside this folder, not in it. `__path__` with the folder above
+    # would do, but make packages of `tests` and `docs` too.
+    import sys
+    from pathlib import Path
+
+    class _Beside:
+        """Find the rooms; before other finders, as an editable install's may be of another tree."""
+
+        rooms = ("compose", "gateway", "kernels", "loadtest", "schemas", "worker")
+        names = frozenset(f"penstock.{room}" for room in rooms)
+        folders = (str(Path(__file__).parents[1]),)
+
+        @classmethod
+        def find_spec(cls, name: str, path: object = None, target: object = None) -> object:
+            return PathFinder.find_spec(name, cls.folders) if name in cls.names else None
+
+    sys.meta_path.insert(0, _Beside)

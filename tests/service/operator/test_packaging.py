@@ -66,6 +66,22 @@ def test_it_holds_penstock_alone_without_training_and_laboratory(wheel: Path) ->
     assert {"penstock/__init__.pyi", "penstock/py.typed", "penstock/kernels/cpu/linear.c"} <= held
 
 
+def test_an_installed_penstock_has_its_rooms_within(wheel: Path, tmp_path: Path) -> None:
+    """What stands beside it is not looked at, and Python's own finders are all there are."""
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path)
+    for name in THEIRS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; finders = [*sys.meta_path]\n"
+    code += "".join(f"import penstock.{name}; print(penstock.{name}.__file__)\n" for name in THEIRS)
+    code += "assert sys.meta_path == finders; print(*penstock.__path__)"
+    run = isolated(code)
+    package = tmp_path / "penstock"
+    files = [str(package / name / "__init__.py") for name in THEIRS]
+    assert run.stdout.split() == [*files, str(package)], run.stderr
+
+
 @pytest.mark.slow
 def test_the_wheel_of_the_sdist_is_the_same(wheel: Path, tmp_path: Path) -> None:
     tree, out = tmp_path / "tree", tmp_path / "dist"

@@ -40,5 +40,5 @@ def prepare(folder: str) -> None:
 
 @cache
 def _path_of_ours(filename: str) -> Path | None:
-    path = Path(filename).resolve()
+    path = Path(filename)
     return path if path in SOURCES else None
