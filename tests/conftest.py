@@ -28,7 +28,21 @@ settings.register_profile(
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[Server]:
-    """One server for the session, on a private port. Tests that kill a server start their own."""
+    """One server for the session, on a private port, which no test kills."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server that the tests of a module share, with what each leaves in it."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture
+def spare() -> Iterator[Server]:
+    """A server that a test may freeze or kill."""
     with Server() as server:
         yield server
 

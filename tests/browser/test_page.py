@@ -35,12 +35,6 @@ LONG = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 500, "maxIte
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def gateway(server: Server) -> Iterator[GatewayProcess]:
     with GatewayProcess(server.url) as gateway, HousekeepingProcess(server.url):
         yield gateway

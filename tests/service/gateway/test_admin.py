@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -25,26 +24,6 @@ PATHS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gateway(server: Server) -> Iterator[GatewayProcess]:
-    with GatewayProcess(server.url) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def http(server: Server, gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    key = api_keys.issue(server.url, scopes=["admin"])
-    with httpx.Client(base_url=gateway.url, headers=bearer(key), timeout=60) as http:
-        eventually(lambda: http.get("/version").is_success)
-        yield http
-
-
 def test_nobody_administers_a_service_without_keys() -> None:
     """Else the first who comes would shut all others out."""
     assert len(PATHS) == 15
@@ -59,28 +38,28 @@ def test_nobody_administers_a_service_without_keys() -> None:
             assert answer.json() == {"object": "list", "data": []}
 
 
-def test_other_scopes_do_not_do(server: Server, http: httpx.Client) -> None:
+def test_other_scopes_do_not_do(server: Server, admin: httpx.Client) -> None:
     others = ["inference", "jobs", "batches", "metrics"]
     key = bearer(api_keys.issue(server.url, scopes=others))
-    eventually(lambda: http.get("/version", headers=key).is_success)
+    eventually(lambda: admin.get("/version", headers=key).is_success)
     for method, path in PATHS:
-        assert http.request(method, path, headers=key).status_code == 403, (method, path)
+        assert admin.request(method, path, headers=key).status_code == 403, (method, path)
 
 
-def test_a_request_for_a_key_that_is_repeated_shows_the_same_key(http: httpx.Client) -> None:
+def test_a_request_for_a_key_that_is_repeated_shows_the_same_key(admin: httpx.Client) -> None:
     def made(name: str) -> httpx.Response:
         headers = {"idempotency-key": "one key"}
-        return http.post("/v1/admin/keys", json={"name": name}, headers=headers)
+        return admin.post("/v1/admin/keys", json={"name": name}, headers=headers)
 
     first = made("a").json()
     assert KEY.fullmatch(first["key"]) and made("a").json() == first
     assert made("b").json()["error"]["code"] == "idempotency_mismatch"
-    http.delete(f"/v1/admin/keys/{first['key_id']}")
+    admin.delete(f"/v1/admin/keys/{first['key_id']}")
     assert made("a").json()["state"] == "revoked"
-    assert http.post("/v1/admin/keys", json={"name": "a"}).json()["key_id"] != first["key_id"]
+    assert admin.post("/v1/admin/keys", json={"name": "a"}).json()["key_id"] != first["key_id"]
 
 
-def test_a_key_that_is_made_lets_in_until_it_is_revoked(http: httpx.Client) -> None:
+def test_a_key_that_is_made_lets_in_until_it_is_revoked(admin: httpx.Client) -> None:
     asked = {
         "name": "CI",
         "tenant": "acme",
@@ -88,34 +67,34 @@ def test_a_key_that_is_made_lets_in_until_it_is_revoked(http: httpx.Client) -> N
         "limits": {"requests_per_minute": 60},
         "expires_in_s": 3600,
     }
-    made = http.post("/v1/admin/keys", json=asked).json()
+    made = admin.post("/v1/admin/keys", json=asked).json()
     assert KEY.fullmatch(made["key"])
     assert made["expires_s"] - made["created_s"] == 3600
     assert (made["tenant"], made["scopes"], made["state"]) == ("acme", ["jobs"], "valid")
-    eventually(lambda: http.get("/v1/jobs", headers=bearer(made["key"])).is_success)
-    assert http.get("/metrics", headers=bearer(made["key"])).status_code == 403
-    listed = http.get("/v1/admin/keys")
+    eventually(lambda: admin.get("/v1/jobs", headers=bearer(made["key"])).is_success)
+    assert admin.get("/metrics", headers=bearer(made["key"])).status_code == 403
+    listed = admin.get("/v1/admin/keys")
     assert made["key_id"] in [each["key_id"] for each in listed.json()["data"]]
     assert made["key"].split("_")[2] not in listed.text
     assert "digest" not in listed.text
-    revoked = http.delete(f"/v1/admin/keys/{made['key_id']}").json()
+    revoked = admin.delete(f"/v1/admin/keys/{made['key_id']}").json()
     assert (revoked["state"], "key" in revoked) == ("revoked", False)
-    assert http.delete(f"/v1/admin/keys/{made['key_id']}").json() == revoked
-    eventually(lambda: http.get("/v1/jobs", headers=bearer(made["key"])).status_code == 401)
+    assert admin.delete(f"/v1/admin/keys/{made['key_id']}").json() == revoked
+    eventually(lambda: admin.get("/v1/jobs", headers=bearer(made["key"])).status_code == 401)
 
 
-def test_a_keys_limits_are_changed_and_what_is_left_out_stays(http: httpx.Client) -> None:
+def test_a_keys_limits_are_changed_and_what_is_left_out_stays(admin: httpx.Client) -> None:
     limits = {"requests_per_minute": 60, "max_running": 3}
-    made = http.post("/v1/admin/keys", json={"name": "CI", "limits": limits}).json()
+    made = admin.post("/v1/admin/keys", json={"name": "CI", "limits": limits}).json()
     path, change = f"/v1/admin/keys/{made['key_id']}", {"requests_per_minute": None, "weight": 2}
-    changed = http.post(path, json={"limits": change}).json()
+    changed = admin.post(path, json={"limits": change}).json()
     assert changed["limits"] == made["limits"] | {"requests_per_minute": None, "weight": 2.0}
-    assert http.post(path, json={"name": "CD"}).json() == changed | {"name": "CD"}
-    refused = http.post(path, json={"limits": {"max_running": 0}})
+    assert admin.post(path, json={"name": "CD"}).json() == changed | {"name": "CD"}
+    refused = admin.post(path, json={"limits": {"max_running": 0}})
     assert refused.status_code == 400 and "limits.max_running" in refused.json()["error"]["param"]
-    http.delete(path)
-    assert http.post(path, json={"name": "x"}).json()["state"] == "revoked"
-    assert http.post("/v1/admin/keys/aaaaaaaaaaaa", json={"name": "x"}).status_code == 404
+    admin.delete(path)
+    assert admin.post(path, json={"name": "x"}).json()["state"] == "revoked"
+    assert admin.post("/v1/admin/keys/aaaaaaaaaaaa", json={"name": "x"}).status_code == 404
 
 
 def test_a_key_that_is_revoked_while_it_is_changed_stays_revoked(server: Server) -> None:
@@ -136,11 +115,11 @@ def test_a_key_that_is_revoked_while_it_is_changed_stays_revoked(server: Server)
     assert key is not None and (key.name, key.revoked_s) == ("new", 1)
 
 
-def test_a_key_that_a_newer_version_wrote_is_told_of(server: Server, http: httpx.Client) -> None:
+def test_a_key_that_a_newer_version_wrote_is_told_of(server: Server, admin: httpx.Client) -> None:
     newer = {"key_id": "b" * 12, "digest": "0", "scopes": ["more"]}
     with redis.Redis.from_url(server.url) as client:
         client.hset(API_KEYS, newer["key_id"], json.dumps(newer))
-        refused = http.get("/v1/admin/keys")
+        refused = admin.get("/v1/admin/keys")
         client.hdel(API_KEYS, newer["key_id"])
     assert refused.status_code == 501 and "newer version" in refused.json()["error"]["message"]
 
@@ -156,32 +135,32 @@ def test_a_key_that_a_newer_version_wrote_is_told_of(server: Server, http: httpx
     ],
 )
 def test_a_key_that_cannot_be_is_refused_by_name(
-    http: httpx.Client, body: dict[str, object], param: str
+    admin: httpx.Client, body: dict[str, object], param: str
 ) -> None:
-    before = len(http.get("/v1/admin/keys").json()["data"])
-    refused = http.post("/v1/admin/keys", json=body)
+    before = len(admin.get("/v1/admin/keys").json()["data"])
+    refused = admin.post("/v1/admin/keys", json=body)
     assert refused.status_code == 400
     assert refused.json()["error"]["param"].startswith(param)
-    assert len(http.get("/v1/admin/keys").json()["data"]) == before
-    assert http.delete("/v1/admin/keys/aaaaaaaaaaaa").status_code == 404
+    assert len(admin.get("/v1/admin/keys").json()["data"]) == before
+    assert admin.delete("/v1/admin/keys/aaaaaaaaaaaa").status_code == 404
 
 
 def test_dead_letters_are_listed_shown_requeued_and_dropped(
-    server: Server, http: httpx.Client
+    server: Server, admin: httpx.Client
 ) -> None:
     first, second = bury(server.url), bury(server.url)
     path = "/v1/admin/dead_letters"
-    listed = http.get(path)
+    listed = admin.get(path)
     assert [each["job"] for each in listed.json()["data"]] == [second, first]
-    shown = http.get(f"{path}/{first}")
+    shown = admin.get(f"{path}/{first}")
     assert (shown.json()["reason"], shown.json()["can_be_requeued"]) == ("worker_crashed", True)
     assert "CANARY" not in listed.text + shown.text
-    again = http.post(f"{path}/{first}/requeue").json()
+    again = admin.post(f"{path}/{first}/requeue").json()
     assert again["job"] == first != again["requeued_as"]
-    dropped = http.delete(f"{path}/{second}").json()
+    dropped = admin.delete(f"{path}/{second}").json()
     assert dropped == {"id": second, "object": "dead_letter", "deleted": True}
-    assert http.get(path).json()["data"] == []
+    assert admin.get(path).json()["data"] == []
     for job_id in (first, second, "nonsense"):
-        assert http.get(f"{path}/{job_id}").status_code == 404
-        assert http.delete(f"{path}/{job_id}").status_code == 404
-        assert http.post(f"{path}/{job_id}/requeue").status_code == 404
+        assert admin.get(f"{path}/{job_id}").status_code == 404
+        assert admin.delete(f"{path}/{job_id}").status_code == 404
+        assert admin.post(f"{path}/{job_id}/requeue").status_code == 404

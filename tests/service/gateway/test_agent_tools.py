@@ -1,7 +1,7 @@
 """Tools as agents send them: in namespaces, run by others, defined by Anthropic."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import httpx
 import pytest
@@ -9,7 +9,6 @@ from openai import OpenAI
 
 from dialogues import chat_of, marked
 from paths import ROOT
-from penstock.compose.server import Server
 from penstock.schemas.event import Delta
 from penstock.schemas.wire.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, spoken
@@ -26,20 +25,8 @@ LONG = {"type": "namespace", "name": "n" * 60, "tools": [SPAWN]}
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def url(actor: Actor) -> Iterator[str]:
-    with GatewayProcess(actor.redis_url) as gateway:
-        yield gateway.url
-
-
-@pytest.fixture
-def client(url: str) -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key="EMPTY", max_retries=0)
+def url(gateway: GatewayProcess) -> str:
+    return gateway.url
 
 
 def calls(*named: tuple[str, object]) -> list[Delta]:

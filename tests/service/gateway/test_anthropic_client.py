@@ -1,7 +1,6 @@
 """Anthropic's official client understands every message, whole and streamed, and every error."""
 
 import json
-from collections.abc import Iterator
 
 import anthropic
 import httpx
@@ -11,7 +10,6 @@ from anthropic.types import Message, MessageParam, ToolParam
 from msgspec.structs import replace
 
 from dialogues import CALL, SCRIPTS, THINKS, chat_of, marked
-from penstock.compose.server import Server
 from penstock.schemas.errors import PromptTooLong, QueueFull, WorkerFailed
 from penstock.schemas.event import Delta, Failed
 from penstock.schemas.wire.markup import Markup
@@ -26,20 +24,13 @@ WEATHER: ToolParam = {
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
+def claude(gateway: GatewayProcess) -> Anthropic:
+    return Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
 
 
-@pytest.fixture(scope="module")
-def client(actor: Actor) -> Iterator[Anthropic]:
-    with GatewayProcess(actor.redis_url) as gateway:
-        yield Anthropic(base_url=gateway.url, api_key="any", max_retries=0)
-
-
-def test_a_message(client: Anthropic, actor: Actor) -> None:
+def test_a_message(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken("Hello", " you", reason="length")
-    answer = client.messages.create(
+    answer = claude.messages.create(
         model=MODEL, messages=HI, max_tokens=2, system="Be kind.",
         extra_body={"top_k": 5, "temperature": 0.5},
     )  # fmt: skip
@@ -60,20 +51,20 @@ def test_a_message(client: Anthropic, actor: Actor) -> None:
     assert answer._request_id is not None
 
 
-def test_what_is_not_said_is_as_the_model_has_it(client: Anthropic, actor: Actor) -> None:
+def test_what_is_not_said_is_as_the_model_has_it(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken("a")
-    client.messages.create(model=MODEL, messages=HI, max_tokens=2)
+    claude.messages.create(model=MODEL, messages=HI, max_tokens=2)
     assert actor.jobs[-1].params.given() == frozenset()
 
 
-def test_a_stop_sequence_is_told(client: Anthropic, actor: Actor) -> None:
+def test_a_stop_sequence_is_told(claude: Anthropic, actor: Actor) -> None:
     first, last = spoken("a", "b")
     actor.script = lambda job: [first, replace(last, stop_reason="END")]
     given = {"model": MODEL, "messages": HI, "max_tokens": 9, "stop_sequences": ["END"]}
-    answer = client.messages.create(**given)  # type: ignore[call-overload]
+    answer = claude.messages.create(**given)  # type: ignore[call-overload]
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "END")
     assert actor.jobs[-1].params.stop == ["END"]
-    with client.messages.stream(**given) as stream:
+    with claude.messages.stream(**given) as stream:
         told = stream.get_final_message()
     assert (told.stop_reason, told.stop_sequence) == ("stop_sequence", "END")
 
@@ -94,7 +85,7 @@ def same(one: Message, other: Message) -> None:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_streamed_message_adds_up_to_the_whole_one(
-    client: Anthropic, actor: Actor, name: str
+    claude: Anthropic, actor: Actor, name: str
 ) -> None:
     actor.script = lambda job: SCRIPTS[name]
     asked: dict[str, object] = {"model": MODEL, "messages": HI, "max_tokens": 50}
@@ -102,8 +93,8 @@ def test_a_streamed_message_adds_up_to_the_whole_one(
         asked["tools"] = [WEATHER]
     if name in ("thinking", "all"):
         asked["thinking"] = {"type": "enabled", "budget_tokens": 1024}
-    whole = client.messages.create(**asked)  # type: ignore[call-overload]
-    with client.messages.stream(**asked) as stream:  # type: ignore[arg-type]
+    whole = claude.messages.create(**asked)  # type: ignore[call-overload]
+    with claude.messages.stream(**asked) as stream:  # type: ignore[arg-type]
         kinds = [event.type for event in stream]
         same(stream.get_final_message(), whole)
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
@@ -126,9 +117,9 @@ def test_a_streamed_message_adds_up_to_the_whole_one(
     assert whole.stop_reason == ("max_tokens" if name == "cut off" else ends.get(name, "tool_use"))
 
 
-def test_a_call_and_its_result(client: Anthropic, actor: Actor) -> None:
+def test_a_call_and_its_result(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: marked(Markup("hermes"), CALL)
-    first = client.messages.create(model=MODEL, messages=HI, max_tokens=50, tools=[WEATHER])
+    first = claude.messages.create(model=MODEL, messages=HI, max_tokens=50, tools=[WEATHER])
     [call] = first.content
     assert call.type == "tool_use" and (call.name, call.input) == ("weather", {"place": "Bern"})
     assert chat_of(actor).tools[0]["function"] == {
@@ -152,7 +143,7 @@ def test_a_call_and_its_result(client: Anthropic, actor: Actor) -> None:
         },
     ]  # fmt: skip
     actor.script = lambda job: spoken("Rain.")
-    client.messages.create(model=MODEL, messages=later, max_tokens=50, tools=[WEATHER])
+    claude.messages.create(model=MODEL, messages=later, max_tokens=50, tools=[WEATHER])
     _, said, *told = chat_of(actor).messages
     function = {"name": "weather", "arguments": {"place": "Bern"}}
     assert said["tool_calls"] == [{"id": call.id, "type": "function", "function": function}]
@@ -163,7 +154,7 @@ def test_a_call_and_its_result(client: Anthropic, actor: Actor) -> None:
     ]
 
 
-def test_what_was_thought_goes_back_to_the_template(client: Anthropic, actor: Actor) -> None:
+def test_what_was_thought_goes_back_to_the_template(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken("a")
     said: MessageParam = {
         "role": "assistant",
@@ -173,7 +164,7 @@ def test_what_was_thought_goes_back_to_the_template(client: Anthropic, actor: Ac
             {"type": "text", "text": "Well"},
         ],
     }
-    client.messages.create(
+    claude.messages.create(
         model=MODEL, messages=[*HI, said, {"role": "user", "content": "?"}], max_tokens=2
     )
     assert chat_of(actor).messages[1]["reasoning_content"] == "So."
@@ -197,7 +188,7 @@ def test_what_was_thought_goes_back_to_the_template(client: Anthropic, actor: Ac
     ],
 )
 def test_earlier_thinking_is_left_out_as_it_is_asked(
-    client: Anthropic, actor: Actor, edits: list[object], kept: list[str]
+    claude: Anthropic, actor: Actor, edits: list[object], kept: list[str]
 ) -> None:
     actor.script = lambda job: spoken("a")
     turns: list[dict[str, object]] = []
@@ -211,7 +202,7 @@ def test_earlier_thinking_is_left_out_as_it_is_asked(
         "model": MODEL, "max_tokens": 2, "messages": [*turns, *HI],
         "context_management": {"edits": edits},
     }  # fmt: skip
-    assert httpx.post(f"{client.base_url}/v1/messages", json=body).status_code == 200
+    assert httpx.post(f"{claude.base_url}/v1/messages", json=body).status_code == 200
     told = [each.get("reasoning_content") for each in chat_of(actor).messages]
     assert [each for each in told if each] == kept
 
@@ -226,7 +217,7 @@ def test_earlier_thinking_is_left_out_as_it_is_asked(
     ],
 )
 def test_the_choice_of_tools(
-    client: Anthropic,
+    claude: Anthropic,
     actor: Actor,
     choice: dict[str, object],
     wanted: str,
@@ -234,7 +225,7 @@ def test_the_choice_of_tools(
     parallel: bool | None,
 ) -> None:
     actor.script = lambda job: marked(Markup("hermes"), CALL)
-    client.messages.create(
+    claude.messages.create(
         model=MODEL,
         messages=HI,
         max_tokens=50,
@@ -247,15 +238,15 @@ def test_the_choice_of_tools(
     )  # fmt: skip
 
 
-def test_none_of_the_tools_is_called_where_none_may_be(client: Anthropic, actor: Actor) -> None:
+def test_none_of_the_tools_is_called_where_none_may_be(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken(CALL)
-    answer = client.messages.create(
+    answer = claude.messages.create(
         model=MODEL, messages=HI, max_tokens=50, tools=[WEATHER], tool_choice={"type": "none"}
     )
     assert answer.content[0].type == "text" and chat_of(actor).tools == []
 
 
-def test_thinking_is_asked_for_and_bounded(client: Anthropic, actor: Actor) -> None:
+def test_thinking_is_asked_for_and_bounded(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: marked(THINKS, "Hm</think>", "\n\nYes")
     budget = {"type": "enabled", "budget_tokens": 1024}
     for thinking, enabled, bound, shown in (
@@ -265,18 +256,18 @@ def test_thinking_is_asked_for_and_bounded(client: Anthropic, actor: Actor) -> N
         (None, False, None, ["text"]),
     ):
         given = {} if thinking is None else {"thinking": thinking}
-        answer = client.messages.create(model=MODEL, messages=HI, max_tokens=9, **given)  # type: ignore[call-overload]
+        answer = claude.messages.create(model=MODEL, messages=HI, max_tokens=9, **given)  # type: ignore[call-overload]
         chat = chat_of(actor)
         assert chat.template_kwargs == {"enable_thinking": enabled}
         assert chat.thinking_budget == bound
         assert [block.type for block in answer.content] == shown
 
 
-def test_effort_and_form_of_the_output(client: Anthropic, actor: Actor) -> None:
+def test_effort_and_form_of_the_output(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken("{}")
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
-    client.messages.create(
+    claude.messages.create(
         model=MODEL, messages=HI, max_tokens=9, extra_body={"output_config": config}
     )
     held = actor.jobs[-1].params.structured_outputs
@@ -285,20 +276,20 @@ def test_effort_and_form_of_the_output(client: Anthropic, actor: Actor) -> None:
     assert chat_of(actor).template_kwargs["reasoning_effort"] == "low"
 
 
-def test_a_message_that_was_begun_goes_on(client: Anthropic, actor: Actor) -> None:
+def test_a_message_that_was_begun_goes_on(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken(" you")
     begun: list[MessageParam] = [*HI, {"role": "assistant", "content": "Hello"}]
-    answer = client.messages.create(model=MODEL, messages=begun, max_tokens=9)
+    answer = claude.messages.create(model=MODEL, messages=begun, max_tokens=9)
     assert answer.content[0].type == "text" and answer.content[0].text == " you"
     chat = chat_of(actor)
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
 
 
 def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
-    client: Anthropic, actor: Actor
+    claude: Anthropic, actor: Actor
 ) -> None:
     actor.script = lambda job: spoken("a")
-    client.messages.create(
+    claude.messages.create(
         model=MODEL,
         messages=HI,
         max_tokens=9,
@@ -351,27 +342,27 @@ def test_what_changes_with_each_request_of_claude_code_is_no_part_of_the_prompt(
         ({"system": 3}, "system"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(client: Anthropic, wrong: dict[str, object], field: str) -> None:
+def test_what_is_wrong_is_named(claude: Anthropic, wrong: dict[str, object], field: str) -> None:
     body = {"model": MODEL, "messages": HI, "max_tokens": 5} | wrong
     with pytest.raises(anthropic.BadRequestError) as refused:
-        client.post("/v1/messages", body=body, cast_to=Message)
+        claude.post("/v1/messages", body=body, cast_to=Message)
     told = refused.value.body
     assert isinstance(told, dict) and told["type"] == "error"
     assert told["error"]["type"] == "invalid_request_error"
     assert told["error"]["message"].startswith(field), told
 
 
-def test_names_and_stops_are_as_long_as_anthropics(client: Anthropic, actor: Actor) -> None:
+def test_names_and_stops_are_as_long_as_anthropics(claude: Anthropic, actor: Actor) -> None:
     tool = {"name": "x" * 128, "input_schema": {"type": "object"}}
     stops = [f"END {number}" for number in range(100)]
     body = {"model": MODEL, "messages": HI, "max_tokens": 5, "tools": [tool]}
     actor.script = lambda job: spoken("fine")
-    client.messages.create(**body, stop_sequences=stops)  # type: ignore[call-overload]
+    claude.messages.create(**body, stop_sequences=stops)  # type: ignore[call-overload]
     assert actor.jobs[-1].params.stop == stops
     assert chat_of(actor).tools[0]["function"]["name"] == "x" * 128  # type: ignore[index, call-overload]
 
 
-def test_every_failure_is_the_clients_own_error(client: Anthropic, actor: Actor) -> None:
+def test_every_failure_is_the_clients_own_error(claude: Anthropic, actor: Actor) -> None:
     given = {"model": MODEL, "messages": HI, "max_tokens": 5}
     for failure, kind in (
         (PromptTooLong(9, 5), anthropic.BadRequestError),
@@ -381,28 +372,28 @@ def test_every_failure_is_the_clients_own_error(client: Anthropic, actor: Actor)
         end = Failed(position=0, state="failed", error=failure.body())
         actor.script = lambda job, end=end: [end]
         with pytest.raises(kind) as refused:
-            client.messages.create(**given)  # type: ignore[call-overload]
+            claude.messages.create(**given)  # type: ignore[call-overload]
         assert refused.value.body["error"]["message"] == failure.message  # type: ignore[index]
     with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
-        client.messages.create(**given | {"model": "none"})  # type: ignore[call-overload]
+        claude.messages.create(**given | {"model": "none"})  # type: ignore[call-overload]
 
 
-def test_a_failure_in_the_middle_of_a_stream_is_told(client: Anthropic, actor: Actor) -> None:
+def test_a_failure_in_the_middle_of_a_stream_is_told(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: [*spoken("a", "b")[:1], failed(at=1)]
     with (
         pytest.raises(anthropic.APIStatusError, match="disk is gone"),
-        client.messages.stream(model=MODEL, messages=HI, max_tokens=5) as stream,
+        claude.messages.stream(model=MODEL, messages=HI, max_tokens=5) as stream,
     ):
         stream.get_final_message()
 
 
-def test_a_stream_goes_on_after_each_of_its_events(client: Anthropic, actor: Actor) -> None:
+def test_a_stream_goes_on_after_each_of_its_events(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: SCRIPTS["all"]
     body = {
         "model": MODEL, "messages": HI, "max_tokens": 50, "stream": True, "tools": [WEATHER],
         "thinking": {"type": "adaptive"},
     }  # fmt: skip
-    url, headers = f"{client.base_url}/v1/messages", {"idempotency-key": "one"}
+    url, headers = f"{claude.base_url}/v1/messages", {"idempotency-key": "one"}
     whole = httpx.post(url, json=body, headers=headers).text
     ids = [line[4:] for line in whole.split("\n") if line.startswith("id: ")]
     assert len(ids) == len(set(ids)) > 8
@@ -411,11 +402,11 @@ def test_a_stream_goes_on_after_each_of_its_events(client: Anthropic, actor: Act
         assert rest == whole.partition(f"id: {last}\n")[2].partition("\n\n")[2]
 
 
-def test_tokens_are_counted_as_the_prompt_is_written(client: Anthropic, actor: Actor) -> None:
+def test_tokens_are_counted_as_the_prompt_is_written(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: [
         Delta(position=0, token_ids=[0], prompt_ids=[5, 6, 7], finish_reason="stop")
     ]
-    told = client.messages.count_tokens(
+    told = claude.messages.count_tokens(
         model=MODEL, messages=HI, system="Be kind.", tools=[WEATHER]
     )
     assert told.input_tokens == 3
@@ -424,13 +415,13 @@ def test_tokens_are_counted_as_the_prompt_is_written(client: Anthropic, actor: A
     assert len(job.chat.messages) == 2 and len(job.chat.tools) == 1
 
 
-def test_fields_that_mean_nothing_are_told(client: Anthropic, actor: Actor) -> None:
+def test_fields_that_mean_nothing_are_told(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken("a")
     body = {
         "model": MODEL, "messages": HI, "max_tokens": 5, "foo": 1, "service_tier": "auto",
         "tools": [WEATHER | {"cache_control": {"type": "ephemeral"}, "bar": 1}],
     }  # fmt: skip
-    response = httpx.post(f"{client.base_url}/v1/messages", json=body)
+    response = httpx.post(f"{claude.base_url}/v1/messages", json=body)
     assert response.status_code == 200, response.text
     assert response.headers["x-penstock-ignored"] == "foo, tools.0.bar"
 
@@ -449,18 +440,18 @@ def test_a_key_is_asked_for_in_either_header(actor: Actor) -> None:
             wrong.messages.create(**given)  # type: ignore[call-overload]
 
 
-def test_events_are_named_and_are_json(client: Anthropic, actor: Actor) -> None:
+def test_events_are_named_and_are_json(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: SCRIPTS["all"]
     body = {
         "model": MODEL, "messages": HI, "max_tokens": 50, "stream": True, "tools": [WEATHER],
     }  # fmt: skip
-    text = httpx.post(f"{client.base_url}/v1/messages", json=body).text
+    text = httpx.post(f"{claude.base_url}/v1/messages", json=body).text
     for event in filter(None, text.split("\n\n")):
         lines = dict(line.split(": ", 1) for line in event.split("\n"))
         assert json.loads(lines["data"])["type"] == lines["event"]
 
 
-def test_a_request_as_claude_code_writes_it(client: Anthropic, actor: Actor) -> None:
+def test_a_request_as_claude_code_writes_it(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: SCRIPTS["all"]
     cached = {"cache_control": {"type": "ephemeral"}}
     schema = {
@@ -495,7 +486,7 @@ def test_a_request_as_claude_code_writes_it(client: Anthropic, actor: Actor) -> 
         "output_config": {"effort": "high"},
     }
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a,b", "x-api-key": "any"}
-    url = f"{client.base_url}/v1/messages?beta=true"
+    url = f"{claude.base_url}/v1/messages?beta=true"
     response = httpx.post(url, json=body, headers=headers)
     assert response.status_code == 200, response.text
     assert "x-penstock-ignored" not in response.headers
@@ -506,7 +497,7 @@ def test_a_request_as_claude_code_writes_it(client: Anthropic, actor: Actor) -> 
 
 
 def test_an_answer_that_is_not_what_its_schema_says_tells_so(
-    client: Anthropic, actor: Actor
+    claude: Anthropic, actor: Actor
 ) -> None:
     [last] = spoken("[1, 1]")
     actor.script = lambda job: [replace(last, schema_error="not unique")]
@@ -514,11 +505,11 @@ def test_an_answer_that_is_not_what_its_schema_says_tells_so(
     body = {
         "model": MODEL, "messages": HI, "max_tokens": 9, "output_config": {"format": form},
     }  # fmt: skip
-    whole = httpx.post(f"{client.base_url}/v1/messages", json=body).json()
+    whole = httpx.post(f"{claude.base_url}/v1/messages", json=body).json()
     assert whole["schema_error"] == "not unique"
     held = actor.jobs[-1].params.structured_outputs
     assert held is not None and (held.lenient, held.asked_as) == (False, "output_config.format")
-    streamed = httpx.post(f"{client.base_url}/v1/messages", json=body | {"stream": True}).text
+    streamed = httpx.post(f"{claude.base_url}/v1/messages", json=body | {"stream": True}).text
     assert streamed.count('"schema_error":"not unique"') == 1
 
 
@@ -526,7 +517,7 @@ def document(**fields: object) -> dict[str, object]:
     return {"type": "document", "source": {"type": "text", "data": "It rains."}, **fields}
 
 
-def test_documents_of_text_are_read(client: Anthropic, actor: Actor) -> None:
+def test_documents_of_text_are_read(claude: Anthropic, actor: Actor) -> None:
     actor.script = lambda job: spoken("a")
     parts = {"type": "content", "content": [{"type": "text", "text": each} for each in "ab"]}
     told = document(title="Weather", context="Of today.", citations={"enabled": False})
@@ -538,7 +529,7 @@ def test_documents_of_text_are_read(client: Anthropic, actor: Actor) -> None:
         {"role": "assistant", "content": [use]},
         {"role": "user", "content": [result]},
     ]
-    client.messages.create(model=MODEL, messages=messages, max_tokens=9)  # type: ignore[arg-type]
+    claude.messages.create(model=MODEL, messages=messages, max_tokens=9)  # type: ignore[arg-type]
     said = [each["content"] for each in chat_of(actor).messages]
     assert said == ["Weather\n\nOf today.\n\nIt rains.\na\nb\nDoes it?", "", "It rains."]
 
@@ -552,9 +543,9 @@ def test_documents_of_text_are_read(client: Anthropic, actor: Actor) -> None:
     ],
 )
 def test_other_documents_are_refused_by_name(
-    client: Anthropic, block: dict[str, object], where: str
+    claude: Anthropic, block: dict[str, object], where: str
 ) -> None:
     messages = [{"role": "user", "content": [block]}]
     with pytest.raises(anthropic.BadRequestError) as refused:
-        client.messages.create(model=MODEL, messages=messages, max_tokens=9)  # type: ignore[arg-type]
+        claude.messages.create(model=MODEL, messages=messages, max_tokens=9)  # type: ignore[arg-type]
     assert f"messages[0].{where}" in refused.value.message

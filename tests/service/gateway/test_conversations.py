@@ -1,7 +1,6 @@
 """Conversations through OpenAI's client: what a response says is there for the next one."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -15,7 +14,6 @@ from pydantic import TypeAdapter
 
 import api_keys
 from dialogues import SCRIPTS, chat_of
-from penstock.compose.server import Server
 from penstock.gateway.responses.conversations import MOST_ITEMS
 from penstock.schemas.keys import CHORES
 from stage import (
@@ -36,18 +34,6 @@ WEATHER: FunctionToolParam = {
     "strict": False,
 }
 ITEM: TypeAdapter[ConversationItem] = TypeAdapter(ConversationItem)
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def client(actor: Actor) -> Iterator[OpenAI]:
-    with GatewayProcess(actor.redis_url) as gateway:
-        yield OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
 
 
 def said(client: OpenAI, conversation: Conversation) -> list[str]:

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from api_keys import bearer, expire, issue, revoke
-from penstock.compose.server import Server
 from penstock.schemas.job import Job
 from stage import MODEL, Actor, GatewayProcess, HousekeepingProcess, Line, eventually, spoken
 
@@ -20,19 +19,8 @@ BODY = {"model": MODEL, "prompt": "hi", "max_tokens": 50}
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        issue(server.url)
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    return "--files-folder", str(tmp_path_factory.mktemp("files"))
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor, files: tuple[str, str]) -> Iterator[httpx.Client]:
+def caller(actor: Actor, files: tuple[str, str]) -> Iterator[httpx.Client]:
+    issue(actor.redis_url)
     with (
         GatewayProcess(actor.redis_url, *files) as gateway,
         httpx.Client(base_url=gateway.url, timeout=60) as client,
@@ -75,14 +63,14 @@ def lines_until_end(http: httpx.Client, key: str, seen: threading.Event) -> tupl
 
 
 def test_a_stream_ends_with_an_error_and_its_job_is_cancelled(
-    http: httpx.Client, actor: Actor, held: threading.Event, end: End
+    caller: httpx.Client, actor: Actor, held: threading.Event, end: End
 ) -> None:
     key, other = issue(actor.redis_url), issue(actor.redis_url)
-    eventually(lambda: http.get("/v1/models", headers=bearer(other)).is_success)
+    eventually(lambda: caller.get("/v1/models", headers=bearer(other)).is_success)
     seen, seen_of_other = threading.Event(), threading.Event()
     with ThreadPoolExecutor() as pool:
-        stream = pool.submit(lines_until_end, http, key, seen)
-        beside = pool.submit(lines_until_end, http, other, seen_of_other)
+        stream = pool.submit(lines_until_end, caller, key, seen)
+        beside = pool.submit(lines_until_end, caller, other, seen_of_other)
         num_before = len(actor.cancelled)
         assert seen.wait(20) and seen_of_other.wait(20)
         began_s = time.monotonic()
@@ -100,12 +88,12 @@ def test_a_stream_ends_with_an_error_and_its_job_is_cancelled(
 
 
 def test_an_answer_that_is_awaited_whole_becomes_401(
-    http: httpx.Client, actor: Actor, held: threading.Event, end: End
+    caller: httpx.Client, actor: Actor, held: threading.Event, end: End
 ) -> None:
     key, num_before = issue(actor.redis_url), len(actor.jobs)
-    eventually(lambda: http.get("/v1/models", headers=bearer(key)).is_success)
+    eventually(lambda: caller.get("/v1/models", headers=bearer(key)).is_success)
     with ThreadPoolExecutor() as pool:
-        answer = pool.submit(http.post, "/v1/completions", json=BODY, headers=bearer(key))
+        answer = pool.submit(caller.post, "/v1/completions", json=BODY, headers=bearer(key))
         eventually(lambda: len(actor.jobs) > num_before)
         end(actor.redis_url, key)
         assert answer.result().status_code == 401
@@ -114,15 +102,15 @@ def test_an_answer_that_is_awaited_whole_becomes_401(
 
 
 def test_housekeeping_cancels_jobs_that_nobody_follows(
-    http: httpx.Client, actor: Actor, held: threading.Event, end: End
+    caller: httpx.Client, actor: Actor, held: threading.Event, end: End
 ) -> None:
     """One runs, one waits for its slot, and one for its hour; another key's go on."""
     limits = {"max_running": 1}
     key, other = (issue(actor.redis_url, tenant="acme", limits=limits) for _ in range(2))
-    eventually(lambda: http.get("/v1/models", headers=bearer(other)).is_success)
+    eventually(lambda: caller.get("/v1/models", headers=bearer(other)).is_success)
 
     def submitted(text: str, **fields: object) -> str:
-        answer = http.post("/v1/jobs", json=BODY | fields, headers=bearer(text))
+        answer = caller.post("/v1/jobs", json=BODY | fields, headers=bearer(text))
         return str(answer.json()["id"])
 
     later = {"delay_ms": 3_600_000}
@@ -130,7 +118,7 @@ def test_housekeeping_cancels_jobs_that_nobody_follows(
     theirs = [submitted(other), submitted(other), submitted(other, **later)]
 
     def states(ids: list[str]) -> list[str]:
-        shown = [http.get(f"/v1/jobs/{each}", headers=bearer(other)).json() for each in ids]
+        shown = [caller.get(f"/v1/jobs/{each}", headers=bearer(other)).json() for each in ids]
         return [str(each["state"]) for each in shown]
 
     eventually(lambda: states(mine + theirs) == ["decoding", "ready", "ready"] * 2)
@@ -141,27 +129,29 @@ def test_housekeeping_cancels_jobs_that_nobody_follows(
 
 
 def test_a_batch_submits_no_more_and_ends_as_cancelled(
-    http: httpx.Client,
+    caller: httpx.Client,
     actor: Actor,
     held: threading.Event,
     files: tuple[str, str],
     end: End,
 ) -> None:
     key, other = (issue(actor.redis_url, tenant="acme") for _ in range(2))
-    eventually(lambda: http.get("/v1/models", headers=bearer(other)).is_success)
+    eventually(lambda: caller.get("/v1/models", headers=bearer(other)).is_success)
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY}
     lines = [json.dumps({**line, "custom_id": str(number)}) for number in range(8)]
     upload = {"file": ("in.jsonl", "\n".join(lines))}
-    file = http.post("/v1/files", files=upload, data={"purpose": "batch"}, headers=bearer(key))
+    file = caller.post("/v1/files", files=upload, data={"purpose": "batch"}, headers=bearer(key))
     asked = {
         "input_file_id": file.json()["id"],
         "endpoint": "/v1/completions",
         "completion_window": "24h",
     }
-    batch_id = http.post("/v1/batches", json=asked, headers=bearer(key)).json()["id"]
+    batch_id = caller.post("/v1/batches", json=asked, headers=bearer(key)).json()["id"]
 
     def shown() -> dict[str, object]:
-        batch: dict[str, object] = http.get(f"/v1/batches/{batch_id}", headers=bearer(other)).json()
+        batch: dict[str, object] = caller.get(
+            f"/v1/batches/{batch_id}", headers=bearer(other)
+        ).json()
         return batch
 
     num_before = len(actor.jobs)

@@ -15,12 +15,6 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "temper
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
 def gateways(actor: Actor) -> Iterator[list[httpx.Client]]:
     flag = "--share-equal-jobs"
     with GatewayProcess(actor.redis_url, flag) as one, GatewayProcess(actor.redis_url, flag) as two:

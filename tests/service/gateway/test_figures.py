@@ -86,11 +86,9 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    files = ("--files-folder", str(tmp_path_factory.mktemp("files")))
+def house(server: Server, files: tuple[str, str]) -> Iterator[House]:
     flags = ("--served-model-name", ",".join(ALIASES), "--num-lanes", "2", "--fake-step-ms", "10")
     with (
-        Server() as server,
         GatewayProcess(server.url, *files) as gateway,
         HousekeepingProcess(server.url, *files),
         WorkerProcess(server.url, "fake", *flags) as worker,

@@ -1,35 +1,16 @@
 """Queues that are paused and workers that drain, by the commands and over HTTP."""
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
 
-import api_keys
-from api_keys import bearer
 from penstock.compose.server import Server
 from penstock.gateway.commands import queues, workers
-from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
+from stage import MODEL, Actor, Wait, eventually, spoken
 from worker_process import WorkerProcess
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor) -> Iterator[httpx.Client]:
-    key = api_keys.issue(actor.redis_url, scopes=["admin"])
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, headers=bearer(key), timeout=60) as http,
-    ):
-        yield http
 
 
 def background(http: httpx.Client) -> str:
@@ -41,33 +22,33 @@ def shown(http: httpx.Client, job_id: str) -> dict[str, object]:
 
 
 def test_of_a_paused_queue_no_job_begins_and_what_runs_runs_on(
-    actor: Actor, http: httpx.Client
+    actor: Actor, admin: httpx.Client
 ) -> None:
     gate = Wait()
     actor.script = lambda job: [*spoken("a", "b")[:1], gate, *spoken("a", "b")[1:]]
-    running = background(http)
-    eventually(lambda: shown(http, running)["started_ms"] is not None)
-    paused = http.post(f"/v1/admin/queues/{MODEL}/pause").json()
+    running = background(admin)
+    eventually(lambda: shown(admin, running)["started_ms"] is not None)
+    paused = admin.post(f"/v1/admin/queues/{MODEL}/pause").json()
     assert (paused["is_paused"], paused["num_running"]) == (True, 1)
-    waiting = background(http)
+    waiting = background(admin)
     gate.set()
-    eventually(lambda: shown(http, running)["state"] == "succeeded")
-    told = shown(http, waiting)
+    eventually(lambda: shown(admin, running)["state"] == "succeeded")
+    told = shown(admin, waiting)
     assert (told["state"], told["reason"], told["position"]) == ("ready", "paused", 1)
-    assert 'reason="paused"} 1.0' in http.get("/metrics").text
-    assert http.get("/load").json() == {"server_load": 1}
-    [model] = http.get("/v1/status").json()["models"]
+    assert 'reason="paused"} 1.0' in admin.get("/metrics").text
+    assert admin.get("/load").json() == {"server_load": 1}
+    [model] = admin.get("/v1/status").json()["models"]
     assert model["is_paused"] is True
-    assert http.get("/v1/admin/queues").json()["data"] == [
+    assert admin.get("/v1/admin/queues").json()["data"] == [
         paused | {"num_queued": 1, "num_running": 0}
     ]
-    assert http.post(f"/v1/admin/queues/{MODEL}/resume").json()["is_paused"] is False
-    eventually(lambda: shown(http, waiting)["state"] == "succeeded")
-    assert http.post("/v1/admin/queues/nobody/pause").status_code == 404
+    assert admin.post(f"/v1/admin/queues/{MODEL}/resume").json()["is_paused"] is False
+    eventually(lambda: shown(admin, waiting)["state"] == "succeeded")
+    assert admin.post("/v1/admin/queues/nobody/pause").status_code == 404
 
 
 def test_the_commands_do_the_same(
-    actor: Actor, http: httpx.Client, capsys: pytest.CaptureFixture[str]
+    actor: Actor, admin: httpx.Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     actor.script = lambda job: spoken("a")
     at = ["--redis-url", actor.redis_url]
@@ -84,25 +65,25 @@ def test_the_commands_do_the_same(
     assert "no worker 'nobody'" in capsys.readouterr().err
 
 
-def test_jobs_are_aborted_by_the_ids_of_their_answers(actor: Actor, http: httpx.Client) -> None:
+def test_jobs_are_aborted_by_the_ids_of_their_answers(actor: Actor, admin: httpx.Client) -> None:
     gate = Wait()
     actor.script = lambda job: [*spoken("a", "b")[:1], gate, *spoken("a", "b")[1:]]
     asked = CHAT | {"stream": True}
-    with http.stream("POST", "/v1/chat/completions", json=asked) as stream:
+    with admin.stream("POST", "/v1/chat/completions", json=asked) as stream:
         lines = stream.iter_lines()
         first = json.loads(next(line for line in lines if line.startswith("data: "))[6:])
         unknown = f"cmpl-job_{first['id'].split('_')[1]}_{'a' * 26}"
         ids = [first["id"], unknown, "anything"]
-        told = http.post("/abort_requests", json={"request_ids": ids}).json()
+        told = admin.post("/abort_requests", json={"request_ids": ids}).json()
         gate.set()
         assert any('"cancelled"' in line for line in lines)
     assert told == {"aborted": [first["id"].removeprefix("chatcmpl-")]}
-    refused = http.post("/inference/v1/abort_requests", json={"request_ids": []})
+    refused = admin.post("/inference/v1/abort_requests", json={"request_ids": []})
     assert refused.status_code == 400
 
 
-def test_what_a_server_says_of_itself_has_no_secret(actor: Actor, http: httpx.Client) -> None:
-    told = http.get("/server_info").json()
+def test_what_a_server_says_of_itself_has_no_secret(actor: Actor, admin: httpx.Client) -> None:
+    told = admin.get("/server_info").json()
     assert [each["name"] for each in told["models"]] == [MODEL]
     assert told["settings"]["max_body_bytes"] > 0
     assert all(isinstance(value, int | float) for value in told["settings"].values())

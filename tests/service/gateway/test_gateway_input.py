@@ -2,41 +2,24 @@
 
 import json
 import socket
-from collections.abc import Iterator
 
 import httpx
 import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from penstock.compose.server import Server
 from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai import unsupported
 from penstock.gateway.server.app import build
 from penstock.schemas.job import MAX_ANSWER_BYTES
 from penstock.schemas.keys import CHORES, MODELS
-from stage import MODEL, Actor, GatewayProcess
+from stage import MODEL, Actor
 
 LIMIT = 4 * 1024 * 1024
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": MODEL, "prompt": "hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "x"}
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor) -> Iterator[httpx.Client]:
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=120) as client,
-    ):
-        yield client
 
 
 def error_of(response: httpx.Response) -> dict[str, str | None]:

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from dialogues import plain_chat
-from penstock.compose.server import Server
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.event import Delta
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
@@ -21,21 +20,9 @@ PIECES = ("a", "é", "", "日本", "\n\n", '"', " the", "🙂", "\u2028", "data:
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def gateways(actor: Actor) -> Iterator[list[GatewayProcess]]:
-    with GatewayProcess(actor.redis_url) as one, GatewayProcess(actor.redis_url) as other:
-        yield [one, other]
-
-
-@pytest.fixture(scope="module")
-def http(gateways: list[GatewayProcess]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateways[0].url, timeout=120) as client:
-        yield client
+def gateways(actor: Actor, gateway: GatewayProcess) -> Iterator[list[GatewayProcess]]:
+    with GatewayProcess(actor.redis_url) as other:
+        yield [gateway, other]
 
 
 def submitted(http: httpx.Client, **fields: object) -> str:

@@ -24,21 +24,6 @@ TEXT = {"model": MODEL, "prompt": "hi"}
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor) -> Iterator[httpx.Client]:
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as client,
-    ):
-        yield client
-
-
-@pytest.fixture(scope="module")
 def idle() -> Iterator[httpx.Client]:
     """A gateway whose model no worker serves: what is submitted waits."""
     with Server() as server:

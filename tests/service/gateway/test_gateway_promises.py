@@ -4,7 +4,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -22,21 +21,6 @@ from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 TEXT = {"model": MODEL, "prompt": "hi"}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 DAY_S = 86_400
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor) -> Iterator[httpx.Client]:
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as client,
-    ):
-        yield client
 
 
 def test_fifty_streams_under_one_key_are_one_job_and_equal(

@@ -1,7 +1,6 @@
 """The gateway as a service: health, keys, limits, metrics, and what it does without a queue."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,21 +34,6 @@ KEYED_PATHS = (
     "/v1/completions",
     "/nowhere",
 )
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor) -> Iterator[httpx.Client]:
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=120) as client,
-    ):
-        yield client
 
 
 def test_it_is_ready_while_a_worker_lives() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -16,29 +15,14 @@ from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken
 MARK = "canary-7f3a"
 
 
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)  # before the gateway starts
 def mine(actor: Actor) -> dict[str, str]:
     return bearer(issue(actor.redis_url, tenant="acme"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def other(actor: Actor) -> dict[str, str]:
     return bearer(issue(actor.redis_url, tenant="rival"))
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor, mine: object, other: object) -> Iterator[httpx.Client]:
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as client,
-    ):
-        yield client
 
 
 def submitted(http: httpx.Client, headers: dict[str, str], mark: str = MARK) -> str:

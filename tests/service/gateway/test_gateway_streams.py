@@ -6,7 +6,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from msgspec.structs import replace
 
 from event_source import EventSource
-from penstock.compose.server import Server
 from penstock.schemas.errors import InvalidJob, PenstockError, PromptTooLong, WorkerFailed
 from penstock.schemas.event import Delta, Failed, TokenLogprob
 from stage import (
@@ -33,24 +31,7 @@ from stage import (
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": MODEL, "prompt": "hi"}
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def gateway(actor: Actor) -> Iterator[GatewayProcess]:
-    with GatewayProcess(actor.redis_url, "--ping-s", "0.2") as gateway:
-        yield gateway
-
-
-@pytest.fixture(scope="module")
-def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=120) as client:
-        yield client
+GATEWAY_FLAGS = ("--ping-s", "0.2")
 
 
 def chunks_of(text: str) -> list[dict[str, object]]:

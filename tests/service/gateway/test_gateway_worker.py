@@ -26,15 +26,15 @@ def is_ready(gateway: GatewayProcess) -> bool:
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[GatewayProcess]:
-    with Server() as server, GatewayProcess(server.url) as gateway, WorkerProcess(server.url):
+def fake_gateway(server: Server) -> Iterator[GatewayProcess]:
+    with GatewayProcess(server.url) as gateway, WorkerProcess(server.url):
         eventually(lambda: is_ready(gateway), within_s=240)
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def client(gateway: GatewayProcess) -> OpenAI:
-    return OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
+def api(fake_gateway: GatewayProcess) -> OpenAI:
+    return OpenAI(base_url=f"{fake_gateway.url}/v1", api_key="EMPTY", max_retries=0)
 
 
 def streamed_text(client: OpenAI, max_tokens: int, seed: int) -> str:
@@ -49,22 +49,22 @@ def streamed_text(client: OpenAI, max_tokens: int, seed: int) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
-    whole = client.chat.completions.create(
+def test_a_stream_says_what_the_whole_answer_says(api: OpenAI) -> None:
+    whole = api.chat.completions.create(
         model=MODEL, messages=HI, max_tokens=300, seed=4, extra_body={"ignore_eos": True}
     )
-    assert whole.choices[0].message.content == streamed_text(client, 300, seed=4)
+    assert whole.choices[0].message.content == streamed_text(api, 300, seed=4)
     assert whole.usage is not None and whole.usage.completion_tokens == 300
     assert whole.choices[0].finish_reason == "length"
 
 
-def test_token_ids_come_with_the_text_where_they_are_asked_for(client: OpenAI) -> None:
+def test_token_ids_come_with_the_text_where_they_are_asked_for(api: OpenAI) -> None:
     prompts = [[ord("h"), ord("i")], [ord("y"), ord("o")]]
     asked = {"return_token_ids": True, "return_tokens_as_token_ids": True, "ignore_eos": True}
-    whole = client.completions.create(
+    whole = api.completions.create(
         model=MODEL, prompt=prompts, max_tokens=40, seed=4, n=2, logprobs=1, extra_body=asked
     )
-    chunks = client.completions.create(
+    chunks = api.completions.create(
         model=MODEL,
         prompt=prompts,
         max_tokens=40,
@@ -94,43 +94,43 @@ def test_token_ids_come_with_the_text_where_they_are_asked_for(client: OpenAI) -
         assert streamed["token_ids"][index] == token_ids
         assert streamed["prompt_token_ids"][index] == prompts[index // 2]
         assert streamed["named"][index] == choice.logprobs.tokens
-    plain = client.completions.create(model=MODEL, prompt=prompts[0], max_tokens=4)
+    plain = api.completions.create(model=MODEL, prompt=prompts[0], max_tokens=4)
     assert not {"token_ids", "prompt_token_ids"} & (plain.choices[0].model_extra or {}).keys()
 
 
-def test_every_choice_of_every_prompt_is_its_own(client: OpenAI) -> None:
-    both = client.completions.create(model=MODEL, prompt=["one", "two"], n=2, max_tokens=40, seed=1)
+def test_every_choice_of_every_prompt_is_its_own(api: OpenAI) -> None:
+    both = api.completions.create(model=MODEL, prompt=["one", "two"], n=2, max_tokens=40, seed=1)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
     assert len({choice.text for choice in both.choices}) == 4
-    alone = client.completions.create(model=MODEL, prompt="one", n=2, max_tokens=40, seed=1)
+    alone = api.completions.create(model=MODEL, prompt="one", n=2, max_tokens=40, seed=1)
     assert [each.text for each in alone.choices] == [each.text for each in both.choices[:2]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_too_long_is_400_also_for_a_stream(client: OpenAI, stream: bool) -> None:
+def test_a_prompt_too_long_is_400_also_for_a_stream(api: OpenAI, stream: bool) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
-        client.completions.create(model=MODEL, prompt="x" * 9000, stream=stream)
+        api.completions.create(model=MODEL, prompt="x" * 9000, stream=stream)
     assert (raised.value.code, raised.value.param) == ("context_length_exceeded", "prompt")
 
 
-def test_an_id_out_of_the_vocabulary_is_400(client: OpenAI) -> None:
+def test_an_id_out_of_the_vocabulary_is_400(api: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
-        client.completions.create(model=MODEL, prompt=[5, 10**6])
+        api.completions.create(model=MODEL, prompt=[5, 10**6])
 
 
-def test_a_caller_who_hangs_up_frees_the_worker(gateway: GatewayProcess, client: OpenAI) -> None:
+def test_a_caller_who_hangs_up_frees_the_worker(fake_gateway: GatewayProcess, api: OpenAI) -> None:
     def running() -> float:
-        lines = httpx.get(gateway.url + "/metrics").text.splitlines()
+        lines = httpx.get(fake_gateway.url + "/metrics").text.splitlines()
         return sum(
             float(line.split()[-1]) for line in lines if line.startswith("penstock:jobs_running{")
         )
 
-    stream = client.completions.create(
+    stream = api.completions.create(
         model=MODEL, prompt="x", max_tokens=8000, stream=True, extra_body={"ignore_eos": True}
     )
     job_id = next(iter(stream)).id.removeprefix("cmpl-")
     stream.close()
-    url = f"{gateway.url}/v1/jobs/{job_id}"
+    url = f"{fake_gateway.url}/v1/jobs/{job_id}"
     eventually(lambda: httpx.get(url).json()["state"] == "cancelled", within_s=8)
     assert httpx.get(url).json()["usage"]["completion_tokens"] < 8000
     assert running() == 0
@@ -214,10 +214,10 @@ def test_a_model_that_is_found_takes_jobs() -> None:
 
 
 @pytest.mark.parametrize("interval, n", [(1, 1), (7, 1), (7, 3), (200, 1)])
-def test_tokens_come_as_many_together_as_asked(client: OpenAI, interval: int, n: int) -> None:
+def test_tokens_come_as_many_together_as_asked(api: OpenAI, interval: int, n: int) -> None:
     asked = {"stream_interval": interval, "return_token_ids": True, "ignore_eos": True}
     prompt = [ord("h"), ord("i")]
-    chunks = client.completions.create(
+    chunks = api.completions.create(
         model=MODEL, prompt=prompt, max_tokens=60, seed=4, n=n, stream=True, extra_body=asked
     )
     sizes: list[list[int]] = [[] for _ in range(n)]
@@ -231,21 +231,21 @@ def test_tokens_come_as_many_together_as_asked(client: OpenAI, interval: int, n:
         assert all(size >= interval for size in sizes[0][1:-1])
 
 
-def test_an_answer_names_the_numbers_that_made_it(client: OpenAI) -> None:
-    whole = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=2)
-    chunks = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=2, stream=True)
-    text = client.completions.create(model=MODEL, prompt="x", max_tokens=2)
+def test_an_answer_names_the_numbers_that_made_it(api: OpenAI) -> None:
+    whole = api.chat.completions.create(model=MODEL, messages=HI, max_tokens=2)
+    chunks = api.chat.completions.create(model=MODEL, messages=HI, max_tokens=2, stream=True)
+    text = api.completions.create(model=MODEL, prompt="x", max_tokens=2)
     told = {whole.system_fingerprint, text.system_fingerprint}
     told |= {chunk.system_fingerprint for chunk in chunks}
     [fingerprint] = told
     assert fingerprint is not None and fingerprint.startswith("fp_") and len(fingerprint) > 6
 
 
-def test_the_best_of_several_come_at_the_end_and_all_are_counted(client: OpenAI) -> None:
+def test_the_best_of_several_come_at_the_end_and_all_are_counted(api: OpenAI) -> None:
     asked = {"ignore_eos": True, "return_token_ids": True}
     given = {"model": MODEL, "prompt": ["one", "two"], "max_tokens": 30, "seed": 4}
-    every = client.completions.create(**given, n=6, logprobs=0, extra_body=asked)  # type: ignore[call-overload]
-    best = client.completions.create(**given, n=2, best_of=6, extra_body=asked)  # type: ignore[call-overload]
+    every = api.completions.create(**given, n=6, logprobs=0, extra_body=asked)  # type: ignore[call-overload]
+    best = api.completions.create(**given, n=2, best_of=6, extra_body=asked)  # type: ignore[call-overload]
 
     def mean(choice: object) -> float:
         told = choice.logprobs.token_logprobs  # type: ignore[attr-defined]
@@ -260,8 +260,8 @@ def test_the_best_of_several_come_at_the_end_and_all_are_counted(client: OpenAI)
         assert all(each.logprobs is None for each in shown)
     assert best.usage and best.usage.completion_tokens == 12 * 30
     with pytest.raises(openai.BadRequestError, match="best_of: the best are known at the end"):
-        client.completions.create(**given, n=2, best_of=6, stream=True)  # type: ignore[call-overload]
-    same = client.completions.create(**given, n=2, best_of=2, stream=True)  # type: ignore[call-overload]
+        api.completions.create(**given, n=2, best_of=6, stream=True)  # type: ignore[call-overload]
+    same = api.completions.create(**given, n=2, best_of=2, stream=True)  # type: ignore[call-overload]
     assert sum(len(chunk.choices) for chunk in same) > 10
 
 

@@ -15,7 +15,6 @@ import httpx
 import pytest
 import redis
 
-from penstock.compose.server import Server
 from penstock.gateway.openai.validation import MAX_FIELDS
 from penstock.gateway.server.protocol import MAX_HEAD_BYTES, MAX_TARGET_BYTES
 from penstock.schemas.api.json_size import MAX_GROUPS, MAX_VALUES
@@ -157,31 +156,23 @@ COSTLY: dict[str, tuple[int, Callable[[int], Made]]] = {
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def gateway(actor: Actor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedGateway]:
-    folder = str(tmp_path_factory.mktemp("files"))
-    flags = ("--files-folder", folder, "--webhook-public")
-    with WatchedGateway(actor.redis_url, *flags) as gateway:
+def watched_gateway(actor: Actor, files: tuple[str, str]) -> Iterator[WatchedGateway]:
+    with WatchedGateway(actor.redis_url, *files, "--webhook-public") as gateway:
         yield gateway
 
 
 @pytest.fixture(scope="module")
-def stall_s(gateway: WatchedGateway) -> Iterator[Callable[[Made], float]]:
+def stall_s(watched_gateway: WatchedGateway) -> Iterator[Callable[[Made], float]]:
     """Of a request, which is answered, and not by a failure of ours."""
-    with httpx.Client(base_url=gateway.url, timeout=30) as client:
+    with httpx.Client(base_url=watched_gateway.url, timeout=30) as client:
 
         def stall_s(made: Made) -> float:
             method, path, headers, content = made
-            gateway.take_stall_s()
+            watched_gateway.take_stall_s()
             answer = client.request(method, path, headers=headers, content=content)
             assert answer.status_code != 500, answer.text[:1000]
             assert client.get("/health/live").is_success  # what the request left is cleared away
-            return gateway.take_stall_s()
+            return watched_gateway.take_stall_s()
 
         yield stall_s
 
@@ -241,12 +232,12 @@ def large(num_tokens: int) -> Script:
 
 @pytest.mark.slow
 def test_the_loop_goes_on_while_a_large_answer_is_read(
-    actor: Actor, gateway: WatchedGateway
+    actor: Actor, watched_gateway: WatchedGateway
 ) -> None:
     """Whole, as a job with its result, and as events from the log and from the result."""
-    stalls, limit_s = _stalls_of_answers(actor, gateway), 2 * unit_s()
+    stalls, limit_s = _stalls_of_answers(actor, watched_gateway), 2 * unit_s()
     if max(stalls.values()) > limit_s:  # a neighbour's noise, or ours
-        again = _stalls_of_answers(actor, gateway)
+        again = _stalls_of_answers(actor, watched_gateway)
         stalls = {name: min(stall, again[name]) for name, stall in stalls.items()}
     assert max(stalls.values()) <= limit_s, stalls
 

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,24 +35,9 @@ def keys(redis_url: str, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)  # before the gateway starts
 def key(actor: Actor) -> str:
     return issue(actor.redis_url, tenant="acme")
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor, key: str) -> Iterator[httpx.Client]:
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=20) as client,
-    ):
-        yield client
 
 
 def test_a_key_is_made_shown_once_listed_and_revoked_by_the_command(

@@ -12,7 +12,6 @@ from openai import OpenAI
 from openai.types.responses import Response
 
 from dialogues import chat_of
-from penstock.compose.server import Server
 from penstock.gateway.commands.replay import main as replay
 from penstock.gateway.files import files as files_module
 from penstock.gateway.files.disk_texts import DiskTexts
@@ -91,14 +90,12 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(actor: Actor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("files")
     flag = ["--files-folder", str(folder)]
     with (
-        Server() as server,
-        Actor(server.url) as actor,
-        GatewayProcess(server.url, *flag) as gateway,
-        HousekeepingProcess(server.url, *flag),
+        GatewayProcess(actor.redis_url, *flag) as gateway,
+        HousekeepingProcess(actor.redis_url, *flag),
     ):
         actor.script = lambda job: spoken("fi", "ne")
         client = OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)

@@ -67,10 +67,9 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[House]:
+def house(server: Server) -> Iterator[House]:
     with (
         Collector() as collector,
-        Server() as server,
         GatewayProcess(server.url, "--otlp-traces-endpoint", collector.url) as gateway,
         WorkerProcess(server.url, BUNDLED_MODEL) as worker,
     ):

@@ -28,36 +28,36 @@ ROUTES: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}], ids=str)
 @pytest.mark.parametrize("path", ROUTES)
 def test_a_request_without_a_model_asks_the_only_one(
-    http: httpx.Client, actor: Actor, path: str, given: dict[str, object]
+    files_http: httpx.Client, actor: Actor, path: str, given: dict[str, object]
 ) -> None:
     actor.script = lambda job: [failed()]  # what it would say is another's for each
     before = len(actor.jobs)
-    answer = http.post(path, json={**ROUTES[path], **given})
+    answer = files_http.post(path, json={**ROUTES[path], **given})
     assert answer.status_code in (202, 500), answer.text
     eventually(lambda: len(actor.jobs) == before + 1)
     assert actor.jobs[-1].model == MODEL
 
 
-def test_in_a_conversation_too(http: httpx.Client, actor: Actor) -> None:
+def test_in_a_conversation_too(files_http: httpx.Client, actor: Actor) -> None:
     actor.script = lambda job: spoken("Hi")
-    name = http.post("/v1/conversations").json()["id"]
+    name = files_http.post("/v1/conversations").json()["id"]
     for _ in range(2):
-        made = http.post("/v1/responses", json={"input": "hi", "conversation": name})
+        made = files_http.post("/v1/responses", json={"input": "hi", "conversation": name})
         assert made.status_code == 200 and made.json()["model"] == MODEL, made.text
     assert actor.jobs[-1].chat is not None and len(actor.jobs[-1].chat.messages) == 3
 
 
-def test_lines_of_a_batch_too(http: httpx.Client, actor: Actor) -> None:
+def test_lines_of_a_batch_too(files_http: httpx.Client, actor: Actor) -> None:
     actor.script = lambda job: spoken("Hi")
     line = {"method": "POST", "url": "/v1/chat/completions", "custom_id": "1"}
     text = json.dumps({**line, "body": {"messages": HI}})
     sent = {"file": ("in.jsonl", text.encode())}
-    file = http.post("/v1/files", files=sent, data={"purpose": "batch"}).json()["id"]
+    file = files_http.post("/v1/files", files=sent, data={"purpose": "batch"}).json()["id"]
     asked = {"endpoint": line["url"], "completion_window": "24h", "input_file_id": file}
-    url = f"/v1/batches/{http.post('/v1/batches', json=asked).json()['id']}"
-    eventually(lambda: http.get(url).json()["status"] in ("completed", "failed"))
-    made = http.get(url).json()
-    answer = json.loads(http.get(f"/v1/files/{made['output_file_id']}/content").text)
+    url = f"/v1/batches/{files_http.post('/v1/batches', json=asked).json()['id']}"
+    eventually(lambda: files_http.get(url).json()["status"] in ("completed", "failed"))
+    made = files_http.get(url).json()
+    answer = json.loads(files_http.get(f"/v1/files/{made['output_file_id']}/content").text)
     assert answer["response"]["body"]["model"] == MODEL
 
 

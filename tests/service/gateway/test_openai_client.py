@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 
 import openai
 import pytest
@@ -13,7 +12,6 @@ from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMes
 from pydantic import BaseModel
 
 from dialogues import chat_of
-from penstock.compose.server import Server
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
 from penstock.schemas.wire.markup import Markup
@@ -33,18 +31,6 @@ WEATHER: ChatCompletionFunctionToolParam = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def client(actor: Actor) -> Iterator[OpenAI]:
-    with GatewayProcess(actor.redis_url) as gateway:
-        yield OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
 
 
 def test_a_chat(client: OpenAI, actor: Actor) -> None:

@@ -36,9 +36,8 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
+def service(server: Server) -> Iterator[Service]:
     with (
-        Server() as server,
         GatewayProcess(server.url) as gateway,
         WorkerProcess(server.url, BUNDLED_MODEL, "--served-model-name", MODEL),
     ):

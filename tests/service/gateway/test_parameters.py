@@ -73,9 +73,8 @@ class Asker:
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Asker]:
+def ask(server: Server) -> Iterator[Asker]:
     with (
-        Server() as server,
         GatewayProcess(server.url) as gateway,
         WorkerProcess(server.url, MODEL).ready(),
         httpx.Client(base_url=gateway.url, timeout=60) as http,

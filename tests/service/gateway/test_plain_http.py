@@ -29,23 +29,11 @@ TEXT = {"model": MODEL, "prompt": "hi"}
 PAGE = "https://app.example"
 PATH = "/v1/completions"
 GZIPPED = {"content-encoding": "gzip", "content-type": "application/json"}
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def gateway(actor: Actor) -> Iterator[GatewayProcess]:
-    flags = ["--allowed-origins", PAGE, "--root-path", "/llm", "--api-key", "word"]
-    with GatewayProcess(actor.redis_url, *flags) as gateway:
-        yield gateway
+GATEWAY_FLAGS = ("--allowed-origins", PAGE, "--root-path", "/llm", "--api-key", "word")
 
 
 @pytest.fixture
-def http(gateway: GatewayProcess) -> Iterator[httpx.Client]:
+def caller(gateway: GatewayProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=gateway.url, headers=bearer("word"), timeout=60) as http:
         yield http
 
@@ -65,14 +53,14 @@ def test_a_browser_asks_without_a_key_and_is_told_what_it_may_send(gateway: Gate
 
 
 @pytest.mark.parametrize("path", [PATH, "/nowhere"])
-def test_a_page_reads_answers_errors_and_headers(http: httpx.Client, path: str) -> None:
-    answer = http.post(path, json=TEXT, headers={"origin": PAGE})
+def test_a_page_reads_answers_errors_and_headers(caller: httpx.Client, path: str) -> None:
+    answer = caller.post(path, json=TEXT, headers={"origin": PAGE})
     assert answer.headers["access-control-allow-origin"] == PAGE
     assert answer.headers["access-control-expose-headers"] == "*"
 
 
-def test_other_pages_read_nothing(http: httpx.Client) -> None:
-    answer = http.post(PATH, json=TEXT, headers={"origin": "https://other.example"})
+def test_other_pages_read_nothing(caller: httpx.Client) -> None:
+    answer = caller.post(PATH, json=TEXT, headers={"origin": "https://other.example"})
     assert answer.is_success
     assert "access-control-allow-origin" not in answer.headers
 
@@ -85,34 +73,34 @@ def test_no_page_asks_anything_unless_an_origin_is_named(actor: Actor) -> None:
 
 
 @pytest.mark.parametrize("num_members", [1, 3])
-def test_a_body_may_come_by_gzip(http: httpx.Client, num_members: int) -> None:
+def test_a_body_may_come_by_gzip(caller: httpx.Client, num_members: int) -> None:
     text = json.dumps(TEXT).encode()
     step = -(-len(text) // num_members)
     body = b"".join(gzip.compress(text[at : at + step]) for at in range(0, len(text), step))
-    answer = http.post(PATH, content=body, headers=GZIPPED)
+    answer = caller.post(PATH, content=body, headers=GZIPPED)
     assert answer.json()["choices"][0]["text"] == "Hello world"
 
 
-def test_what_unpacks_to_too_much_is_413(http: httpx.Client) -> None:
+def test_what_unpacks_to_too_much_is_413(caller: httpx.Client) -> None:
     body = gzip.compress(json.dumps(TEXT | {"prompt": "a" * 5_000_000}).encode())
     assert len(body) < 100_000
-    assert http.post(PATH, content=body, headers=GZIPPED).status_code == 413
+    assert caller.post(PATH, content=body, headers=GZIPPED).status_code == 413
 
 
 @pytest.mark.parametrize("cut", [slice(0, -1), slice(0, -8), slice(0, 5), slice(1, None)])
-def test_a_body_that_is_no_whole_gzip_is_400(http: httpx.Client, cut: slice) -> None:
+def test_a_body_that_is_no_whole_gzip_is_400(caller: httpx.Client, cut: slice) -> None:
     body = gzip.compress(json.dumps(TEXT).encode())[cut]
-    answer = http.post(PATH, content=body, headers=GZIPPED)
+    answer = caller.post(PATH, content=body, headers=GZIPPED)
     assert answer.status_code == 400
     assert "gzip" in answer.json()["error"]["message"]
 
 
-def test_each_path_that_is_got_has_a_head(http: httpx.Client) -> None:
+def test_each_path_that_is_got_has_a_head(caller: httpx.Client) -> None:
     for path in sorted(OPEN_PATHS | {"/v1/models", f"/v1/models/{MODEL}", "/version", "/nowhere"}):
-        whole, head = http.get(path), http.head(path)
+        whole, head = caller.get(path), caller.head(path)
         assert (head.status_code, head.content) == (whole.status_code, b"")
         assert head.headers["content-length"] == whole.headers["content-length"]
-    assert http.head(PATH).status_code == 405
+    assert caller.head(PATH).status_code == 405
 
 
 def test_the_head_of_a_stream_that_goes_on_comes_and_ends(actor: Actor) -> None:
@@ -136,15 +124,15 @@ def test_the_head_of_a_stream_that_goes_on_comes_and_ends(actor: Actor) -> None:
         actor.script = lambda job: spoken("Hello", " world")
 
 
-def test_a_root_path_may_be_there_or_not(gateway: GatewayProcess, http: httpx.Client) -> None:
+def test_a_root_path_may_be_there_or_not(gateway: GatewayProcess, caller: httpx.Client) -> None:
     for path in (PATH, "/llm" + PATH):
-        assert http.post(path, json=TEXT).is_success
+        assert caller.post(path, json=TEXT).is_success
     for path in ("/", "/llm", "/llm/", "/llm/docs", "/llm/page/page.js"):
-        assert http.get(path).is_success, path
-    assert http.get("/llmx/version").status_code == 404
-    assert http.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
-    job_id = http.post("/llm/v1/jobs", json=TEXT).json()["id"]
-    url = http.post(f"/llm/v1/jobs/{job_id}/share").json()["url"]
+        assert caller.get(path).is_success, path
+    assert caller.get("/llmx/version").status_code == 404
+    assert caller.get("/llm/openapi.json").json()["servers"] == [{"url": "/llm"}]
+    job_id = caller.post("/llm/v1/jobs", json=TEXT).json()["id"]
+    url = caller.post(f"/llm/v1/jobs/{job_id}/share").json()["url"]
     assert url.startswith("/llm/v1/jobs/")
     assert httpx.get(gateway.url + url).is_success
 
@@ -158,8 +146,8 @@ def test_a_root_path_hides_no_scope() -> None:
             assert httpx.get(url, headers=bearer("no key")).status_code == 401, path
 
 
-def test_openapi_resolves_and_tells_of_each_route(http: httpx.Client) -> None:
-    told = http.get("/openapi.json").json()
+def test_openapi_resolves_and_tells_of_each_route(caller: httpx.Client) -> None:
+    told = caller.get("/openapi.json").json()
     shapes = told["components"]["schemas"]
 
     def resolve(value: object) -> None:
@@ -189,9 +177,9 @@ def test_openapi_resolves_and_tells_of_each_route(http: httpx.Client) -> None:
     ],
 )
 def test_a_method_that_is_not_there_is_told_all_that_are(
-    http: httpx.Client, path: str, allowed: str
+    caller: httpx.Client, path: str, allowed: str
 ) -> None:
-    answer = http.put(path)
+    answer = caller.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
@@ -200,11 +188,11 @@ def test_the_description_may_be_made_twice_at_once() -> None:
     assert description_of(app, "/llm") == description_of(app, "/llm")
 
 
-def test_the_docs_need_nothing_from_elsewhere(http: httpx.Client) -> None:
-    page = http.get("/docs")
+def test_the_docs_need_nothing_from_elsewhere(caller: httpx.Client) -> None:
+    page = caller.get("/docs")
     assert "://" not in page.text
     assert "default-src 'self'" in page.headers["content-security-policy"]
-    assert len(http.get("/docs/swagger-ui-bundle.js").content) > 1_000_000
+    assert len(caller.get("/docs/swagger-ui-bundle.js").content) > 1_000_000
 
 
 def test_the_docs_can_be_left_out(actor: Actor) -> None:

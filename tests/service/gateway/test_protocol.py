@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing, suppress
 import httpx
 import pytest
 
-from penstock.compose.server import Server
 from penstock.gateway.server.protocol import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
@@ -23,18 +22,6 @@ PATH = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 GET = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 TEXT = json.dumps({"model": MODEL, "prompt": "hi"}).encode()
 WHOLE = PATH + b"content-length: %d\r\n\r\n" % len(TEXT) + TEXT
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def gateway(actor: Actor) -> Iterator[GatewayProcess]:
-    with GatewayProcess(actor.redis_url) as gateway:
-        yield gateway
 
 
 @pytest.fixture(scope="module")

@@ -9,18 +9,11 @@ import httpx
 import pytest
 
 from api_keys import bearer
-from penstock.compose.server import Server
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
 TEXT = {"model": MODEL, "prompt": "hi"}
 AGAIN = "settings were read again"
 STAY = "settings stay as they were: "
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
 
 
 @pytest.fixture
@@ -31,7 +24,9 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def gateway(actor: Actor, file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatewayProcess]:
+def file_gateway(
+    actor: Actor, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[GatewayProcess]:
     """One without a server secret, so that only the file's keys let in."""
     monkeypatch.delenv("PENSTOCK_SERVER_SECRET")
     flags = ["--config", str(file), "--server-secret-file", str(file.with_name("none"))]
@@ -56,41 +51,41 @@ def status(gateway: GatewayProcess, key: str, text: str = "hi") -> int:
 
 
 def test_what_can_change_does_so_under_traffic_and_no_request_fails(
-    gateway: GatewayProcess, actor: Actor, file: Path
+    file_gateway: GatewayProcess, actor: Actor, file: Path
 ) -> None:
     actor.script = lambda job: spoken("Hello", " world")
     stopping, statuses = threading.Event(), list[int]()
 
     def ask() -> None:
-        with httpx.Client(base_url=gateway.url, headers=bearer("stays"), timeout=60) as http:
+        with httpx.Client(base_url=file_gateway.url, headers=bearer("stays"), timeout=60) as http:
             while not stopping.is_set():
                 answer = http.post("/v1/completions", json=TEXT | {"stream": True})
                 whole = answer.is_success and answer.text.endswith("data: [DONE]\n\n")
                 statuses.append(answer.status_code if whole else 0)
 
-    reload(gateway, file, "api_key: [stays, first]\n", AGAIN)
+    reload(file_gateway, file, "api_key: [stays, first]\n", AGAIN)
     callers = [threading.Thread(target=ask) for _ in range(4)]
     for caller in callers:
         caller.start()
     for number in range(10):
         had = len(statuses)
-        reload(gateway, file, f"api_key: [stays, key{number}]\nlog_level: debug\n", AGAIN)
+        reload(file_gateway, file, f"api_key: [stays, key{number}]\nlog_level: debug\n", AGAIN)
         eventually(lambda had=had: len(statuses) > had)
     stopping.set()
     for caller in callers:
         caller.join()
     assert set(statuses) == {200}
-    assert [status(gateway, key) for key in ("stays", "key9", "key8", "first")] == [
+    assert [status(file_gateway, key) for key in ("stays", "key9", "key8", "first")] == [
         *(202, 202),
         *(401, 401),
     ]
 
 
 def test_a_reload_names_what_changed_and_what_needs_a_restart(
-    gateway: GatewayProcess, file: Path
+    file_gateway: GatewayProcess, file: Path
 ) -> None:
     text = "api_key: [second]\nmax_body_bytes: 200\nmax_connections: 7\nport: 1\n"
-    logged = reload(gateway, file, text + "num_lanes: 2\n", AGAIN)
+    logged = reload(file_gateway, file, text + "num_lanes: 2\n", AGAIN)
     for line in (
         "api_key was",
         "max_body_bytes was",
@@ -98,25 +93,25 @@ def test_a_reload_names_what_changed_and_what_needs_a_restart(
     ):
         assert f"{line} changed" in logged
     assert not any(word in logged for word in ("second", "port", "redis_url", "num_lanes"))
-    assert status(gateway, "second", "x" * 300) == 413
-    reload(gateway, file, text + "log_level: warning\n", "max_connections needs a restart")
-    logged = reload(gateway, file, text + "log_format: json\n", AGAIN)
+    assert status(file_gateway, "second", "x" * 300) == 413
+    reload(file_gateway, file, text + "log_level: warning\n", "max_connections needs a restart")
+    logged = reload(file_gateway, file, text + "log_format: json\n", AGAIN)
     assert '"message": "log_format was changed"' in logged and "max_body_bytes" not in logged
-    assert gateway.log.read_text().count(AGAIN) == 2  # nothing of this kind under `warning`
+    assert file_gateway.log.read_text().count(AGAIN) == 2  # nothing of this kind under `warning`
 
 
 def test_a_lane_may_hold_as_many_jobs_as_the_file_says_now(
-    gateway: GatewayProcess, file: Path
+    file_gateway: GatewayProcess, file: Path
 ) -> None:
     def asked() -> int:
         body = TEXT | {"delay_ms": 3_600_000}
-        answer = httpx.post(gateway.url + "/v1/jobs", json=body, headers=bearer("first"))
+        answer = httpx.post(file_gateway.url + "/v1/jobs", json=body, headers=bearer("first"))
         return answer.status_code
 
     assert asked() == 202
-    reload(gateway, file, "api_key: [first]\nmax_num_queued_reqs: 1\n", AGAIN)
+    reload(file_gateway, file, "api_key: [first]\nmax_num_queued_reqs: 1\n", AGAIN)
     assert asked() == 429
-    reload(gateway, file, "api_key: [first]\nmax_num_queued_reqs: 2\n", AGAIN)
+    reload(file_gateway, file, "api_key: [first]\nmax_num_queued_reqs: 2\n", AGAIN)
     assert [asked(), asked()] == [202, 429]
 
 
@@ -133,11 +128,11 @@ def test_a_lane_may_hold_as_many_jobs_as_the_file_says_now(
     ],
 )
 def test_wrong_settings_change_nothing_and_the_log_says_why(
-    gateway: GatewayProcess, file: Path, text: str, why: str
+    file_gateway: GatewayProcess, file: Path, text: str, why: str
 ) -> None:
-    logged = reload(gateway, file, text, STAY)
+    logged = reload(file_gateway, file, text, STAY)
     assert "ERROR " + STAY + why.format(file=file) in logged and AGAIN not in logged
-    assert [status(gateway, "first"), status(gateway, "second")] == [202, 401]
+    assert [status(file_gateway, "first"), status(file_gateway, "second")] == [202, 401]
 
 
 def test_a_file_that_lost_its_last_key_opens_the_door_to_nobody(actor: Actor, file: Path) -> None:

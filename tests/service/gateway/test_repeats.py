@@ -21,23 +21,16 @@ Headers = dict[str, str]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gateway(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    folder = tmp_path_factory.mktemp("files")
-    with GatewayProcess(server.url, "--files-folder", str(folder), "--require-api-keys") as gateway:
+def keyed_gateway(server: Server, files: tuple[str, str]) -> Iterator[GatewayProcess]:
+    with GatewayProcess(server.url, *files, "--require-api-keys") as gateway:
         yield gateway
 
 
 @pytest.fixture
-def client(gateway: GatewayProcess, server: Server, request: pytest.FixtureRequest) -> OpenAI:
+def api(keyed_gateway: GatewayProcess, server: Server, request: pytest.FixtureRequest) -> OpenAI:
     """OpenAI's client, of a tenant of its own."""
     tenant = f"t{abs(hash(request.node.name))}"
-    return of(gateway, issue(server.url, tenant=tenant, scopes=["admin"]))
+    return of(keyed_gateway, issue(server.url, tenant=tenant, scopes=["admin"]))
 
 
 def of(gateway: GatewayProcess, key: str) -> OpenAI:
@@ -110,71 +103,69 @@ MAKERS: dict[str, Callable[[OpenAI, Headers, str], object]] = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_repeat_makes_nothing_more_and_another_body_is_refused(client: OpenAI, name: str) -> None:
+def test_a_repeat_makes_nothing_more_and_another_body_is_refused(api: OpenAI, name: str) -> None:
     ask, headers = MAKERS[name], under("k")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = [*pool.map(lambda _: ask(client, headers, "x"), range(AT_ONCE))]
+        made = [*pool.map(lambda _: ask(api, headers, "x"), range(AT_ONCE))]
     assert made == [made[0]] * AT_ONCE
     with pytest.raises(openai.UnprocessableEntityError, match="another body") as refused:
-        ask(client, headers, "y")
+        ask(api, headers, "y")
     assert refused.value.code == "idempotency_mismatch"
-    assert ask(client, headers, "x") == made[0]
+    assert ask(api, headers, "x") == made[0]
 
 
 @pytest.mark.parametrize("make", [conversation, file, upload, batch])
 def test_another_key_and_none_make_more(
-    client: OpenAI, make: Callable[[OpenAI, Headers, str], Conversation | FileObject]
+    api: OpenAI, make: Callable[[OpenAI, Headers, str], Conversation | FileObject]
 ) -> None:
-    made = [make(client, headers, "x").id for headers in (under("a"), under("b"), {}, {})]
+    made = [make(api, headers, "x").id for headers in (under("a"), under("b"), {}, {})]
     assert len({*made}) == len(made)
 
 
-def test_what_is_listed_is_there_once(client: OpenAI) -> None:
+def test_what_is_listed_is_there_once(api: OpenAI) -> None:
     for _ in range(3):
-        batch(client, under("one"), "x")
-        made = upload(client, under("one"), "x")
-        part_id = client.uploads.parts.create(
-            made.id, data=b"x" * 1000, extra_headers=under("one")
-        ).id
-    assert len(client.batches.list().data) == 1 and len(client.files.list().data) == 1
+        batch(api, under("one"), "x")
+        made = upload(api, under("one"), "x")
+        part_id = api.uploads.parts.create(made.id, data=b"x" * 1000, extra_headers=under("one")).id
+    assert len(api.batches.list().data) == 1 and len(api.files.list().data) == 1
     done = [
-        client.uploads.complete(made.id, part_ids=[part_id], extra_headers=under("one"))
+        api.uploads.complete(made.id, part_ids=[part_id], extra_headers=under("one"))
         for _ in range(2)
     ]
-    assert done[0] == done[1] and len(client.files.list().data) == 2
-    assert upload(client, under("one"), "x").status == "completed"
+    assert done[0] == done[1] and len(api.files.list().data) == 2
+    assert upload(api, under("one"), "x").status == "completed"
     with pytest.raises(openai.UnprocessableEntityError):
-        client.uploads.complete(made.id, part_ids=[], extra_headers=under("one"))
+        api.uploads.complete(made.id, part_ids=[], extra_headers=under("one"))
 
 
-def test_a_repeat_shows_how_what_was_made_is_now(client: OpenAI, server: Server) -> None:
-    made = batch(client, under("now"), "x")
+def test_a_repeat_shows_how_what_was_made_is_now(api: OpenAI, server: Server) -> None:
+    made = batch(api, under("now"), "x")
     with redis.Redis.from_url(server.url) as store:
         store.hset(f"{CHORES}batch:{made.id}", "status", "in_progress")
-    assert batch(client, under("now"), "x").status == "in_progress"
+    assert batch(api, under("now"), "x").status == "in_progress"
 
 
 def test_a_key_is_of_one_tenant_and_one_path(
-    client: OpenAI, gateway: GatewayProcess, server: Server
+    api: OpenAI, keyed_gateway: GatewayProcess, server: Server
 ) -> None:
-    other = of(gateway, issue(server.url, tenant="other"))
-    one = conversation(client, under("mine"), "x")
-    assert upload(client, under("mine"), "x").status == "pending"
+    other = of(keyed_gateway, issue(server.url, tenant="other"))
+    one = conversation(api, under("mine"), "x")
+    assert upload(api, under("mine"), "x").status == "pending"
     assert conversation(other, under("mine"), "y").id != one.id
 
 
-def test_a_key_is_remembered_for_a_day(client: OpenAI, server: Server) -> None:
-    one = conversation(client, under("day"), "x")
+def test_a_key_is_remembered_for_a_day(api: OpenAI, server: Server) -> None:
+    one = conversation(api, under("day"), "x")
     with redis.Redis.from_url(server.url) as store:
         keys = store.keys(f"{CHORES}idempotency:*")
         assert keys and all(80_000 < store.ttl(key) <= 86_400 for key in keys)
         store.delete(*keys)  # as a day later
-    assert conversation(client, under("day"), "y").id != one.id
+    assert conversation(api, under("day"), "y").id != one.id
 
 
 @pytest.mark.parametrize("make", [conversation, file, upload])
 def test_what_is_no_key_is_refused(
-    client: OpenAI, make: Callable[[OpenAI, Headers, str], object]
+    api: OpenAI, make: Callable[[OpenAI, Headers, str], object]
 ) -> None:
     with pytest.raises(openai.BadRequestError, match="1 to 255 printable"):
-        make(client, under("k" * 256), "x")
+        make(api, under("k" * 256), "x")

@@ -1,7 +1,6 @@
 """A job that is run again says the same, and where it does not that is told."""
 
 import json
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -12,21 +11,6 @@ from penstock.gateway.sync_client import SyncClient
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, spoken
 from worker_process import WorkerProcess
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def http(actor: Actor) -> Iterator[httpx.Client]:
-    with (
-        GatewayProcess(actor.redis_url) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as http,
-    ):
-        yield http
 
 
 def stored(http: httpx.Client, **more: object) -> str:

@@ -1,7 +1,6 @@
 """OpenAI's official client understands every response, whole and streamed."""
 
 import time
-from collections.abc import Iterator
 from typing import get_args
 
 import httpx
@@ -38,18 +37,6 @@ EVENTS = {  # by their types
     get_args(each.model_fields["type"].annotation)[0]: each
     for each in get_args(get_args(ResponseStreamEvent)[0])
 }
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def client(actor: Actor) -> Iterator[OpenAI]:
-    with GatewayProcess(actor.redis_url) as gateway:
-        yield OpenAI(base_url=f"{gateway.url}/v1", api_key="EMPTY", max_retries=0)
 
 
 def test_a_response(client: OpenAI, actor: Actor) -> None:

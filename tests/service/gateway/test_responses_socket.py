@@ -33,22 +33,10 @@ LIMITS = ResponsesWebSocketLimits(
 ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
 @pytest.fixture(autouse=True)
 def plain(actor: Actor) -> None:
     actor.script = lambda job: spoken("Hello", " world")
     actor.jobs.clear()
-
-
-@pytest.fixture(scope="module")
-def gateway(actor: Actor) -> Iterator[GatewayProcess]:
-    with GatewayProcess(actor.redis_url) as gateway:
-        yield gateway
 
 
 def opened(gateway: GatewayProcess, path: str = "/v1/responses", **more: Any) -> ClientConnection:

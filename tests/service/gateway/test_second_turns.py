@@ -4,10 +4,7 @@ import asyncio
 import base64
 import hashlib
 import json
-import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,7 @@ from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.redis.script import script_text
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess, HousekeepingProcess, eventually
+from worker_process import WorkerProcess
 
 Turn = dict[str, object]
 MODEL = "penstock"
@@ -67,29 +65,17 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("files")
-    files = ("--files-folder", str(folder))
-    template = folder / "strict.jinja"
+def house(server: Server, files: tuple[str, str], tmp_path_factory) -> Iterator[House]:
+    template = tmp_path_factory.mktemp("templates") / "strict.jinja"
     bundled = (BUNDLED_MODEL / "chat_template.jinja").read_text()
     template.write_text("".join(STRICT.split("\n")) + bundled)
-    with Server() as server, GatewayProcess(server.url, *files) as gateway:
-        argv = ["--model", str(BUNDLED_MODEL), "--served-model-name", MODEL]
-        argv += ["--chat-template", str(template)]
-        command = [sys.executable, "-m", "penstock.worker.supervisor.cli", *argv]
-        worker = subprocess.Popen(
-            [*command, "--redis-url", server.url],
-            env=os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "2"},
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            ready = f"{gateway.url}/health/ready"
-            eventually(lambda: httpx.get(ready).status_code == 200, within_s=300)
-            with HousekeepingProcess(server.url, *files):
-                yield House(server.url, gateway.url, template)
-        finally:
-            worker.terminate()
-            worker.wait()
+    flags = ("--served-model-name", MODEL, "--chat-template", str(template))
+    with (
+        GatewayProcess(server.url, *files) as gateway,
+        HousekeepingProcess(server.url, *files),
+        WorkerProcess(server.url, BUNDLED_MODEL, *flags).ready(),
+    ):
+        yield House(server.url, gateway.url, template)
 
 
 def chat(house: House) -> str:

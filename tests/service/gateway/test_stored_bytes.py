@@ -16,7 +16,6 @@ import pytest
 import redis
 
 from api_keys import bearer, issue
-from penstock.compose.server import Server
 from penstock.gateway.auth.api_key import DEFAULT_SCOPES
 from penstock.gateway.files.storage_accounts import StorageAccounts, StorageUse
 from penstock.schemas.job import Job
@@ -72,15 +71,14 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(actor: Actor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("files")
     receiver = Receiver()
+    actor.script = lambda job: spoken("a")
     flags = ["--files-folder", str(folder), "--max-stored-bytes", str(MOST), "--require-api-keys"]
     with (
-        Server() as server,
-        Actor(server.url, lambda job: spoken("a")) as actor,
-        GatewayProcess(server.url, *flags, "--webhook-private", receiver.url) as gateway,
-        redis.Redis.from_url(server.url) as client,
+        GatewayProcess(actor.redis_url, *flags, "--webhook-private", receiver.url) as gateway,
+        redis.Redis.from_url(actor.redis_url) as client,
     ):
         yield House(actor, gateway, folder, client, receiver)
     receiver.close()

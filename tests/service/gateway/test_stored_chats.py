@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from functools import partial
 
 import openai
@@ -19,7 +18,7 @@ from penstock.schemas.job import DEFAULT_TENANT
 from penstock.schemas.wire.markup import Markup
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, failed, spoken
 
-KEPT = ("--responses-kept-s", "600")
+GATEWAY_FLAGS = ("--responses-kept-s", "600")
 
 
 def client_of(gateway: GatewayProcess, key: str = "EMPTY") -> OpenAI:
@@ -27,20 +26,8 @@ def client_of(gateway: GatewayProcess, key: str = "EMPTY") -> OpenAI:
     return OpenAI(base_url=url, api_key=key, max_retries=0, _strict_response_validation=True)
 
 
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def gateway(actor: Actor) -> Iterator[GatewayProcess]:
-    with GatewayProcess(actor.redis_url, *KEPT) as gateway:
-        yield gateway
-
-
 @pytest.fixture
-def client(gateway: GatewayProcess, actor: Actor) -> OpenAI:
+def api(gateway: GatewayProcess, actor: Actor) -> OpenAI:
     actor.script = lambda job: spoken("Hello", " you")
     client = client_of(gateway)
     for each in client.chat.completions.list(limit=100):
@@ -53,10 +40,10 @@ def asked(client: OpenAI, text: str = "hi", **more: object) -> ChatCompletion:
     return client.chat.completions.create(model=MODEL, messages=said, store=True, **more)  # type: ignore[no-any-return, call-overload]
 
 
-def test_a_stored_chat_is_shown_as_it_was_answered(client: OpenAI) -> None:
-    made = asked(client, metadata={"topic": "tea"}, temperature=0.5, seed=7, top_p=0.9)
-    (listed,) = client.chat.completions.list()
-    shown = client.chat.completions.retrieve(made.id)
+def test_a_stored_chat_is_shown_as_it_was_answered(api: OpenAI) -> None:
+    made = asked(api, metadata={"topic": "tea"}, temperature=0.5, seed=7, top_p=0.9)
+    (listed,) = api.chat.completions.list()
+    shown = api.chat.completions.retrieve(made.id)
     assert listed == shown
     for name, value in made.to_dict().items():
         assert shown.to_dict()[name] == value, name
@@ -65,21 +52,21 @@ def test_a_stored_chat_is_shown_as_it_was_answered(client: OpenAI) -> None:
     assert (more["temperature"], more["seed"], more["top_p"]) == (0.5, 7, 0.9)
 
 
-def test_a_streamed_chat_is_stored_too(client: OpenAI) -> None:
+def test_a_streamed_chat_is_stored_too(api: OpenAI) -> None:
     said: list[object] = [{"role": "user", "content": "hi"}]
-    with client.chat.completions.stream(model=MODEL, messages=said, store=True) as stream:  # type: ignore[arg-type]
+    with api.chat.completions.stream(model=MODEL, messages=said, store=True) as stream:  # type: ignore[arg-type]
         made = stream.get_final_completion()
-    shown = client.chat.completions.retrieve(made.id)
+    shown = api.chat.completions.retrieve(made.id)
     assert shown.choices[0].message.content == made.choices[0].message.content == "Hello you"
     assert shown.usage and shown.usage.completion_tokens == 2
 
 
-def test_calls_of_tools_are_shown_as_such(client: OpenAI, actor: Actor) -> None:
+def test_calls_of_tools_are_shown_as_such(api: OpenAI, actor: Actor) -> None:
     actor.script = lambda job: marked(Markup("hermes"), CALL)
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    made = asked(client, tools=[tool])
+    made = asked(api, tools=[tool])
     assert made.choices[0].message.tool_calls
-    assert client.chat.completions.retrieve(made.id).choices == made.choices
+    assert api.chat.completions.retrieve(made.id).choices == made.choices
     call = made.choices[0].message.tool_calls[0].to_dict()
     parts = [{"type": "text", "text": text} for text in ("And", "?")]
     history = [
@@ -88,9 +75,9 @@ def test_calls_of_tools_are_shown_as_such(client: OpenAI, actor: Actor) -> None:
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
     ]  # fmt: skip
-    later = client.chat.completions.create(model=MODEL, messages=history, store=True)  # type: ignore[call-overload]
+    later = api.chat.completions.create(model=MODEL, messages=history, store=True)  # type: ignore[call-overload]
     # OpenAI's reference shows messages of users here; its client's type has the assistant's alone.
-    loose = OpenAI(base_url=client.base_url, api_key="EMPTY")
+    loose = OpenAI(base_url=api.base_url, api_key="EMPTY")
     messages = loose.chat.completions.messages
     shown = list(messages.list(later.id))
     assert [each.to_dict()["role"] for each in shown] == ["system", "user", "assistant", "tool"]
@@ -106,9 +93,9 @@ def test_calls_of_tools_are_shown_as_such(client: OpenAI, actor: Actor) -> None:
     assert [each.id for each in rest] == ids[2:]
 
 
-def test_a_list_has_pages_an_order_and_filters(client: OpenAI) -> None:
-    made = [asked(client, f"{at}", metadata={"n": f"{at % 2}"}).id for at in range(7)]
-    chats = client.chat.completions
+def test_a_list_has_pages_an_order_and_filters(api: OpenAI) -> None:
+    made = [asked(api, f"{at}", metadata={"n": f"{at % 2}"}).id for at in range(7)]
+    chats = api.chat.completions
     assert [each.id for each in chats.list(limit=3)] == made
     assert [each.id for each in chats.list(limit=3, order="desc")] == made[::-1]
     page = chats.list(limit=3, after=made[1])
@@ -123,37 +110,37 @@ def test_a_list_has_pages_an_order_and_filters(client: OpenAI) -> None:
         chats.list(after="chatcmpl-job_none")
 
 
-def test_metadata_can_be_changed(client: OpenAI) -> None:
-    made = asked(client, metadata={"a": "1"})
-    changed = client.chat.completions.update(made.id, metadata={"b": "2", "c": "3"})
+def test_metadata_can_be_changed(api: OpenAI) -> None:
+    made = asked(api, metadata={"a": "1"})
+    changed = api.chat.completions.update(made.id, metadata={"b": "2", "c": "3"})
     assert changed.to_dict()["metadata"] == {"b": "2", "c": "3"}
-    assert client.chat.completions.retrieve(made.id) == changed
-    assert [each.id for each in client.chat.completions.list(metadata={"b": "2"})] == [made.id]
+    assert api.chat.completions.retrieve(made.id) == changed
+    assert [each.id for each in api.chat.completions.list(metadata={"b": "2"})] == [made.id]
     with pytest.raises(openai.BadRequestError, match="metadata"):
-        client.chat.completions.update(made.id, metadata={f"{at}": "" for at in range(17)})
+        api.chat.completions.update(made.id, metadata={f"{at}": "" for at in range(17)})
     with pytest.raises(openai.BadRequestError, match="metadata"):
-        client.chat.completions.update(made.id, metadata=None)
+        api.chat.completions.update(made.id, metadata=None)
 
 
-def test_what_is_deleted_is_gone(client: OpenAI) -> None:
-    made = asked(client)
-    gone = client.chat.completions.delete(made.id)
+def test_what_is_deleted_is_gone(api: OpenAI) -> None:
+    made = asked(api)
+    gone = api.chat.completions.delete(made.id)
     assert (gone.id, gone.deleted, gone.object) == (made.id, True, "chat.completion.deleted")
-    assert not client.chat.completions.list().data
-    for act in (client.chat.completions.retrieve, client.chat.completions.delete):
+    assert not api.chat.completions.list().data
+    for act in (api.chat.completions.retrieve, api.chat.completions.delete):
         with pytest.raises(openai.NotFoundError):
             act(made.id)
 
 
-def test_what_was_not_stored_or_not_answered_is_not_found(client: OpenAI, actor: Actor) -> None:
+def test_what_was_not_stored_or_not_answered_is_not_found(api: OpenAI, actor: Actor) -> None:
     said: list[object] = [{"role": "user", "content": "hi"}]
-    plain = client.chat.completions.create(model=MODEL, messages=said)  # type: ignore[call-overload]
-    response = client.responses.create(model=MODEL, input="hi")
+    plain = api.chat.completions.create(model=MODEL, messages=said)  # type: ignore[call-overload]
+    response = api.responses.create(model=MODEL, input="hi")
     wait = Wait()
     actor.script = lambda job: [failed()] if job.metadata else [*spoken("a"), wait, *spoken("b")]
-    chats = client.chat.completions
+    chats = api.chat.completions
     with pytest.raises(openai.InternalServerError) as failure:
-        asked(client, metadata={"f": "1"})
+        asked(api, metadata={"f": "1"})
     assert isinstance(failure.value.body, dict)
     with pytest.raises(openai.NotFoundError):
         chats.retrieve(f"chatcmpl-{failure.value.body['job_id']}")
@@ -171,17 +158,21 @@ def test_what_was_not_stored_or_not_answered_is_not_found(client: OpenAI, actor:
         with pytest.raises(openai.NotFoundError):
             chats.update(stored_id, metadata={})
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(first.id.replace("chatcmpl-", "resp_"))
+        api.responses.retrieve(first.id.replace("chatcmpl-", "resp_"))
     for word in ("chatcmpl-1", "batch"):
         for route in (chats.retrieve, chats.delete, partial(chats.update, metadata={})):
             with pytest.raises(openai.NotFoundError, match="no chat completion's id"):
                 route(word)
     with pytest.raises(openai.NotFoundError, match="no chat completion's id"):
-        client.post("/chat/completions/batch", body={"messages": []}, cast_to=object)
+        api.post("/chat/completions/batch", body={"messages": []}, cast_to=object)
 
 
 def test_tenants_find_their_own(actor: Actor) -> None:
-    with Server() as server, Actor(server.url), GatewayProcess(server.url, *KEPT) as gateway:
+    with (
+        Server() as server,
+        Actor(server.url),
+        GatewayProcess(server.url, *GATEWAY_FLAGS) as gateway,
+    ):
         mine, other = (
             client_of(gateway, api_keys.issue(server.url, tenant=name)) for name in ("a", "b")
         )
@@ -204,14 +195,14 @@ async def annotated(url: str, job_id: str, tenant: str) -> None:
         await client.annotate(job_id, {"topic": "theirs"})
 
 
-def test_what_is_told_of_another_tenants_job_changes_nothing(actor: Actor, client: OpenAI) -> None:
-    made = asked(client, metadata={"topic": "mine"})
+def test_what_is_told_of_another_tenants_job_changes_nothing(actor: Actor, api: OpenAI) -> None:
+    made = asked(api, metadata={"topic": "mine"})
     job_id = made.id.removeprefix("chatcmpl-")
     with pytest.raises(JobNotFound):
         asyncio.run(annotated(actor.redis_url, job_id, "other"))
-    shown = client.chat.completions.retrieve(made.id)
+    shown = api.chat.completions.retrieve(made.id)
     assert shown.to_dict()["metadata"] == {"topic": "mine"}
-    plain = client.completions.create(model=MODEL, prompt="hi")
+    plain = api.completions.create(model=MODEL, prompt="hi")
     with pytest.raises(JobGone):
         asyncio.run(annotated(actor.redis_url, plain.id.removeprefix("cmpl-"), DEFAULT_TENANT))
 

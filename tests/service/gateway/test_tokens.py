@@ -26,10 +26,9 @@ CHAT = {
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
+def caller(server: Server) -> Iterator[httpx.Client]:
     flags = ["--served-model-name", MODEL, "--max-num-seqs", "2"]
     with (
-        Server() as server,
         GatewayProcess(server.url, "--enable-tokenizer-info-endpoint") as gateway,
         WorkerProcess(server.url, BUNDLED_MODEL, *flags),
         httpx.Client(base_url=gateway.url, timeout=60, headers={"x-redis": server.url}) as client,
@@ -57,11 +56,16 @@ def refusal(http: httpx.Client, path: str, **body: object) -> tuple[int, str]:
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 @pytest.mark.parametrize("adds", [True, False])
 def test_texts_become_transformers_ids_and_back(
-    http: httpx.Client, tokenizer: PreTrainedTokenizerBase, text: str, adds: bool
+    caller: httpx.Client, tokenizer: PreTrainedTokenizerBase, text: str, adds: bool
 ) -> None:
     ids = tokenizer(text, add_special_tokens=adds)["input_ids"]
     made = post(
-        http, "/tokenize", model=MODEL, prompt=text, add_special_tokens=adds, return_token_strs=True
+        caller,
+        "/tokenize",
+        model=MODEL,
+        prompt=text,
+        add_special_tokens=adds,
+        return_token_strs=True,
     )
     assert made == {
         "count": len(ids),
@@ -69,12 +73,12 @@ def test_texts_become_transformers_ids_and_back(
         "tokens": ids,
         "token_strs": tokenizer.convert_ids_to_tokens(ids),
     }
-    assert post(http, "/detokenize", tokens=ids) == {"prompt": tokenizer.decode(ids)}
+    assert post(caller, "/detokenize", tokens=ids) == {"prompt": tokenizer.decode(ids)}
 
 
 @pytest.mark.parametrize("more", [{}, {"add_generation_prompt": False}])
 def test_a_chat_becomes_what_its_template_writes(
-    http: httpx.Client, tokenizer: PreTrainedTokenizerBase, more: dict
+    caller: httpx.Client, tokenizer: PreTrainedTokenizerBase, more: dict
 ) -> None:
     written = tokenizer.apply_chat_template(
         CHAT["messages"],
@@ -83,20 +87,20 @@ def test_a_chat_becomes_what_its_template_writes(
         **{"add_generation_prompt": True} | more,
     )
     ids = tokenizer(written, add_special_tokens=False)["input_ids"]
-    made = post(http, "/tokenize", **CHAT, **more)
+    made = post(caller, "/tokenize", **CHAT, **more)
     assert (made["tokens"], made["count"], made["token_strs"]) == (ids, len(ids), None)
-    rendered = post(http, "/v1/chat/completions/render", model=MODEL, **CHAT, **more)
+    rendered = post(caller, "/v1/chat/completions/render", model=MODEL, **CHAT, **more)
     assert (rendered["token_ids"], rendered["prompt"]) == (ids, written)
 
 
 @pytest.mark.parametrize("asked", [{"n": 2, "temperature": 0.8, "seed": 5}, {"temperature": 0}])
-def test_what_is_rendered_generates_what_the_chat_says(http: httpx.Client, asked: dict) -> None:
+def test_what_is_rendered_generates_what_the_chat_says(caller: httpx.Client, asked: dict) -> None:
     body = {"model": MODEL, **CHAT, "max_tokens": 12, **asked}
-    rendered = post(http, "/v1/chat/completions/render", **body)
+    rendered = post(caller, "/v1/chat/completions/render", **body)
     assert rendered["sampling_params"] == {"max_tokens": 12, **asked}
-    made = post(http, "/inference/v1/generate", **rendered, output_mode="text")
-    chat = post(http, "/v1/chat/completions", **body, return_token_ids=True, tool_choice="none")
-    plain = post(http, "/v1/chat/completions", **body, return_token_ids=True)
+    made = post(caller, "/inference/v1/generate", **rendered, output_mode="text")
+    chat = post(caller, "/v1/chat/completions", **body, return_token_ids=True, tool_choice="none")
+    plain = post(caller, "/v1/chat/completions", **body, return_token_ids=True)
     assert chat["prompt_token_ids"] != plain["prompt_token_ids"] == rendered["token_ids"]
     assert [each["token_ids"] for each in made["choices"]] == [
         each["token_ids"] for each in plain["choices"]
@@ -111,7 +115,7 @@ def events(http: httpx.Client, path: str, body: dict) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_tokens_stream_as_they_come_whole(http: httpx.Client) -> None:
+def test_tokens_stream_as_they_come_whole(caller: httpx.Client) -> None:
     body = {
         "model": MODEL,
         "token_ids": [1, 70, 80],
@@ -119,9 +123,9 @@ def test_tokens_stream_as_they_come_whole(http: httpx.Client) -> None:
         "return_token_ids": True,
         "output_mode": "text",
     }
-    whole = post(http, "/inference/v1/generate", **body)
+    whole = post(caller, "/inference/v1/generate", **body)
     usage = {"stream_options": {"include_usage": True}}
-    chunks = events(http, "/inference/v1/generate", body | usage)
+    chunks = events(caller, "/inference/v1/generate", body | usage)
     assert whole["prompt_token_ids"] == [1, 70, 80]
     assert {tuple(each["prompt_token_ids"]) for each in chunks if "prompt_token_ids" in each} == {
         (1, 70, 80)
@@ -144,16 +148,16 @@ def test_tokens_stream_as_they_come_whole(http: httpx.Client) -> None:
         ] == logprobs
         assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["length"]
     assert chunks[-1]["usage"] == whole["usage"]
-    lean = post(http, "/inference/v1/generate", token_ids=[1, 70, 80], sampling_params={})
+    lean = post(caller, "/inference/v1/generate", token_ids=[1, 70, 80], sampling_params={})
     assert "text" not in lean["choices"][0] and "prompt_token_ids" not in lean
 
 
 @pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
-def test_ids_of_texts_and_chats_stream_as_they_come_whole(http: httpx.Client, route: str) -> None:
+def test_ids_of_texts_and_chats_stream_as_they_come_whole(caller: httpx.Client, route: str) -> None:
     asked = {"prompt": "The river"} if "chat" not in route else CHAT
     body = {"model": MODEL, "max_tokens": 9, "temperature": 0, "return_token_ids": True, **asked}
-    [choice] = (whole := post(http, route, **body))["choices"]
-    chunks = events(http, route, body)
+    [choice] = (whole := post(caller, route, **body))["choices"]
+    chunks = events(caller, route, body)
     parts = [part for chunk in chunks for part in chunk["choices"]]
     assert [each for part in parts for each in part.get("token_ids") or []] == choice["token_ids"]
     assert len(choice["token_ids"]) == whole["usage"]["completion_tokens"]
@@ -162,15 +166,15 @@ def test_ids_of_texts_and_chats_stream_as_they_come_whole(http: httpx.Client, ro
         for each in (*chunks, *parts)
         if each.get("prompt_token_ids") is not None
     ]
-    prompt = post(http, "/tokenize", **asked)["tokens"]
+    prompt = post(caller, "/tokenize", **asked)["tokens"]
     assert told == [prompt]
     assert (whole if "chat" in route else choice)["prompt_token_ids"] == prompt
 
 
-def test_the_ids_of_a_prompt_that_is_cut_are_those_that_are_left(http: httpx.Client) -> None:
+def test_the_ids_of_a_prompt_that_is_cut_are_those_that_are_left(caller: httpx.Client) -> None:
     body = {"model": MODEL, "prompt": "one two three four five six", "truncate_prompt_tokens": 3}
-    [choice] = post(http, "/v1/completions", **body, return_token_ids=True)["choices"]
-    ids = post(http, "/tokenize", prompt=body["prompt"])["tokens"]
+    [choice] = post(caller, "/v1/completions", **body, return_token_ids=True)["choices"]
+    ids = post(caller, "/tokenize", prompt=body["prompt"])["tokens"]
     assert choice["prompt_token_ids"] in (ids[-3:], [ids[0], *ids[-2:]])
 
 
@@ -192,14 +196,14 @@ def test_the_ids_of_a_prompt_that_is_cut_are_those_that_are_left(http: httpx.Cli
     ],
 )
 def test_what_means_nothing_is_told(
-    http: httpx.Client, path: str, body: dict, told: str | None
+    caller: httpx.Client, path: str, body: dict, told: str | None
 ) -> None:
-    answer = http.post(path, json=body)
+    answer = caller.post(path, json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-penstock-ignored") == told
 
 
-def test_what_cannot_be_is_named(http: httpx.Client) -> None:
+def test_what_cannot_be_is_named(caller: httpx.Client) -> None:
     for path, body, words in (
         ("/tokenize", {}, "prompt: "),
         ("/tokenize", {"prompt": 5}, "prompt: "),
@@ -218,36 +222,36 @@ def test_what_cannot_be_is_named(http: httpx.Client) -> None:
             "max_tokens: ",
         ),
     ):
-        status, message = refusal(http, path, **body)
+        status, message = refusal(caller, path, **body)
         assert status in (400, 404) and words in message, (path, body, message)
 
 
 def test_the_tokenizer_describes_itself_where_it_may(
-    http: httpx.Client, tokenizer: PreTrainedTokenizerBase
+    caller: httpx.Client, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    told = http.get("/tokenizer_info").json()
+    told = caller.get("/tokenizer_info").json()
     assert told["chat_template"] == tokenizer.chat_template
     assert told["eos_token"] == tokenizer.eos_token
     assert told["tokenizer_class"].startswith(type(tokenizer).__name__.removesuffix("Fast"))
 
 
-def test_a_full_worker_answers_all_the_same(http: httpx.Client) -> None:
+def test_a_full_worker_answers_all_the_same(caller: httpx.Client) -> None:
     long = {"model": MODEL, "prompt": "x", "max_tokens": 3000, "ignore_eos": True}
-    jobs = [http.post("/v1/jobs", json=long).json()["id"] for _ in range(3)]
+    jobs = [caller.post("/v1/jobs", json=long).json()["id"] for _ in range(3)]
 
     def states() -> list[str]:
-        return [http.get(f"/v1/jobs/{job}").json()["state"] for job in jobs]
+        return [caller.get(f"/v1/jobs/{job}").json()["state"] for job in jobs]
 
     eventually(lambda: states() == ["decoding", "decoding", "ready"], within_s=60)
-    assert post(http, "/tokenize", prompt="Hello")["tokens"]
+    assert post(caller, "/tokenize", prompt="Hello")["tokens"]
     assert states() == ["decoding", "decoding", "ready"]
     for job in jobs:
-        http.post(f"/v1/jobs/{job}/cancel")
+        caller.post(f"/v1/jobs/{job}/cancel")
 
 
-def test_a_job_of_another_kind_gets_no_place_among_the_texts(http: httpx.Client) -> None:
+def test_a_job_of_another_kind_gets_no_place_among_the_texts(caller: httpx.Client) -> None:
     """Whatever a client of one's own says in the options of a submission."""
-    url = http.headers["x-redis"]
+    url = caller.headers["x-redis"]
     connection, lane = redis.Redis.from_url(url), Lane(MODEL)
     job = {"job_id": lane.new_job_id(), "model": MODEL, "prompts": ["a"]}
     options = json.dumps({"class": "text", "background": True})
@@ -257,7 +261,7 @@ def test_a_job_of_another_kind_gets_no_place_among_the_texts(http: httpx.Client)
     end = {}
 
     def has_ended() -> bool:
-        end.update(http.get(f"/v1/jobs/{job['job_id']}").json())
+        end.update(caller.get(f"/v1/jobs/{job['job_id']}").json())
         return end["ended_ms"] is not None
 
     eventually(has_ended, within_s=60)
@@ -265,27 +269,27 @@ def test_a_job_of_another_kind_gets_no_place_among_the_texts(http: httpx.Client)
     assert end["result"]["error"]["message"].startswith("priority_class: text is for jobs of")
 
 
-def test_no_figure_and_no_list_of_jobs_counts_it(http: httpx.Client) -> None:
+def test_no_figure_and_no_list_of_jobs_counts_it(caller: httpx.Client) -> None:
     counted = (names.REQUEST_SUCCESS, *(each.name for each in names.JOB_HISTOGRAMS))
 
     def figures() -> list[str]:
-        lines = http.get("/metrics").text.splitlines()
+        lines = caller.get("/metrics").text.splitlines()
         return [line for line in lines if line.startswith(counted)]
 
-    post(http, "/v1/completions", model=MODEL, prompt="x", max_tokens=1)
+    post(caller, "/v1/completions", model=MODEL, prompt="x", max_tokens=1)
     time.sleep(2)  # several beats, by which a worker tells what it counted
     before = figures()
     assert before != []
-    post(http, "/tokenize", prompt="Hello")
+    post(caller, "/tokenize", prompt="Hello")
     time.sleep(2)
     assert figures() == before
-    recent = http.get("/v1/jobs?limit=100").json()["data"]
+    recent = caller.get("/v1/jobs?limit=100").json()["data"]
     assert recent and all(job["priority_class"] != "text" for job in recent)
 
 
-def test_more_ids_than_an_answer_holds_are_refused(http: httpx.Client) -> None:
-    status, message = refusal(http, "/tokenize", prompt=" a" * 530_000)
+def test_more_ids_than_an_answer_holds_are_refused(caller: httpx.Client) -> None:
+    status, message = refusal(caller, "/tokenize", prompt=" a" * 530_000)
     assert status == 400 and "530001 tokens are more than the 524288" in message
     many = {"model": MODEL, "prompt": [[5] * 4000] * 2, "n": 128, "max_tokens": 1}
-    status, message = refusal(http, "/v1/completions", **many, return_token_ids=True)
+    status, message = refusal(caller, "/v1/completions", **many, return_token_ids=True)
     assert status == 400 and message.startswith("return_token_ids: 1024000 ids")

@@ -30,13 +30,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def gateway(server: Server, collector: Collector) -> Iterator[GatewayProcess]:
+def traced_gateway(server: Server, collector: Collector) -> Iterator[GatewayProcess]:
     with GatewayProcess(server.url, "--otlp-traces-endpoint", collector.url) as gateway:
         yield gateway
 
@@ -73,11 +67,11 @@ def one(spans: list[SeenSpan], name: str) -> SeenSpan:
 
 
 def test_one_trace_from_the_request_to_the_last_token(
-    server: Server, gateway: GatewayProcess, collector: Collector
+    server: Server, traced_gateway: GatewayProcess, collector: Collector
 ) -> None:
     with worker(server, collector).ready() as working:
-        eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 200)
-        assert "[DONE]" in ask(gateway, 40)
+        eventually(lambda: httpx.get(traced_gateway.url + "/health/ready").status_code == 200)
+        assert "[DONE]" in ask(traced_gateway, 40)
         eventually(lambda: len(collector.of(TRACE)) == NUM_SPANS)
         records = [json.loads(line) for line in working.logged().splitlines()]
     spans = collector.of(TRACE)
@@ -108,12 +102,12 @@ def test_one_trace_from_the_request_to_the_last_token(
 
 @pytest.mark.slow
 def test_after_a_workers_death_the_next_attempt_links_to_the_first(
-    server: Server, gateway: GatewayProcess, collector: Collector
+    server: Server, traced_gateway: GatewayProcess, collector: Collector
 ) -> None:
     trace = "b" * 32
     with worker(server, collector).ready() as first, worker(server, collector) as second:
-        eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 200)
-        with httpx.stream("POST", **question(gateway, 3000, trace)) as answer:
+        eventually(lambda: httpx.get(traced_gateway.url + "/health/ready").status_code == 200)
+        with httpx.stream("POST", **question(traced_gateway, 3000, trace)) as answer:
             lines = answer.iter_lines()
             next(lines)
             second.ready()
@@ -133,12 +127,12 @@ def test_after_a_workers_death_the_next_attempt_links_to_the_first(
 
 
 def test_what_the_caller_does_not_sample_is_not_sent(
-    server: Server, gateway: GatewayProcess, collector: Collector
+    server: Server, traced_gateway: GatewayProcess, collector: Collector
 ) -> None:
     with worker(server, collector).ready():
-        eventually(lambda: httpx.get(gateway.url + "/health/ready").status_code == 200)
-        assert "[DONE]" in ask(gateway, 5, "c" * 32, flags="00")
-        assert "[DONE]" in ask(gateway, 5, "d" * 32)
+        eventually(lambda: httpx.get(traced_gateway.url + "/health/ready").status_code == 200)
+        assert "[DONE]" in ask(traced_gateway, 5, "c" * 32, flags="00")
+        assert "[DONE]" in ask(traced_gateway, 5, "d" * 32)
         eventually(lambda: len(collector.of("d" * 32)) == NUM_SPANS)
     assert not collector.of("c" * 32)
 

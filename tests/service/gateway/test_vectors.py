@@ -58,15 +58,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    files = tmp_path_factory.mktemp("files")
+def served(server: Server, folders: Path, files: tuple[str, str]) -> Iterator[Served]:
     with (
-        Server() as server,
         WorkerProcess(server.url, folders / "embedder") as embedder,
         WorkerProcess(server.url, folders / "reranker") as reranker,
         WorkerProcess(server.url, folders / "classifier") as classifier,
-        GatewayProcess(server.url, "--files-folder", str(files)) as gateway,
-        HousekeepingProcess(server.url, "--files-folder", str(files)),
+        GatewayProcess(server.url, *files) as gateway,
+        HousekeepingProcess(server.url, *files),
     ):
         for each in (embedder, reranker, classifier):
             each.ready()

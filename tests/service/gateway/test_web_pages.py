@@ -13,7 +13,6 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from api_keys import bearer
-from penstock.compose.server import Server
 from penstock.gateway.http.listening import ListenSettings
 from stage import MODEL, Actor, GatewayProcess
 
@@ -22,24 +21,10 @@ PATH = "/v1/completions"
 EVIL = "evil.example"
 READS = ("/v1/models", "/v1/status", "/v1/jobs/x", "/metrics", "/load", "/server_info", "/version")
 WRITES = (PATH, "/v1/jobs", "/reset_prefix_cache", "/abort_requests", "/v1/files", "/nowhere")
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
-
-
-@pytest.fixture(scope="module")
-def gateway(actor: Actor) -> Iterator[GatewayProcess]:
-    flags = (
-        "--allowed-hosts",
-        "App.Example,fd00::5,*.Below.Example",
-        "--allowed-origins",
-        "https://ours.example",
-    )
-    with GatewayProcess(actor.redis_url, *flags) as gateway:
-        yield gateway
+GATEWAY_FLAGS = (
+    *("--allowed-hosts", "App.Example,fd00::5,*.Below.Example"),
+    *("--allowed-origins", "https://ours.example"),
+)
 
 
 @pytest.fixture(scope="module")

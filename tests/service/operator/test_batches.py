@@ -14,7 +14,6 @@ import redis
 from openai import OpenAI
 from openai.types import Batch
 
-from penstock.compose.server import Server
 from penstock.gateway.batches.lines import line_errors
 from penstock.gateway.files.files import FileNotFound, Files, FilesSettings
 from penstock.schemas.api.json_size import MAX_GROUPS
@@ -99,16 +98,15 @@ def line(number: int, **body: object) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def house(actor: Actor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("files")
     limits = ("--max-file-bytes", "100000", "--files-quota", "60")
+    actor.script = play
     with (
-        Server() as server,
-        Actor(server.url, play) as actor,
-        GatewayProcess(server.url, "--files-folder", str(folder), *limits) as gateway,
+        GatewayProcess(actor.redis_url, "--files-folder", str(folder), *limits) as gateway,
         OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        yield House(server.url, folder, gateway.url, actor, client)
+        yield House(actor.redis_url, folder, gateway.url, actor, client)
 
 
 def test_a_file_goes_up_comes_back_and_is_deleted(house: House) -> None:

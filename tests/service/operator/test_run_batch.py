@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from penstock.compose.run_batch import main
-from penstock.compose.server import Server
 from penstock.schemas.job import Job
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import MODEL, Actor, Wait, eventually, failed, spoken
@@ -25,12 +24,6 @@ URLS = {
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
     "/v1/responses": {"input": "hi"},
 }
-
-
-@pytest.fixture(scope="module")
-def actor() -> Iterator[Actor]:
-    with Server() as server, Actor(server.url) as actor:
-        yield actor
 
 
 def line(number: int, **body: object) -> dict[str, object]:

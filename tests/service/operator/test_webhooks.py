@@ -93,18 +93,17 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[House]:
+def house(actor: Actor) -> Iterator[House]:
     receiver, dead = Receiver(), Receiver()
     dead.answers["/dead"] = [release := Wait()] * 100
     allowed = ("--webhook-private", f"{receiver.url},{dead.url}", "--webhook-timeout-s", "30")
     retry = ("--webhook-retry-s", "0.05", "--webhook-max-attempts", "5")
+    actor.script = play
     with (
-        Server() as server,
-        Actor(server.url, play),
-        HousekeepingProcess(server.url, *allowed, *retry),
-        GatewayProcess(server.url, *allowed) as gateway,
+        HousekeepingProcess(actor.redis_url, *allowed, *retry),
+        GatewayProcess(actor.redis_url, *allowed) as gateway,
     ):
-        yield House(server.url, gateway.url, receiver, dead)
+        yield House(actor.redis_url, gateway.url, receiver, dead)
     release.set()
     receiver.close()
     dead.close()

@@ -28,12 +28,6 @@ MAX_TOKENS = 4000
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def worker(server: Server) -> Iterator[WorkerProcess]:
     with WorkerProcess(server.url, "fake", *FLAGS) as worker:
         yield worker.ready()

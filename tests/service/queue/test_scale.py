@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -24,12 +24,6 @@ AT_ONCE = 128  # calls under way together
 NUM_JOBS, NUM_TENANTS, NUM_TIMES = 10_000, 1_000, 10_000
 FEW = 16  # of whatever a lane lists when nothing is in it
 MOST_COMMANDS = 3_000  # in one call, whatever is queued: some milliseconds
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 @asynccontextmanager
@@ -121,9 +115,9 @@ async def costs(queue: WorkerQueue, meter: Meter, first: int) -> dict[str, Cost]
 
 
 @pytest.mark.slow
-def test_ten_thousand_queued_jobs_of_a_thousand_tenants_cost_as_much_each_as_a_hundred(server):
+def test_ten_thousand_queued_jobs_of_a_thousand_tenants_cost_as_much_each_as_a_hundred(spare):
     async def main() -> None:
-        async with lane_at(server) as (queue, meter):
+        async with lane_at(spare) as (queue, meter):
             memory = meter.memory_bytes()
             short = await costs(queue, meter, 0)
             jobs = await submit(queue, NUM_JOBS - 101, 100)
@@ -161,11 +155,11 @@ def check_fair(ran: list[Job]) -> None:
             assert counts[-1] - counts[0] <= 2, (number, counts[0], counts[-1])
 
 
-def test_blocked_accounts_cost_a_call_no_more_than_so_many_commands(server):
+def test_blocked_accounts_cost_a_call_no_more_than_so_many_commands(spare):
     """A thousand accounts with one job running each, and nine waiting."""
 
     async def main() -> None:
-        async with lane_at(server) as (queue, meter):
+        async with lane_at(spare) as (queue, meter):
             await submit(queue, 3 * NUM_TENANTS, max_running=1)
             claimed = list[Entry]()
             longest = Cost(0, 0)
@@ -192,7 +186,7 @@ def test_blocked_accounts_cost_a_call_no_more_than_so_many_commands(server):
 
 
 @pytest.mark.slow
-def test_ten_thousand_workers_come_and_go_and_leave_nothing(server):
+def test_ten_thousand_workers_come_and_go_and_leave_nothing(spare):
     """Half leave in order, a quarter crash, and of a quarter the lease lapses, all at once."""
 
     async def live(queue: WorkerQueue, number: int) -> None:
@@ -204,7 +198,7 @@ def test_ten_thousand_workers_come_and_go_and_leave_nothing(server):
             await queue.unregister(name, crashed=number % 4 == 1)
 
     async def main() -> None:
-        async with lane_at(server) as (queue, meter):
+        async with lane_at(spare) as (queue, meter):
             await live(queue, 1)
             before, memory = set(meter.keys()), meter.memory_bytes()
             for at in range(0, NUM_TIMES, AT_ONCE):
@@ -233,9 +227,9 @@ def test_ten_thousand_workers_come_and_go_and_leave_nothing(server):
     asyncio.run(main())
 
 
-def test_ten_thousand_repeats_of_a_submission_are_one_job_and_cost_nothing_later(server):
+def test_ten_thousand_repeats_of_a_submission_are_one_job_and_cost_nothing_later(spare):
     async def main() -> None:
-        async with lane_at(server) as (queue, meter):
+        async with lane_at(spare) as (queue, meter):
             job = a_job(job_id=LANE.idempotent_job_id("default", "k"), background=True)
             first = await queue.enqueue(job, None)
             before, memory = set(meter.keys()), meter.memory_bytes()

@@ -13,7 +13,6 @@ from penstock.schemas.model import ModelCard, WorkerCard
 from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
-from penstock.worker.llm import LLM
 from plain import plain
 from scripted import LANE, a_job, delta, finish, on_a_lane
 from worker_process import WorkerProcess, ask, same
@@ -312,11 +311,6 @@ def test_a_suspect_is_not_charged_for_a_step_that_another_hangs_in(redis_url, of
 
 
 FLAGS = ("--fake-poison", "poison", "--lease-ttl-ms", "3000", "--max-num-seqs", "64")
-
-
-@pytest.fixture(scope="module")
-def offline() -> LLM:
-    return LLM("fake", load_format="fake", fake_step_ms=0)
 
 
 @pytest.mark.slow

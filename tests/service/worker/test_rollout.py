@@ -12,7 +12,6 @@ from penstock.schemas.model import WorkerCard
 from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.worker.bundled.paths import BUNDLED_DRAFT
-from penstock.worker.llm import LLM
 from plain import plain
 from scripted import LANE, a_job, finish, on_a_lane, started
 from worker_process import WorkerProcess, ask, same
@@ -75,11 +74,6 @@ async def test_without_a_token_any_model_will_do(queue: WorkerQueue) -> None:
     await queue.unregister("old")
     await queue.register("new", NEW)
     assert (await started(queue, "new")).job == job
-
-
-@pytest.fixture(scope="module")
-def offline() -> LLM:
-    return LLM("fake", load_format="fake", fake_step_ms=0)
 
 
 @pytest.mark.slow

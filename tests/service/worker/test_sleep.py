@@ -3,7 +3,6 @@
 import asyncio
 import json
 import signal
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -18,12 +17,6 @@ from stage import GatewayProcess
 from worker_process import WorkerProcess, ask, until
 
 PROMPT = "The river is long, and the town lies on it. " * 4
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
 
 
 def states(server: Server, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -45,11 +38,11 @@ async def answer(client: QueueClient, **more: object) -> tuple[list[int], int]:
 
 
 def test_a_worker_sleeps_and_wakes_as_it_is_told(
-    server: Server, capsys: pytest.CaptureFixture[str]
+    spare: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with WorkerProcess(server.url, BUNDLED_DRAFT, "--drain-s", "60") as worker:
+    with WorkerProcess(spare.url, BUNDLED_DRAFT, "--drain-s", "60") as worker:
         worker.ready()
-        [name] = states(server, capsys)
+        [name] = states(spare, capsys)
         first = list[tuple[list[int], int]]()
 
         async def before(client: QueueClient) -> None:
@@ -59,11 +52,11 @@ def test_a_worker_sleeps_and_wakes_as_it_is_told(
             )
             while (await client.status(long)).state != "decoding":
                 await asyncio.sleep(0.01)
-            await asyncio.to_thread(tell, server, "sleep", name)
+            await asyncio.to_thread(tell, spare, "sleep", name)
             assert (await client.result(long)).state == "succeeded", "what it has it finishes"
 
-        ask(server.url, before)
-        until(lambda: states(server, capsys)[name] == "asleep", "sleep")
+        ask(spare.url, before)
+        until(lambda: states(spare, capsys)[name] == "asleep", "sleep")
         until(lambda: "engine sleeps" in worker.log.read_text(), "memory back")
 
         async def meanwhile(client: QueueClient) -> None:
@@ -74,33 +67,33 @@ def test_a_worker_sleeps_and_wakes_as_it_is_told(
             )
             await asyncio.sleep(0.3)
             assert (await client.status(waiting)).state == "ready"
-            await asyncio.to_thread(tell, server, "wake", name)
+            await asyncio.to_thread(tell, spare, "wake", name)
             result = await client.result(waiting)
             assert list(result.choices[0].token_ids) == first[0][0]
             assert await answer(client) == (first[0][0], result.usage.prompt_tokens // 16 * 16)
 
-        ask(server.url, meanwhile)
-        until(lambda: states(server, capsys)[name] == "serving", "it says so")
-        assert tell(server, "sleep", name) == 0
-        until(lambda: states(server, capsys)[name] == "asleep", "sleep again")
-        assert tell(server, "drain", name) == 0
+        ask(spare.url, meanwhile)
+        until(lambda: states(spare, capsys)[name] == "serving", "it says so")
+        assert tell(spare, "sleep", name) == 0
+        until(lambda: states(spare, capsys)[name] == "asleep", "sleep again")
+        assert tell(spare, "drain", name) == 0
         assert worker.process.wait(60) == 0
         assert "Traceback" not in worker.log.read_text()
 
 
 def test_one_that_is_falling_asleep_hands_back_at_once_when_it_must(
-    server: Server, capsys: pytest.CaptureFixture[str]
+    spare: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By a second SIGTERM, though it had a minute to finish what it has."""
-    with WorkerProcess(server.url, "fake", "--fake-step-ms", "50", "--drain-s", "60") as worker:
+    with WorkerProcess(spare.url, "fake", "--fake-step-ms", "50", "--drain-s", "60") as worker:
         worker.ready()
-        [name] = states(server, capsys)
+        [name] = states(spare, capsys)
 
         async def asks(client: QueueClient) -> None:
             job = await client.enqueue("hi", model="fake", max_tokens=4000, background=True)
             while (await client.status(job)).state != "decoding":
                 await asyncio.sleep(0.01)
-            assert await asyncio.to_thread(tell, server, "sleep", name) == 0
+            assert await asyncio.to_thread(tell, spare, "sleep", name) == 0
             while "told to sleep" not in worker.log.read_text():
                 await asyncio.sleep(0.01)
             worker.process.send_signal(signal.SIGTERM)
@@ -110,24 +103,24 @@ def test_one_that_is_falling_asleep_hands_back_at_once_when_it_must(
             assert await asyncio.to_thread(worker.process.wait, 60) == 0
             assert (await client.status(job)).state == "ready"
 
-        ask(server.url, asks)
+        ask(spare.url, asks)
         assert "worker was drained" in worker.log.read_text()
 
 
 def test_one_that_loses_its_lease_sleeps_on(
-    server: Server, capsys: pytest.CaptureFixture[str]
+    spare: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with WorkerProcess(server.url, "fake") as worker:
+    with WorkerProcess(spare.url, "fake") as worker:
         worker.ready()
-        [first] = states(server, capsys)
-        assert tell(server, "sleep", first) == 0
-        until(lambda: states(server, capsys)[first] == "asleep", "sleep")
+        [first] = states(spare, capsys)
+        assert tell(spare, "sleep", first) == 0
+        until(lambda: states(spare, capsys)[first] == "asleep", "sleep")
         worker.signal_all(signal.SIGSTOP)
-        until(lambda: states(server, capsys).get(first) != "asleep", "the lease lapses")
+        until(lambda: states(spare, capsys).get(first) != "asleep", "the lease lapses")
         worker.signal_all(signal.SIGCONT)
 
         def others() -> dict[str, str]:
-            found = states(server, capsys)
+            found = states(spare, capsys)
             return {name: state for name, state in found.items() if name != first}
 
         until(lambda: [*others().values()] == ["asleep"], "it sleeps under its next name")
@@ -137,16 +130,16 @@ def test_one_that_loses_its_lease_sleeps_on(
             job = await client.enqueue("hi", model="fake", background=True)
             await asyncio.sleep(0.5)
             assert (await client.status(job)).state == "ready"
-            assert await asyncio.to_thread(tell, server, "wake", name) == 0
+            assert await asyncio.to_thread(tell, spare, "wake", name) == 0
             assert (await client.result(job)).state == "succeeded"
 
-        ask(server.url, asks)
+        ask(spare.url, asks)
 
 
 def test_one_without_work_sleeps_until_a_job_comes(
-    server: Server, capsys: pytest.CaptureFixture[str]
+    spare: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with WorkerProcess(server.url, BUNDLED_DRAFT, "--sleep-idle-s", "0.2") as worker:
+    with WorkerProcess(spare.url, BUNDLED_DRAFT, "--sleep-idle-s", "0.2") as worker:
         worker.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -157,20 +150,20 @@ def test_one_without_work_sleeps_until_a_job_comes(
                 answers.append(await answer(client))
             assert answers == [(answers[0][0], 0)] * 3
 
-        ask(server.url, asks)
-        until(lambda: [*states(server, capsys).values()] == ["asleep"], "it says so")
+        ask(spare.url, asks)
+        until(lambda: [*states(spare, capsys).values()] == ["asleep"], "it says so")
 
 
 def test_over_http_under_a_key_of_operators(
-    server: Server, capsys: pytest.CaptureFixture[str]
+    spare: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with (
-        WorkerProcess(server.url, BUNDLED_DRAFT) as worker,
-        GatewayProcess(server.url) as gateway,
+        WorkerProcess(spare.url, BUNDLED_DRAFT) as worker,
+        GatewayProcess(spare.url) as gateway,
         httpx.Client(base_url=gateway.url, timeout=60) as http,
     ):
         worker.ready()
-        [name] = states(server, capsys)
+        [name] = states(spare, capsys)
         found = []
 
         async def asks(client: QueueClient) -> None:
@@ -181,10 +174,10 @@ def test_over_http_under_a_key_of_operators(
                     assert told.json() == {"workers": [name]}
                     await asyncio.sleep(1)  # it learns of it at its next beat
 
-        ask(server.url, asks)
+        ask(spare.url, asks)
         assert found[0] == found[2] == 0 < found[1]
         admin, other = (
-            api_keys.issue(server.url, scopes=[scope]) for scope in ("admin", "inference")
+            api_keys.issue(spare.url, scopes=[scope]) for scope in ("admin", "inference")
         )
         path = f"/v1/admin/workers/{name}/sleep"
         assert http.post(path, headers=api_keys.bearer(other)).status_code == 403
@@ -192,6 +185,6 @@ def test_over_http_under_a_key_of_operators(
         assert refused.status_code == 403
         told = http.post(path, headers=api_keys.bearer(admin))
         assert told.json() == {"worker": name, "told": "sleep"}
-        until(lambda: states(server, capsys)[name] == "asleep", "sleep")
+        until(lambda: states(spare, capsys)[name] == "asleep", "sleep")
         unknown = http.post("/v1/admin/workers/none/wake", headers=api_keys.bearer(admin))
         assert unknown.json()["error"]["code"] == "worker_not_found"

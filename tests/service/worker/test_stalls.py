@@ -23,7 +23,6 @@ from penstock.worker.jobs.capacity import Capacity
 from penstock.worker.jobs.consumer import Intake
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.streamer import Streamer
-from penstock.worker.llm import LLM
 from penstock.worker.process.sampling_defaults import Generation
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text.model_tokenizer import load_tokenizer
@@ -33,11 +32,6 @@ from worker_process import WorkerProcess, ask, incarnations, same, until
 STORY = SamplingParams(max_tokens=200, seed=6, ignore_eos=True)
 WITHIN_S = 100  # several of what it takes on a busy machine
 FLAGS = ("--step-timeout-s", "3", "--fake-step-ms", "20", "--fake-poison", "poison")
-
-
-@pytest.fixture(scope="module")
-def offline() -> LLM:
-    return LLM("fake", load_format="fake", fake_step_ms=0)
 
 
 def crashes(url: str) -> int:

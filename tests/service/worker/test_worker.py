@@ -26,12 +26,6 @@ LONG = "and so it went on"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def worker(server: Server) -> Iterator[WorkerProcess]:
     """One for all tests that do not end it."""
     with WorkerProcess(
@@ -41,7 +35,7 @@ def worker(server: Server) -> Iterator[WorkerProcess]:
 
 
 @pytest.fixture(scope="module")
-def offline() -> LLM:
+def llm() -> LLM:
     """The same engine, undisturbed, with no queue around it."""
     return LLM("fake", load_format="fake", max_model_len=400, fake_step_ms=0)
 
@@ -61,13 +55,13 @@ JOBS = {
 
 
 @pytest.mark.parametrize("params", JOBS.values(), ids=JOBS)
-def test_a_job_is_answered_as_the_engine_would_answer_alone(worker, offline, params):
+def test_a_job_is_answered_as_the_engine_would_answer_alone(worker, llm, params):
     async def asks(client: QueueClient) -> None:
         job_id = await client.enqueue("Tell me of water 🌊", params=params)
         deltas = [event async for event in client.stream(job_id)]
         done = deltas.pop()
         result = await client.result(job_id)
-        [expected] = offline.generate("Tell me of water 🌊", params)
+        [expected] = llm.generate("Tell me of water 🌊", params)
         same(result, expected)
         assert done.type == "done"
         position = 0
@@ -82,13 +76,13 @@ def test_a_job_is_answered_as_the_engine_would_answer_alone(worker, offline, par
     ask(worker.url, asks)
 
 
-def test_without_a_seed_the_jobs_id_is_one(worker, offline):
+def test_without_a_seed_the_jobs_id_is_one(worker, llm):
     """So that every attempt at the job draws the same."""
 
     async def asks(client: QueueClient) -> None:
         job_id = await client.enqueue(LONG, params=SamplingParams(max_tokens=40))
         seed = int.from_bytes(hashlib.blake2b(job_id.encode(), digest_size=7).digest(), "big")
-        expected = offline.generate(LONG, SamplingParams(max_tokens=40, seed=seed))
+        expected = llm.generate(LONG, SamplingParams(max_tokens=40, seed=seed))
         same(await client.result(job_id), expected[0])
 
     ask(worker.url, asks)
@@ -108,7 +102,7 @@ def test_several_prompts_are_one_job_with_choices_in_order(worker):
     ask(worker.url, asks)
 
 
-def test_a_conversation_is_rendered_by_the_models_template(worker, offline):
+def test_a_conversation_is_rendered_by_the_models_template(worker, llm):
     messages: list[Message] = [
         {"role": "user", "content": [{"type": "text", "text": "Grüße"}]},
     ]
@@ -116,8 +110,8 @@ def test_a_conversation_is_rendered_by_the_models_template(worker, offline):
 
     async def asks(client: QueueClient) -> None:
         result = await client.result(await client.enqueue(messages=messages, params=params))
-        same(result, offline.chat(messages, params)[0])
-        same(result, offline.generate("user: Grüße\nassistant: ", params)[0])
+        same(result, llm.chat(messages, params)[0])
+        same(result, llm.generate("user: Grüße\nassistant: ", params)[0])
 
     ask(worker.url, asks)
 
@@ -161,7 +155,7 @@ BAD: dict[str, tuple[dict[str, object], str, str]] = {
 
 
 @pytest.mark.parametrize(("asked", "code", "param"), BAD.values(), ids=BAD)
-def test_what_can_never_run_fails_by_name_and_disturbs_nothing(worker, offline, asked, code, param):
+def test_what_can_never_run_fails_by_name_and_disturbs_nothing(worker, llm, asked, code, param):
     async def asks(client: QueueClient) -> None:
         good_params = SamplingParams(max_tokens=100, seed=8, ignore_eos=True)
         good = await client.enqueue(LONG, params=good_params)
@@ -170,7 +164,7 @@ def test_what_can_never_run_fails_by_name_and_disturbs_nothing(worker, offline, 
         assert isinstance(event, Failed) and event.state == "failed"
         assert (event.error.code, event.error.status, event.error.param) == (code, 400, param)
         assert param in event.error.message and not event.error.retryable
-        same(await client.result(good), offline.generate(LONG, good_params)[0])
+        same(await client.result(good), llm.generate(LONG, good_params)[0])
 
     ask(worker.url, asks)
 
@@ -251,7 +245,7 @@ def test_neither_process_loads_torch(worker):
         assert ("libtorch" not in mapped and "libpython" in mapped) or "python" in mapped
 
 
-def test_the_log_holds_no_prompt_and_no_answer(worker, offline):
+def test_the_log_holds_no_prompt_and_no_answer(worker, llm):
     canary, params = "CANARY-3141", SamplingParams(max_tokens=30, seed=2, ignore_eos=True)
 
     async def asks(client: QueueClient) -> None:
@@ -260,7 +254,7 @@ def test_the_log_holds_no_prompt_and_no_answer(worker, offline):
         await client.result(bad)
 
     ask(worker.url, asks)
-    answer = offline.generate(canary, params)[0].outputs[0].text
+    answer = llm.generate(canary, params)[0].outputs[0].text
     assert canary not in worker.logged() and answer[:16] not in worker.logged()
 
 
@@ -306,7 +300,7 @@ def test_settings_that_cannot_work_are_refused_in_a_line(server, words, status, 
     assert says in run.stderr and "Traceback" not in run.stderr
 
 
-def test_a_job_that_redis_takes_for_a_workers_and_it_does_not_know_is_handed_on(worker, offline):
+def test_a_job_that_redis_takes_for_a_workers_and_it_does_not_know_is_handed_on(worker, llm):
     """As after a failover that lost a job's end, or a claim's reply."""
 
     async def asks(client: QueueClient) -> None:
@@ -322,7 +316,7 @@ def test_a_job_that_redis_takes_for_a_workers_and_it_does_not_know_is_handed_on(
             if taken := await taking.read(status.worker, 1):
                 break
         assert [entry.job_id for entry in taken or []] == [job_id]
-        (expected,) = offline.generate(["hello"], params)
+        (expected,) = llm.generate(["hello"], params)
         same(await client.result(job_id), expected)
 
     ask(worker.url, asks)

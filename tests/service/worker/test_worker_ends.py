@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,19 +19,6 @@ from plain import plain
 from worker_process import WorkerProcess, ask, incarnations, same, until
 
 LONG = "and so it went on"
-
-
-@pytest.fixture(scope="module")
-def offline() -> LLM:
-    """The same engine, undisturbed, with no queue around it."""
-    return LLM("fake", load_format="fake", fake_step_ms=0)
-
-
-@pytest.fixture
-def fresh() -> Iterator[Server]:
-    """A Redis of its own."""
-    with Server() as server:
-        yield server
 
 
 STORY = SamplingParams(max_tokens=300, seed=6, ignore_eos=True, n=2, stop=["never there"])
@@ -57,11 +44,11 @@ async def read_while(client: QueueClient, job_id: str, act: Callable[[], None]) 
 
 
 @pytest.mark.slow
-def test_sigterm_hands_running_jobs_to_another_worker(fresh, offline):
+def test_sigterm_hands_running_jobs_to_another_worker(spare, offline):
     """And the text is whole, equal to the undisturbed one; the exit status is 0."""
-    with WorkerProcess(fresh.url, "fake", "--drain-s", "0.1", "--fake-step-ms", "150") as first:
+    with WorkerProcess(spare.url, "fake", "--drain-s", "0.1", "--fake-step-ms", "150") as first:
         first.ready()
-        with WorkerProcess(fresh.url, "fake") as second:
+        with WorkerProcess(spare.url, "fake") as second:
 
             async def asks(client: QueueClient) -> None:
                 job_id = await client.enqueue(LONG, params=STORY)
@@ -72,13 +59,13 @@ def test_sigterm_hands_running_jobs_to_another_worker(fresh, offline):
                     assert "handed back 1 jobs" in first.logged()
 
                 same(await read_while(client, job_id, act), told(offline))
-                assert len(incarnations(fresh.url)) == 1
+                assert len(incarnations(spare.url)) == 1
 
-            ask(fresh.url, asks)
+            ask(spare.url, asks)
 
 
-def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(fresh, offline):
-    with WorkerProcess(fresh.url, "fake", "--drain-s", "30", *SLOW) as worker:
+def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(spare, offline):
+    with WorkerProcess(spare.url, "fake", "--drain-s", "30", *SLOW) as worker:
         worker.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -88,7 +75,7 @@ def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(fresh, offl
             def act() -> None:
                 worker.process.send_signal(signal.SIGTERM)
                 until(lambda: "began to drain" in worker.logged(), "the drain to begin")
-                asyncio.run(submit(fresh.url, later))
+                asyncio.run(submit(spare.url, later))
 
             same(await read_while(client, job_id, act), told(offline))
             await asyncio.to_thread(worker.process.wait, 30)
@@ -96,13 +83,13 @@ def test_a_drained_worker_finishes_what_it_has_and_takes_nothing_new(fresh, offl
             status = await client.status(later)
             assert (status.state, status.started_ms) == ("ready", None)
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
 
 
-def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(fresh):
-    with WorkerProcess(fresh.url, "fake", "--drain-s", "600", *SLOW) as worker:
+def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(spare):
+    with WorkerProcess(spare.url, "fake", "--drain-s", "600", *SLOW) as worker:
         worker.ready()
-        [name] = incarnations(fresh.url)
+        [name] = incarnations(spare.url)
 
         async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, max_tokens=8000, ignore_eos=True, background=True)
@@ -118,7 +105,7 @@ def test_a_draining_worker_that_loses_its_lease_takes_nothing_up_again(fresh):
             assert await asyncio.to_thread(worker.process.wait, 40) == 0
             assert worker.logged().count(" started serving ") == 1
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
 
 
 async def submit(url: str, job_id: str) -> None:
@@ -127,8 +114,8 @@ async def submit(url: str, job_id: str) -> None:
         await client.submit(job)
 
 
-def test_a_second_sigterm_hands_back_at_once(fresh, offline):
-    with WorkerProcess(fresh.url, "fake", "--drain-s", "600", "--fake-step-ms", "150") as first:
+def test_a_second_sigterm_hands_back_at_once(spare, offline):
+    with WorkerProcess(spare.url, "fake", "--drain-s", "600", "--fake-step-ms", "150") as first:
         first.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -140,20 +127,20 @@ def test_a_second_sigterm_hands_back_at_once(fresh, offline):
                 assert first.stop() == 0
                 assert "handed back 1 jobs" in first.logged()
 
-            with WorkerProcess(fresh.url, "fake") as second:
+            with WorkerProcess(spare.url, "fake") as second:
                 second.ready()
                 same(await read_while(client, job_id, act), told(offline))
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["penstock.worker.jobs.service", "penstock.worker.engine_process"]
 )
-def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module):
+def test_a_process_that_dies_is_started_again_and_goes_on(spare, offline, module):
     """At once: it does not take its silence."""
-    with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "600", *SLOW) as worker:
+    with WorkerProcess(spare.url, "fake", "--step-timeout-s", "600", *SLOW) as worker:
         worker.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -161,12 +148,12 @@ def test_a_process_that_dies_is_started_again_and_goes_on(fresh, offline, module
             act = lambda: os.kill(worker.child(module), signal.SIGKILL)  # noqa: E731
             same(await read_while(client, job_id, act), told(offline))
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
 
 
 @pytest.mark.slow
-def test_the_children_end_with_their_supervisor(fresh, offline):
-    with WorkerProcess(fresh.url, "fake", *SLOW) as first:
+def test_the_children_end_with_their_supervisor(spare, offline):
+    with WorkerProcess(spare.url, "fake", *SLOW) as first:
         first.ready()
         children = [
             first.child(module)
@@ -180,39 +167,39 @@ def test_the_children_end_with_their_supervisor(fresh, offline):
                 os.kill(children[0], signal.SIGSTOP)  # hung: it cannot end by itself
                 os.kill(first.process.pid, signal.SIGKILL)
 
-            with WorkerProcess(fresh.url, "fake"):
+            with WorkerProcess(spare.url, "fake"):
                 same(await read_while(client, job_id, act), told(offline))
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "them to end")
 
 
 @pytest.mark.slow
-def test_a_frozen_worker_loses_its_jobs_and_comes_back_under_a_new_name(fresh, offline):
-    with WorkerProcess(fresh.url, "fake", *SLOW) as first:
+def test_a_frozen_worker_loses_its_jobs_and_comes_back_under_a_new_name(spare, offline):
+    with WorkerProcess(spare.url, "fake", *SLOW) as first:
         first.ready()
 
         async def asks(client: QueueClient) -> None:
             job_id = await client.enqueue(LONG, params=STORY, background=True)
-            [name] = incarnations(fresh.url)
+            [name] = incarnations(spare.url)
 
             def act() -> None:
                 first.signal_all(signal.SIGSTOP)
                 second.ready()
-                until(lambda: name not in incarnations(fresh.url), "its lease to lapse")
+                until(lambda: name not in incarnations(spare.url), "its lease to lapse")
                 first.signal_all(signal.SIGCONT)
 
-            with WorkerProcess(fresh.url, "fake") as second:
+            with WorkerProcess(spare.url, "fake") as second:
                 same(await read_while(client, job_id, act), told(offline))
-                until(lambda: len(incarnations(fresh.url)) == 2, "the first to come back")
-                assert name not in incarnations(fresh.url)
+                until(lambda: len(incarnations(spare.url)) == 2, "the first to come back")
+                assert name not in incarnations(spare.url)
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
 
 
 @pytest.mark.slow
-def test_a_wedged_engine_is_ended_and_its_jobs_go_on(fresh, offline):
-    with WorkerProcess(fresh.url, "fake", "--step-timeout-s", "3", *SLOW) as worker:
+def test_a_wedged_engine_is_ended_and_its_jobs_go_on(spare, offline):
+    with WorkerProcess(spare.url, "fake", "--step-timeout-s", "3", *SLOW) as worker:
         worker.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -221,7 +208,7 @@ def test_a_wedged_engine_is_ended_and_its_jobs_go_on(fresh, offline):
             same(await read_while(client, job_id, act), told(offline))
             assert "engine did not move" in worker.logged()
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
 
 
 def test_redis_may_be_absent_at_the_start_and_away_in_between(tmp_path, offline):
@@ -249,9 +236,9 @@ def test_redis_may_be_absent_at_the_start_and_away_in_between(tmp_path, offline)
             server.stop()
 
 
-def test_several_names_and_lanes_and_one_process(fresh, offline):
+def test_several_names_and_lanes_and_one_process(spare, offline):
     flags = ("--served-model-name", "alpha,beta", "--num-lanes", "3", "--in-process")
-    with WorkerProcess(fresh.url, "fake", *flags) as worker:
+    with WorkerProcess(spare.url, "fake", *flags) as worker:
         worker.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -264,5 +251,5 @@ def test_several_names_and_lanes_and_one_process(fresh, offline):
             used = {job_id.split("_")[1] for job_id in jobs}
             assert len(used) > 2
 
-        ask(fresh.url, asks)
+        ask(spare.url, asks)
         assert worker.stop() == 0
