@@ -1,6 +1,7 @@
 """What a scripted worker says to tests of several protocols: text, thinking and calls."""
 
 from msgspec.structs import replace
+from pydantic import BaseModel
 
 from penstock.schemas.event import Delta
 from penstock.schemas.job import Chat, Job
@@ -10,6 +11,11 @@ from stage import Actor, spoken
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Bern"}}\n</tool_call>'
 THINKS = Markup("hermes", "qwen3", is_open=True)
+
+
+class Person(BaseModel):
+    name: str
+    age: int
 
 
 def marked(markup: Markup, *texts: str) -> list[Delta]:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import msgspec
+import redis.asyncio
 
 from penstock.schemas.delivery import Commit, Ending, JobSignal, Started
 from penstock.schemas.errors import Cancelled, DeadlineExceeded
@@ -18,6 +19,7 @@ from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from penstock.schemas.redis.connection import connect
 from penstock.schemas.wire.checksum import NOTHING, roll
+from plain import plain
 
 MODEL = "tiny"
 LANE = Lane(MODEL)
@@ -26,12 +28,17 @@ PIECES = ("a", "é", "", "日本", "\n", '"', " the", "🙂")
 
 @asynccontextmanager
 async def queue_at(url: str, **settings: int) -> AsyncIterator[WorkerQueue]:
-    redis = connect(url)
+    link = connect(url)
     try:
-        await Registry(redis).register(ModelCard(name=MODEL))
-        yield WorkerQueue(redis, LANE, **settings)
+        await Registry(link).register(ModelCard(name=MODEL))
+        yield WorkerQueue(link, LANE, **settings)
     finally:
-        await redis.aclose()
+        await link.aclose()
+
+
+def redis_of(queue: WorkerQueue) -> redis.asyncio.Redis:
+    """The queue's server, past the queue."""
+    return plain(queue.connection.redis)
 
 
 def on_a_lane(test: Callable[[WorkerQueue], Awaitable[None]]) -> Callable[[str], None]:

@@ -1,6 +1,8 @@
 """Tokenizers of every kind that models use, made here: small, and odd where it hurts."""
 
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 
 from tokenizers import (
     AddedToken,
@@ -14,6 +16,9 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
+
+from penstock.worker.bundled.paths import BUNDLED_MODEL
+from penstock.worker.text.model_tokenizer import ModelTokenizer
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. It isn't here; it's there!",
@@ -184,3 +189,17 @@ def save(tokenizer: Tokenizer, folder: Path, template: str | None = TEMPLATE) ->
         fast.chat_template = template
     fast.save_pretrained(folder)
     return folder
+
+
+@cache
+def folder(name: str) -> Path:
+    """The folder of a maker's tokenizer, or of the bundled model's, written once."""
+    if name == "bundled":
+        return BUNDLED_MODEL
+    made = globals()[name]()
+    return save(made, Path(mkdtemp(prefix=f"penstock-{name}-")))
+
+
+@cache
+def text(name: str) -> ModelTokenizer:
+    return ModelTokenizer(folder(name))

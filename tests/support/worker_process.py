@@ -17,6 +17,7 @@ import redis
 
 from penstock.gateway.queue_client import QueueClient
 from penstock.loadtest.machine.usage import family, module_of
+from penstock.schemas.errors import Unavailable
 from penstock.schemas.event import Result
 from penstock.schemas.keys import Lane
 from penstock.worker.llm import RequestOutput
@@ -131,6 +132,16 @@ def ask(url: str, asks: Callable[[QueueClient], Awaitable[None]], within_s: floa
             await asyncio.wait_for(asks(client), within_s)
 
     asyncio.run(main())
+
+
+async def text_of(client: QueueClient, job_id: str) -> str:
+    """As a reader gets it who begins anew whenever Redis was away for too long."""
+    while True:
+        with suppress(Unavailable):
+            result = await client.result(job_id)
+            assert result is not None and result.state == "succeeded", result
+            return result.choices[0].text
+        await asyncio.sleep(0.1)
 
 
 def same(result: Result | None, output: RequestOutput) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import platform
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -20,6 +21,7 @@ from test_kernels_attention import DECODES, MIXED, expected, make, scorings
 from torch import Tensor
 from torch.testing import assert_close
 
+import tensors
 from judged import activated
 from odd_ways import ways_of
 from paths import SUPPORT
@@ -62,6 +64,7 @@ if platform.machine() == "x86_64":
         "AVX-512 bf16": _EMULATED,
         "AMX": (*_EMULATED, "-DEMULATED_TILES"),
     }
+randn = partial(tensors.randn, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="session", params=WAYS)
@@ -73,11 +76,6 @@ def ops(request: pytest.FixtureRequest) -> ctypes.CDLL:
     if request.param.startswith("A"):
         assert library.prepare() == request.param.encode()
     return library
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape) + seed)
-    return torch.randn(shape, generator=generator).bfloat16()
 
 
 # rows, out_features, in_features

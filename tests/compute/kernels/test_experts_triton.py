@@ -16,13 +16,9 @@ from penstock.kernels.linear.experts_triton import (
 )
 from penstock.kernels.numbers.fp8 import quantise_rows_ref
 from penstock.kernels.rows.activation import Activation, activate_ref, num_parts
+from tensors import randn
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 def chosen_of(tokens: int, num_chosen: int, num_experts: int, most: int) -> Tensor:

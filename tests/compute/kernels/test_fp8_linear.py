@@ -1,18 +1,18 @@
 """Products in eight bits, against the same numbers widened, and against the whole weight."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+import tensors
 from penstock.kernels.numbers.fp8 import quantise_rows_ref
 from penstock.kernels.rows.activation import activate_ref
 from penstock.worker.layers.fp8_linear import Fp8Linear
 
-
-def randn(*shape: int) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).bfloat16()
+randn = partial(tensors.randn, dtype=torch.bfloat16)
 
 
 def widened(x: Tensor) -> Tensor:

@@ -20,13 +20,9 @@ from penstock.worker.layers.arithmetic import Arithmetic
 from penstock.worker.layers.latent_attention import HeadLinear
 from penstock.worker.layers.linear import linear
 from penstock.worker.layers.rotary import RotaryTable
+from tensors import randn
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("tokens, hidden", [(4, 128), (5, 123), (1, 576)])

@@ -1,11 +1,14 @@
 """Products with weights of 8 and 4 bits on a GPU: how they are rounded, and in the interpreter."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
+import tensors
 from penstock.kernels.linear.panel_linear import PACKINGS, PanelLinear, panel_ops
 from penstock.kernels.linear.quantise import quantise
 from penstock.kernels.linear.quantised_triton import quantised_product
@@ -16,11 +19,7 @@ from penstock.worker.layers.quantised_linear import QuantisedLinear
 NAMES = ["int8", "int4_g64", "int4_g128"]
 # Of the last group of 128 only half is there.
 SHAPES = [(1, 16, 128), (5, 100, 192), (70, 33, 704)]
-
-
-def randn(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape) + seed)
-    return torch.randn(shape, generator=generator).bfloat16()
+randn = partial(tensors.randn, dtype=torch.bfloat16)
 
 
 def weight_of(out: int, wide: int) -> Tensor:

@@ -28,14 +28,10 @@ from penstock.kernels.rows.norm import NormWeights, normalise_ref
 from penstock.kernels.rows.norm_triton import normalise_triton
 from penstock.kernels.sampling.draw import LOG2_E
 from penstock.kernels.sampling.sample import SampleOnGpu, SampleRef
+from tensors import randn
 
 NEAR = {"atol": 0.001, "rtol": 1 / 16}  # numbers in fp8
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)]
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(dtype)
 
 
 @pytest.mark.parametrize("shape", [(4, 128), (3, 123), (2, 5, 64), (1, 576)])

@@ -106,16 +106,8 @@ MORE: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("families")
-
-    def folder(name: str) -> Path:
-        if not (root / name).exists():
-            families.save(name.partition(",")[0], root / name, **MORE.get(name, {}))
-        return root / name
-
-    return folder
+def save(name: str, folder: Path) -> None:
+    families.save(name.partition(",")[0], folder, **MORE.get(name, {}))
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *MORE])

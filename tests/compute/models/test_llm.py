@@ -23,13 +23,6 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("judge")
-    judges.save("llama", folder)
-    return tokenizers_made.save(tokenizers_made.byte_level(), folder)
-
-
-@pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
     return LLM(str(folder), dtype="float32", max_model_len=400, max_num_seqs=16)
 

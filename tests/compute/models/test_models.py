@@ -29,19 +29,7 @@ from penstock.worker.models.native.loading import load_decoder
 TOLERANCE = 1e-4
 PROMPTS = [judges.prompt(length) for length in judges.PROMPT_LENGTHS]
 LONG = [judges.prompt(length, seed=1) for length in (3, 64, 65, 300, 400)]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A judge's folder, written once."""
-    root = tmp_path_factory.mktemp("judges")
-
-    def folder(name: str) -> Path:
-        if not (root / name).exists():
-            judges.save(name, root / name)
-        return root / name
-
-    return folder
+save = judges.save
 
 
 def test_each_family_is_on_the_page_of_models() -> None:

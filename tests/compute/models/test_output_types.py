@@ -14,8 +14,6 @@ from outlines.types import CFG, JsonSchema, Regex
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-import judges
-import tokenizers_made
 from penstock import OutlinesModel
 from penstock.schemas.params.sampling import SamplingParams, StructuredOutputs
 from penstock.worker.llm import LLM
@@ -45,10 +43,7 @@ class Pair(TypedDict):
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    folder: Path = tmp_path_factory.mktemp("judge")
-    judges.save("llama", folder)
-    tokenizers_made.save(tokenizers_made.byte_level(), folder)
+def llm(folder: Path) -> LLM:
     return LLM(str(folder), dtype="float32", max_model_len=600, max_num_seqs=8)
 
 

@@ -22,7 +22,7 @@ PROMPT = [*judges.prompt(40, 99), SPOILT, *judges.prompt(150, 98)]
 
 
 @pytest.fixture(scope="module", params=["llama", "mistral_window"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def nans(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The window is of 20 tokens: what lies further back is no longer seen."""
     return save(tmp_path_factory.mktemp("judge"), str(request.param), nan)
 
@@ -83,12 +83,12 @@ def tokens(found: dict[str, list[Output]]) -> dict[str, list[int]]:
 @pytest.mark.parametrize("group", ["", "poison"])
 @pytest.mark.parametrize("num_behind, step_tokens", [(150, 64), (700, 1024)])
 def test_a_prompt_whose_numbers_are_none_fails_and_leaves_none_behind(
-    folder: Path, num_behind: int, step_tokens: int, group: str
+    nans: Path, num_behind: int, step_tokens: int, group: str
 ) -> None:
     """Also where windows hide them from the last token, from which the next one is drawn."""
     settings = {"max_num_batched_tokens": step_tokens, "num_gpu_blocks_override": 64}
-    alone = tokens(told(engine_of(folder, **settings), healthy()))
-    engine = engine_of(folder, **settings)
+    alone = tokens(told(engine_of(nans, **settings), healthy()))
+    engine = engine_of(nans, **settings)
     prompt = [*judges.prompt(40, 99), SPOILT, *judges.prompt(num_behind, 98)]
     params = SamplingParams(max_tokens=5)
     poison = [AddSequence(f"poison {n}", prompt, params, group=group) for n in range(3)]
@@ -99,10 +99,10 @@ def test_a_prompt_whose_numbers_are_none_fails_and_leaves_none_behind(
     assert tokens(told(engine, healthy())) == alone
 
 
-def test_it_leaves_none_behind_when_it_is_cancelled_before_its_first_token(folder: Path) -> None:
+def test_it_leaves_none_behind_when_it_is_cancelled_before_its_first_token(nans: Path) -> None:
     """Its blocks are whoever's come next, who fills them from the front only."""
-    alone = tokens(told(engine_of(folder), healthy()))
-    engine = engine_of(folder)
+    alone = tokens(told(engine_of(nans), healthy()))
+    engine = engine_of(nans)
     for number in range(4):
         engine.add(AddSequence(f"poison {number}", PROMPT, SamplingParams(max_tokens=5)))
         engine.step()
@@ -111,9 +111,9 @@ def test_it_leaves_none_behind_when_it_is_cancelled_before_its_first_token(folde
     assert tokens(told(engine, healthy())) == alone
 
 
-def test_nor_when_it_gives_way_to_a_higher_class(folder: Path) -> None:
-    alone = tokens(told(engine_of(folder), healthy()))
-    engine = engine_of(folder, priority_preemption_threshold=1)
+def test_nor_when_it_gives_way_to_a_higher_class(nans: Path) -> None:
+    alone = tokens(told(engine_of(nans), healthy()))
+    engine = engine_of(nans, priority_preemption_threshold=1)
     engine.add(AddSequence("poison", PROMPT, SamplingParams(max_tokens=5), priority=2))
     engine.step()
     assert tokens(told(engine, healthy())) == alone

@@ -37,7 +37,7 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Path]:
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Path]:
     root, made = tmp_path_factory.mktemp("pooling"), dict[int, Path]()
 
     def of(kind: Kind) -> Path:
@@ -86,8 +86,10 @@ def logits_of(path: Path, texts: Sequence[str]) -> Rows:
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
-def test_embeddings_equal_sentence_transformers(name: str, folder: Callable[[Kind], Path]) -> None:
-    path = folder(EMBEDDERS[name])
+def test_embeddings_equal_sentence_transformers(
+    name: str, sentences: Callable[[Kind], Path]
+) -> None:
+    path = sentences(EMBEDDERS[name])
     engine, text = engine_of(path), ModelTokenizer(path)
     texts = [*TEXTS, LONG]
     wanted = SentenceTransformer(str(path), device="cpu").encode(texts)
@@ -106,8 +108,8 @@ def test_embeddings_equal_sentence_transformers(name: str, folder: Callable[[Kin
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3"])
-def test_scores_of_an_embedder_are_cosines(name: str, folder: Callable[[Kind], Path]) -> None:
-    path = folder(EMBEDDERS[name])
+def test_scores_of_an_embedder_are_cosines(name: str, sentences: Callable[[Kind], Path]) -> None:
+    path = sentences(EMBEDDERS[name])
     judge = SentenceTransformer(str(path), device="cpu")
     queries, texts = [QUERY, LONG, "fox"], TEXTS[:3]
     wanted = judge.similarity_pairwise(judge.encode(queries), judge.encode(texts))
@@ -121,10 +123,10 @@ def test_scores_of_an_embedder_are_cosines(name: str, folder: Callable[[Kind], P
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classes_and_scores_equal_a_cross_encoder(
-    name: str, folder: Callable[[Kind], Path]
+    name: str, sentences: Callable[[Kind], Path]
 ) -> None:
     kind = CLASSIFIERS[name]
-    path = folder(kind)
+    path = sentences(kind)
     engine, text = engine_of(path), ModelTokenizer(path)
     judge = CrossEncoder(str(path), device="cpu", activation_fn=torch.nn.Identity())
     texts = [*TEXTS[:9], LONG]
@@ -145,7 +147,7 @@ def test_classes_and_scores_equal_a_cross_encoder(
 
 
 def test_a_folder_says_what_is_made_of_a_classifiers_numbers(
-    folder: Callable[[Kind], Path], tmp_path: Path
+    sentences: Callable[[Kind], Path], tmp_path: Path
 ) -> None:
     path = sentence_folders.save(CLASSIFIERS["reranker"], tmp_path / "m")
     fields = json.loads((path / "config.json").read_text())
@@ -161,7 +163,7 @@ def test_a_folder_says_what_is_made_of_a_classifiers_numbers(
 
 
 def test_texts_that_the_folder_names_go_before(
-    folder: Callable[[Kind], Path], tmp_path: Path
+    sentences: Callable[[Kind], Path], tmp_path: Path
 ) -> None:
     path = sentence_folders.save(EMBEDDERS["bert"], tmp_path / "m")
     prompts = {"query": "the query: ", "other": "dog "}
@@ -177,8 +179,8 @@ def test_texts_that_the_folder_names_go_before(
         vectors(engine, text, TEXTS[:1], prompt_name="no")
 
 
-def test_the_pooler_can_be_another(folder: Callable[[Kind], Path]) -> None:
-    path = folder(EMBEDDERS["bert"])
+def test_the_pooler_can_be_another(sentences: Callable[[Kind], Path]) -> None:
+    path = sentences(EMBEDDERS["bert"])
     asked = PoolerConfig(pooling_type="CLS", use_activation=False)
     found = vectors(engine_of(path, pooler=asked), ModelTokenizer(path), TEXTS[:3])
     judge = SentenceTransformer(str(path), device="cpu")
@@ -186,8 +188,8 @@ def test_the_pooler_can_be_another(folder: Callable[[Kind], Path]) -> None:
     assert np.abs(found - np.array(wanted)).max() < TOLERANCE
 
 
-def test_a_job_may_ask_for_what_the_pooler_does_not_give(folder: Callable[[Kind], Path]) -> None:
-    path = folder(CLASSIFIERS["bert"])
+def test_a_job_may_ask_for_what_the_pooler_does_not_give(sentences: Callable[[Kind], Path]) -> None:
+    path = sentences(CLASSIFIERS["bert"])
     text, texts = ModelTokenizer(path), TEXTS[:3]
     raw = engine_of(path, pooler=PoolerConfig(use_activation=False))
     asked, logits = engine_of(path), logits_of(path, texts)
@@ -213,10 +215,10 @@ def test_fewer_bits_are_near(fields: dict[str, object], tmp_path: Path) -> None:
     [("model_impl", "native"), ("kv_cache_memory_bytes", 2**20), ("async_scheduling", True)],
 )
 def test_a_setting_that_vectors_do_not_obey_is_refused(
-    name: str, value: object, folder: Callable[[Kind], Path]
+    name: str, value: object, sentences: Callable[[Kind], Path]
 ) -> None:
     with pytest.raises(InvalidJob, match=f"{name}: a model that makes vectors does not obey it"):
-        LLM(str(folder(EMBEDDERS["bert"])), **{name: value})
+        LLM(str(sentences(EMBEDDERS["bert"])), **{name: value})
 
 
 def test_a_pooler_of_a_model_of_text_is_refused() -> None:
@@ -232,8 +234,8 @@ def test_another_pooling_is_another_model(tmp_path: Path) -> None:
     assert fingerprint(settings) != before
 
 
-def test_padding_that_changes_numbers_is_noticed(folder: Callable[[Kind], Path]) -> None:
-    model = load_pooling_model(ModelSpec(folder(EMBEDDERS["bert"])))
+def test_padding_that_changes_numbers_is_noticed(sentences: Callable[[Kind], Path]) -> None:
+    model = load_pooling_model(ModelSpec(sentences(EMBEDDERS["bert"])))
     module = model._module
     assert model._pads_exactly()
     forward = module.forward
@@ -287,8 +289,8 @@ def test_a_classifier_without_its_head_is_refused(tmp_path: Path) -> None:
         engine_of(path)
 
 
-def test_a_folder_tells_what_it_is_for(folder: Callable[[Kind], Path], tmp_path: Path) -> None:
-    assert all(pools(folder(kind)) for kind in (*EMBEDDERS.values(), *CLASSIFIERS.values()))
+def test_a_folder_tells_what_it_is_for(sentences: Callable[[Kind], Path], tmp_path: Path) -> None:
+    assert all(pools(sentences(kind)) for kind in (*EMBEDDERS.values(), *CLASSIFIERS.values()))
     named = {"GPT2LMHeadModel": False, "LlamaForCausalLM": False, "BertForMaskedLM": True}
     for name, is_one in named.items():
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
@@ -297,8 +299,8 @@ def test_a_folder_tells_what_it_is_for(folder: Callable[[Kind], Path], tmp_path:
         assert not asked.pools
 
 
-def test_what_a_model_cannot_do_is_refused(folder: Callable[[Kind], Path]) -> None:
-    engine = engine_of(folder(EMBEDDERS["bert"]))
+def test_what_a_model_cannot_do_is_refused(sentences: Callable[[Kind], Path]) -> None:
+    engine = engine_of(sentences(EMBEDDERS["bert"]))
     check, none = engine.limits.check, Job(job_id="", model="", prompts=["x"]).params
     embed, length = PoolingParams(task="embed"), engine.limits.max_model_len
 
@@ -324,8 +326,8 @@ def test_what_a_model_cannot_do_is_refused(folder: Callable[[Kind], Path]) -> No
     assert bad.error is not None and not bad.token_ids and good.vector is not None
 
 
-def test_steps_go_by_turns_and_tokens(folder: Callable[[Kind], Path]) -> None:
-    engine, embed = engine_of(folder(EMBEDDERS["bert"]), max_num_seqs=4), PoolingParams()
+def test_steps_go_by_turns_and_tokens(sentences: Callable[[Kind], Path]) -> None:
+    engine, embed = engine_of(sentences(EMBEDDERS["bert"]), max_num_seqs=4), PoolingParams()
     none = Job(job_id="", model="", prompts=["x"]).params
     steps = list[list[str]]()
     engine.note_plan = lambda rows: steps.append([seq_id for seq_id, _, _ in rows])
@@ -349,8 +351,8 @@ def test_steps_go_by_turns_and_tokens(folder: Callable[[Kind], Path]) -> None:
     assert [each.seq_id for each in run(engine)] == ["huge"]
 
 
-def test_a_text_that_several_ask_for_is_read_once(folder: Callable[[Kind], Path]) -> None:
-    engine = engine_of(folder(EMBEDDERS["bert"]))
+def test_a_text_that_several_ask_for_is_read_once(sentences: Callable[[Kind], Path]) -> None:
+    engine = engine_of(sentences(EMBEDDERS["bert"]))
     seen, group = list[int](), engine.model._group
 
     def counted(texts: Sequence[TextIds]) -> torch.Tensor:
@@ -366,8 +368,8 @@ def test_a_text_that_several_ask_for_is_read_once(folder: Callable[[Kind], Path]
     assert len(run(engine)) == 5 and seen == [6]
 
 
-def test_progress_is_seen_within_a_step(folder: Callable[[Kind], Path]) -> None:
-    engine = engine_of(folder(EMBEDDERS["modernbert"]))
+def test_progress_is_seen_within_a_step(sentences: Callable[[Kind], Path]) -> None:
+    engine = engine_of(sentences(EMBEDDERS["modernbert"]))
     none = Job(job_id="", model="", prompts=["x"]).params
     engine.add(AddSequence("", [5, 6], none, pooling=PoolingParams()))
     before = engine.num_steps
@@ -375,8 +377,8 @@ def test_progress_is_seen_within_a_step(folder: Callable[[Kind], Path]) -> None:
     assert engine.num_steps - before == 3  # two layers, and the step
 
 
-def test_the_class_llm_makes_vectors(folder: Callable[[Kind], Path]) -> None:
-    paths = [folder(each) for each in (EMBEDDERS["bert"], CLASSIFIERS["reranker"])]
+def test_the_class_llm_makes_vectors(sentences: Callable[[Kind], Path]) -> None:
+    paths = [sentences(each) for each in (EMBEDDERS["bert"], CLASSIFIERS["reranker"])]
     embedder, reranker = (LLM(str(path), max_num_batched_tokens=64) for path in paths)
     judge = SentenceTransformer(str(paths[0]), device="cpu")
     wanted = judge.encode(TEXTS[:5])

@@ -22,13 +22,6 @@ TIMES = 25
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("judge")
-    judges.save("llama", made)
-    return tokenizers_made.save(tokenizers_made.byte_level(), made)
-
-
-@pytest.fixture(scope="module")
 def llm(folder: Path) -> LLM:
     """In the bits that CPU operations are compiled for, as most are served."""
     limits = {"max_num_seqs": 64, "kv_cache_memory_bytes": 60_000_000}

@@ -47,18 +47,7 @@ VARIED = (
 # in the same layer, with layers that keep nothing, and (jamba) with products read by others, and
 # with modules that must go on token by token.
 STATEFUL = ("qwen3_next", "qwen3_5_text", "nemotron_h", "jamba", "lfm2", "falcon_h1", "zaya")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("families")
-
-    def folder(family: str) -> Path:
-        if not (root / family).exists():
-            families.save(family, root / family)
-        return root / family
-
-    return folder
+save = families.save
 
 
 def load(path: Path, dtype: Any = "float32", arithmetic: Arithmetic = AS_IT_IS) -> Model:

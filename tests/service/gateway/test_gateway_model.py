@@ -20,8 +20,8 @@ from openai.types.shared_params.response_format_json_schema import (
     JSONSchema,
     ResponseFormatJSONSchema,
 )
-from pydantic import BaseModel
 
+from dialogues import Person
 from penstock.compose.server import Server
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from stage import GatewayProcess
@@ -160,11 +160,6 @@ def test_a_suffix_is_refused_where_the_tokenizer_knows_of_none(api: OpenAI) -> N
         api.completions.create(model=MODEL, prompt="def f(", suffix="return x", max_tokens=5)
     answer = api.completions.create(model=MODEL, prompt="def f(", suffix="", max_tokens=5)
     assert answer.choices[0].text
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 def test_a_schema_is_kept(api: OpenAI) -> None:

@@ -17,9 +17,10 @@ import redis
 
 from api_keys import bearer, issue
 from penstock.compose.server import Server
+from penstock.gateway.auth import api_key
 from penstock.gateway.auth.api_key import API_KEYS, SECRET_MARK, ApiKey, digest_of, is_right
 from penstock.gateway.commands.keys import main
-from penstock.schemas import api_key, secret
+from penstock.schemas.process import secret
 from stage import MODEL, Actor, GatewayProcess, eventually, spoken
 
 OTHER = "another-secret-" * 4

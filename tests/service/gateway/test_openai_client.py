@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from openai import OpenAI
 from openai.types import Completion
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
-from pydantic import BaseModel
 
-from dialogues import chat_of
+from dialogues import Person, chat_of
 from penstock.schemas.errors import PromptTooLong
 from penstock.schemas.event import Delta, Failed
 from penstock.schemas.wire.markup import Markup
@@ -145,11 +144,6 @@ def test_two_answers_to_one_question(client: OpenAI, actor: Actor) -> None:
     with client.chat.completions.stream(model=MODEL, messages=HI, n=2) as stream:
         streamed = stream.get_final_completion()
     assert [choice.message.content for choice in streamed.choices] == ["one", "two"]
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 def test_a_schema_is_asked_for_and_parsed(client: OpenAI, actor: Actor) -> None:

@@ -16,10 +16,9 @@ from openai.types.responses import (
     ResponseInputParam,
     ResponseStreamEvent,
 )
-from pydantic import BaseModel
 
 import api_keys
-from dialogues import CALL, SCRIPTS, chat_of, marked
+from dialogues import CALL, SCRIPTS, Person, chat_of, marked
 from penstock.compose.server import Server
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Delta, Failed, Timing
@@ -214,11 +213,6 @@ def test_items_of_several_turns_are_told_apart(client: OpenAI, actor: Actor) -> 
         ("assistant", "second", 1),
         ("tool", "three", 0),
     ]
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 def test_a_schema_is_held_and_parsed(client: OpenAI, actor: Actor) -> None:

@@ -10,13 +10,13 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
 
 import httpx
 import pytest
 
 from event_source import EventSource
+from penstock.loadtest.machine.usage import memory_bytes
 from penstock.schemas.delivery import Commit, Started
 from penstock.schemas.event import Delta
 from penstock.schemas.model import WorkerCard
@@ -154,14 +154,14 @@ def test_callers_who_stop_reading_cost_the_others_nothing_and_lose_nothing(redis
                     for job in spoken:
                         await job.say(queue, 50)
                     await reached(moving)
-                return memory_bytes(gateway.process.pid)
+                return memory_bytes(gateway.process.pid, "VmRSS")
 
             await steps()
             free_s = await steps()
             await reached(stuck)
             for each in stuck:
                 await each.stop()
-            before = memory_bytes(gateway.process.pid)
+            before = memory_bytes(gateway.process.pid, "VmRSS")
             held = await fill(FULL)
             beside_s = await steps()
             grown = await fill(MORE) - held
@@ -285,7 +285,3 @@ def check(events: list[tuple[int, dict[str, object]]], job: Spoken) -> None:
     assert [at for at, _ in events] == [*(each.end for each in job.made), len(job.made)]
     assert [event.get("text") for _, event in events[:-1]] == [each.text for each in job.made]
     assert events[-1][1]["type"] == "done"
-
-
-def memory_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

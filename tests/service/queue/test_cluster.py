@@ -16,7 +16,7 @@ from penstock.schemas.keys import Lane
 from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.redis.cluster import slot_of
 from penstock.schemas.redis.server_check import check_disks
-from worker_process import WorkerProcess
+from worker_process import WorkerProcess, text_of
 
 MODEL = "fake"
 NUM_LANES = 8
@@ -58,16 +58,6 @@ async def put(client: QueueClient, lane: Lane, seed: int) -> str:
 def job_in(lane: Lane, seed: int) -> Job:
     params = SamplingParams(seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
     return Job(job_id=lane.new_job_id(), model=MODEL, prompts=["x"], params=params)
-
-
-async def text_of(client: QueueClient, job_id: str) -> str:
-    """As a reader gets it who begins anew whenever Redis was away for too long."""
-    while True:
-        with suppress(Unavailable):
-            result = await client.result(job_id)
-            assert result is not None and result.state == "succeeded", result
-            return result.choices[0].text
-        await asyncio.sleep(0.1)
 
 
 def expected(seed: int) -> str:

@@ -19,7 +19,7 @@ from penstock.schemas.errors import QueueUnreachable, Unavailable
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.redis.connection import Connection, connect
 from replica import command, facts, pair
-from worker_process import WorkerProcess
+from worker_process import WorkerProcess, text_of
 
 SERVER_PEM = SUPPORT / "tls_server.pem"
 CLIENT_PEM = SUPPORT / "tls_client.pem"
@@ -69,15 +69,6 @@ async def put(client: QueueClient, seed: int) -> str:
             return await client.enqueue(
                 "x", model="fake", seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True
             )
-        await asyncio.sleep(0.1)
-
-
-async def text_of(client: QueueClient, job_id: str) -> str:
-    while True:
-        with suppress(Unavailable):
-            result = await client.result(job_id)
-            assert result is not None and result.state == "succeeded", result
-            return result.choices[0].text
         await asyncio.sleep(0.1)
 
 

@@ -6,13 +6,13 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from itertools import pairwise
-from pathlib import Path
 
 import httpx
 
 from penstock.gateway.follow.pages import PAGES_AT_ONCE
 from penstock.gateway.follow.reader import Reader
 from penstock.gateway.queue_client import PIECE, QueueClient
+from penstock.loadtest.machine.usage import memory_bytes
 from penstock.schemas.delivery import Commit
 from penstock.schemas.event import Delta, Event
 from penstock.schemas.model import WorkerCard
@@ -345,10 +345,6 @@ def test_fifty_readers_over_http_that_join_at_random_get_the_same(redis_url: str
         asyncio.run(main(gateway))
 
 
-def memory_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
-
-
 def stuck(gateway: GatewayProcess, path: str) -> socket.socket:
     """Asks, and does not read."""
     connection = socket.socket()
@@ -379,12 +375,12 @@ def test_callers_who_do_not_read_cost_the_gateway_no_memory_and_miss_nothing(
             warm = http.get(path)  # its first pages are what memory is compared with
             reading = asyncio.create_task(warm)
             await queue.commit("w", [Commit(job_id, taken.epoch, made[1:500])])
-            before = memory_bytes(gateway.process.pid)
+            before = memory_bytes(gateway.process.pid, "VmRSS")
             for at in range(500, len(made), 250):
                 await queue.commit("w", [Commit(job_id, taken.epoch, made[at : at + 250])])
             await finish(queue, taken, made)
             assert (await reading).text.count("\nid: ") == len(made)
-            grown = memory_bytes(gateway.process.pid) - before
+            grown = memory_bytes(gateway.process.pid, "VmRSS") - before
             assert grown < 20 << 20, f"{grown >> 20} MiB for 20 callers of 4 MiB each"
             whole = await asyncio.gather(
                 *(asyncio.to_thread(read_all, connection) for connection in connections[:5])

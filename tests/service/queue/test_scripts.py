@@ -5,7 +5,6 @@ import json
 import re
 
 import pytest
-import redis.asyncio
 
 from penstock.schemas.delivery import Commit, Ending, Entry, JobSignal, Outcome
 from penstock.schemas.errors import (
@@ -29,7 +28,7 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.url import parse
 from penstock.schemas.result import after
 from plain import plain
-from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, started
+from scripted import LANE, a_job, delta, deltas, done, finish, on_a_lane, redis_of, started
 
 # Redis 6.2's, as far as the scripts need them.
 COMMANDS = """
@@ -39,11 +38,6 @@ SCARD SET SETRANGE SISMEMBER SMEMBERS SRANDMEMBER SREM STRLEN TIME TTL XACK XADD
 XLEN XPENDING XRANGE XREADGROUP XREVRANGE ZADD ZCARD ZCOUNT ZRANGE ZRANGEBYSCORE ZRANK ZREM
 ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZSCORE
 """
-
-
-def redis_of(queue: WorkerQueue) -> redis.asyncio.Redis:
-    """The queue's server, past the queue."""
-    return plain(queue.connection.redis)
 
 
 async def keys_of(queue: WorkerQueue, job_id: str) -> set[str]:

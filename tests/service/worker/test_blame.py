@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-import redis.asyncio
 
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import Commit, Started
@@ -14,15 +13,10 @@ from penstock.schemas.params.sampling import SamplingParams
 from penstock.schemas.queue.registry import Registry
 from penstock.schemas.queue.worker_queue import WorkerQueue
 from plain import plain
-from scripted import LANE, a_job, delta, finish, on_a_lane
+from scripted import LANE, a_job, delta, finish, on_a_lane, redis_of
 from worker_process import WorkerProcess, ask, same
 
 NO_END = 2**31 - 1  # where a trial is passed that lasts to the job's end
-
-
-def redis_of(queue: WorkerQueue) -> redis.asyncio.Redis:
-    """The queue's server, past the queue."""
-    return plain(queue.connection.redis)
 
 
 async def take(

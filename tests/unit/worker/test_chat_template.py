@@ -2,9 +2,7 @@
 
 import json
 import time
-from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 from pydantic import JsonValue
@@ -15,20 +13,9 @@ from penstock.schemas.job import Chat
 from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.process.settings import WorkerSettings
 from penstock.worker.text import chat_template
-from penstock.worker.text.model_tokenizer import ModelTokenizer, load_tokenizer
+from penstock.worker.text.model_tokenizer import load_tokenizer
 from penstock.worker.text.time_limit import TookTooLong, limit_time
-
-
-@cache
-def folder(name: str) -> Path:
-    made = getattr(tokenizers_made, name)()
-    return tokenizers_made.save(made, Path(mkdtemp(prefix=f"penstock-{name}-")))
-
-
-@cache
-def text(name: str) -> ModelTokenizer:
-    return ModelTokenizer(folder(name))
-
+from tokenizers_made import folder, text
 
 SAYS = "{% for each in messages %}{{ each.content }}{% endfor %}"
 IN_PARTS = "{% for each in messages[0].content %}{{ each.type }}:{{ each.text }} {% endfor %}"
@@ -141,7 +128,7 @@ def test_a_template_that_loops_for_some_messages_refuses_them_and_reads_others(m
 
 def test_time_in_which_a_thread_does_not_compute_is_not_counted():
     def compute(for_s: float) -> None:
-        """In a function: what is raised at the end of a loop's turn, Python 3.13's `with` misses."""
+        """A function: `with` of Python 3.13 misses what is raised as a loop jumps back."""
         until_s = time.monotonic() + for_s
         while time.monotonic() < until_s:
             pass

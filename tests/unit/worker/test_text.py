@@ -6,7 +6,6 @@ import sys
 from functools import cache
 from os.path import commonprefix
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 from hypothesis import given, settings
@@ -26,25 +25,12 @@ from penstock.worker.text.detokenizer import Detokenizer
 from penstock.worker.text.markup import AS_FOUND, Parsers, find_markup
 from penstock.worker.text.model_tokenizer import LOWEST_LOGPROB, ModelTokenizer
 from penstock.worker.text.stop_strings import Match, StopStrings
-from tokenizers_made import CORPUS
+from tokenizers_made import CORPUS, folder, text
 
 BUNDLED = ROOT / "worker/bundled/penstock-5m"
 NAMES = [maker.__name__ for maker in tokenizers_made.MAKERS]
 if BUNDLED.is_dir():
     NAMES.append("bundled")
-
-
-@cache
-def folder(name: str) -> Path:
-    if name == "bundled":
-        return BUNDLED
-    made = getattr(tokenizers_made, name)()
-    return tokenizers_made.save(made, Path(mkdtemp(prefix=f"penstock-{name}-")))
-
-
-@cache
-def text(name: str) -> ModelTokenizer:
-    return ModelTokenizer(folder(name))
 
 
 @cache
