@@ -9,20 +9,41 @@ demo: .venv/installed
 up: .venv/installed
 	$(BIN)/penstock up
 
+# `make test AREA=gateway`: the tests of one area alone, by their folders below tests/.
+AREA.bench := service/bench
+AREA.compose := service/operator
+AREA.engine := unit/engine compute/models
+AREA.faults := faults
+AREA.gateway := unit/gateway service/gateway
+AREA.house := unit/house
+AREA.kernels := compute/kernels
+AREA.loadtest := service/bench
+AREA.models := compute/models
+AREA.operator := service/operator
+AREA.queue := unit/schemas service/queue
+AREA.schemas := unit/schemas service/queue
+AREA.worker := unit/worker unit/engine compute/models service/worker
+ifdef AREA
+ifndef AREA.$(AREA)
+$(error There is no area $(AREA) among $(sort $(patsubst AREA.%,%,$(filter AREA.%,$(.VARIABLES)))))
+endif
+TESTS := $(addprefix tests/,$(AREA.$(AREA)))
+endif
+
 # Four processes for two cores: most tests wait for other processes. Those are started hundreds of
 # times, and each would compile our modules anew where an environment forbids Python's caches.
 test: export PYTHONDONTWRITEBYTECODE =
 test: .venv/installed
-	$(BIN)/pytest -n 4 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 4 --dist worksteal -m "not slow" $(TESTS)
 
 # The tests that take six seconds or more each: most of those that start whole systems and kill them.
 slow: export PYTHONDONTWRITEBYTECODE =
 slow: .venv/installed
-	$(BIN)/pytest -n 3 --dist worksteal -m slow
+	$(BIN)/pytest -n 3 --dist worksteal -m slow $(TESTS)
 
 # What needs no process, no server and no model: under a minute.
 quick: .venv/installed
-	$(BIN)/pytest -n 2 tests/unit
+	$(BIN)/pytest -n 2 $(if $(AREA),$(or $(filter tests/unit/%,$(TESTS)),$(error No test of $(AREA) is quick)),tests/unit)
 
 # mypy finds modules by folders alone, so it has links to the rooms in one; from there it names the true paths.
 TYPES := .venv/types/penstock
