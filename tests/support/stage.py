@@ -41,8 +41,51 @@ Line = Delta | Failed | Wait | float  # an event, or what to wait for: the test,
 Script = Callable[[Job], Sequence[Line]]
 
 
-class GatewayProcess:
-    """`penstock gateway` on a port that it chose itself; what it wrote is in `log`.
+class LoggedProcess:
+    """A module of ours in a process; what it wrote is in `log`, and shown where a test fails."""
+
+    def __init__(
+        self,
+        *words: str,
+        python: str = sys.executable,
+        start_new_session: bool = False,
+        **env: str,
+    ) -> None:
+        number, path = mkstemp(prefix=f"{words[0]}-", suffix=".log")
+        self.log = Path(path)
+        with os.fdopen(number, "w") as stream:
+            self.process = subprocess.Popen(
+                [python, "-m", *words],
+                env=os.environ | {"PYTHONPATH": "."} | env,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=start_new_session,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        if error is not None:
+            print(f"--- {self.log}\n{self.logged()}")
+        self.log.unlink()
+
+    def logged(self) -> str:
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class GatewayProcess(LoggedProcess):
+    """`penstock gateway` on a port that it chose itself.
 
     A port that was looked up before is another process's by now, once in some hundred times.
     """
@@ -57,81 +100,29 @@ class GatewayProcess:
         command: Sequence[str] = ("penstock.gateway.server.cli",),
         python_path: str = ".:tests:tests/support",
     ) -> None:
-        at = ["--port", "0", "--redis-url", redis_url]
-        number, path = mkstemp(prefix="penstock-gateway-", suffix=".log")
-        self.log = Path(path)
-        with os.fdopen(number, "w") as stream:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *command, *at, *flags],
-                env=os.environ | {"PYTHONPATH": python_path},
-                stdout=stream,
-                stderr=stream,
-            )
+        at = ("--port", "0", "--redis-url", redis_url)
+        super().__init__(*command, *at, *flags, PYTHONPATH=python_path)
 
     def __enter__(self) -> Self:
-        while not (listens := LISTENS.search(self.log.read_text())):
-            assert self.process.poll() is None, self.log.read_text()
+        while not (listens := LISTENS.search(self.logged())):
+            assert self.process.poll() is None, self.logged()
             time.sleep(0.02)
         self.url, self.port = listens[0], int(listens[1] or 0)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.process.kill()
-        self.process.wait()
-        if error is not None:
-            print(f"--- {self.log}\n{self.log.read_text()}")
-        self.log.unlink()
 
     def terminate(self) -> tuple[int, str]:
         """SIGTERM; how it ended and what it wrote."""
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(timeout=120)
-        return status, self.log.read_text()
+        return status, self.logged()
 
 
-class HousekeepingProcess:
-    """`penstock housekeeping`, in a process group of its own; what it wrote is in `log`."""
+class HousekeepingProcess(LoggedProcess):
+    """`penstock housekeeping`."""
 
     def __init__(self, redis_url: str, *flags: str, **env: str) -> None:
-        number, path = mkstemp(prefix="penstock-housekeeping-", suffix=".log")
-        self.log = Path(path)
-        with os.fdopen(number, "w") as stream:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "penstock.gateway.housekeeping.main",
-                    "--redis-url",
-                    redis_url,
-                    *flags,
-                ],
-                env=os.environ | {"PYTHONPATH": "."} | env,
-                stdout=stream,
-                stderr=stream,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
-        if error is not None:
-            print(f"--- {self.log}\n{self.log.read_text()}")
-        self.log.unlink()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        module = "penstock.gateway.housekeeping.main"
+        super().__init__(module, "--redis-url", redis_url, *flags, **env)
 
 
 def spoken(*texts: str, index: int = 0, at: int = 0, reason: FinishReason = "stop") -> list[Delta]:

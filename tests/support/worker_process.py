@@ -3,14 +3,11 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkstemp
-from types import TracebackType
 from typing import Self
 
 import redis
@@ -21,6 +18,7 @@ from penstock.schemas.errors import Unavailable
 from penstock.schemas.event import Result
 from penstock.schemas.keys import Lane
 from penstock.worker.llm import RequestOutput
+from stage import LoggedProcess
 
 PATIENCE_S = 120.0  # a busy machine
 
@@ -33,7 +31,7 @@ def until(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) 
         time.sleep(0.02)
 
 
-class WorkerProcess:
+class WorkerProcess(LoggedProcess):
     """`penstock worker` with short leases, in a process group of its own."""
 
     def __init__(
@@ -44,39 +42,15 @@ class WorkerProcess:
         python: str = sys.executable,
         python_path: str = ".",
     ) -> None:
-        number, path = mkstemp(prefix="penstock-worker-", suffix=".log")
-        os.close(number)
-        self.log = Path(path)
         self.url = url
         self.model = Path(model).name
-        given = ["--model", str(model), "--redis-url", url, "--lease-ttl-ms", "700", *flags]
+        words = ["--model", str(model), "--redis-url", url, "--lease-ttl-ms", "700", *flags]
         if model == "fake":
-            given += ["--load-format", "fake"]
-        with self.log.open("w") as stream:
-            self.process = subprocess.Popen(
-                [python, "-m", "penstock.worker.supervisor.cli", *given],
-                stderr=stream,
-                stdout=stream,
-                env=os.environ | {"PYTHONPATH": python_path},
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            print(f"--- {self.log}\n{self.logged()}")
-        self.kill()
-        self.log.unlink()
-
-    def logged(self) -> str:
-        return self.log.read_text()
+            words += ["--load-format", "fake"]
+        module = "penstock.worker.supervisor.cli"
+        super().__init__(
+            module, *words, python=python, start_new_session=True, PYTHONPATH=python_path
+        )
 
     def ready(self) -> Self:
         """Return once it takes jobs."""
