@@ -22,14 +22,30 @@ class Function:
 
 def functions(paths: Iterable[Path]) -> list[Function]:
     """Return the functions and methods of these files, those in others too."""
+    return [function for path in paths for function in _functions_in(path, tree_of(path))]
+
+
+def methods(name: str, paths: Iterable[Path]) -> list[Function]:
+    """Return the functions of these files that have the name `Class.method`."""
+    owner, _, method = name.partition(".")
+    return [
+        function
+        for path in paths
+        for node in tree_of(path).body
+        if isinstance(node, ast.ClassDef) and node.name == owner
+        for function in _functions_in(path, node)
+        if function.place.name == method
+    ]
+
+
+def _functions_in(path: Path, tree: ast.AST) -> list[Function]:
     return [
         Function(
             Place(path, node.lineno, node.name),
             (node.end_lineno or node.lineno) - node.lineno + 1,
             1 + sum(map(_forks, ast.walk(node))),
         )
-        for path in paths
-        for node in ast.walk(tree_of(path))
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from house.counts import LARGE_FOLDERS, static_counts
+from house.functions import methods
 from house.names import is_unclear, unclear
 
 NAMES = """
@@ -97,3 +98,13 @@ def test_what_the_limits_forbid_is_counted(tmp_path: Path, monkeypatch: pytest.M
     }
     monkeypatch.setitem(LARGE_FOLDERS, room, "for this test")
     assert static_counts(sorted(room.glob("*.py")))["folders of over 16 files"].value == 0
+
+
+def test_a_branch_in_a_method_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "engine.py"
+    path.write_text(
+        "class Engine:\n    def step(self, plan: int) -> int:\n"
+        "        return 1 if plan else 0\n\n\n"
+        "class PoolingEngine:\n    def step(self) -> None:\n        pass\n"
+    )
+    assert [step.complexity for step in methods("Engine.step", [path])] == [2]
