@@ -1,6 +1,6 @@
-"""Causal attention over a paged cache of latents on a GPU (DeepSeek-AI, 2024).
+"""Multi-head latent attention (MLA; DeepSeek-AI, 2024) over a paged cache on a GPU.
 
-All heads share one key a token: a latent, which is the value too, and a few turned numbers. So a
+All heads share one key a token: a latent, which is the value too, and a few rotated numbers. So a
 program takes a tile of (token, head) pairs and reads each key once, for both products. Short
 queries are split along the keys where their programs are too few to fill the device.
 """
@@ -26,7 +26,7 @@ from penstock.kernels.attention.split_keys_triton import (
 from penstock.kernels.numbers.device import INTERPRETED
 
 _FEW_HEADS = 16
-_ROW_BYTES = 1152  # of a key of 576 numbers in bf16, for which the tiles below were compiled
+_ROW_BYTES = 1152  # a key of 576 numbers in bf16, for which the tiles below were compiled
 # Tiles, of which the first that fits is taken, and the most KiB that a program of each shares as
 # compiled for sm_80, sm_86, sm_89, sm_90 and sm_120. No formula gives these: queries and weights
 # lie there only for some, and one stage takes more than two. docs/kernels.md has what each takes.

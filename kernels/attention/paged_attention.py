@@ -1,4 +1,4 @@
-"""Causal attention of queries over keys and values that lie in blocks of a paged cache.
+"""Paged attention: causal attention of queries over keys and values in the blocks of a cache.
 
     query     [tokens, heads, head_dim]; the slices of several sequences, end to end
     kv_cache  [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; holds the batch's own

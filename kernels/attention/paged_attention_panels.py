@@ -1,4 +1,4 @@
-"""Causal attention over a paged cache in compiled code; `cpu/attention.c` describes the algorithm.
+"""Paged attention in compiled code on a CPU; `cpu/attention.c` describes the algorithm.
 
 The cache has the same shape as elsewhere, but within a block the keys of a head, and its values,
 lie in the panels that products read. Both writers and readers of a cache ask `ops_on_panels`.

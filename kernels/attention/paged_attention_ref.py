@@ -1,4 +1,4 @@
-"""Causal attention over a paged cache in plain torch: it gathers keys and values, then multiplies.
+"""Paged attention in plain torch: it gathers keys and values, then multiplies.
 
 The indices are the same in all layers of a step, so they are planned once (`plan_gathers`) and used
 by every layer (`attend`). Batched products beat SDPA here: on a CPU without AMX its bf16 kernel

@@ -1,4 +1,4 @@
-"""Causal attention over a paged cache, deterministic: no query's bits depend on the others.
+"""Paged attention that is deterministic (batch-invariant): no query's bits depend on the others.
 
 Products have one fixed shape: a tile of query rows by a tile of keys. Key tiles are counted from
 position 0 and taken in order with a running softmax in float32; a key that a query does not see

@@ -1,10 +1,10 @@
-"""Causal attention over a paged cache on a GPU.
+"""Paged attention on a GPU, with a running softmax (FlashAttention, Dao and others, 2022).
 
-A program takes a tile of queries of one sequence, with all heads that share a key head stacked, so
-that a product has at least the 16 rows that a tensor core wants. It reads key tiles through the
-block table with a running softmax; only the tiles at a border of what its queries see are masked.
-One-token queries are split along the keys where their programs are too few to fill the device, and
-a second kernel merges the parts.
+A program takes a tile of queries of one sequence, with all heads that share a key head (GQA)
+stacked, so that a product has at least the 16 rows that a tensor core wants. It reads key tiles
+through the block table; only the tiles at a border of what its queries see are masked. One-token
+queries are split along the keys where their programs are too few to fill the device (flash
+decoding), and a second kernel merges the parts.
 """
 
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
@@ -27,8 +27,8 @@ from penstock.kernels.attention.split_keys_triton import (
 )
 from penstock.kernels.numbers.device import INTERPRETED
 
-_LEAST_COLUMNS = 16  # of a product; a head's numbers are filled up to a power of two
-_LEAST_ROWS = 16  # of a product
+_LEAST_COLUMNS = 16  # columns of a product, at least; a head is padded to a power of two
+_LEAST_ROWS = 16  # rows of a product, at least
 
 _DECODE = Tile(16, 64, 4, 2)
 _WIDE_DECODE = Tile(16, 32, 4, 2)  # for numbers of four bytes, or heads above 128

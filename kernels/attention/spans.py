@@ -1,4 +1,7 @@
-"""The spans of a batch: the rows of each sequence, the places of its keys, and how they weigh."""
+"""The spans of a batch: the rows of each sequence, the places of its keys, and how they weigh.
+
+How heads share keys (GQA, MQA), the sliding window, attention sinks and the soft cap are here.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise

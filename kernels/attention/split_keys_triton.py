@@ -1,7 +1,7 @@
-"""How the attention of one-token queries is split along the keys on a GPU, and merged.
+"""Flash decoding: attention of one-token queries on a GPU, split along the keys (split-K).
 
-Their programs are often too few to fill the device. So each takes some of the keys, and a second
-kernel merges the parts.
+One program a query and key head is often too few to fill the device. So each program takes some of
+the keys, and a second kernel merges the parts.
 """
 
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
@@ -21,7 +21,7 @@ from penstock.kernels.attention.spans import Spans
 _SPLIT_KEYS = 256
 _PROGRAMS = 4
 _MOST_SPLITS = 64
-_MOST_COLUMNS = 256  # that a program merges
+_MOST_COLUMNS = 256  # columns that a program merges
 _PROCESSORS, _SHARED = 132, 227 * 2**10  # where there is no device to ask
 NO_KEYS = tl.constexpr(-1.0e30)  # stands for the logarithm of 0
 

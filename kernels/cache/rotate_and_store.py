@@ -1,7 +1,7 @@
 """The work between a layer's first product and its attention.
 
-The heads of queries and keys are normalised, if the model does that, and rotated. Keys and values
-go into their slots of the paged cache.
+The heads of queries and keys are normalised, if the model does that, and rotated (RoPE). Keys and
+values go into their slots of the paged KV cache.
 
     qkv       [tokens, (heads + 2 * kv_heads) * head_dim], contiguous
     kv_cache  as in `paged_attention`; gains the keys and values
@@ -73,7 +73,7 @@ def plan_store(
     """Plan one step; return the function that each layer calls.
 
     kv_cache  the cache of any layer; all have one shape
-    backend   of the attention that reads the cache
+    backend   the one that computes attention over this cache
     """
     if on_gpu(kv_cache) and shape.head_dim % 2 == 0:
         return lambda qkv, norms, kv_cache: _on_gpu(qkv, norms, places, shape, kv_cache)

@@ -16,7 +16,7 @@ from penstock.kernels.attention.spans import HeadShape
 from penstock.kernels.numbers.device import INTERPRETED
 from penstock.kernels.numbers.fp8_triton import to_fp8
 
-_MOST_NUMBERS = 2048  # of the heads that a program takes
+_MOST_NUMBERS = 2048  # numbers in the heads that a program takes
 
 
 def rotate_and_store_triton(

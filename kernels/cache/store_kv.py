@@ -1,4 +1,4 @@
-"""Writes the keys and values of new tokens into their slots of the paged cache.
+"""Writes the keys and values of new tokens into their slots of the paged KV cache.
 
 key, value     [tokens, kv_heads, head_dim]
 kv_cache       [num_blocks, kv_heads, 2, block_size, head_dim], contiguous; keys, then values; or

@@ -1,9 +1,9 @@
-"""The work between the products of a layer with latents and its attention.
+"""The work between the products of a layer with latents (MLA) and its attention.
 
 Latents are normalised, and the numbers of queries and keys that are turned are rotated. Latent and
 turned key go into their slot of the paged cache, one after the other.
 
-    turning   [tokens, heads, turned]   of the queries; its last dimension has no gaps
+    turning   [tokens, heads, turned]   from the queries; its last dimension has no gaps
     latents   [tokens, latent + turned] likewise
     kv_cache  [num_blocks, 1, 1, block_size, latent + turned]; gains the keys
     returns   [tokens, heads, turned]   the rotated part of the queries

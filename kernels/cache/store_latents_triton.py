@@ -1,4 +1,4 @@
-"""The work between the products of a layer with latents and its attention, in one GPU kernel.
+"""The work between the products of a layer with latents (MLA) and its attention, in one kernel.
 
 A program takes one token: it normalises its latent, rotates its key, stores both, and rotates its
 queries. A token whose slot is -1 is not stored.

@@ -1,4 +1,4 @@
-/* Causal attention over a paged cache whose keys and values lie in panels.
+/* Paged attention over a cache whose keys and values lie in panels.
 
    A block of one key head holds its keys, then its values, each by 16 positions:
    keys    [block_size / 16][head_dim / 2][16 keys][2]
@@ -11,7 +11,7 @@
    product, where each alone had a few. */
 #include "team.h"
 
-#define KEYS 64      /* of a piece */
+#define KEYS 64      /* keys of a piece */
 #define SHARE 1024   /* keys */
 #define STACK 48     /* rows of a product: a query has one for each head of its group */
 #define SLACK 8      /* in powers of two */
@@ -54,7 +54,7 @@ struct item {
 struct bench {
   left query[STACK * MAX_HEAD], weights[STACK * KEYS];
   float scores[STACK * KEYS], sums[STACK * MAX_HEAD], top[STACK]; /* in powers of two, as scores are scaled */
-  vf totals[STACK]; /* of the weights, lane by lane */
+  vf totals[STACK]; /* sums of the weights, lane by lane */
 } __attribute__((aligned(64)));
 
 /* 2 to the x, within three parts in a million; nothing at -127 and below. A polynomial on the fraction (least

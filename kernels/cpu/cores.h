@@ -12,14 +12,14 @@
 
 #include "panels.h"
 
-/* Of a team: who calls it, or a helper. */
+/* A member of a team: who calls it, or a helper. */
 struct member {
-  _Alignas(64) _Atomic uint64_t range; /* of items: where it ends << 32 | where it begins */
+  _Alignas(64) _Atomic uint64_t range; /* range of items: where it ends << 32 | where it begins */
   _Alignas(64) _Atomic int holds_items;
   _Atomic int is_bound; /* to the core that it was brought to */
   int number; /* 0: the caller */
   pthread_t thread;
-  int64_t ran_ns; /* of CPU time, when its caller looked last */
+  int64_t ran_ns; /* CPU time that it had run when its caller looked last */
   struct member *next;
 };
 

@@ -1,6 +1,6 @@
-/* A mixture of experts: feed-forward layers, of which each row goes through some. */
+/* A mixture of experts (MoE): each row goes through a few of many feed-forward layers. */
 
-/* num of each: first products, with `activation` after them, and second ones. */
+/* num experts: their first products, with `activation` after them, and their second ones. */
 struct experts {
   const struct weight *up, *down;
   int num, activation;
@@ -39,9 +39,9 @@ static void multiply_one(const void *what, int item, int next) {
 
 /* The rows of each expert lie together, from a multiple of 16 on. */
 struct places {
-  int *firsts, *counts; /* of each expert */
-  int *tokens; /* of each row, or NONE */
-  int *rows; /* of each of a token's experts */
+  int *firsts, *counts; /* each expert's first row, and how many it has */
+  int *tokens; /* each row's token, or NONE */
+  int *rows; /* the row of each of a token's experts */
   int num_rows;
 };
 

@@ -2,13 +2,13 @@
 #include "quantised.h"
 #include "team.h"
 
-/* Of bf16 panels at a time: they stay in the nearest cache while rows pass over them. */
+/* Rows of bf16 panels at a time: they stay in the nearest cache while rows of x pass over them. */
 #define DEPTH (HAS_TILES ? 576 : 320)
 #define CHUNK (HAS_TILES ? 32 : 64) /* rows of a product's sums */
-#define ITEM_ROWS (HAS_TILES ? 512 : 128) /* pass over its panels while those are near, at most */
-#define ITEM_BYTES 800000 /* of rows, with tiles: they stay in the second cache while panels pass */
+#define ITEM_ROWS (HAS_TILES ? 512 : 128) /* rows that pass over an item's panels while those are near, at most */
+#define ITEM_BYTES 800000 /* bytes of rows, with tiles: they stay in the second cache while panels pass */
 #define RUN 262144 /* bytes of panels, about, that a thread takes at a time */
-#define FREE_ROWS (HAS_TILES ? 80 : MULTIPLIES_PAIRS ? 24 : 8) /* done while a panel comes from memory */
+#define FREE_ROWS (HAS_TILES ? 80 : MULTIPLIES_PAIRS ? 24 : 8) /* rows done while a panel comes from memory */
 
 enum after { NARROW, ADD, WIDE, SILU_MUL, GELU_MUL, GELU, RELU2 };
 

@@ -1,4 +1,4 @@
-/* Products of int8 rows with weights of 8 or 4 bits: exact in int32, then scaled.
+/* Products of int8 rows with weights of 8 or 4 bits (W8A8, W4A8): exact in int32, then scaled.
 
    A panel holds 16 columns: [depth / 4][16][4] int8. With 4 bits two such quadruples share bytes:
    [depth / 8][16][4], the first in the low nibbles, 8 added to each number. Each group of the inner
@@ -11,7 +11,7 @@
 #endif
 
 #define MAX_GROUP 128 /* with 4 bits */
-#define SPAN 32       /* of the inner dimension: products with 4 bits add up within 16 */
+#define SPAN 32       /* numbers of the inner dimension: products with 4 bits add up within 16 */
 
 /* Rows as products want them: numbers [rows][stride], of each row a scale, of each group a total. */
 struct eighths {

@@ -1,7 +1,7 @@
 /* What a decoder does to rows between its products. A row's bits depend on that row alone. */
 #include "team.h"
 
-#define NUMBERS 4096 /* of an item, about: a microsecond */
+#define NUMBERS 4096 /* numbers of an item, about: a microsecond of work */
 
 /* Rows of n numbers that one thread takes at a time. */
 INLINE int rows_of_item(int n) { return n < NUMBERS ? NUMBERS / n : 1; }

@@ -160,7 +160,7 @@ static uint32_t least_kept(const float *logits, const uint64_t *weights, int cou
     most = key > most ? key : most;
   }
   uint64_t above = 0;
-  int bits = 0; /* of what is not known of the key */
+  int bits = 0; /* bits of the key that are not known yet */
   while (bits < 32 && (most - least) >> bits) bits++;
   while (bits > 0) {
     uint64_t sums[256] = {};

@@ -13,7 +13,7 @@
 
 #define SPINS 1000 /* some 30 us: longer than it takes Python to come back with the next operation */
 #define NAP_NS 600000 /* until a sleeping caller looks at its helpers again */
-#define STILL_NS 1000 /* of CPU time: who ran less since the last look is kept from running */
+#define STILL_NS 1000 /* CPU time: who ran less since the last look is kept from running */
 
 /* next: what the thread takes after it if nobody else does, or NONE. */
 typedef void work(const void *what, int item, int next);

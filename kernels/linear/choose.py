@@ -1,7 +1,7 @@
-"""The choice of experts for each token, by a router's logits.
+"""The choice of experts (MoE routing) for each token, by a router's logits.
 
 logits   [tokens, num_experts] float32, contiguous
-bias     [num_experts] float32, of the scores by which experts are chosen, not of the shares
+bias     [num_experts] float32, added to the scores by which experts are chosen, not to the shares
 returns  numbers of experts, int32, and their shares, float32: [tokens, num_chosen]
 """
 
@@ -19,11 +19,11 @@ from penstock.kernels.cpu.library import compiled_ops
 class ExpertChoice:
     """The way in which experts are chosen.
 
-    scoring     of a token's logits
+    scoring     how logits become scores
     groups      how many groups of equal size there are, and from how many experts are chosen
     of_best     a group counts by the sum of so many of its best scores
     normalises  the shares of those chosen add up to 1
-    factor      of the shares
+    factor      by which shares are multiplied
     """
 
     num_experts: int

@@ -1,4 +1,4 @@
-"""A mixture of experts: feed-forward layers, of which each row goes through some.
+"""A mixture of experts (MoE): each row goes through a few of many feed-forward layers.
 
     x        [tokens, hidden]
     chosen   [tokens, num_chosen] int32; numbers of experts, none twice in a row

@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU: grouped products, without a word to the host.
+"""A mixture of experts (MoE) on a GPU: grouped products, without waiting for the host.
 
 The rows of each expert are brought together in blocks of equal length, of which the last of an
 expert is filled up: a program multiplies one block with a part of its expert's weight. How many
@@ -23,7 +23,7 @@ from penstock.kernels.numbers.fp8_triton import quantise_rows_triton
 from penstock.kernels.rows.activation import Activation
 from penstock.kernels.rows.activation_triton import activate_triton
 
-_COLUMNS = 1024  # of a program that sums up
+_COLUMNS = 1024  # columns that a program sums up
 _TOKENS = 4096  # in one call: a row is copied for each of its experts
 
 
@@ -45,9 +45,9 @@ class ExpertsOnGpu:
 
     up             [num_experts, parts * width, hidden], contiguous
     down           [num_experts, hidden, width], contiguous
-    factor         of what an expert makes
+    factor         by which what an expert makes is multiplied
     deterministic  a row's bits are the same whatever rows come with it
-    scales         of weights in fp8, whose rows are multiplied in fp8 too: of `up` and of `down`,
+    scales         of `up` and `down` where they are FP8; rows are then multiplied in FP8 too:
                    [num_experts, outer] float32
     """
 
@@ -106,7 +106,7 @@ class Blocks:
 
     pairs    [num_blocks * rows] int32: numbers of token and expert, one after the other as they
              were chosen; one past the last fills up
-    experts  [num_blocks] int32: of each block; one past the last where a block has nothing
+    experts  [num_blocks] int32: each block's expert; one past the last for an empty block
     """
 
     pairs: Tensor

@@ -1,4 +1,4 @@
-"""Products of bf16 rows, in compiled code, with weights of 16, 8 or 4 bits.
+"""Products of bf16 rows, in compiled code, with weights of 16, 8 or 4 bits (W8A8, W4A8).
 
 `cpu/linear.c` describes the algorithm.
 A row's bits do not depend on the rows that come with it.
@@ -71,9 +71,9 @@ class PanelLinear:
 
     It keeps the weight as panels, not the weight itself.
 
-    activation  of what `activated` returns; one that multiplies takes two weights of one shape, one
+    activation  what `activated` applies; one that multiplies takes two weights of one shape, one
                 below the other
-    factor      of the product with its bias
+    factor      by which the product with its bias is multiplied
     """
 
     def __init__(

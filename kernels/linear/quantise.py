@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits on a GPU: how they are rounded and kept, and what they stand for.
+"""Quantization of weights to 8 or 4 bits on a GPU: how they are rounded, kept and read.
 
 Numbers along the inner dimension share a scale in groups, of which the last may be short. A group's
 largest number takes the largest of its bits: 127 either way, or -8. `cpu/linear.c` rounds alike, so
@@ -20,9 +20,9 @@ _ROWS = 1024  # rounded at a time, in float32
 class QuantisedWeight:
     """A weight [out_features, in_features].
 
-    numbers      [out_features, in_features] int8; of 4 bits [out_features, groups * group // 2]
-                 uint8, where a byte's low bits are of the first half of a group and its high bits
-                 of the second, 8 added to each
+    numbers      [out_features, in_features] int8; with 4 bits
+                 [out_features, groups * group // 2] uint8: the low bits of a byte hold a number
+                 of the first half of a group, the high bits one of the second, 8 added to each
     scales       [out_features, groups] bf16
     group        how many numbers share a scale
     """

@@ -1,4 +1,7 @@
-"""Products of few rows with a weight of 8 or 4 bits, on a GPU: the weight is read as it is kept."""
+"""Products of few bf16 rows with a weight of 8 or 4 bits (W8A16, W4A16) on a GPU.
+
+The weight is read as it is kept.
+"""
 
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -10,9 +13,9 @@ from torch import Tensor
 from penstock.kernels.linear.quantise import QuantisedWeight
 from penstock.kernels.numbers.device import INTERPRETED
 
-TILE_COLUMNS = 32  # of a program's tile: a product has few rows, and wants many programs
-STEP_DEPTH = 128  # of a step, with 8 bits; with 4 it is a group
-_LEAST_ROWS, _MOST_ROWS = 16, 64  # of a tile
+TILE_COLUMNS = 32  # columns of a program's tile: with few rows a product wants many programs
+STEP_DEPTH = 128  # inner numbers of a step, with 8 bits; with 4 bits a group
+_LEAST_ROWS, _MOST_ROWS = 16, 64  # rows of a tile
 
 
 def quantised_product(
@@ -30,7 +33,7 @@ def quantised_product(
     x          [rows, in_features] bf16, contiguous
     bias       [out_features]
     out        [rows, out_features] bf16 or float32, contiguous
-    tile_rows  of a program; None: as few as the rows need
+    tile_rows  rows of a program's tile; None: as few as the rows need
     """
     rows = len(x)
     if tile_rows is None:

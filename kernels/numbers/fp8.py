@@ -1,6 +1,6 @@
-"""Numbers of eight bits, of which four are of the exponent and three of the mantissa (e4m3).
+"""FP8 numbers (e4m3): a sign, four bits of the exponent and three of the mantissa.
 
-The largest is 448, which stands for all that is larger. A number that is none stays so.
+The largest is 448, which stands for all that is larger. NaN stays NaN.
 """
 
 import torch
@@ -19,7 +19,7 @@ def as_fp8(x: Tensor) -> Tensor:
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [rows, width] in fp8 and their scales [rows, 1] float32; x is contiguous.
 
-    A row's largest number becomes 448. Of a row with one that is none or infinite some are none.
+    A row's largest number becomes 448. A row with NaN or infinity gets some NaN.
     """
     if on_gpu(x):
         # Imported here: not every platform without a GPU has triton.

@@ -1,4 +1,4 @@
-"""Rows in fp8 on a GPU, and how a kernel converts to it."""
+"""Rows in FP8 on a GPU, and how a kernel converts to it."""
 
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

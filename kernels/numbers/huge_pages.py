@@ -1,4 +1,4 @@
-"""Memory that is not taken anew: large pages for weights and caches, and freed memory that stays.
+"""Huge pages for weights and caches, and freed memory that the process keeps.
 
 Every step reads weights and caches, hundreds of megabytes. With pages of 4 KiB each page must be
 looked up, and the processor's prefetching stops at its end. Large pages save some 3 % of a step of

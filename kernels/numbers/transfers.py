@@ -1,4 +1,4 @@
-"""Numbers on their way to the device, so that the host does not wait for it."""
+"""Copies from the host to the device that the host does not wait for (pinned memory)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """The activation of a feed-forward layer, between its two products.
 
-    silu_mul, gelu_mul  of rows [gate, up]: silu or gelu of the gate, times up
-    gelu, relu2         of each number; relu2 is the square of what is above 0
+    silu_mul, gelu_mul  rows are [gate, up]: silu or gelu of the gate, times up (SwiGLU, GeGLU)
+    gelu, relu2         for each number; relu2 is the square of what is above 0
 
 x         [tokens, hidden], or [tokens, 2 * hidden] for those that multiply
 returns   [tokens, hidden], contiguous

@@ -1,4 +1,4 @@
-"""Normalisation of each row, scaled by a learned weight.
+"""RMSNorm and LayerNorm: normalisation of each row, scaled by a learned weight.
 
 x         [..., hidden]   any float dtype, contiguous
 returns   [..., hidden]   dtype of x; the sums are float32
@@ -19,7 +19,7 @@ class NormWeights:
     """One norm: by the root of the mean square, or of the variance.
 
     weight   [hidden]  float32, or x's dtype where rows are not normalised by compiled code
-    bias     [hidden]  of the weight's dtype; None means none
+    bias     [hidden]  in the weight's dtype; None means none
     centers  the mean is taken away first (LayerNorm)
     """
 

@@ -1,4 +1,4 @@
-"""Normalisation of rows on a GPU; a program takes one row, and reads and writes it once."""
+"""RMSNorm and LayerNorm on a GPU; a program takes one row, and reads and writes it once."""
 
 # A jitted kernel's parameters are pointers and numbers of triton's, with no Python type.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators

@@ -1,4 +1,4 @@
-"""Rotates heads by their positions, neox style: the first half against the second half.
+"""RoPE: rotates heads by their positions, neox style, the first half against the second half.
 
 x         [tokens, heads, head_dim]   queries and keys may be in one tensor
 cos, sin  [tokens, head_dim]          sin's first half negated, so that the rotation is

@@ -1,4 +1,4 @@
-"""Draws a token for each row of logits, by the row's own parameters.
+"""Draws a token for each row of logits by the row's temperature, top_k, top_p, min_p and seed.
 
     logits     [rows, vocab]             float32, contiguous; a masked row is changed
     positions  [rows]                    int64; the token's position in the row's completion
