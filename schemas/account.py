@@ -1,4 +1,7 @@
-"""Accounts for which jobs count, and their quotas. One is a tenant, or one key of a tenant."""
+"""Accounts (multi-tenancy): whose jobs count together, and their rate limits, budgets and weight.
+
+An account is a tenant, or one API key of a tenant.
+"""
 
 from pydantic import Field
 

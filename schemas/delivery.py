@@ -52,8 +52,8 @@ class Submission:
     outcome: Outcome
     num_queued: int = 0
     retry_after_ms: int = 0
-    reason: str = ""  # of LIMITED: the field of Quota; of FULL: tokens, or empty
-    created_ms: int = 0  # of the job that is here, by Redis's clock
+    reason: str = ""  # LIMITED: the field of Quota; FULL: tokens, or empty
+    created_ms: int = 0  # when the job that is here was submitted, by Redis's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class HeldRows(NamedTuple):
     """The rows of a full worker that are of one class or give way to it.
 
     most    the tenant that has the most of them for its weight
-    weight  that tenant's
+    weight  that tenant's weight
     rows    how many each tenant has
     """
 
@@ -113,7 +113,7 @@ class Started:
     trial: int | None = None  # the position at which a suspect stops being one
     queued_ms: int = 0  # from the submission to the first start of all attempts
     first_token_ms: int | None = None  # from the submission; None: no attempt made one yet
-    weight: float = 1.0  # of its account, beside other tenants
+    weight: float = 1.0  # its account's share beside other tenants'
 
     @property
     def position(self) -> int:
@@ -183,7 +183,7 @@ class Moment(Report):
 
     at_ms: int
     what: What
-    worker: str | None = None  # which started it
+    worker: str | None = None  # the worker that started it
     why: str | None = None
 
 

@@ -53,7 +53,7 @@ class PenstockError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.reason = self.code  # of a refusal, as metrics tell it; one of few
+        self.reason = self.code  # the reason of a refusal in metrics: one of few
 
     def body(self) -> ErrorBody:
         return ErrorBody(

@@ -107,17 +107,17 @@ class Delta(Line, frozen=True, gc=False, omit_defaults=True, tag="delta"):
     """The new tokens of one choice, at least one.
 
     text           the text that became certain with them; it may be empty
-    checksum       of all tokens up to its end, `schemas.wire.checksum`; None from older workers
+    checksum       over all tokens up to its end, `schemas.wire.checksum`; None from older workers
     finish_reason  set on the choice's last delta
     stop_reason    the stop id or string that matched
-    prompt_logprobs  of the prompt's tokens, where they are asked for, on the choice's first delta;
+    prompt_logprobs  the prompt's, where they are asked for, on the choice's first delta;
                    the first token has nothing before it, and its log probability is 0
     markup         on the first delta of a chat's choice: how its thinking and its calls are
                    written, `schemas.wire.markup`; None where it has neither
     prompt_tokens  on a choice's first delta: how many its prompt has; None from older workers
-    vector         of a pooled prompt, `schemas.params.pooling`; its one token is 0, and its text
+    vector         a pooled prompt's, `schemas.params.pooling`; its one token is 0, and its text
                    the label of the likeliest class
-    prompt_ids     of the prompt, where they are asked for, on the choice's first delta; a job of
+    prompt_ids     the prompt's ids, where they are asked for, on the choice's first delta; a job of
                    `text` has nothing else, and its one token is 0
     token_strs     the same as the tokenizer's strings
     schema_error   on a choice's last delta: why its text is not what its schema says, where the
@@ -159,7 +159,7 @@ class Done(Line, frozen=True, gc=False, omit_defaults=True, tag="done"):
     usage: Usage
     state: Literal["succeeded"] = "succeeded"
     checksum: int | None = None
-    finish_reason: FinishReason | None = None  # of choices whose last delta has none
+    finish_reason: FinishReason | None = None  # for choices whose last delta has none
     timing: Timing | None = None  # None from older workers
 
     @property

@@ -14,9 +14,9 @@ from penstock.schemas.params.text import MAX_TEXT_IDS, TextParams
 from penstock.schemas.wire.wire import Wire, at_most_bytes
 
 MAX_PROMPTS = 64
-MAX_ANSWERS = 1024  # of a job: prompts times n
+MAX_ANSWERS = 1024  # answers of a job: prompts times n
 MAX_MESSAGES = 2048
-MAX_METADATA_BYTES = 512  # of a name or a value
+MAX_METADATA_BYTES = 512  # the longest name or value
 YEAR_MS = 365 * 86_400_000
 MOST_PRIORITY = 2**50
 LAST_MS = 4_102_444_800_000  # the year 2100, as unix time
@@ -24,13 +24,13 @@ CHARS_A_TOKEN = 4  # for guesses
 COMPLETION_TOKENS = 256  # expected of a choice that may make as many as the context allows
 MANY_BYTES = 2**20
 MAX_ANSWER_BYTES = 2**28  # in memory, where an answer is made or read; stored, it takes less
-TOKEN_BYTES = 256  # of these, taken by a token
-LOGPROB_BYTES = 256  # and by each log probability: the token's own, and its alternatives'
-MAX_SCORES_BYTES = 2**23  # of one prompt's log probabilities, which come in one event
-VECTOR_BYTES = 2**15  # and by the vector of a pooled prompt
-CONTEXT_TOKENS = 2**15  # of a model that does not say how many it takes
+TOKEN_BYTES = 256  # memory that a token takes of MAX_ANSWER_BYTES
+LOGPROB_BYTES = 256  # and each log probability: the token's own, and its alternatives'
+MAX_SCORES_BYTES = 2**23  # log probabilities of one prompt, which come in one event
+VECTOR_BYTES = 2**15  # memory that the vector of a pooled prompt takes
+CONTEXT_TOKENS = 2**15  # context of a model that does not say how many tokens it takes
 DEFAULT_TENANT = "default"
-TRACEPARENT = "00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # of W3C
+TRACEPARENT = "00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # as W3C has it
 
 PriorityClass = Literal["high", "normal", "batch"]
 QueueClass = Literal["text"] | PriorityClass

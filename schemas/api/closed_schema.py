@@ -11,7 +11,7 @@ _SAYS_MORE = frozenset(
 _NAMED = frozenset(("properties", "$defs", "definitions"))
 _DATA = frozenset(("const", "enum", "default", "examples", "example"))
 _EITHER = frozenset(("anyOf", "oneOf"))
-_PARTS = frozenset(("allOf", "not", "if", "then", "else"))  # which the object's other parts go with
+_PARTS = frozenset(("allOf", "not", "if", "then", "else"))  # these go with an object's other parts
 
 
 def closed(schema: JsonValue) -> JsonValue:

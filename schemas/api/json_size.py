@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 MAX_VALUES = 2**17  # each takes microseconds, in the one thread that serves all callers
 MAX_GROUPS = 2**14  # lists and objects, which cost ten times as much
-MAX_NAMES = 2**15  # of fields, which cost twice as much as a value
+MAX_NAMES = 2**15  # names of fields, which cost twice as much as a value
 
 
 def too_much(*texts: bytes) -> str | None:

@@ -1,4 +1,7 @@
-"""The names of metrics. Dashboards written for vLLM work on its names; ours are beside them."""
+"""The names of metrics: TTFT, ITL, TPOT, depth of the queue, KV cache usage and the rest.
+
+Dashboards written for vLLM work on its names; ours are beside them.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -16,8 +16,8 @@ def end_when_gone(transport: asyncio.BaseTransport, after_s: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     probe_s = max(1, int(after_s / 4))
     options = {
-        "TCP_KEEPIDLE": probe_s,  # of Linux
-        "TCP_KEEPALIVE": probe_s,  # the same of macOS
+        "TCP_KEEPIDLE": probe_s,  # Linux's name
+        "TCP_KEEPALIVE": probe_s,  # macOS's name of the same
         "TCP_KEEPINTVL": probe_s,
         "TCP_KEEPCNT": 3,
         "TCP_USER_TIMEOUT": int(1000 * after_s),

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from penstock.schemas.wire.wire import Wire
 
-MAX_INPUTS = 2048  # of one job, as OpenAI has it
+MAX_INPUTS = 2048  # inputs of one job, as OpenAI has it
 
 PoolingTask = Literal["embed", "classify", "score"]
 
@@ -20,12 +20,12 @@ class PoolingParams(Wire):
     task            embed: a prompt's embedding; classify: a number for each of the model's labels;
                     score: one number, how well the prompt answers a query. None: what the model
                     makes of a prompt alone
-    dimensions      of an embedding: the first so many, scaled to length 1 where the whole is
+    dimensions      how many of an embedding: the first, scaled to length 1 where the whole is
     use_activation  scale an embedding to length 1, make probabilities of a classifier's numbers
     truncate_prompt_tokens  cut off what is beyond so many tokens; -1: beyond what the model takes.
                     Without it a prompt that is too long is an error
-    prompt_name     of the texts that the model's folder names: one that goes before each prompt
-    queries         of scores: one for all prompts, or one for each
+    prompt_name     one of the texts that the model's folder names; it goes before each prompt
+    queries         what scores are to: one text for all prompts, or one for each
     """
 
     task: PoolingTask | None = None

@@ -23,7 +23,7 @@ MAX_NAMED = 128
 MAX_CHOICES = 128
 MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_STOP_BYTES = 256
-MAX_STOPS_BYTES = 4096  # of all stop strings of a job together
+MAX_STOPS_BYTES = 4096  # all stop strings of a job together
 MODEL_DEFAULTS = frozenset(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))
 
 # Of a search's answers nothing is drawn, and they are ranked by the model's own probabilities.

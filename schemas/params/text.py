@@ -7,7 +7,7 @@ from pydantic import Field
 from penstock.schemas.wire.wire import Wire
 
 TextTask = Literal["tokenize", "detokenize", "describe"]
-MAX_TEXT_IDS = 2**19  # of prompts, in one answer
+MAX_TEXT_IDS = 2**19  # ids of all prompts in one answer
 
 
 class TextParams(Wire):

@@ -1,4 +1,4 @@
-"""The forms in which models write calls of tools, but for those of gpt-oss.
+"""Tool calling: the forms in which models write calls of tools, but for those of gpt-oss.
 
 Each is a parser of `penstock.schemas.parsing.source`. Sources: the models' chat templates.
 """
@@ -235,7 +235,7 @@ def _python_calls(text: str) -> Iterator[tuple[str, str]]:
     if len(text) > _MAX_PYTHON:
         raise ValueError("too long")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes that mean nothing
+        warnings.simplefilter("ignore")  # warnings of escapes that mean nothing
         tree = ast.parse(text.strip(), mode="eval").body
     if not isinstance(tree, ast.List) or not tree.elts:
         raise ValueError("no list of calls")

@@ -1,4 +1,4 @@
-"""The channels of gpt-oss: thinking, calls and the answer, each a message with a header.
+"""The channels of gpt-oss: reasoning, tool calls and the answer, each a message with a header.
 
 Source: the model's chat template, and OpenAI's description of its `harmony` format.
 """

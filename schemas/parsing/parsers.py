@@ -1,4 +1,4 @@
-"""Chooses how the text of a chat's completion is read: what it thinks, calls and answers."""
+"""Chooses the parser of a chat's completion: reasoning (thinking), tool calls and answer."""
 
 from collections.abc import Mapping
 

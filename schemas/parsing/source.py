@@ -49,7 +49,7 @@ class Found:
 class Source:
     """The text that a parser has not read yet, and what it found since it was last asked.
 
-    schemas  those of the arguments of the tools that may be called, by the tools' names
+    schemas  what the arguments of each tool may be, by the tools' names
     """
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:

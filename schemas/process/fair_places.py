@@ -1,4 +1,4 @@
-"""Places that many tenants share, given to them in turn.
+"""Fair queueing (round robin) of places that many tenants share.
 
 A tenant that asks for a thousand places delays another's first by one piece of its own work, not by
 a thousand.

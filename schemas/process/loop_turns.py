@@ -8,7 +8,7 @@ import asyncio
 
 from penstock.schemas.process.fair_places import Turns
 
-BURST_S = 0.002  # of work, between which the loop does what else is ready
+BURST_S = 0.002  # length of a burst of work; after it the loop does what else is ready
 REST_S = 0.004  # after a burst, if more of it waits
 
 
@@ -22,7 +22,7 @@ class LoopTurns:
         self._rest_s = rest_s
         self._waiting: Turns[asyncio.Future[None]] = Turns()
         self._is_busy = False  # a turn was given a moment ago, or a rest follows a burst
-        self._until_s = 0.0  # of the burst
+        self._until_s = 0.0  # when the burst ends
 
     async def turn(self, tenant: str) -> None:
         """Return when it is the tenant's turn: the caller then works until it waits for others."""

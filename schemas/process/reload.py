@@ -1,4 +1,4 @@
-"""Reads the settings of a process again while it runs, on SIGHUP."""
+"""Hot reload: reads the settings of a process again while it runs, on SIGHUP."""
 
 import logging
 from collections.abc import Callable

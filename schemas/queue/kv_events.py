@@ -1,4 +1,4 @@
-"""The events by which a worker tells which blocks its prefix cache holds.
+"""KV events, by which a worker tells routers which blocks its prefix cache holds.
 
 Names of events and fields are vLLM's. A block's hash is that of its tokens and all before them.
 """

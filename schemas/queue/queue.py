@@ -46,7 +46,7 @@ MAX_JOBS_A_CALL = 64  # bounds how long one script stalls Redis
 KEYS_A_SEARCH = 1000
 MAX_CALLS_A_SWEEP = 256  # half a second's work for Redis, once a second
 PAGE = 512  # most events that one attach returns
-PAGE_BYTES = 128 * 1024  # with which it ends, after two events at the least
+PAGE_BYTES = 128 * 1024  # the page ends with these, after two events at the least
 ON_DISK = b"on disk"  # in place of what a job asks, where a gateway's files are
 INLINE_BYTES = 256 * 1024  # takes a few milliseconds to read
 T = TypeVar("T")
@@ -61,9 +61,9 @@ STATS: TypeAdapter[dict[str, JsonValue]] = TypeAdapter(dict[str, JsonValue])
 class LaneUse(NamedTuple):
     """The things of a lane that somebody uses, or may want to see."""
 
-    num_workers: int  # that have a lease, or whose lapsed lease was not reaped
-    num_jobs: int  # that have not ended
-    num_to_hand_on: int  # that ended, and that a webhook or a batch asks about
+    num_workers: int  # workers with a lease, or with a lapsed one that was not reaped
+    num_jobs: int  # jobs that have not ended
+    num_to_hand_on: int  # ended jobs that a webhook or a batch asks about
     num_dead_letters: int
 
     @property

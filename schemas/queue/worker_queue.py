@@ -1,4 +1,4 @@
-"""The queue of one lane, as its workers use it: they claim, start, log, end and hand back jobs.
+"""The queue of one lane for its workers (a consumer group): claim, start, log, end, hand back.
 
 Each transition is one script, as in `queue`, and each call may be repeated.
 """

@@ -23,7 +23,7 @@ from penstock.schemas.redis.url import Address
 
 Durability = Literal["server", "fsync", "replicas"]
 log = logging.getLogger(__name__)
-WAIT_SHARE = 0.8  # of a link's time-out, so that the server's answer comes before the link is lost
+WAIT_SHARE = 0.8  # share of a link's time-out: the server answers before the link is lost
 TOUCH_TTL_S = 60
 ASK_AGAIN_MS = 100  # replicas say by themselves what is on their disk but once a second
 RETRY_AFTER_MS = 1000  # what lacks is looked for again at each try
@@ -98,7 +98,7 @@ class GroupSync:
         self._wait_ms = int(redis.place.timeout_s * 1000 * WAIT_SHARE)
         self._marks: dict[Address, Mark] = {}
         self._opening: dict[Address, asyncio.Task[Mark]] = {}
-        self._failing: set[Address] = set()  # of which the log has been told
+        self._failing: set[Address] = set()  # the log tells of each once
 
     async def begin(self, prefix: str) -> Mark:
         try:

@@ -1,4 +1,4 @@
-"""The marks by which a model sets its thinking and its calls of tools apart from its answer."""
+"""The marks that set reasoning (thinking) and tool calls apart from the answer in a text."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -25,7 +25,7 @@ MARKS: Mapping[str, tuple[str, ...]] = {
     "llama3_json": ("<|python_tag|>",),
     "mistral": ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     "qwen3_xml": ("<tool_call>", "</tool_call>"),
-    "deepseek_v3": (  # of bars that are full width
+    "deepseek_v3": (  # its bars are full width
         "<｜tool▁calls▁begin｜>",  # noqa: RUF001
         "<｜tool▁call▁begin｜>",  # noqa: RUF001
         "<｜tool▁sep｜>",  # noqa: RUF001

@@ -1,12 +1,13 @@
--- Hand on what is held by workers whose lease ended, or that have none.
+-- Hand on what is held by workers whose lease ended, or that have none. Other queues call the time of
+-- a lease visibility timeout; here it is a worker's, on all its jobs.
 -- ARGV: most entries, which bounds the workers too
 -- Returns how many entries were handed on
 -- Calls functions of lane.lua (joined by schemas/redis/script.py).
 --
--- Blame: a crash makes suspects of the jobs that had not committed a first step, and of those that
--- met too many crashes later. A suspect runs alone until it has passed its trial. Only a job that
--- runs alone when its worker dies is charged: 2 for a crash that a supervisor saw, 1 for a lease
--- that merely lapsed. At 4 a job is dead.
+-- Blame for poison jobs: a crash makes suspects of the jobs that had not committed a first step, and
+-- of those that met too many crashes later. A suspect runs alone until it has passed its trial. Only a
+-- job that runs alone when its worker dies is charged: 2 for a crash that a supervisor saw, 1 for a
+-- lease that merely lapsed. At 4 a job is dead.
 
 local DEADLY = 4
 local TRIAL_TOKENS = 64 -- what may be computed and not logged when a worker dies

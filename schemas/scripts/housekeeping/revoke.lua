@@ -4,7 +4,7 @@
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
 local most, count = tonumber(ARGV[1]), 0
-local MOST_DELAYED = 2000 -- of all accounts, the next that may begin; others are met when they may
+local MOST_DELAYED = 2000 -- delayed jobs looked at, the next to begin; others are met when they begin
 write_when_full()
 
 local function cancel_all(ids, account)

@@ -1,4 +1,4 @@
--- Read the dead letters of a lane.
+-- Read the dead letters (the dead-letter queue) of a lane.
 -- ARGV: job (empty: all), most letters
 -- Returns how many were dropped to make room, then each letter as JSON, the newest first. For one
 -- job: its letter, and the Job as JSON (empty: it was not kept)

@@ -1,5 +1,6 @@
 -- Accept a job into its account's backlog, a sorted set, or say why not. A worker's `read` moves it
--- to a ready stream.
+-- to a ready stream. Admission control is here: rate limits, budgets, and load shedding where the
+-- lane is full or the job could not begin in time.
 -- KEYS: the lane's prefix
 -- ARGV: job id, digest of the body, the Job as JSON, reply channel, options as a JSON object. Each
 -- option with its meaning and, after the semicolon, what holds where it is left out:
@@ -43,10 +44,10 @@
 -- Its first write is one that Redis refuses when memory is full, so nothing is accepted by half.
 -- Calls functions of lane.lua, accounts.lua and waiting.lua (joined by schemas/redis/script.py).
 
-local KNOWN_ENDS = 10 -- that a rate to refuse by is made of
+local KNOWN_ENDS = 10 -- ends of jobs that make a rate to refuse by
 local EQUAL_TTL_S = 3600 -- a job that runs for longer is joined by no more
 local YEAR_MS, LAST_MS, MOST = 31536000000, 4102444800000, 2 ^ 50
-local STEPS = 10000 -- of priority, to each side
+local STEPS = 10000 -- levels of priority, to each side of 0
 
 local OPTIONS = ' tenant class priority background timeout_ms queue_timeout_ms not_before_ms delay_ms '
   .. 'prompt_tokens completion_tokens over_limit account max_queued '
@@ -232,7 +233,7 @@ local outcome, retry, reason = refusal()
 if outcome then return {outcome, waiting, retry, reason, '0'} end
 
 redis.call('SET', key .. ':request', request)
-redis.call('DEL', key .. ':log', key .. ':result') -- of a job that ended, and whose record vanished
+redis.call('DEL', key .. ':log', key .. ':result') -- left by a job that ended, and whose record vanished
 if equal then redis.call('SET', equal, id, 'EX', EQUAL_TTL_S) end
 keep_account(account, is_changed)
 if is_changed and account.blocked then unblock(account) end

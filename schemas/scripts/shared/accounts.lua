@@ -1,5 +1,5 @@
 
--- Accounts: what each may use of this lane, and has used.
+-- Accounts: what each may use of this lane, and has used: rate limits, budgets, jobs at once.
 --   account:<name>        hash: tenant, weight and limits as last submitted; jobs queued and
 --                         running; the minute's window; why it is blocked
 --   running                 hash: for each tenant its jobs that count as running, but for those of the
@@ -17,7 +17,7 @@ local DAY_MS = 86400000
 
 local IDLE_TTL_S = 3600
 
-local MOST_ACCOUNTS = 1000 -- that are listed
+local MOST_ACCOUNTS = 1000 -- accounts in the list
 
 local DAY_TTL_S = 40 * 86400
 

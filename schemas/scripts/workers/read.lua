@@ -1,5 +1,8 @@
 -- Claim at most `count` jobs: those handed back first, then those of text, high, normal and batch. In a
--- class the account goes first whose tenant was served least.
+-- class the account goes first whose tenant was served least (fair queueing).
+-- Prefix affinity: a job is left for a moment to the worker that began the latest job with the same
+-- `affinity`, and a worker passes over a few jobs for one whose prompt it has; see `chosen`.
+-- Workers are one consumer group of each stream of ready jobs.
 -- ARGV
 --   worker
 --   ticket: a new one for each call. The answer is kept under it, so a call that is repeated
@@ -27,7 +30,7 @@ local worker, ticket, count, alone, down_to = ARGV[1], ARGV[2], tonumber(ARGV[3]
 local asked, step_us, most_batch = count, tonumber(ARGV[6]), tonumber(ARGV[7])
 local held_rows = ARGV[8] ~= '' and cjson.decode(ARGV[8]) or {}
 local worker_key = PREFIX .. 'worker:' .. worker
-local MOST = 64 -- of what is moved in one call
+local MOST = 64 -- entries moved in one call
 local SUSPECT_WAIT_MS, TRIER_MS = 2000, 10000
 write_when_full()
 if not has_lease(worker) then return {'lost'} end

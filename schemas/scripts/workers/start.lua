@@ -1,4 +1,4 @@
--- Start a claimed job.
+-- Start a claimed job under a new epoch, which is its fencing token.
 -- ARGV: worker, ready, entry, job
 -- Returns one of
 --   'started', epoch, milliseconds left (-1: no deadline), milliseconds since its submission, class,
