@@ -43,7 +43,7 @@ from penstock.worker.sleeper import SleepingEngine, sleeping_engine
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop
 _IDLE_WAIT_S = 0.25
-_STEP_WEIGHT = 0.1  # of the newest step in the average of seconds
+_STEP_WEIGHT = 0.1  # weight of the newest step in the average of seconds
 
 
 class EngineLoop:

@@ -1,4 +1,4 @@
-"""The class `LLM`: a model in this process, for work that needs no queue or Redis.
+"""The class `LLM`: a model in this process (offline inference), without a queue or Redis.
 
 llm = LLM(model="path/to/model")
 for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
@@ -61,8 +61,8 @@ class CompletionOutput:
 class RequestOutput:
     """The answers to one prompt. `prompt` is None for ids and for a conversation.
 
-    prompt_logprobs  of the prompt's tokens, where they are asked for; None for the first, which has
-                     nothing before it
+    prompt_logprobs  one for each token of the prompt, where they are asked for; None for the
+                     first, which has nothing before it
     """
 
     prompt: str | None

@@ -1,4 +1,4 @@
-"""An engine that gives its memory back while it has nothing to do, and loads again when it has."""
+"""Sleep mode: an engine gives its memory back while it has nothing to do, and loads again after."""
 
 import gc
 import sys
@@ -59,7 +59,7 @@ class SleepingEngine:
         self._engine: AnyEngine | None = engine
         self._load_engine = load
         self._idle_s = idle_s
-        self._lock = Lock()  # of whether the engine is there, and of what waits while it is not
+        self._lock = Lock()  # guards the engine, and what waits while there is none
         self._stirs = Event()
         self._is_told = False  # to sleep
         self._waiting: dict[str, AddSequence] = {}
@@ -154,7 +154,7 @@ class SleepingEngine:
             if engine.busy:
                 return
             engine.reset_prefix_cache()
-            engine.step()  # which does so: nothing else is to be done
+            engine.step()  # forgets it: there is nothing else to do
             self._stirs.clear()
             self._load = engine.load()
             now = replace(_added(self._past, engine.stats()), is_asleep=True)
@@ -224,6 +224,6 @@ def _give_back() -> None:
     gc.collect()
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    with suppress(OSError, AttributeError):  # of glibc
+    with suppress(OSError, AttributeError):  # glibc alone has it
         CDLL(None).malloc_trim(0)
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The engine and its loop: schedule a step, run it, update the sequences."""
+"""The engine and its loop (continuous batching): schedule a step, run it, update the sequences."""
 
 import time
 from collections import deque
@@ -76,8 +76,8 @@ class Engine:
         self.runner = runner
         self.grammars = grammars
         self.ahead = ahead
-        self._launched: Launched | None = None  # of the next step
-        self._num_step_tokens, self._num_step_pairs = 0, 0.0  # of the last step
+        self._launched: Launched | None = None  # the next step
+        self._num_step_tokens, self._num_step_pairs = 0, 0.0  # the last step's
         self.note_plan: Callable[[list[PlanRow]], None] | None = None
         self._inbox: SimpleQueue[Callable[[], Output | None]] = SimpleQueue()
         self._pending_calls: deque[Callable[[], Output | None]] = deque()  # taken out while waiting

@@ -86,7 +86,7 @@ class FakeEngine:
     step_s: float = 0.002
     poison: str = ""
     stamps: Stamps | None = None
-    prefill_tokens: int = 2048  # of one prompt in one step
+    prefill_tokens: int = 2048  # tokens of one prompt in one step
     note_plan: Callable[[list[PlanRow]], None] | None = None
     _inbox: SimpleQueue[AddSequence | str] = field(default_factory=SimpleQueue)
     _seqs: dict[str, _Sequence] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The engine of a model that makes vectors of texts: it batches them by tokens, without a cache."""
+"""The engine for embeddings, classes and scores: it batches texts by tokens, without a cache."""
 
 import heapq
 import itertools
@@ -21,8 +21,8 @@ from penstock.worker.engine.io.messages import AddSequence, Load, Output, PlanRo
 from penstock.worker.engine.scheduling.step_tokens import most_in_time
 from penstock.worker.models.pooling_model import PoolingModel, TextIds, load_pooling_model
 
-_CPU_TOKENS, _GPU_TOKENS = 2048, 16384  # of a step, at most
-_USUAL_TOKENS = 64  # of a text, where steps are timed
+_CPU_TOKENS, _GPU_TOKENS = 2048, 16384  # tokens of a step, at most
+_USUAL_TOKENS = 64  # tokens of a text, where steps are timed
 Vector = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 
@@ -184,7 +184,7 @@ class PoolingEngine:
             self._tallies["request_preemptions"].observe(0)
             self._tallies["prefill_computed_tokens"].observe(len(seq.prompt))
             self._end(seq.seq_id)
-        self._note_layer()  # of models that have none
+        self._note_layer()  # models without layers move by this alone
 
     def _note_layer(self) -> None:
         self.num_steps += 1

@@ -25,7 +25,7 @@ class Diverged(Exception):
 class Continuation:
     """The tokens of one sequence, over all requests for it.
 
-    max_tokens  of the completion in all
+    max_tokens  the most in the whole completion
     made        its tokens so far
     """
 

@@ -25,7 +25,7 @@ from penstock.worker.external.spelling import Speller
 from penstock.worker.process.log import log
 
 _LOOK_EVERY_S = 2.0
-_MOST_BREAKS = 3  # of one sequence's requests, with no token between them
+_MOST_BREAKS = 3  # lost connections of one sequence, with no token between them
 _BREAK_S = 0.2
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 

@@ -74,7 +74,7 @@ class Fitness:
     dialect: Dialect
     takes_ids: bool
     max_model_len: int | None
-    token_id: int  # that it was tried with
+    token_id: int  # the token that it was tried with
 
     def differs(self, other: "Fitness", max_model_len: int) -> str | None:
         """Return why the other server cannot stand beside this one, or None where it can."""
@@ -96,7 +96,7 @@ class RemoteServer:
         self._silent_s = silent_s
         self.fitness: Fitness | None = None  # None while it is not known to live
         self.num_running = 0
-        self.heard_s = 0.0  # of the loop's clock: when it last sent anything
+        self.heard_s = 0.0  # when it last sent anything, by the loop's clock
         self._look_s = min(_LOOK_S, silent_s)
         self._health = "/health"
 

@@ -59,7 +59,7 @@ class ActiveJob:
     behind_since_s: float | None = None  # monotonic; None when all that is due is committed
     num_behind: int = 0  # tokens that are not known to be logged
     times: Times = field(default_factory=Times)
-    splits: list[int] = field(default_factory=list)  # of pooled prompts that are pairs
+    splits: list[int] = field(default_factory=list)  # where pooled prompts that are pairs are split
     words: WordIds = NO_WORDS
     structure: StructuredOutputs | None = None  # what the job's answers are held to
     _num_open: int = 0  # choices that are not finished

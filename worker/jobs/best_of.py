@@ -1,4 +1,4 @@
-"""A job that draws more answers to each prompt than it shows: the likeliest of them, at the end."""
+"""best_of: a job that draws more answers to each prompt than it shows, the likeliest at the end."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Tells routers, by a stream in Redis, what the engine's prefix cache holds.
+"""Sends KV events: tells routers, by a stream in Redis, what the engine's prefix cache holds.
 
 It goes beside the jobs and never before them. There is one call at a time, and meanwhile changes
 merge: a block that came and went again is none. So what waits for a slow Redis has at most two
@@ -17,7 +17,7 @@ from penstock.worker.engine.io.messages import BlockChange, StoredBlock
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.process.log import log
 
-_MOST_CHANGES = 512  # of one entry: some 100 KB
+_MOST_CHANGES = 512  # changes in one entry: some 100 KB
 _RETRY_S = 0.1
 
 
@@ -34,7 +34,7 @@ class CacheEvents:
         self._blocks: dict[str, CachedBlock] = {}
         self._untold: dict[str, CachedBlock | None] = {}  # None: it is gone
         self._is_changed = asyncio.Event()
-        self._seq = 0  # of the last entry
+        self._seq = 0  # number of the last entry
 
     def take(self, changes: Iterable[BlockChange]) -> None:
         """Take the changes of a step."""

@@ -1,4 +1,4 @@
-"""The number of jobs that the engine can take now.
+"""Backpressure: the number of jobs that the engine can take now.
 
 A worker reads no more than that, so that no job waits here which another worker could run.
 """
@@ -15,7 +15,7 @@ from penstock.worker.engine.io.limits import EngineLimits
 from penstock.worker.engine.io.messages import BATCH_PRIORITY, AddSequence, Load
 from penstock.worker.process.ipc import Step
 
-_WEIGHT = 0.1  # of the newest sequence in the average
+_WEIGHT = 0.1  # weight of the newest sequence in the average
 _MOST_TEXTS = 16  # jobs of a read for which there need be no room
 _CLASSES: tuple[tuple[int, QueueClass], ...] = ((1, "normal"), (0, "high"))
 
@@ -63,11 +63,11 @@ class Capacity:
         self._is_settled = is_settled
         self._sequences: dict[str, AddSequence] = {}  # in the engine, by their ids
         self._unseen: dict[str, float] = {}  # the same, with no token yet -> its blocks
-        self._num_batch = 0  # of the sequences, those of the class batch
+        self._num_batch = 0  # sequences of the class batch
         self._num_asked = 0  # jobs that reads under way may yet bring
         self._num_asked_batch = 0  # how many of these may be of the class batch
         self._num_preparing = 0  # jobs read whose sequences have not entered
-        self._num_preparing_batch = 0  # of these, those of the class batch
+        self._num_preparing_batch = 0  # the same, of the class batch
         self._average_blocks = self._blocks(COMPLETION_TOKENS)
         self._load = Load()
         self._step_s = 0.0
@@ -203,8 +203,8 @@ class Capacity:
     ) -> int:
         """Return the room beside so many sequences and blocks.
 
-        unseen        those of the sequences whose blocks are not among these
-        num_yielding  of the jobs that come, those that give way
+        unseen        the sequences whose blocks are not among these
+        num_yielding  how many of the jobs that come give way
         """
         if self._trial is not None:
             return 0

@@ -13,7 +13,7 @@ from penstock.schemas.process.trace_context import sampled_trace
 from penstock.worker.jobs.active_job import ActiveJob
 
 NS_PER_S = 1_000_000_000
-MAX_NAME = 64  # of a tenant told apart, since all are sent with each beat
+MAX_NAME = 64  # letters of a tenant's name: all are sent with each beat
 
 
 class JobCounts:

@@ -11,7 +11,7 @@ from penstock.worker.text.completion import TextPiece
 class Pooled:
     """The vector of one prompt, in the place of a `Completion`.
 
-    labels  of a classifier: the likeliest one is the choice's text; none where there are no classes
+    labels  a classifier's: the likeliest one is the choice's text; none where there are no classes
     """
 
     def __init__(self, labels: Sequence[str] = ()) -> None:

@@ -98,7 +98,7 @@ class Service:
         self._is_paused = False
         self._begin: Callable[[], Coroutine[None, None, None]] | None = None  # work, under a lease
         self._is_asleep = False
-        self._turn = asyncio.Lock()  # of falling asleep, waking and draining
+        self._turn = asyncio.Lock()  # one at a time: falling asleep, waking, draining
 
     async def run(self) -> None:
         """Work until the supervisor closes; then hand back what is in work.

@@ -93,7 +93,7 @@ class LeaseSession:
     def _begin(self, parts: asyncio.TaskGroup) -> None:
         channels = [each.queue.lane.control(each.incarnation) for each in self._streamers]
         parts.create_task(follow_control(self._redis, channels, self.obey))
-        if self._cache_events is not None:  # of one cache there is one stream: of the first lane
+        if self._cache_events is not None:  # one cache has one stream: the first lane's
             first = self._streamers[0]
             parts.create_task(
                 self._cache_events.publish(first.queue, first.incarnation, self.lease)

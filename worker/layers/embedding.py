@@ -54,7 +54,7 @@ def tied(
 
     The weight is kept once where the head's panels can give its rows.
 
-    factor, softcap  of the logits
+    factor, softcap  what is done to the logits
     """
     product = linear(weight, None, arithmetic, factor=factor)
     known = PanelLinear | QuantisedLinear

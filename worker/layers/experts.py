@@ -1,4 +1,4 @@
-"""The feed-forward layer whose experts a router chooses for each token."""
+"""Mixture of experts (MoE): a feed-forward layer whose experts a router chooses for each token."""
 
 from typing import TYPE_CHECKING
 

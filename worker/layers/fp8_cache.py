@@ -1,4 +1,4 @@
-"""Keys and values of eight bits, and where they can be kept."""
+"""The KV cache in FP8, and where it can be kept so."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Products in eight bits (e4m3) on a GPU that multiplies them."""
+"""Products of rows and weights in FP8 (e4m3, W8A8), on a GPU that multiplies them."""
 
 import torch
 import torch.nn.functional as F
@@ -9,9 +9,9 @@ from penstock.kernels.rows.activation import Activation, activate, activate_roww
 
 __all__ = ["FP8", "MULTIPLE", "Fp8Linear", "lacks_fp8_products"]
 
-MULTIPLE = 16  # of both sides of a weight, as torch's product wants
-_ROWS = 1024  # of a weight, rounded at a time
-_TILE_ROWS = 32  # of a deterministic product
+MULTIPLE = 16  # each side of a weight is one of it, as torch's product wants
+_ROWS = 1024  # rows of a weight that are rounded at a time
+_TILE_ROWS = 32  # rows of a deterministic product
 _LEAST = (9, 0)  # capability of a GPU whose product takes a scale for each row
 
 
@@ -30,7 +30,7 @@ class Fp8Linear:
     Each row of the weight has a scale, and each row of x gets one as it comes. Sums are float32.
 
     numbers  [out_features, filled up to a multiple of 16, in_features] fp8
-    scales   of each of its rows [.., 1] float32
+    scales   [.., 1] float32, one for each of its rows
     """
 
     def __init__(

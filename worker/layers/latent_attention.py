@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-AI, 2024), over a cache of compressed keys and values.
+"""Multi-head latent attention (MLA; DeepSeek-AI, 2024), over a cache of compressed keys and values.
 
 A token's keys and values of all heads are products of one short vector, the latent, with weights
 of each head. So a query is multiplied by its head's key weights instead, and meets the latents
@@ -23,9 +23,9 @@ from penstock.worker.layers.attention import PassPlan
 from penstock.worker.layers.linear import Linear
 from penstock.worker.layers.norm import Norm
 
-_TILE_ROWS = 32  # of a deterministic product
+_TILE_ROWS = 32  # rows of a deterministic product
 _LONG = 256  # rows of a slice whose keys and values are worth making
-_MADE_BYTES = 2**27  # of them at a time
+_MADE_BYTES = 2**27  # keys and values made at a time
 
 
 class HeadLinear:
@@ -53,8 +53,8 @@ class LatentWeights:
 
     first   gives what queries are made of, then the latent, then the key that is turned
     query   makes queries of normalised numbers; None where `first` gives queries themselves
-    key     of each head, from the part of a query that is not turned to the latent's size
-    value   of each head, from the latent's size
+    key     each head's: from the part of a query that is not rotated to the latent's size
+    value   each head's: from the latent's size
     """
 
     first: Linear

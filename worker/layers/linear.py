@@ -51,7 +51,7 @@ def linear(
     The weight itself is kept only if no better layout is made of it.
 
     activation  only `activated` is called on the result
-    factor      of the product with its bias
+    factor      by which the product with its bias is multiplied
     """
     deterministic = arithmetic.deterministic
     if arithmetic.quantization == "fp8":

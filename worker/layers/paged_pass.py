@@ -44,4 +44,4 @@ class PagedPass:
         stored = self._plan.store(shape, kv_cache, None)(qkv.view(tokens, -1), None, kv_cache)
         attend = self._plan.attend(shape, kv_cache, layer.scoring.window)
         attended = attend(stored, kv_cache, layer.scoring)[None, ..., : layer.value_dim]
-        return attended.contiguous()  # which modules rely on
+        return attended.contiguous()  # modules rely on it

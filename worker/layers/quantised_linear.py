@@ -1,4 +1,4 @@
-"""Products with a weight of 8 or 4 bits on a GPU."""
+"""Products with a weight of 8 or 4 bits on a GPU (W8A16, W4A16): weight-only quantization."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The table of rotary positions, computed once for a model."""
+"""The table of rotary positions (RoPE), computed once for a model."""
 
 import torch
 from torch import Tensor

@@ -45,7 +45,7 @@ from penstock.worker.models.transformers.transformers_model import (
     type_to_compute,
 )
 
-_LIKE_LENGTH = 0.8  # of a group's longest text; a shorter one begins another group
+_LIKE_LENGTH = 0.8  # share of the group's longest text; a shorter text begins another group
 _FEW_TOKENS = 256  # a group with fewer costs more by itself than padding does
 _log = logging.getLogger("penstock.worker.models")
 
@@ -61,8 +61,8 @@ class PoolingModel:
     """A module, and what is made of its answer.
 
     folder         what its folder says of vectors
-    labels         of a classifier, in the order of its numbers
-    size           of a vector
+    labels         a classifier's, in the order of its numbers
+    size           how many numbers a vector has
     max_model_len  tokens of a text
     activates      whether vectors are scaled to length 1, or probabilities, unless a job says
     """

@@ -1,4 +1,8 @@
-"""The fingerprint of a model: a digest that is equal where the same tokens are drawn."""
+"""The fingerprint of a model: a digest that is equal where the same tokens are drawn.
+
+A job goes on only under the fingerprint that began it. So no answer mixes two models, whether a
+rollout is rolling or blue/green.
+"""
 
 import hashlib
 import json

@@ -84,7 +84,7 @@ class Step:
 
     num_commands  number of commands that the engine carried out since its start
     seconds     time that a step takes of late; 0 before the first step
-    changes     of the prefix cache, in their order; none where nobody follows it
+    changes     what changed in the prefix cache, in order; none where nobody follows it
     """
 
     outputs: list[Output]

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_log_to_stderr("worker", settings, log)
     try:
         status = uvloop.run(Supervisor(settings).run())
-    except PenstockError as error:  # of a model that this process itself was to load
+    except PenstockError as error:  # a model that this process itself was to load
         log.error("worker cannot start: %s", error.message)
         status = NEVER_STARTS
     log.info("worker ended with status %d", status)

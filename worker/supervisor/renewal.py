@@ -1,4 +1,4 @@
-"""The renewal of one incarnation's lease on all its lanes, each of which is renewed by itself.
+"""The heartbeat that renews one incarnation's lease on its lanes, each lane by itself.
 
 No lane waits for another lane's server: a server that answers late delays its own lanes alone.
 Commits and ends of jobs renew it too; this is for the time between them.
@@ -43,7 +43,7 @@ class Renewal:
         self._stats = stats
         self._tell = tell
         self._obey = obey
-        self._orders = [set[str]() for _ in queues]  # that were obeyed
+        self._orders = [set[str]() for _ in queues]  # orders that were obeyed
         self._renewed_s = [time.monotonic()] * len(queues)  # when the renewing calls began
         self._is_wanted = False
 

@@ -1,4 +1,7 @@
-"""The supervisor of a worker: it starts the processes, renews the lease, restarts and drains."""
+"""The supervisor of a worker: it starts the processes, renews the lease, restarts and drains.
+
+To drain is a graceful shutdown: nothing new is taken, and what runs is finished or handed back.
+"""
 
 import asyncio
 import os
@@ -128,7 +131,7 @@ class Watchdog:
         self._records: dict[str, JsonValue] = {}
         self._pulse: Pulse | None = None
         self._alive = Alive()
-        self._awake = TimeAwake(_TICK_S)  # by which the other processes are judged
+        self._awake = TimeAwake(_TICK_S)  # the clock by which the other processes are judged
         self._heard_s = 0.0
         self._io_heard_s = 0.0
         loop = asyncio.get_running_loop()

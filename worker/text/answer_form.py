@@ -75,7 +75,7 @@ def _callable_tools(chat: Chat) -> list[CallableTool]:
     for tool in chat.tools:
         function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
-            continue  # of a form of its own, which the model's template may know
+            continue  # a tool of another form, which the model's template may know
         schema = function.get("parameters")
         if not chat.callable_tools or name in chat.callable_tools:
             schema = schema if isinstance(schema, dict) else {}

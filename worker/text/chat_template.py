@@ -27,9 +27,9 @@ _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.jso
 _OTHER_FORMS = ("*.model", "vocab.json", "vocab.txt", "tekken.json", "*.tiktoken")
 
 _REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-RENDER_S = 5.0  # of a thread's own time, for one chat; a template is a program
+RENDER_S = 5.0  # processor's time for one chat; a template is a program
 _PROBE = "what is said here"  # written by a template that reads it
-_PART_AS_PYTHON = "'type':"  # of a list that was written as it stands
+_PART_AS_PYTHON = "'type':"  # shows that a list was written as it stands
 
 # What a job may not set through `template_kwargs`: the template itself above all.
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) - {

@@ -10,7 +10,7 @@ from penstock.schemas.job import Message
 from penstock.schemas.wire.markup import CUSTOM_INPUT, UNPARSED
 
 _OBJECT: TypeAdapter[Message] = TypeAdapter(Message)
-_ROLES = {"developer": "system", "function": "tool"}  # of OpenAI's that templates have not
+_ROLES = {"developer": "system", "function": "tool"}  # OpenAI's roles that templates lack
 
 
 def plain_messages(messages: list[Message], in_parts: bool = False) -> list[Message]:

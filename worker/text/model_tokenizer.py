@@ -39,7 +39,7 @@ from penstock.worker.text.markup import (
 )
 
 LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say
-_TAIL_IDS = 16  # of a prompt, among which a mark that begins the thinking is
+_TAIL_IDS = 16  # last ids of a prompt: a mark that begins the thinking is there
 _AS_USUAL = SamplingParams()
 
 

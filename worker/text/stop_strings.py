@@ -23,7 +23,7 @@ class StopStrings:
         self._by_first = dict[str, set[int]]()  # the searches that a letter begins
         for place, search in enumerate(self._searches):
             self._by_first.setdefault(search.stop[0], set()).add(place)
-        self._begun = set[int]()  # those of which the text read so far ends with some letters
+        self._begun = set[int]()  # searches of whose stop the text may have the beginning
         self._include_in_output = include_in_output
         self._held = ""
 

@@ -31,8 +31,8 @@ SHORT_ROW, LONG_ROW, LONG_EVERY = 512, 2048, 8  # one step in eight has long row
 MEASURED_BATCHES = 16
 STEPS_PER_REPORT, STEPS_PER_CHECKPOINT = 25, 200
 MODEL_STEPS, DRAFT_STEPS = 2600, 900
-DRAFT_SHARE = 0.15  # of the minutes
-RESUMED_RATE = 0.4  # of the learning rate, so that what is learned is not lost
+DRAFT_SHARE = 0.15  # share of the minutes
+RESUMED_RATE = 0.4  # share of the learning rate, so that what is learned is not lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The changes of the set of remembered blocks, for those who follow it from outside."""
+"""The changes of the set of remembered blocks, of which KV events are made."""
 
 from penstock.worker.engine.io.messages import BlockChange, StoredBlock
 

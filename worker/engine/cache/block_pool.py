@@ -1,4 +1,8 @@
-"""The pool of KV blocks: which sequences hold each one, and which can be found by their content."""
+"""The pool of KV cache blocks: which sequences hold each one, and prefix caching.
+
+Where others keep a radix tree (RadixAttention), here a full block is found by a digest of all
+tokens up to its end.
+"""
 
 from collections import OrderedDict
 
@@ -16,10 +20,10 @@ class BlockPool:
     blocks that nobody holds, the least recently used first. Such a block is forgotten at that
     moment, so a remembered block always has the content that its digest stands for.
 
-    states  of a model whose layers keep a state beside the blocks: a prefix is of use only with the
-            state at its end. It is kept at two borders of blocks: the last that a sequence has when
-            it begins, and the one where it parts from tokens that another computed, since more may
-            part there (as in Pan et al., "Marconi", 2024).
+    states  the states that a model's layers keep beside the blocks (SSM): a prefix is of use only
+            with the state at its end. It is kept at two borders of blocks: the last that a sequence
+            has when it begins, and the one where it parts from tokens that another computed, since
+            more may part there (as in Pan et al., "Marconi", 2024).
     """
 
     def __init__(
@@ -35,7 +39,7 @@ class BlockPool:
         self.states = states
         self.changes: BlockChanges | None = None  # None: nobody follows
         self._holders = [0] * num_blocks
-        self._num_holds = 0  # of all sequences together
+        self._num_holds = 0  # holds by all sequences together
         self._blank = list(range(num_blocks))  # held by nobody, with no content to find
         # Held by nobody and still remembered, the least recently used first.
         self._cached: OrderedDict[int, None] = OrderedDict()

@@ -1,4 +1,4 @@
-"""The states of prefixes, of models whose layers keep one, for sequences that begin alike."""
+"""Prefix caching for SSM layers: states at the ends of prefixes, for others that begin alike."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from collections.abc import Callable
 class StatePool:
     """States by the digest of every token up to them; the least recently used one is forgotten.
 
-    rows  that may be used
+    rows  the rows that may be used
     copy  copies a state from one row to another
     """
 

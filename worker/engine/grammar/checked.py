@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from penstock.worker.engine.grammar.json_schema import respelled
 
 MAX_ERROR = 300  # characters
-_MAX_BACKTRACKS = 100_000  # of a pattern; what needs more is an error
+_MAX_BACKTRACKS = 100_000  # steps back in matching a pattern; what needs more is an error
 _UNREADABLE = (ValueError, jsonschema_rs.ReferencingError)
 
 

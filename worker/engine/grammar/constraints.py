@@ -1,4 +1,4 @@
-"""Grammars that hold completions to a form.
+"""Structured outputs (guided decoding): grammars that hold completions to a form.
 
 A grammar is compiled once, and each sequence that follows it has a matcher of its own.
 """
@@ -27,7 +27,7 @@ from penstock.worker.models.folder.errors import is_failure, reason
 
 BITS = 32  # tokens in one word of a mask
 ALL_ALLOWED = -1
-_COMPARES_ITEMS = re.compile(r'"uniqueItems"\s*:\s*true')  # which no grammar can
+_COMPARES_ITEMS = re.compile(r'"uniqueItems"\s*:\s*true')  # no grammar can compare items
 
 
 class Constraint:

@@ -166,7 +166,7 @@ def _pattern(schema: Schema) -> None:
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and pattern in _PATTERNS:
         schema["pattern"] = _PATTERNS[pattern]
-        schema.pop("format", None)  # which the pattern implies
+        schema.pop("format", None)  # the pattern implies it
 
 
 def _bounds(schema: Schema) -> None:

@@ -11,7 +11,7 @@ from pydantic import JsonValue
 Schema = dict[str, JsonValue]
 
 _MAX_ALTERNATIVES = 64  # each is compared with each
-_MAX_DEPTH = 5  # of properties inside properties, and of references
+_MAX_DEPTH = 5  # properties inside properties, and references
 _NOTES = frozenset(
     ("$comment", "$id", "$schema", "default", "deprecated", "description", "examples", "title")
 )

@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 Schema = dict[str, JsonValue]
 MAX_PARTS = 2000  # formats inside formats, with all their tags
-_SIGNS = r".^$|?*+()[]{}/\-&~"  # that mean something in a pattern
+_SIGNS = r".^$|?*+()[]{}/\-&~"  # signs that mean something in a pattern
 _ANYTHING: Schema = {"type": "object"}
 
 

@@ -1,4 +1,4 @@
-"""Turns the form that a caller asks of a completion into a grammar, or says why there is none."""
+"""Turns structured outputs (a schema, a pattern, ..) into a grammar, or says why there is none."""
 
 import json
 import math
@@ -16,12 +16,12 @@ from penstock.worker.engine.grammar.json_schema import loosened, place_of, respe
 from penstock.worker.engine.grammar.one_of import Schema
 from penstock.worker.engine.grammar.structural_tag import TagGrammar
 
-MAX_DEPTH = 32  # of nested brackets in a schema
-MAX_REPETITION = 1000  # of a part of a pattern; nested repetitions are multiplied
+MAX_DEPTH = 32  # nested brackets in a schema
+MAX_REPETITION = 1000  # repetitions of a part of a pattern; nested ones are multiplied
 MAX_OPTIONAL = 256  # properties of one object that may be absent: masks slow down with their number
 MAX_REASON = 300  # characters
 MAX_SHOWN = 60  # characters of a name in a schema
-_LOOK_S = 0.3  # of CPU time, to find the place of what is refused
+_LOOK_S = 0.3  # CPU time for finding the place of what is refused
 _UNKNOWN = re.compile(r'Unimplemented keys: \["(.*)"\]$')
 # The signs of a pattern or a grammar that count for repetitions. An escape or a set is one sign.
 _SIGNS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}|.", re.DOTALL)

@@ -34,7 +34,7 @@ class PoolingFacts:
 
     tasks    what it makes; a classifier reads the texts of a pair together, an embedder each alone
     size     numbers of a vector
-    labels   of a classifier, in the order of its numbers
+    labels   a classifier's, in the order of its numbers
     prompts  texts by name, one of which may go before a text
     lowers   whether texts are lowered first
     """
@@ -82,7 +82,7 @@ class EngineLimits:
                   such as structured_outputs.regex
     resumes       what a sequence that was begun elsewhere goes on from
     generates     whether it makes completions
-    pooling       of an engine that makes vectors
+    pooling       set for an engine that makes vectors
     """
 
     max_model_len: int

@@ -25,7 +25,7 @@ class WordIds(NamedTuple):
 NO_WORDS = WordIds()
 
 
-BATCH_PRIORITY = 2  # of the class batch, which takes what others leave
+BATCH_PRIORITY = 2  # the class batch, which takes what others leave
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class AddSequence:
     """A sequence to start, or to continue after the ids in `completion`, drawn elsewhere before.
 
     pooling  asks for a vector of the prompt in place of a completion, without its queries
-    group    of sequences with the same prompt, which they compute once; "" for one of its own
+    group    shared by sequences with the same prompt, computed once; "" for one of its own
     split    where the second of a pair of texts begins in such a prompt; 0: it is one text
     owner    whose it is: places are shared among the owners, in proportion to their weights
     """
@@ -45,7 +45,7 @@ class AddSequence:
     choice: int = 0
     completion: list[int] = field(default_factory=list)
     cache_salt: bytes = b""
-    priority: int = 0  # of the sequence's class; a lower number runs first
+    priority: int = 0  # the sequence's class; a lower number runs first
     turn: int = 0  # microseconds, comparable over lanes; in a class the earlier goes first
     pooling: PoolingParams | None = None
     split: int = 0
@@ -71,7 +71,7 @@ class Logprob(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Output(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The result of one step for one sequence. An error ends the sequence with no token.
 
-    vector  of a pooled prompt: float32, the lower bytes first; it comes with the token 0
+    vector  what a pooled prompt becomes: float32, the lower bytes first; it comes with the token 0
     prompt_logprobs  where they are asked for, with the first token: of the prompt's second token
             and on; the first has nothing before it
     schema_error  why a completion that was held loosely is not what its schema says
@@ -109,7 +109,7 @@ BlockChange = StoredBlock | bytes  # the bytes are the digest of a block that is
 class BatchLoad(NamedTuple):
     """The load of the class `batch`, which gives way to others.
 
-    num_blocks   that it holds, shared ones each time; they are in `num_held_blocks` too
+    num_blocks   blocks that it holds, shared ones each time; they are in `num_held_blocks` too
     num_waiting  sequences without capacity; they are not in the other `num_waiting`
     most_seqs    the number of sequences with which it has enough to do
     """
@@ -143,18 +143,18 @@ class Stats:
     max_num_batched_tokens: int = 0
     num_held_blocks: int = 0
     num_cached_blocks: int = 0
-    num_shared_blocks: int = 0  # that sequences would hold more, were no block held by several
+    num_shared_blocks: int = 0  # how many more would be held if none were held by several
     num_live_slots: int = 0  # KV slots of held blocks that hold a token; the others are unused
     num_running: int = 0
     num_waiting: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
-    prompt_tokens: int = 0  # of admitted sequences, found in the cache or not
-    cached_tokens: int = 0  # of those, found in the prefix cache or in a leader's blocks
+    prompt_tokens: int = 0  # tokens of admitted sequences, in the cache or not
+    cached_tokens: int = 0  # the same, in the prefix cache or a leader's blocks
     computed_tokens: int = 0  # all that went through the model, repeats after a preemption included
     generation_tokens: int = 0
-    forked_sequences: int = 0  # that went on from a prompt which another had computed
-    recomputed_tokens: int = 0  # of the computed ones, computed before, here or by another worker
+    forked_sequences: int = 0  # sequences that went on from a prompt that another had computed
+    recomputed_tokens: int = 0  # tokens computed again, after a preemption or another worker
     grammar_cache_hits: int = 0
     scheduler_seconds: float = 0.0
     step_seconds: float = 0.0

@@ -1,4 +1,7 @@
-"""The host's copy of the running sequences, kept from step to step, and the tensors made of it."""
+"""The persistent batch: the host's copy of the running sequences, and a step's tensors made of it.
+
+These are token ids, positions, the slot mapping and the block tables.
+"""
 
 import numpy as np
 import torch

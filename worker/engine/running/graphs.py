@@ -1,7 +1,7 @@
 """Decoding steps as CUDA graphs: a step's kernels are launched by one call.
 
 A graph has a fixed number of rows and reads tensors that stay where they are. A step with fewer
-rows fills the others up with rows that see no key and are not stored.
+rows fills the others up (padding) with rows that see no key and are not stored.
 """
 
 import logging

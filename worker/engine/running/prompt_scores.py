@@ -1,4 +1,4 @@
-"""The log probabilities of prompts, made of the steps that compute them."""
+"""The log probabilities of prompts (prompt_logprobs), made in the steps that compute them."""
 
 from collections.abc import Callable, Iterator
 

@@ -27,9 +27,9 @@ class Launched:
     """A plan whose forward pass was launched; the device may still compute it.
 
     hidden  [drawing, hidden_size]  the state of each slice that draws
-    sums    [tokens]                of each token's state: no number if any part of it is none
+    sums    [tokens]                the sum of each token's state: NaN if any part of it is
     kept    the tokens of the pass that are still in the plan; None means all
-    scores  of prompts whose log probabilities are asked for
+    scores  the log probabilities of prompts that ask for them
     """
 
     plan: Plan
@@ -71,7 +71,7 @@ class ModelRunner:
         self._bytes = [kv_cache.view(torch.uint8) for kv_cache in kv_caches]
         self.batch = batch
         self.sampler = sampler
-        self._drawing: list[Sequence] = []  # that drew last, and what the sampler needs of them
+        self._drawing: list[Sequence] = []  # these drew last; what the sampler needs of them:
         self._rows: list[SamplerRow] = []
         self._constraints: list[Constraint | None] = []
 
@@ -86,7 +86,7 @@ class ModelRunner:
         """Launch the plan's forward pass.
 
         after   the draw of the tokens that the plan computes, where the host does not know them
-        places  which of them these are; None means all
+        places  the places in that plan of this one's sequences; None means all
         """
         batch = self.batch.build(plan.computed)
         if after is not None:

@@ -46,7 +46,7 @@ class Beam:
 class BeamSearch:
     """The search of one prompt's answers.
 
-    beams    that go on; at the beginning one without a token, and none once the search is over
+    beams    those that go on: at the beginning one without a token, at the end none
     answers  the best that have ended, the best first; in the end as many as there are beams, if
              the rules leave so many
     """

@@ -134,7 +134,7 @@ def untypical(logits: Tensor, temperature: Tensor, masses: Tensor) -> Tensor:
     weighed = (weights * powers.clamp(min=-60).double()).long()
     mean = weighed.sum(-1, keepdim=True).double() / total
     off = (powers.double() - mean).abs().float()
-    bits = off.view(torch.int32)  # of floats that are not negative: in the same order
+    bits = off.view(torch.int32)  # floats that are not negative have the order of their bits
     # The smallest difference at which the mass is reached, byte by byte.
     left, weights = masses[:, None] * total, weights.clone()
     limit = torch.zeros_like(total)

@@ -1,9 +1,9 @@
 """The sampler: it turns logits into tokens, for rows that may each have other parameters.
 
-It applies in order: logit_bias; allowed_token_ids; bad_words; eos and stop ids forbidden before
-min_tokens; repetition, frequency and presence penalties; DRY; the grammar's mask; then at
-temperature 0 the likeliest token, else temperature, min_p, top_k, top_p and a draw. What excludes
-more is in `cuts.py`. Log probabilities are of the logits as the model gave them.
+Its logits processors are, in order: logit_bias; allowed_token_ids; bad_words; eos and stop ids
+forbidden before min_tokens; repetition, frequency and presence penalties; DRY; the grammar's mask.
+Then comes at temperature 0 the likeliest token, else temperature, min_p, top_k, top_p and a draw.
+What excludes more is in `cuts.py`. Log probabilities are of the logits as the model gave them.
 
 A row's token depends on nothing but the row: its logits, its params, its token ids, its seed.
 """
@@ -36,7 +36,7 @@ class Sampled:
     """The tokens drawn, one for each row; NO_TOKEN where the logits were NaN or allowed nothing.
 
     spoilt  places in the plan of slices with hidden states that are not finite
-    prompt_logprobs  of the slices of prompts that are scored, by their places in the plan
+    prompt_logprobs  by place in the plan: those of a slice of a prompt, where they are asked for
     """
 
     token_ids: list[int]
@@ -289,7 +289,7 @@ class _Asking:
     """The rows that are told log probabilities of one kind.
 
     places  in the batch; `index` is the same on the device
-    ids     [rows, some]  that a row names, the first again where others name more
+    ids     [rows, some]  the tokens that a row names, the first again where others name more
     wanted  how many each is told
     """
 

@@ -1,4 +1,4 @@
-"""Numbers on their way from the device, so that the host need not wait for what comes after."""
+"""Copies from the device to the host, which wait for nothing that was launched after them."""
 
 import torch
 from torch import Tensor

@@ -1,11 +1,11 @@
-"""The bound on what the class `batch` adds to the steps of others."""
+"""Batch throttling: the bound on what the class `batch` adds to the steps of others."""
 
 import time
 from collections.abc import Callable
 
-SHARE = 0.25  # of what a step of one token takes; the batch class may add as much to any step
+SHARE = 0.25  # share of a one-token step's time, which the class batch may add to any step
 _SERVED_S = 10.0  # others are expected back for so long
-_KEEP = 0.99  # of the weight of a step, at each step after it
+_KEEP = 0.99  # share of a step's weight that is left after one more step
 _FIRST_FIXED_TOKENS = 32.0
 _LEAST_VARIANCE = 0.25
 
@@ -25,7 +25,7 @@ class BatchBound:
         self._clock = clock
         self._served_s = -_SERVED_S
         self._fixed_tokens = _FIRST_FIXED_TOKENS  # so many take as long as the fixed part
-        self._most_tokens = 0.0  # of the last steps
+        self._most_tokens = 0.0  # most tokens that one of the last steps had
         self._weight = self._tokens = self._seconds = self._squares = self._products = 0.0
 
     def note_step(self, num_tokens: int, seconds: float) -> None:

@@ -1,4 +1,8 @@
-"""The scheduler: it plans which sequences compute which tokens in the next step."""
+"""The scheduler: it plans which sequences compute which tokens in the next step.
+
+Continuous batching, chunked prefill, preemption and priorities are one loop here: prefill is a
+sequence with many pending tokens, decoding one with a single token.
+"""
 
 import itertools
 from bisect import bisect_left, insort
@@ -68,15 +72,15 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # waiting and running: the first in line first
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self.num_admitted_tokens = 0  # of sequences at their first admission
-        self.num_cached_tokens = 0  # of those, found in the prefix cache or in a leader's blocks
-        self.num_recomputed_tokens = 0  # computed before, and not found at an admission
+        self.num_admitted_tokens = 0  # tokens of sequences at their first admission
+        self.num_cached_tokens = 0  # admitted tokens in the prefix cache or a leader's blocks
+        self.num_recomputed_tokens = 0  # tokens computed before, and not cached at an admission
         self._arrivals = itertools.count()
         self.columns = Columns(max_num_seqs)
         self._rows = list(range(max_num_seqs))  # unused rows of the columns
         self._line: tuple[list[Sequence], Numbers] | None = None  # running, and their rows
         self.num_forks = 0
-        self._leaders: dict[str, Sequence] = {}  # of each group, the one that computes its prompt
+        self._leaders: dict[str, Sequence] = {}  # group -> the one that computes its prompt
         self._is_full = False  # the first that waits found no room, and nothing was freed since
         self.batch_bound = BatchBound()
         self.step_time = step_time or StepTime()
@@ -108,7 +112,7 @@ class Scheduler:
         self._num_still = len(seqs) - some
         if batch_left is not None:
             batch_left -= int(counts[_num_above(seqs, BATCH_PRIORITY) :].sum())
-        if self._num_still:  # those behind found no tokens left
+        if self._num_still:  # the last sequences found no tokens left
             seqs, rows = seqs[:some], rows[:some]
             starts, pending, counts = starts[:some], pending[:some], counts[:some]
         room = self.step_time.room(starts, counts) if self.waiting else UNBOUNDED

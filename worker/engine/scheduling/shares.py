@@ -1,4 +1,4 @@
-"""The owners' shares of the rows."""
+"""Fair shares of an engine's rows among tenants, by their weights."""
 
 from collections.abc import Iterable
 

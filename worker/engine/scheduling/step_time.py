@@ -1,4 +1,4 @@
-"""The time of a step, predicted from the last ones, and what of a prompt fits into it."""
+"""Chunked prefill in bounded time: how long a step will take, and what of a prompt fits into it."""
 
 import math
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from penstock.worker.engine.sequences.columns import Numbers
 
-LEAST_TOKENS = 16  # of a prompt, in a step that has no other; else a full step would end it never
-_KEEP = 0.99  # of the weight of a step, at each step after it
+LEAST_TOKENS = 16  # tokens of a prompt in a step that has no other; else a full step never ends it
+_KEEP = 0.99  # share of a step's weight that is left after one more step
 _FIRST = 0.05  # the weight of what was measured at the start
-_RIDGE = 1e-6  # of each sum of squares: what the steps leave open is small
+_RIDGE = 1e-6  # share of each sum of squares: what the steps leave open is small
 _NUM_TERMS = 3
 
 

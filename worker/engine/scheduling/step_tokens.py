@@ -2,7 +2,7 @@
 
 Running sequences wait for each step, and the prompts read in a step make it longer. A CPU gains
 nothing by long steps: from some dozens of tokens on, each token takes as long. How long depends on
-model and processor, so it is measured at the start, and at each step from then on.
+model and processor, so it is measured in a warm-up, and at each step from then on.
 """
 
 import logging
@@ -104,7 +104,7 @@ def try_step(
 ) -> None:
     """Run one forward pass over `count` tokens of one sequence, and `num_draws` rows of logits.
 
-    dtype  of keys and values
+    dtype  the KV cache's
     start  tokens before them, whose keys and values are zeros
     """
     num_blocks = -(-(start + count) // block_size)

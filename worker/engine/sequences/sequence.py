@@ -1,4 +1,4 @@
-"""One token stream and its place in the KV cache."""
+"""One token stream with its block table in the KV cache, and the plan of a step."""
 
 import hashlib
 from array import array
@@ -38,15 +38,15 @@ class Sequence:
     place       in line: class, turn in the class, order of addition; kept through preemption
     num_found   tokens found in the prefix cache at the last admission
     num_cached  tokens of the prompt found in the prefix cache at the first admission
-    num_before  tokens that were computed before it waits, here or by another worker
+    num_before  tokens computed before the last preemption, or by the worker that had it before
     num_preemptions  how often it was preempted here
     digests     one for each full block, of its tokens and all before it; grows with the tokens
     awaited     digest of the block, or name of the state, that another sequence computes for it
     borders     the numbers of computed tokens at which its state is kept for others, in order
-    group       of sequences with the same prompt; "" for one of its own
+    group       shared by sequences with the same prompt; "" for one of its own
     owner       whose it is; the rows are shared among the owners by their weights
     row         its row in the persistent batch while running
-    prompt_logprobs  of its prompt's second token and on, as far as they are known; None where
+    prompt_logprobs  from its prompt's second token on, as far as they are known; None where
                 nobody asks for them, or they were given
     is_beam     whether a search says how it goes on, once it knows all its beams' likeliest tokens
     """

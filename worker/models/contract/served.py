@@ -43,8 +43,8 @@ class ModelFacts(Protocol):
 
     family         the `model_type` of its configuration
     max_model_len  the number of tokens that the positions are made for
-    kv_shapes      of each layer that has a cache
-    state_bytes    of what the layers keep of a sequence beside it, whatever its length
+    kv_shapes      one for each layer that has a cache
+    state_bytes    bytes that layers keep of a sequence beside it, whatever its length
     """
 
     @property
@@ -70,7 +70,7 @@ class ModelFacts(Protocol):
 class ModelPlan:
     """The sizes of a model that is not loaded.
 
-    shapes     of its tensors, by name
+    shapes     its tensors' shapes, by name
     quantised  the names of those that have fewer bits where the others do not
     """
 

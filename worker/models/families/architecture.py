@@ -77,7 +77,7 @@ class LatentConfig:
     scale: float
     rope: Rope
     bias: bool = False
-    norm_eps: float = 1e-6  # of the norms inside, whatever the others have
+    norm_eps: float = 1e-6  # eps of the norms inside, whatever the others have
 
     @property
     def shape(self) -> HeadShape:
@@ -121,7 +121,7 @@ class ExpertsConfig:
 class LayerConfig:
     """One layer: attention, then a feed-forward layer, each added to the residual.
 
-    residual_factor  of both before they are added
+    residual_factor  by which both are multiplied before they are added
     is_parallel      both read the same rows; no norm stands after them
     """
 

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention, and experts of which some are shared."""
+"""DeepSeek V2 and V3: latent attention (MLA), and experts (MoE) of which some are shared."""
 
 import math
 

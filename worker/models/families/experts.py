@@ -1,4 +1,4 @@
-"""Families with experts: Mixtral's, Qwen's, OLMo's and GLM's."""
+"""Families with a mixture of experts (MoE): Mixtral's, Qwen's, OLMo's and GLM's."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The frequencies of a model's rotary positions, stretched in the ways that are supported."""
+"""The frequencies of rotary positions (RoPE), stretched as linear, llama3, YaRN or LongRoPE do."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ _STRETCHED = ("linear", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotations of a head, of which each turns number i against i + head_dim / 2.
+    """The rotations of a head: number i is rotated with number i + head_dim / 2.
 
-    frequencies       head_dim / 2 of them, in radians a position, exact in float32; 0 turns nothing
-    attention_factor  of the numbers that are turned
+    frequencies       [head_dim / 2] in radians a position, exact in float32; 0 rotates nothing
+    attention_factor  by which rotated numbers are multiplied
     order             where in a checkpoint's head the numbers lie, head_dim of them; None means
                       that they lie so
     longer            (the frequencies of a model that is served to more tokens than the second)

@@ -62,7 +62,7 @@ class SentenceFolder:
 
     pooling         what is made of the tokens' states, one after the other; none: not said
     is_normalised   whether vectors have length 1
-    max_tokens      of a text, where the folder takes fewer than the model
+    max_tokens      the most in a text, where the folder takes fewer than the model
     prompts         texts by name, one of which may go before a text
     lowers          whether texts are lowered first
     """

@@ -99,7 +99,7 @@ def read_config(path: Path, overrides: Mapping[str, JsonValue] = NOTHING) -> Mod
     refuse_counts(fields)
     try:
         hf = CONFIG_MAPPING[model_type].from_dict(fields)
-    except Exception as error:  # of many types; its message names the field
+    except Exception as error:  # many types; its message names the field
         raise BrokenModel(f"{path / 'config.json'}: {' '.join(str(error).split())}") from error
     usual = CONFIG_MAPPING[model_type]() if overrides else hf
     for field in overrides:

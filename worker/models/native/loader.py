@@ -266,7 +266,7 @@ class Loader:
         """Load several modules as one product.
 
         parts     module name -> number of its rows
-        order     of all rows, which the product has otherwise than the files
+        order     how the product orders all rows, where the files have another order
         unbiased  a module that has no bias where others have
         """
         weight = self._stacked(parts, "weight", in_features)
@@ -297,7 +297,7 @@ class Loader:
     ) -> Norm:
         """Load a norm. Its weights are wide where compiled code or sums want them so.
 
-        order  of the weights of each head, which the norm has otherwise than the files
+        order  how the norm orders each head's weights, where the files have another order
         """
         kind = self.config.decoder.norm
         wide = self.device.type == "cpu" or kind.adds_one

@@ -17,7 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from penstock.worker.layers.attention import HeadShape, Scoring
 from penstock.worker.layers.paged_pass import PagedLayer, PagedPass
 
-NAME, LOOK = "penstock", "penstock_look"  # of the attention functions, in a configuration
+NAME, LOOK = "penstock", "penstock_look"  # names of the attention functions, in a configuration
 FAR = 1 << 20  # a position; a window as long as that is none
 
 # Arguments that change no number here, or not as they are given.

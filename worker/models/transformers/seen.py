@@ -39,7 +39,7 @@ class Findings:
 def look_at(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> Findings:
     """Run the module for one token, and return what its layers ask of attention, and keep.
 
-    device, dtype  of the cache; a module without weights may be of another type
+    device, dtype  the cache's; a module without weights may be of another type
     """
     if "position_ids" not in inspect.signature(causal.base_model.forward).parameters:
         raise UnsupportedFamily(hf.model_type, "whose positions cannot be given")
@@ -57,7 +57,7 @@ def look_at(causal: Any, hf: Any, device: torch.device, dtype: torch.dtype) -> F
                 _look_at_states(causal.base_model, one, keeps)
     except CannotAttend as refusal:
         raise UnsupportedFamily(hf.model_type, str(refusal)) from refusal
-    except Exception as error:  # of many types: a module that takes no cache but its own
+    except Exception as error:  # many types: a module that takes no cache but its own
         if keeps is None:
             raise
         why = f"whose module takes no usual cache: {reason(error)}"

@@ -1,4 +1,4 @@
-"""The states that layers keep of a sequence beside keys and values: of convolutions, Mamba, deltas.
+"""The states that SSM layers (Mamba), linear attention and convolutions keep of a sequence.
 
 transformers' modules find them in a cache that has one for each row of a padded batch. A pass here
 is one packed row of several sequences' slices. So a module with a state is called once for all
@@ -158,7 +158,7 @@ class _Part:
 class SequenceStates:
     """The states of a model's sequences, in rows that the engine gives to sequences and prefixes.
 
-    num_bytes  of one sequence
+    num_bytes  bytes that the states of one sequence take
     """
 
     def __init__(self, modules: list[StatefulModule], device: torch.device) -> None:
@@ -171,7 +171,7 @@ class SequenceStates:
         self._parts: list[_Part] | None = None
         self._num_tokens = 0
         self._is_trial = False
-        self._single: set[type] = set()  # of modules that go on by one token alone
+        self._single: set[type] = set()  # modules that go on by one token alone
 
     def install(self) -> None:
         """Have the modules find their states here."""

@@ -176,7 +176,7 @@ def _result(module: nn.Module, x: Tensor) -> Tensor | None:
     """Return what a module makes of x; None where it takes more, or makes something else."""
     try:
         found = module(x)
-    except Exception:  # of any kind: the module's code is theirs, or the folder's
+    except Exception:  # any type: the module's code is theirs, or the folder's
         return None
     return found if isinstance(found, Tensor) else None
 

@@ -108,7 +108,7 @@ class TransformersModel:
             kind = getattr(module, "rope_type", None)
             if kind == "longrope":
                 _fix_longrope(module, max_model_len)
-            if kind == "longrope" or kind == "dynamic":  # which is not reached before it stretches
+            if kind == "longrope" or kind == "dynamic":  # max_model_len comes before they stretch
                 module.rope_type = "default"
             if not _turns_alike(module, max_model_len):
                 why = "whose rotations depend on the longest sequence of a batch"
@@ -182,7 +182,7 @@ def known_config(spec: ModelSpec) -> tuple[Any, dict[str, JsonValue]]:
         hf = type(hf).from_dict(fields) if spec.overrides else hf
     except ModelError:
         raise
-    except Exception as error:  # of many types; its message names the field
+    except Exception as error:  # many types; its message names the field
         raise BrokenModel(f"{spec.path / 'config.json'}: {reason(error)}") from error
     return hf, fields
 
@@ -274,7 +274,7 @@ def load_module(
         module = _module(loader, hf, dtype, spec, attention, unread)
     except ModelError:
         raise
-    except Exception as error:  # of many types; the module's code is theirs, or the folder's
+    except Exception as error:  # many types; the module's code is theirs, or the folder's
         why = f"{spec.path}: transformers cannot load it: {reason(error)}"
         raise BrokenModel(why) from error
     return module.requires_grad_(False).train(False).to(spec.device)
