@@ -67,7 +67,7 @@ ROLES = (
         f"{HEARS} @read @write @keyspace -flushall -flushdb -@admin client|list slowlog|get",
     ),
     Role(
-        "router",  # of somebody else's: it sees what is cached where, and no job
+        "router",  # a router of somebody else's: it sees what is cached where, and no job
         (),
         (f"{NAMESPACE}:{{*:*}}:worker:*:kv_*", f"{NAMESPACE}:{{*:*}}:workers", MODELS),
         (),

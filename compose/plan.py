@@ -64,8 +64,8 @@ class PlanSettings(Settings):
 class MemoryPlan:
     """The sizes of a worker. Its weights may take a few per cent more where they are packed.
 
-    state_bytes  of what layers without keys and values keep of a sequence
-    num_states   of sequences that run at once, and of prefixes
+    state_bytes  bytes that layers without keys and values keep of a sequence
+    num_states   states of sequences that run at once, and of prefixes
     """
 
     model: str
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     if settings.device == "cuda" and settings.memory is None:
         print(f"{PROGRAM}: --memory: give the GPU's, as in --memory 80GiB", file=sys.stderr)
         return 2
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of kernels that a plan needs not
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no word of missing kernels
     from penstock.worker.models.folder.errors import ModelError
 
     try:

@@ -74,7 +74,7 @@ class MessageEvents(ResumableStream):
         self._form = form
         self._reader = form.reading.reader(None)
         self._is_begun = False
-        self._kind = ""  # of the open block
+        self._kind = ""  # the open block's kind
         self._num_blocks = 0
         self._num_calls = 0
         self._stop: tuple[str | None, str | None] = (None, None)

@@ -1,6 +1,6 @@
-"""Decides who a caller is and what it may do, from a request's headers, path and query.
+"""Authentication and authorization, from a request's headers, path and query.
 
-It never reads the request's body.
+It decides who a caller is and what it may do (scopes), and never reads the request's body.
 """
 
 import asyncio

@@ -40,7 +40,7 @@ class WebPages:
                    names below that one
     takes_address  any address is taken for the gateway's: nobody but its owner gives it a page
     takes_host     so is any name
-    origins        of pages elsewhere that may ask; "*": of any
+    origins        where pages may be that ask; "*": anywhere
     """
 
     hosts: frozenset[str]

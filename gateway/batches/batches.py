@@ -84,7 +84,7 @@ class BatchRecord(Report):
 
     id: str
     tenant: str
-    account: Account | None = None  # as it was when the batch was made
+    account: Account | None = None  # the account as it was when the batch was made
     asked: BatchAsked
     status: Status
     created_ms: int
@@ -96,7 +96,7 @@ class BatchRecord(Report):
     total: int = 0
     completed: int = 0
     failed: int = 0
-    abandoned: int = 0  # those of the failed that were not done when the batch ended
+    abandoned: int = 0  # failed lines that were not done when the batch ended
     next_line: int = 0
     is_grouped: bool = False  # lines that begin alike follow each other
     output_bytes: int = 0  # the valid length of each part; see `parts`

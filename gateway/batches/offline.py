@@ -76,7 +76,7 @@ class BatchProgress:
 @dataclass(frozen=True, slots=True)
 class _LineAnswer:
     text: bytes
-    job_id: str = ""  # that is to be deleted
+    job_id: str = ""  # the job that is to be deleted
     usage: Usage = field(default_factory=Usage)
     is_good: bool = False
 
@@ -88,7 +88,7 @@ class OfflineBatch:
     source   one request a line, as in OpenAI's batches; each may ask another endpoint
     sink     gets the answers as they come, and why lines failed
     at_once  the most jobs in the queue
-    model    of lines that name none
+    model    for lines that name none
     """
 
     client: QueueClient

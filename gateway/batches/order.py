@@ -29,8 +29,8 @@ _READ = (
     "input",
     "documents",
 )
-MOST_BEGINNINGS = 64  # of a line, that are compared
-_ENTRY = struct.Struct("<IQI")  # of the file: a line's number, its offset and its length
+MOST_BEGINNINGS = 64  # beginnings of a line that are compared
+_ENTRY = struct.Struct("<IQI")  # an entry of the file: a line's number, its offset and its length
 
 
 class PlacedLine(NamedTuple):

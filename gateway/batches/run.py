@@ -8,7 +8,7 @@ from penstock.gateway.batches.batches import TurnLost
 from penstock.gateway.batches.parts import PartsLost
 from penstock.gateway.batches.turn import BatchTools, BatchTurn, file_error
 
-LEASE_MS = 5000  # of a batch; renewed while a turn lasts
+LEASE_MS = 5000  # a batch's lease; renewed while a turn lasts
 RETRY_MS = 5000  # after the folder of files failed, as where its disk is full
 log = logging.getLogger(__name__)
 

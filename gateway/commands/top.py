@@ -26,7 +26,7 @@ from penstock.schemas.redis.connection import is_forbidden
 from penstock.schemas.redis.url import RedisUrlSetting
 
 PROGRAM = "penstock top"
-MOST_TENANTS = 10  # those that have most stored
+MOST_TENANTS = 10  # the tenants that have most stored
 STATES = {
     "serving": "green",
     "draining": "yellow",
@@ -59,7 +59,7 @@ class Top:
     """Makes tables of what runs, with rates since the look before."""
 
     def __init__(self) -> None:
-        self._tokens: dict[str, int] = {}  # of each worker
+        self._tokens: dict[str, int] = {}  # worker -> its tokens
         self._seen_s = time.monotonic()
 
     def tables(

@@ -29,7 +29,7 @@ _IDEMPOTENCY: JsonObject = {
 
 def description_of(app: FastAPI, root_path: str) -> dict[str, Any]:
     """Describe the application's routes, whose bodies and answers `ROUTES` tells."""
-    whole: dict[str, Any] = deepcopy(app.openapi())  # which FastAPI keeps
+    whole: dict[str, Any] = deepcopy(app.openapi())  # FastAPI keeps its own
     shapes = Shapes()
     for path, operations in whole["paths"].items():
         for method, operation in operations.items():

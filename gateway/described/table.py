@@ -53,7 +53,7 @@ class Described:
     bodies       shapes that the body has all of; none: no body
     any_of       more shapes, of which the body has one
     events       the shape of each event's `data`, where the answer may be a stream
-    status       of the answer
+    status       the answer's
     is_form      whether the body is multipart/form-data
     may_be_empty whether the body may be left out
     knows_model  whether the model may be left out where only one is served

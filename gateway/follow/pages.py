@@ -11,7 +11,7 @@ from penstock.schemas.process.loop_turns import LoopTurns
 from penstock.schemas.queue.queue import Queue
 from penstock.schemas.redis.group_sync import Mark, Sync
 
-PAGES_AT_ONCE = 4  # of one kind: all other calls to Redis wait behind them
+PAGES_AT_ONCE = 4  # pages of one kind: all other calls to Redis wait behind them
 
 Read = tuple[Page, Mark | None]
 

@@ -14,7 +14,7 @@ from penstock.schemas.redis.servers import Redis
 from penstock.schemas.redis.subscriber import Subscriber
 
 SILENCE_S = 5.0  # then the log is read: a lost end message delays a reader by this at most
-MAX_LIVE_BYTES = 16 * 1024  # of one event, which is parsed in the event loop
+MAX_LIVE_BYTES = 16 * 1024  # the largest event that is parsed in the event loop
 MAX_UNREAD = 256  # events of one reader; past it the reader pages from the log
 CROWD = 8  # readers of one job, who go on without waiting for turns
 HEAD, MIDDLE = b'{"job_id":"', b'","event":'

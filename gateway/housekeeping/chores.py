@@ -147,7 +147,7 @@ class Chores:
             return len(await self.reconciler.look(queue, RECONCILE_S))
 
         await self._each_lane(look)
-        await self.storage.all()  # which forgets what is gone
+        await self.storage.all()  # it forgets what is gone
 
     async def _hand_on(self, ended: Ended) -> None:
         """Tell all that wait for a job's end. It may be repeated."""

@@ -17,7 +17,7 @@ from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, UnreadableBody
 
 T = TypeVar("T")
-PIECE_BYTES = 1024  # of a body that came by gzip, unpacked at once
+PIECE_BYTES = 1024  # bytes of a body that came by gzip, unpacked at once
 
 
 async def read(

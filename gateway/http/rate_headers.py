@@ -1,4 +1,4 @@
-"""Headers that tell OpenAI's clients what a key has left of its limits per minute."""
+"""Headers that tell OpenAI's clients what a key has left of its rate limits (per minute)."""
 
 from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Rates

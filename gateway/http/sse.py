@@ -1,4 +1,4 @@
-"""Responses that follow a job: as a stream of events, or as one answer at the job's end.
+"""Responses that follow a job: as server-sent events (SSE), or as one answer at the job's end.
 
 No status is sent before the job's first event, so a job that fails at once becomes a plain error
 response, for a stream as well. A caller who hangs up is noticed at any moment.

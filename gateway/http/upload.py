@@ -18,8 +18,8 @@ from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, Unreada
 
 MAX_FIELD_BYTES = 4096
 MAX_FIELDS = 16
-MAX_HEADER_BYTES = 1024  # of a part, or the body's content type; parsing them takes quadratic time
-BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # of RFC 2046
+MAX_HEADER_BYTES = 1024  # a part's head, or the body's content type: parsing takes quadratic time
+BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # RFC 2046
 ROOM_BYTES = 64 * 1024  # for boundaries, headers and fields
 
 

@@ -1,4 +1,4 @@
-"""Counts requests that write and run no job, against the limit of requests that a key has."""
+"""Counts requests that write and run no job, against the rate limit of their key."""
 
 from fastapi import Depends, Request
 

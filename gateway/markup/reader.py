@@ -1,4 +1,4 @@
-"""Reads the text of a chat's completion as its request wants it: thinking, calls and content."""
+"""Reads a chat's completion as its request wants it: reasoning, tool calls and content."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,7 +62,7 @@ class WholeCalls:
 class Reading:
     """How a request wants its answer read.
 
-    schemas    those of the arguments of the tools that may be called, by name; none: no calls
+    schemas    what the arguments of each tool may be, by its name; none: no calls
     whole      the names of tools whose calls are given in one piece
     is_forced  a grammar holds the answer of an older worker to be one call
     """

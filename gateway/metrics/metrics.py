@@ -1,4 +1,4 @@
-"""Metrics of the gateway, and the text that publishes them with the workers' statistics."""
+"""Prometheus metrics of the gateway, and the text that publishes them with the workers'."""
 
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence

@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 FRESH_S = 0.9  # all who look share one look at Redis
 NUM_JOBS = 20
-NUM_ACCOUNTS = 50  # of each lane
-MOST_TENANTS = 64  # whose jobs are remembered
+NUM_ACCOUNTS = 50  # accounts of each lane
+MOST_TENANTS = 64  # tenants whose jobs are remembered
 SUMMED = (
     "num_queued",
     "num_running",

@@ -1,4 +1,4 @@
-"""Requests for vectors as jobs, and their results as embeddings, classes, scores and ranks."""
+"""Requests for vectors as jobs: embeddings, classification, scores and reranking."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

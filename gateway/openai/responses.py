@@ -26,7 +26,7 @@ from penstock.schemas.parsing.source import CallPiece, Found, joined
 from penstock.schemas.wire.markup import CUSTOM_INPUT
 
 SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}
-BYTES_A_TOKEN = 64  # of a result's JSON, by a guess
+BYTES_A_TOKEN = 64  # a guess at a result's JSON
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -39,7 +39,7 @@ class AnswerContext:
     reading: Reading = Reading()  # noqa: RUF009 - frozen
     echo: Sequence[str] | None = None  # prompts to show before the answers; none of ids is here
     shows_ids: bool = False  # the token ids of prompts and choices
-    shows_text: bool = True  # of tokens that were asked for as tokens
+    shows_text: bool = True  # the text of tokens that were asked for as tokens
     names_ids: bool = False  # log probabilities name tokens by their ids
     is_streamed: bool = False
     shows_metrics: bool = False
@@ -52,7 +52,7 @@ class AnswerContext:
     ignored: Sequence[str] = ()  # fields of the body that mean nothing here
     # the namespace and the own name of a tool that has one, by its name in the job
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    fingerprint: str = ""  # of the model's weights and numerics; "" where it is not known
+    fingerprint: str = ""  # the model's weights and numerics; "" where it is not known
     created_s: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -312,7 +312,7 @@ class TextLogprobs:
 
     def __init__(self, form: AnswerContext) -> None:
         self._form = form
-        self._begin = 0  # of the answer's text
+        self._begin = 0  # where the answer's text begins
         self._offset = 0  # the sum of the spellings, of tokens whose offset is not known
         self._name = _id_of if form.names_ids else _text_of
 

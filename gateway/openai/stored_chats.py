@@ -16,8 +16,8 @@ from penstock.schemas.keys import CHORES
 from penstock.schemas.redis.connection import Connection, texts_of
 from penstock.schemas.redis.servers import Redis
 
-PREFIX = "chatcmpl-"  # of an id, before the job's
-MOST_LISTED = 10_000  # of a tenant, the newest
+PREFIX = "chatcmpl-"  # an id begins with it, before the job's
+MOST_LISTED = 10_000  # newest chats of a tenant
 LISTED_S = 86_400  # longer than the last one is kept
 _REPEATED = (
     "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "response_format",

@@ -35,7 +35,7 @@ class TextContext:
     """A job for the tokenizer that was asked for, and how its answer shall look.
 
     rendered       the job whose prompts are rendered, where it is that which was asked for
-    max_model_len  of the model, as its card says
+    max_model_len  the model's, as its card says
     """
 
     job: Job

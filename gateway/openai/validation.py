@@ -13,8 +13,8 @@ from penstock.schemas.errors import BodyTooLarge, InvalidJob
 
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
 MAX_DEPTH = 64
-MAX_FIELDS = 4096  # of one object, because each may bring an error of its own
-_MOST_NAMED = 16  # of the other fields that are wrong
+MAX_FIELDS = 4096  # fields of one object: each may bring an error of its own
+_MOST_NAMED = 16  # other fields that are wrong and are named
 FIELD_PREFIX = re.compile(r"([a-z_]+): ")
 
 Shape = TypeVar("Shape", bound=BaseModel)

@@ -20,7 +20,7 @@ from penstock.schemas.event import (
     Usage,
 )
 
-PREFIX = "resp_"  # of an id, before the job's
+PREFIX = "resp_"  # an id begins with it, before the job's
 _CUT = ("length", "budget")
 
 

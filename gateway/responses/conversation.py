@@ -49,11 +49,11 @@ class TooManyConversations(Unavailable):
 class ConversationEntry(Report):
     """Items that came into a conversation together.
 
-    job_id     of the response that brought them
+    job_id     the response that brought them
     is_open    it is not known yet what the response said, and `items` are what it was asked
     begun_ms   when it was noted, shortly before its submission
     on_disk    the name of the text on disk that has the entry, where it is large
-    num_bytes  of that text
+    num_bytes  bytes of that text
     """
 
     items: list[JsonObject]

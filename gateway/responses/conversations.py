@@ -35,9 +35,9 @@ from penstock.schemas.job import MAX_MESSAGES, Message
 from penstock.schemas.keys import CHORES, CONVERSATION_ID, short_digest
 from penstock.schemas.redis.connection import Connection
 
-MOST_ITEMS = MAX_MESSAGES  # of a conversation; a request has no more messages either
+MOST_ITEMS = MAX_MESSAGES  # items of a conversation; a request has no more messages either
 _BEGIN_MS = 60_000  # after which a response that nobody knows was never submitted
-_TRIES = 8  # of a change, while others change the conversation too
+_TRIES = 8  # tries of a change, while others change the conversation too
 Change = tuple[int, list[ConversationEntry]]  # how many entries stay, and what comes after
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _HEADS = {
@@ -47,7 +47,7 @@ _HEADS = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
-}  # of an item's id
+}  # the beginning of an item's id
 
 
 class Conversations:
@@ -58,8 +58,8 @@ class Conversations:
     written down, when the conversation is next used; housekeeping uses it when the job has ended. A
     response that failed or was cancelled leaves nothing behind, nor does what it was asked.
 
-    kept_s      of new ones
-    most_bytes  of a conversation's items; one that has as many takes no more
+    kept_s      how long new ones are kept
+    most_bytes  the most in a conversation's items; one that has as many takes no more
     """
 
     def __init__(self, client: QueueClient, kept_s: int = 0, most_bytes: int = 0) -> None:
@@ -342,7 +342,7 @@ class Conversations:
         """Raise InvalidJob where a conversation would be too much.
 
         entries    with new ones
-        num_bytes  of what is there
+        num_bytes  bytes that are there
         """
         num_items = sum(len(entry.items) for entry in entries)
         if num_items > MOST_ITEMS:

@@ -21,8 +21,8 @@ class Items:
     def __init__(self, form: AnswerContext) -> None:
         self.items: list[JsonObject] = []
         self._form = form
-        self._kind = ""  # of the open item
-        self._text = ""  # that it has by now
+        self._kind = ""  # the open item's kind
+        self._text = ""  # the open item's text by now
         self._logprobs: list[JsonValue] = []
 
     def take(self, found: Found, logprobs: Sequence[TokenLogprob] | None) -> Iterator[Told]:

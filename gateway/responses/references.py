@@ -16,7 +16,7 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Result
 from penstock.schemas.keys import CONVERSATION_ID, JOB_ID
 
-MOST_SOURCES = 128  # whose items one request refers to: each is read from Redis, whole
+MOST_SOURCES = 128  # answers that one request refers to: each is read from Redis, whole
 _ITEM_ID = re.compile(rf"[a-z]+_(?P<source>{JOB_ID.pattern}|{CONVERSATION_ID.pattern})_[a-z0-9]+")
 _OF_INPUT = "item_"
 
@@ -65,7 +65,7 @@ def refuse_references(body: JsonObject) -> None:
 class ReferredItems:
     """A request's body, and the items that it refers to, as they are found.
 
-    most_bytes  of all together, each counted as often as it is referred to
+    most_bytes  the most for all together, each counted as often as it is referred to
     """
 
     body: JsonObject

@@ -50,7 +50,7 @@ def responses_form(
     """Read a request for a response. Raises InvalidJob.
 
     before           the messages of the conversation that goes on
-    conversation_id  of one that its caller looks after; the body names none
+    conversation_id  a conversation that the caller looks after; the body names none
     """
     asked = validate(ResponsesRequest, body)
     if asked.background and not asked.store:

@@ -24,7 +24,7 @@ from penstock.schemas.api.responses import (
 from penstock.schemas.errors import InvalidJob
 from penstock.schemas.keys import short_digest
 
-_MOST_CHARS = 64  # of a name that every model's template and every client takes
+_MOST_CHARS = 64  # the longest name that every model's template and client takes
 _DIGEST_CHARS = 8
 
 
@@ -35,7 +35,7 @@ class FlatTool:
     name: str
     tool: ResponseFunction | ResponseCustom
     namespace: str | None = None
-    told: str | None = None  # of the namespace, in the description of its first tool
+    told: str | None = None  # what the first tool's description says of the namespace
 
 
 def joined(namespace: str | None, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The routes that make vectors of texts: embeddings, classes, scores, ranks."""
+"""The routes that make vectors of texts: embeddings, classification, scores, reranking."""
 
 from fastapi import APIRouter, Request, Response
 

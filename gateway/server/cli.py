@@ -1,4 +1,4 @@
-"""`penstock gateway`: one process that serves HTTP until it is told to stop."""
+"""`penstock gateway`: one process that serves HTTP until a graceful shutdown."""
 
 import asyncio
 import logging
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
     async def serve() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, _reload, app.state, argv, tls)
-        loop.call_soon(pass_on)  # which runs when uvicorn listens for signals itself
+        loop.call_soon(pass_on)  # runs when uvicorn listens for signals itself
         await server.serve([listening])
 
     def pass_on() -> None:

@@ -29,7 +29,7 @@ class Timeouts:
     body_s: float
     stall_s: float
     max_connections: int
-    last_call_s: float  # for which a connection between two requests outlives the end's beginning
+    last_call_s: float  # how long an idle connection outlives the beginning of the end
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -20,7 +20,7 @@ from penstock.schemas.errors import GatewayStopped, InvalidJob, PenstockError, U
 
 ENDING = "penstock.ending"  # in a websocket's scope: the event that the gateway ends
 MAX_ACTIVE = 16  # responses of one connection that are made at once
-MAX_WAITING = 256  # that wait for them
+MAX_WAITING = 256  # responses that wait for them
 MAX_LANES = 32  # with a name, in the life of a connection
 GOES_AWAY = 1012  # the code of a server that starts again
 _FAILED = 1011  # the code of a server that failed

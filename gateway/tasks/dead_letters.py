@@ -1,4 +1,4 @@
-"""The dead letters of all lanes: jobs that were given up, for commands and for routes."""
+"""The dead-letter queue (DLQ) of all lanes: jobs that were given up, for commands and routes."""
 
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.delivery import DeadLetter, Outcome

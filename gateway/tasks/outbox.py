@@ -1,4 +1,4 @@
-"""The outboxes: each lane's notes of ended jobs that somebody else must hear of."""
+"""The transactional outbox of each lane: notes of ended jobs that somebody else must hear of."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,4 +1,4 @@
-"""Sends requests to URLs that callers gave, but never into the network that this server is in.
+"""Sends requests to callers' URLs, but never into the network of this server (SSRF).
 
 The requests go through httpcore, httpx's own transport: it follows no redirect, reads no proxy from
 the environment and asks one function for its connections. (aiohttp can pin addresses too, but

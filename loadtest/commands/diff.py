@@ -15,7 +15,7 @@ from penstock.schemas.process.start import Settings, load_settings
 PROGRAM = "penstock bench diff"
 _MORE_IS_BETTER = ("throughput", "goodput", "completed", "fraction_of_limit")
 _LESS_IS_BETTER = ("_ms", "_tokens", "failed", "duration", "_streams", "_s", "_bytes")
-_COUNTS = ("total_input_tokens", "total_output_tokens")  # of the work, neither good nor bad
+_COUNTS = ("total_input_tokens", "total_output_tokens")  # the work's size: not good nor bad
 _NOISE = 0.02  # a smaller difference is not called better or worse
 
 

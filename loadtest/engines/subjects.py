@@ -41,8 +41,8 @@ class Subject:
     settings: dict[str, object] = field(default_factory=dict)
     sampled: bool = False  # slow, so it gets only the first few requests
     is_beside: bool = False  # runs beside a neighbour that takes its share
-    url: str = ""  # of a server that others started
-    port: int | None = None  # of such a server on this machine
+    url: str = ""  # a server that others started
+    port: int | None = None  # the port of such a server on this machine
 
     @property
     def is_ours(self) -> bool:

@@ -150,7 +150,7 @@ async def _begin(http: httpx.AsyncClient, model: str, lines: Sequence[Request]) 
 
 async def _end(http: httpx.AsyncClient, batch: str) -> None:
     """Cancel a batch, and wait until none of its lines is with the engine."""
-    await http.post(f"/v1/batches/{batch}/cancel")  # which is refused where it has ended
+    await http.post(f"/v1/batches/{batch}/cancel")  # refused where it has ended
     async with asyncio.timeout(_BEGIN_S):
         while _ok(await http.get(f"/v1/batches/{batch}"))["status"] in (
             "in_progress",

@@ -35,7 +35,7 @@ from penstock.loadtest.requests.workload import Request, random_requests, varied
 from penstock.schemas.process.start import load_settings, words_of
 
 PROGRAM = "penstock bench flood"
-_LIMITS = ("--requests-per-minute", "600", "--max-stored-bytes", "20000000")  # of who floods
+_LIMITS = ("--requests-per-minute", "600", "--max-stored-bytes", "20000000")  # the flood's quota
 _KEYS_S = 60.0
 _SETTLE_S = 2.0  # after a flood, for what it left
 

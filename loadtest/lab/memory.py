@@ -25,7 +25,7 @@ from penstock.worker.engine.scheduling.scheduler import Scheduler
 from penstock.worker.engine.sequences.sequence import Plan
 
 NUM_JOBS = 500
-MEAN_TOKENS = 600  # of a whole sequence, prompt and completion
+MEAN_TOKENS = 600  # a whole sequence, prompt and completion
 MAX_MODEL_LEN = 2048
 BLOCK_SIZE = 16
 NUM_BLOCKS = 2048

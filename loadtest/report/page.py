@@ -12,7 +12,7 @@ from penstock.loadtest.report.svg import NUM_COLOURS, Curve, number, plot
 
 _PERCENTS = [*np.arange(0, 99, 0.5), *np.arange(99, 100, 0.1), 100.0]
 _NUM_SLOWEST = 10
-_MOST_RATIO = 1000  # of a distribution's ends: what is shorter still is drawn at the left edge
+_MOST_RATIO = 1000  # the longest time to the shortest drawn; shorter ones are at the left edge
 _COLUMNS = (
     ("tokens/s", "output_throughput"),
     ("requests/s", "request_throughput"),

@@ -7,7 +7,7 @@ from itertools import groupby
 from penstock.loadtest.requests.measurement import Measurement, Metric
 
 GOOD = 0.9  # so many of the requests keep the latencies asked for, where a load is called good
-_PASSED = 0.7  # of the knee's power: a load beyond which no better one is looked for
+_PASSED = 0.7  # share of the knee's power: beyond such a load no better one is looked for
 _GREW = 1.05  # less throughput than that for twice the load means that there is no more
 
 

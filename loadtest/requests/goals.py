@@ -1,4 +1,4 @@
-"""Service level objectives: the milliseconds that a good request keeps."""
+"""Service level objectives (SLO) for goodput: the milliseconds that a good request keeps."""
 
 from typing import Annotated, get_args
 

@@ -197,7 +197,7 @@ class _Reader(EventReader):
         self.ended_s = 0.0
         now_s = time.perf_counter()
         self.timeline = Timeline(now_s if begin_s is None else begin_s, 0, sent_s=now_s)
-        self._text = ""  # of an event's chunks before its last, which alone has the event's id
+        self._text = ""  # an event's chunks before its last, which alone has the event's id
 
     def fail(self, error: str) -> None:
         super().fail(error)

@@ -1,4 +1,4 @@
-"""The measurement of one engine on one workload, and the figures that follow from it."""
+"""The measurement of one engine on one workload, and its figures: TTFT, TPOT, ITL, goodput."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -57,7 +57,7 @@ class _Cut(NamedTuple):
     """A place between two events of a log."""
 
     begins: int  # the event that ends here, in tokens
-    num_chars: int  # of text until here
+    num_chars: int  # characters of text until here
     checksum: int | None
 
 

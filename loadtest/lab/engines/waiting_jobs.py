@@ -22,7 +22,7 @@ from penstock.schemas.redis.connection import connect
 
 MODEL, WORKER = "deep", "bench"
 PROMPT = "x" * 100
-NUM_CALLS = 50  # of each kind
+NUM_CALLS = 50  # calls of each kind
 _AT_ONCE = 128
 _LEASE_MS = 3_600_000
 _MOST = 10_000_000
@@ -94,7 +94,7 @@ async def _lane(background: bool = True) -> AsyncIterator["_DeepLane"]:
 class _DeepLane:
     def __init__(self, queue: WorkerQueue, meter: Meter, background: bool) -> None:
         self.meter = meter
-        self.job_ids: list[tuple[str, str]] = []  # of each the tenant
+        self.job_ids: list[tuple[str, str]] = []  # each with its tenant
         self.sweep = queue.sweep
         self._queue = queue
         self._background = background

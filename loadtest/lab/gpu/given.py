@@ -15,7 +15,7 @@ from penstock.kernels.attention.spans import HeadShape, Spans
 TOY = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if TOY else "cuda")
 BLOCK_SIZE = 16
-POOL_BYTES = 2**20 if TOY else 2**31  # of keys and values that repeated calls go through
+POOL_BYTES = 2**20 if TOY else 2**31  # keys and values that repeated calls go through
 _CALLS, _REPLAYS = (1, 1) if TOY else (16, 7)
 LLAMA_8B = HeadShape(32, 8, 128)
 

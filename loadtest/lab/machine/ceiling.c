@@ -28,7 +28,7 @@ typedef float floats __attribute__((vector_size(VECTOR)));
 struct job {
   void (*work)(const struct job *, int thread);
   const char *memory;
-  size_t bytes; /* of each thread */
+  size_t bytes; /* each thread's share */
   int way, passes;
   _Atomic int threads, waiting, rounds;
   double least_s;

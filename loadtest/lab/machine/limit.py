@@ -36,10 +36,10 @@ _WEIGHT_BYTES = {
 class Shape:
     """The sizes of a Llama-like decoder in bfloat16, or with weights of fewer bits."""
 
-    layer_parameters: int  # of all layers
+    layer_parameters: int  # parameters of all layers
     head_parameters: int
     attention_width: int  # heads * head size * layers
-    kv_bytes: int  # of one token
+    kv_bytes: int  # bytes of one token
     quantization: str | None = None
 
 

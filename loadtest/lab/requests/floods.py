@@ -22,7 +22,7 @@ KEY = "PENSTOCK_FLOOD_KEY"
 BEGAN = "began"
 _READERS, _WRITERS, _ASKERS, _NOTIFIERS = 200, 8, 64, 16
 _LOG_TOKENS, _LONG_TOKENS, _PART_BYTES = 500, 1000, 400_000
-_PAUSE_S = 0.05  # of a caller after a refusal, far below what it is told to wait
+_PAUSE_S = 0.05  # pause of a caller after a refusal, far below what it is told to wait
 
 
 class Flood:
