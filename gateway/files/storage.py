@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAME = re.compile(r"[a-z0-9._-]*[a-z2-7]{26}(\.part_[a-z2-7]{26})?")
 RETRY_S = 15  # how long a store that does not answer is asked again, or waited for
 CONNECT_S = 5
-MOST_S = 3600  # the longest request, while bytes of it come
+MOST_S = 3600  # how long a request may take while its bytes come
 PARTS_AT_ONCE = 4  # parts of 5 MiB; each is sent within RETRY_S
 # What the environment says of how a store is reached; options of our own stand in place of it all.
 OF_CLIENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_ca_certificate")

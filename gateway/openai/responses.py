@@ -26,7 +26,7 @@ from penstock.schemas.parsing.source import CallPiece, Found, joined
 from penstock.schemas.wire.markup import CUSTOM_INPUT
 
 SERVICE_TIERS = {"high": "priority", "normal": "default", "batch": "flex"}
-BYTES_A_TOKEN = 64  # a guess at a result's JSON
+BYTES_A_TOKEN = 64  # bytes of a result's JSON, by a guess
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 

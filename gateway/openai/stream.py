@@ -43,7 +43,7 @@ class StreamRenderer(ResumableStream):
         self._tail = b'],"usage":null}\n\n' if form.options.include_usage else b"]}\n\n"
         self._opened: set[int] = set()
         self._closed: set[int] = set()
-        self._prompt_tokens: dict[int, int] = {}  # by prompt that has an answer by now
+        self._prompt_tokens: dict[int, int] = {}  # prompt -> its tokens, once it has an answer
 
     def head(self) -> JsonObject:
         """Return what each chunk begins with."""

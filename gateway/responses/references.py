@@ -16,7 +16,7 @@ from penstock.schemas.errors import InvalidJob
 from penstock.schemas.event import Result
 from penstock.schemas.keys import CONVERSATION_ID, JOB_ID
 
-MOST_SOURCES = 128  # answers that one request refers to: each is read from Redis, whole
+MOST_SOURCES = 128  # jobs and conversations that one request refers to: each is read whole
 _ITEM_ID = re.compile(rf"[a-z]+_(?P<source>{JOB_ID.pattern}|{CONVERSATION_ID.pattern})_[a-z0-9]+")
 _OF_INPUT = "item_"
 

@@ -1,5 +1,6 @@
 
 -- Accounts: what each may use of this lane, and has used: rate limits, budgets, jobs at once.
+-- A rate limit is a window of a minute that begins with its first request, no token bucket.
 --   account:<name>        hash: tenant, weight and limits as last submitted; jobs queued and
 --                         running; the minute's window; why it is blocked
 --   running                 hash: for each tenant its jobs that count as running, but for those of the

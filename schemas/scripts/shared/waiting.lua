@@ -1,6 +1,6 @@
 
--- The jobs that wait, and whose turn it is: weighted fair queueing (WFQ) by virtual time. What a
--- tenant is charged are the tokens that were computed for it.
+-- The jobs that wait, and whose turn it is: weighted fair queueing (WFQ) by virtual time,
+-- without the rounds of DRR. A tenant is charged the tokens that were computed for it.
 --   backlog:<class>:<account>  zset: the account's waiting jobs of a class, by when they are due
 --   waiting:<class>            zset: all of them, by when to look whether they waited too long
 --   fair:<class>               zset: accounts that may be served, by their tenant's virtual time

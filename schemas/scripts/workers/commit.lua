@@ -1,6 +1,6 @@
 -- Log and publish what a step made.
--- A job may be computed twice (at-least-once delivery). Its tokens are logged exactly once: what is
--- not the log's next position, or comes under an older epoch, is refused.
+-- Delivery is at-least-once: a job may be computed twice. Its log is exactly-once: what is not at the
+-- log's next position, or comes under an older epoch, is refused.
 -- ARGV: worker, lease_ms, number of jobs, then for each: job, epoch, prompt (tokens:cached; empty:
 -- not known yet), number of events, and for each event: position, tokens, JSON
 -- Returns the JobSignal of each job: K kept, C cancelled, X deadline, B out of budget (`finish`

@@ -1,6 +1,8 @@
 """The pages name files that exist, and the short ones stay short."""
 
+import ast
 import re
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -55,7 +57,30 @@ def test_a_link_to_nothing_is_seen(tmp_path: Path) -> None:
     assert wrong(page) == ["`schemas/none.py`", "b.md", "#none"]
 
 
-@pytest.mark.parametrize(("name", "most"), [("README.md", 140), ("docs/words.md", 40)])
+def head(path: Path) -> str:
+    """What a file says of itself: its docstring, or the comment that it begins with."""
+    text = path.read_text().lstrip()
+    if path.suffix == ".py":
+        return ast.get_docstring(ast.parse(text)) or ""
+    if path.suffix in (".c", ".h"):
+        return text.partition("*/")[0]
+    return "\n".join(takewhile(re.compile("--|#").match, text.splitlines()))
+
+
+def fields_words() -> list[tuple[str, str]]:
+    """The field's words that are said to be found in a file, each with the file."""
+    rows = (ROOT / "docs" / "words.md").read_text().partition("## The field's words")[2]
+    pairs = re.findall(r"^\| (.+?) \| .+ \| `(.+)` \|$", rows, re.MULTILINE)
+    return [(word, name) for words, name in pairs for word in words.split(", ")]
+
+
+@pytest.mark.parametrize(("word", "name"), fields_words())
+def test_a_search_for_the_fields_word_finds_the_file(word: str, name: str) -> None:
+    lines = head(ROOT / name).splitlines()
+    assert [line for line in lines if re.search(rf"\b{re.escape(word)}", line, re.IGNORECASE)]
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 140), ("docs/words.md", 105)])
 def test_a_short_page_stays_short(name: str, most: int) -> None:
     assert len((ROOT / name).read_text().splitlines()) <= most
 
