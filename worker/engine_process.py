@@ -173,8 +173,8 @@ class EngineLoop:
     def _beat(self) -> None:
         """Send the pulse from a thread beside the loop.
 
-        A step that holds the interpreter stops the pulse too. One that counts what it computes, as
-        that of a long text does, moves.
+        A step that holds the interpreter stops the pulse too. A long step that counts what it
+        computes, as for a long text, is seen to move.
         """
         awake, moved_s, last = TimeAwake(self._pulse_every_s), 0.0, (0.0, 0)
         try:

@@ -39,7 +39,7 @@ class WebPages:
     hosts          names and addresses of the gateway, besides those of loopback; "*.NAME": of all
                    names below that one
     takes_address  any address is taken for the gateway's: nobody but its owner gives it a page
-    takes_host     so is any name
+    takes_host     any name is taken for the gateway's
     origins        where pages may be that ask; "*": anywhere
     """
 

@@ -29,9 +29,9 @@ class _Planned:
 class LogPages:
     """Reads pages of logs for all readers of a process.
 
-    Readers who come in have places apart from those who are behind, and so do not wait for these.
-    A reader who is behind waits for a turn of the loop too. The others of the page before, which
-    is given to all in turns, have the whole of it by then, and wait for the same next page.
+    New readers do not wait for those who are behind: the two have places of their own. A reader who
+    is behind also waits for a turn of the loop. By then all readers of the page before have the
+    whole of it, so all wait for the same next page.
     """
 
     def __init__(self, disk: Sync, patience: Patience, turns: LoopTurns) -> None:

@@ -95,7 +95,7 @@ class Middleware:
     async def _open_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a websocket in, or refuse it. What is asked over it comes here again, as requests.
 
-        A page may open one to any host, and the browser asks nobody: so pages are looked at here.
+        Browsers let a page open one to any host, so the page's origin is checked here.
         """
         headers, app = Headers(scope=scope), self._app
         try:

@@ -1,4 +1,4 @@
-"""The backends of attention: who computes it, and why the others cannot."""
+"""The backends of attention: which ones can compute here, and why the others cannot."""
 
 from typing import Literal
 

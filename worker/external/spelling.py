@@ -1,4 +1,4 @@
-"""The ids of a text that came without any: tokens whose bytes are, one after another, the text's.
+"""Makes ids for a text that came without any: tokens whose bytes, one after another, are the text.
 
 They need not be those that the model drew, but give the same text again.
 """

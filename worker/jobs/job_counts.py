@@ -161,5 +161,5 @@ class ModelCounts:
             tallies["params_max_tokens"].observe(params.max_tokens)
 
     def _observe(self, stat: str, start_ns: int, end_ns: int, trace_id: str | None = None) -> None:
-        """Observe a span, which is 0 where it is of a wall clock that was set back in it."""
+        """Observe a span of the wall clock; it is 0 where the clock was set back meanwhile."""
         self._tallies[stat].observe(max(0, end_ns - start_ns) / NS_PER_S, trace_id)

@@ -1,4 +1,4 @@
-"""The wires between a worker's own processes: frames of plain values over a pair of sockets.
+"""IPC: the wires between a worker's own processes, frames of plain values over a socket pair.
 
 Both ends run the same code and are started together, so the frames are pickles. Nothing that came
 from outside is ever unpickled.
@@ -51,7 +51,7 @@ class ResetPrefixCache:
 class Sleep:
     """Give the model's memory back once nothing is left to do, and wait for Wake.
 
-    Of the I/O process: take no new jobs, and hand back those that still run after `seconds`.
+    The I/O process is to take no new jobs, and to hand back those that still run after `seconds`.
     """
 
     seconds: float = 0.0

@@ -69,9 +69,9 @@ class TextPiece(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Read(msgspec.Struct, frozen=True, gc=False):
-    """Says what some ids became: the text released, and where each of those that count begins.
+    """The text that some ids released, and the place at which each id that is kept begins.
 
-    offsets  in the text of the completion; empty where nobody asks for them
+    offsets  places in the completion's text; empty where nobody asks for them
     """
 
     text: str

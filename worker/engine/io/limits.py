@@ -98,7 +98,7 @@ class EngineLimits:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Return what the engine does, for who asks for something else."""
+        """Return the tasks that the engine does, for the error of a job that asks for another."""
         made = self.pooling.tasks if self.pooling else ()
         return ("generate", *made) if self.generates else made
 

@@ -34,8 +34,8 @@ class AddSequence:
 
     pooling  asks for a vector of the prompt in place of a completion, without its queries
     group    shared by sequences with the same prompt, computed once; "" for one of its own
-    split    where the second of a pair of texts begins in such a prompt; 0: it is one text
-    owner    whose it is: places are shared among the owners, in proportion to their weights
+    split    where the second text of a pair begins in a pooled prompt; 0: it is one text
+    owner    its tenant: places are shared among the owners, in proportion to their weights
     """
 
     seq_id: str

@@ -17,14 +17,14 @@ _LOGITS = 2**24  # how many are there at once
 class PromptScores:
     """The log probabilities of the prompt tokens that follow those of one step.
 
-    They are there of sequences that ask for them. The logits are made of a few tokens at a time,
-    and of none of them is more kept than its row of `PackedLogprobs`.
+    Only sequences that ask for them have some. Logits are computed for a few tokens at a time, and
+    only a row of `PackedLogprobs` is kept of each token's.
     """
 
     def __init__(
         self, plan: Plan, hidden: Tensor, logits_of: Callable[[Tensor], Tensor], vocab_size: int
     ) -> None:
-        """Launch what is to be computed of hidden [tokens, hidden_size], the pass's states."""
+        """Launch the computation from hidden [tokens, hidden_size], the pass's states."""
         self._slices: list[tuple[int, list[int], int, list[Arriving], int]] = []
         size = max(1, _LOGITS // vocab_size)
         ends = plan.counts.cumsum().tolist()

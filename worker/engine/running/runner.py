@@ -39,7 +39,7 @@ class Launched:
     scores: PromptScores | None = None
 
     def only(self, places: Numbers) -> "Launched":
-        """Return it without some sequences, of a plan in which each draws from its only token."""
+        """Return the launched step for some of its sequences, of which each has a single token."""
         (index,) = send([places], self.hidden.device)
         return Launched(self.plan.only(places), self.hidden[index], self.sums, places)
 

@@ -205,7 +205,7 @@ class Sampler:
         return Cuts(cut, self.vocab_size, self.device) if cut else None
 
     def _asking(self, rows: list[tuple[int, SamplerRow]], kind: "_Kind") -> "_Asking | None":
-        """Return the rows that are told of tokens of this kind; None where there are none."""
+        """Return the rows that ask for log probabilities of this kind; None where none does."""
         asking = [(i, row) for i, row in rows if row.tells == kind]
         if not asking:
             return None
@@ -286,11 +286,11 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asking:
-    """The rows that are told log probabilities of one kind.
+    """The rows that ask for log probabilities of one kind.
 
-    places  in the batch; `index` is the same on the device
+    places  their places in the batch; `index` is the same on the device
     ids     [rows, some]  the tokens that a row names, the first again where others name more
-    wanted  how many each is told
+    wanted  how many log probabilities each row asks for
     """
 
     places: list[int]

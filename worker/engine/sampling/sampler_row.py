@@ -69,7 +69,7 @@ class SamplerRow:
 
     @property
     def tells(self) -> Literal["likeliest", "named", "candidates"] | None:
-        """Return of which tokens log probabilities are told; None: of none."""
+        """Return the kind of tokens whose log probabilities are asked for; None where none are."""
         if self.num_candidates:
             return "candidates"
         if self.params.logprobs is None:

@@ -297,7 +297,7 @@ class Scheduler:
         return None
 
     def _enough(self, seq: Sequence, others: list[Sequence]) -> list[Sequence] | None:
-        """Return the first of the others without which there is room for a sequence, or None."""
+        """Return the first of `others` whose blocks and rows are enough for it, or None."""
         needed, unheld = self.pool.num_needed(seq, len(seq.token_ids)), self.pool.num_unheld
         has_row = bool(self._rows)
         for count, other in enumerate(others):

@@ -21,7 +21,7 @@ class Columns:
     stop_ids    [rows, 4]
     is_watched  whether each drawn token needs more work: the sequence has a grammar, asks for log
                 probabilities or an end to repetitions, is a beam, or has more stop ids than fit
-    is_beam     whether it is a beam, of which nobody knows ahead how it goes on
+    is_beam     whether it is a beam: how it goes on is known only after a step
     stay        a new number for each time that a sequence gets a row
     border      the number of computed tokens at which a step ends, so that the state is kept
     """

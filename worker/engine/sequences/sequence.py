@@ -44,7 +44,7 @@ class Sequence:
     awaited     digest of the block, or name of the state, that another sequence computes for it
     borders     the numbers of computed tokens at which its state is kept for others, in order
     group       shared by sequences with the same prompt; "" for one of its own
-    owner       whose it is; the rows are shared among the owners by their weights
+    owner       its tenant; the rows are shared among the owners by their weights
     row         its row in the persistent batch while running
     prompt_logprobs  from its prompt's second token on, as far as they are known; None where
                 nobody asks for them, or they were given
@@ -87,8 +87,8 @@ class Sequence:
     def most_found(self) -> int:
         """Return how many of its tokens may come from the prefix cache.
 
-        The last one may not, since the next is drawn from its logits, nor those whose logits a
-        prompt's log probabilities are still to be made of.
+        Those must be computed whose logits are needed: the last one, from which the next token is
+        drawn, and the prompt's where log probabilities of the prompt are asked for.
         """
         last = len(self.token_ids) - 1
         return last if self.prompt_logprobs is None else min(last, len(self.prompt_logprobs))

@@ -1,4 +1,4 @@
-"""Gemma: norms whose weights lack one, a scaled embedding and, later, norms on both sides."""
+"""Gemma: norms whose weights are stored less 1, a scaled embedding; later norms on both sides."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""GLM: half of a head is turned, number by number; GLM-4 has norms on both sides."""
+"""GLM: RoPE on half of a head, interleaved; GLM-4 has norms on both sides."""
 
 from penstock.worker.models.families.architecture import (
     AttentionConfig,

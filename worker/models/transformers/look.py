@@ -91,7 +91,7 @@ class Look:
         return value.repeat_interleave(shape.group, 1).transpose(1, 2)  # all that a token sees
 
     def _noted(self, mask: Tensor) -> int | None:
-        """Return the window of a mask that `note_mask` gave a number, which its width is."""
+        """Return the window of a mask, whose width is the number that `note_mask` gave it."""
         number = mask.shape[-1] - 1
         is_noted = mask.numel() == number + 1 and number < len(self._masks)
         if not is_noted or (mask.device.type != "meta" and bool(mask.any())):

@@ -1,4 +1,4 @@
-"""The look at a module of transformers: what its layers ask of attention, and what they keep."""
+"""Inspects a module of transformers: what its layers ask of attention, and what they keep."""
 
 import inspect
 from dataclasses import dataclass
