@@ -17,7 +17,11 @@ from house.names import unclear
 from house.sources import Place, tree_of
 from paths import ROOT
 
-MAX_FILES = 16  # of a folder
+MAX_FILES = 16  # in a folder
+# A comment beside code that does not say what it is about.
+BARE = re.compile(
+    r"\S  # ((?:of|that|those|which|whose|(?:at|by|for|from|in|on|to|with) (?:those|which)) .*)"
+)
 # Folders that nobody reads from top to bottom: a file of theirs is found by the name in a failure.
 LARGE_FOLDERS = {
     ROOT / "tests/compute/models": "one file for each way of computing",
@@ -49,6 +53,7 @@ LIMITS = {
     "folders of over 16 files": Limit(0, 0),
     "most files in a folder": Limit(16, 16),
     "unclear names, percent": Limit(11, 0.5),
+    "comments without a noun": Limit(0, 0),
     "circles": Limit(0, 0),
     "doubled class names": Limit(0, 0),
     "uses of Any": Limit(151, 60),
@@ -83,6 +88,12 @@ def static_counts(paths: Sequence[Path]) -> dict[str, Count]:
         ),
         "most files in a folder": Count(max(_folder_sizes(paths).values())),
         "unclear names, percent": Count(100 * len(names) / num_bindings, names),
+        "comments without a noun": _count(
+            Place(path, number, bare[1])
+            for path in paths
+            for number, line in enumerate(path.read_text().splitlines(), 1)
+            if (bare := BARE.search(line))
+        ),
         "circles": _count(
             Place(ROOT / circle[0].replace(".", "/"), 1, " <- ".join(circle))
             for circle in circles(paths)

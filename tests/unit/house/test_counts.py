@@ -73,7 +73,7 @@ def test_what_the_limits_forbid_is_counted(tmp_path: Path, monkeypatch: pytest.M
         + fork * 5
         + "        length += 1\n" * 60
         + "        return cast(int, length)\n",
-        "longer": "size = 1\n" * 401,
+        "longer": "size = 1  # of a row\n" + "size = 1  # bytes of a row\n" * 400,
     }
     for name, text in files.items():
         (room / f"{name}.py").write_text(text)
@@ -82,6 +82,7 @@ def test_what_the_limits_forbid_is_counted(tmp_path: Path, monkeypatch: pytest.M
         "folders of over 16 files": 1,
         "most files in a folder": 17,
         "unclear names, percent": 0,
+        "comments without a noun": 1,
         "circles": 1,
         "doubled class names": 2,
         "uses of Any": 1,
