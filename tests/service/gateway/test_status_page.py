@@ -17,13 +17,13 @@ from worker_process import WorkerProcess
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def fake_server() -> Iterator[Server]:
     with Server() as server, WorkerProcess(server.url).ready():
         yield server
 
 
-def test_the_page_is_open_and_loads_nothing_from_elsewhere(server: Server) -> None:
-    with GatewayProcess(server.url, "--api-key", "k" * 40) as gateway:
+def test_the_page_is_open_and_loads_nothing_from_elsewhere(fake_server: Server) -> None:
+    with GatewayProcess(fake_server.url, "--api-key", "k" * 40) as gateway:
         for path, kind in [
             ("/", "html"),
             ("/page/page.css", "css"),
@@ -37,8 +37,8 @@ def test_the_page_is_open_and_loads_nothing_from_elsewhere(server: Server) -> No
             assert httpx.get(gateway.url + path).status_code == 401
 
 
-def test_it_tells_what_runs(server: Server) -> None:
-    with GatewayProcess(server.url) as gateway:
+def test_it_tells_what_runs(fake_server: Server) -> None:
+    with GatewayProcess(fake_server.url) as gateway:
         body = {"model": "fake", "prompt": "x", "max_tokens": 30, "ignore_eos": True}
         asked = httpx.post(
             f"{gateway.url}/v1/completions", json=body | {"stream": True}, timeout=60
@@ -106,8 +106,8 @@ def test_a_caller_sees_its_own_jobs_and_accounts_and_an_operator_all_accounts() 
             assert (bad.status_code, bad.json()["error"]["param"]) == (400, "limit")
 
 
-def test_its_stream_ends_when_the_gateway_stops(server: Server) -> None:
-    with GatewayProcess(server.url) as gateway:
+def test_its_stream_ends_when_the_gateway_stops(fake_server: Server) -> None:
+    with GatewayProcess(fake_server.url) as gateway:
         with httpx.stream("GET", f"{gateway.url}/v1/status/events", timeout=30) as stream:
             lines = stream.iter_lines()
             first = json.loads(next(lines).removeprefix("data: "))
@@ -120,8 +120,8 @@ def test_its_stream_ends_when_the_gateway_stops(server: Server) -> None:
     assert time.monotonic() - began_s < 20  # of the 30 s that a job's stream may go on
 
 
-def test_top_shows_the_same_in_a_terminal(server: Server) -> None:
-    command = [sys.executable, "-m", "penstock.compose.cli", "top", "--redis-url", server.url]
+def test_top_shows_the_same_in_a_terminal(fake_server: Server) -> None:
+    command = [sys.executable, "-m", "penstock.compose.cli", "top", "--redis-url", fake_server.url]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
     assert re.search(r"^fake +1 +0 +0 +\d+ +0 +0 +0$", shown, re.MULTILINE), shown
     assert re.search(r"^\S+ +fake +serving +0 of \d+ +0 +0% +- +0$", shown, re.MULTILINE), shown

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def disk_server(tmp_path: Path) -> Iterator[Server]:
     with Server(folder=tmp_path / "redis") as server:
         yield server
 
@@ -66,7 +66,7 @@ async def is_pending(task: asyncio.Task[T]) -> bool:
     return not done
 
 
-def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -> None:
+def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(disk_server: Server) -> None:
     async def test(client: QueueClient, queue: WorkerQueue) -> None:
         job_id = await client.enqueue("x", model=MODEL, background=True)
         taken = await started(queue)
@@ -94,10 +94,10 @@ def test_nothing_is_accepted_or_shown_before_it_is_on_the_disk(server: Server) -
         assert (await accepting).startswith("job_")
         assert await ending is not None
 
-    over(server, test)
+    over(disk_server, test)
 
 
-def test_what_was_not_known_to_be_on_the_disk_is_asked_for_again(server: Server) -> None:
+def test_what_was_not_known_to_be_on_the_disk_is_asked_for_again(disk_server: Server) -> None:
     async def test(client: QueueClient, queue: WorkerQueue) -> None:
         job_id = await client.enqueue("x", model=MODEL, background=True)
         taken = await started(queue)
@@ -121,10 +121,10 @@ def test_what_was_not_known_to_be_on_the_disk_is_asked_for_again(server: Server)
         await reading
         assert shown[:-1] == made
 
-    over(server, test)
+    over(disk_server, test)
 
 
-def test_an_end_is_not_told_before_it_is_on_the_disk(server: Server) -> None:
+def test_an_end_is_not_told_before_it_is_on_the_disk(disk_server: Server) -> None:
     """Neither a cancelled job nor an erased one comes back, nor one that somebody heard ended."""
 
     async def test(client: QueueClient, queue: WorkerQueue) -> None:
@@ -159,15 +159,15 @@ def test_an_end_is_not_told_before_it_is_on_the_disk(server: Server) -> None:
         assert [ended.job for ended in told] == [noted.job_id]
         sync.close()
 
-    over(server, test)
+    over(disk_server, test)
 
 
 @pytest.mark.slow
-def test_over_http_what_was_answered_is_not_taken_back(server: Server) -> None:
+def test_over_http_what_was_answered_is_not_taken_back(disk_server: Server) -> None:
     """A gateway's process: a power loss takes what it did not answer, and nothing else."""
     jobs, body = "/v1/jobs", {"model": MODEL, "prompt": "x"}
     with (
-        GatewayProcess(server.url, "--durability", "fsync") as gateway,
+        GatewayProcess(disk_server.url, "--durability", "fsync") as gateway,
         httpx.Client(base_url=gateway.url, timeout=60) as http,
     ):
 
@@ -175,14 +175,14 @@ def test_over_http_what_was_answered_is_not_taken_back(server: Server) -> None:
             async def change(client: QueueClient, queue: WorkerQueue) -> None:
                 await disk(queue, takes)
 
-            over(server, change)
+            over(disk_server, change)
 
         taking("everysec")
         made = [http.post(jobs, json=body).json()["id"] for _ in range(4)]
         kept, spared, cancelled, erased = made
         assert http.post(f"{jobs}/{cancelled}/cancel").status_code == 200
         assert http.delete(f"{jobs}/{erased}").is_success
-        size = file_of(server).stat().st_size
+        size = file_of(disk_server).stat().st_size
         taking("no")
         with ThreadPoolExecutor(3) as callers:  # all wait for the disk, for as long as anybody may
             asked = [
@@ -193,16 +193,18 @@ def test_over_http_what_was_answered_is_not_taken_back(server: Server) -> None:
             refusals = [each.result() for each in asked]
         assert {each.status_code for each in refusals} == {503}
         assert {each.headers["x-should-retry"] for each in refusals} == {"true"}
-        server.kill()
-        os.truncate(file_of(server), size)
-        server.start()
+        disk_server.kill()
+        os.truncate(file_of(disk_server), size)
+        disk_server.start()
         eventually(lambda: http.get("/health/live").is_success)
         states = [http.get(f"{jobs}/{each}") for each in made]
         assert [each.status_code for each in states] == [200, 200, 200, 404]
         assert [each.json()["state"] for each in states[:3]] == ["ready", "ready", "cancelled"]
 
 
-def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(server: Server) -> None:
+def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(
+    disk_server: Server,
+) -> None:
     async def test(client: QueueClient, queue: WorkerQueue) -> None:
         await client.models()
         await disk(queue, "no")
@@ -213,10 +215,10 @@ def test_a_disk_that_takes_too_long_is_an_error_that_may_be_tried_again(server: 
         await client.enqueue("x", model=MODEL, background=True, idempotency_key="k")
         assert (await queue.counts()).num_queued == 1
 
-    over(server, test)
+    over(disk_server, test)
 
 
-def test_one_wait_serves_all_who_came_meanwhile(server: Server) -> None:
+def test_one_wait_serves_all_who_came_meanwhile(disk_server: Server) -> None:
     async def test(client: QueueClient, queue: WorkerQueue) -> None:
         await asyncio.gather(
             *(client.enqueue("x", model=MODEL, background=True) for _ in range(200))
@@ -224,14 +226,14 @@ def test_one_wait_serves_all_who_came_meanwhile(server: Server) -> None:
         stats = await plain(queue.connection.redis).info("commandstats")
         assert 1 <= stats["cmdstat_waitaof"]["calls"] <= 100
 
-    over(server, test)
+    over(disk_server, test)
 
 
-def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server) -> None:
+def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(disk_server: Server) -> None:
     """Power loss: the file ends where it was written through last."""
 
     async def before(client: QueueClient, queue: WorkerQueue) -> None:
-        async with QueueClient.from_url(server.url) as hasty:
+        async with QueueClient.from_url(disk_server.url) as hasty:
             await client.models()
             kept_id = await client.enqueue("kept", model=MODEL, background=True)
             taken = await started(queue)
@@ -239,15 +241,15 @@ def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server)
             await queue.commit("w", [Commit(kept_id, taken.epoch, made[:2])])
             events = client.stream(kept_id)
             seen.extend([await anext(events), await anext(events)])
-            size = file_of(server).stat().st_size
+            size = file_of(disk_server).stat().st_size
             await disk(queue, "no")
             await queue.commit("w", [Commit(kept_id, taken.epoch, made[2:])])
             lost_id = await hasty.enqueue("lost", model=MODEL, background=True)
             await events.aclose()
             ids.extend([kept_id, lost_id])
-        server.kill()
-        os.truncate(file_of(server), size)
-        server.start()
+        disk_server.kill()
+        os.truncate(file_of(disk_server), size)
+        disk_server.start()
 
     async def after(client: QueueClient, queue: WorkerQueue) -> None:
         kept_id, lost_id = ids
@@ -265,17 +267,17 @@ def test_with_the_tail_of_the_file_what_was_promised_is_not_lost(server: Server)
 
     ids: list[str] = []
     seen: list[Event] = []
-    over(server, before)
-    over(server, after)
+    over(disk_server, before)
+    over(disk_server, after)
 
 
-def test_a_server_that_was_away_in_between_is_not_taken_at_its_word(server: Server) -> None:
+def test_a_server_that_was_away_in_between_is_not_taken_at_its_word(disk_server: Server) -> None:
     async def test(client: QueueClient, queue: WorkerQueue) -> None:
         sync = GroupSync(client.redis)
         mark = await sync.begin(LANE.prefix)
         await sync.wait(mark)
-        server.kill()
-        server.start()
+        disk_server.kill()
+        disk_server.start()
         with pytest.raises(QueueUnreachable):
             await sync.wait(mark)
         again = await sync.begin(LANE.prefix)
@@ -283,4 +285,4 @@ def test_a_server_that_was_away_in_between_is_not_taken_at_its_word(server: Serv
         await sync.wait(again)
         sync.close()
 
-    over(server, test)
+    over(disk_server, test)

@@ -21,7 +21,7 @@ LET_GO_S = 2.0  # ten times what it may take where nothing else runs
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def disk_server(tmp_path: Path) -> Iterator[Server]:
     """With its append-only file, which is written through: a kill loses nothing."""
     with Server(folder=tmp_path / "redis", options={"appendfsync": "always"}) as server:
         yield server
@@ -34,7 +34,7 @@ async def now_ms(client: QueueClient) -> int:
 
 
 @pytest.mark.slow
-def test_a_delayed_job_begins_on_time_though_redis_and_all_else_are_started_again(server):
+def test_a_delayed_job_begins_on_time_though_redis_and_all_else_are_started_again(disk_server):
     times: dict[str, int] = {}
     ids: dict[str, str] = {}
 
@@ -54,23 +54,23 @@ def test_a_delayed_job_begins_on_time_though_redis_and_all_else_are_started_agai
         assert times["due"] <= began_ms < max(times["due"], times["ready"]) + 1000
         assert (await client.status(ids["later"])).reason == "delayed"
 
-    with WorkerProcess(server.url) as worker:
+    with WorkerProcess(disk_server.url) as worker:
         worker.ready()
-        ask(server.url, submit)
+        ask(disk_server.url, submit)
         worker.kill()
-    server.kill()
-    server.start()
-    with WorkerProcess(server.url) as worker:
+    disk_server.kill()
+    disk_server.start()
+    with WorkerProcess(disk_server.url) as worker:
         worker.ready()
-        ask(server.url, wait)
+        ask(disk_server.url, wait)
 
 
 @pytest.mark.parametrize("is_told_twice", [True, False])
-def test_a_worker_whose_time_is_up_lets_go_of_all_its_jobs_at_once(server, is_told_twice):
+def test_a_worker_whose_time_is_up_lets_go_of_all_its_jobs_at_once(disk_server, is_told_twice):
     """Its time to drain, or at its second SIGTERM."""
     drain_s = 600 if is_told_twice else 1
     flags = ("--drain-s", str(drain_s), "--fake-step-ms", "10", "--max-num-seqs", "64")
-    with WorkerProcess(server.url, "fake", *flags) as worker:
+    with WorkerProcess(disk_server.url, "fake", *flags) as worker:
         worker.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -94,15 +94,15 @@ def test_a_worker_whose_time_is_up_lets_go_of_all_its_jobs_at_once(server, is_to
             assert counts.num_running == 0
             assert await asyncio.to_thread(worker.process.wait, 100) == 0
 
-        ask(server.url, asks)
+        ask(disk_server.url, asks)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step_ms, most, slack", [(10, 64, 40), (100, 20, 10)])
-def test_while_redis_is_away_no_more_is_decoded_than_is_promised(server, step_ms, most, slack):
+def test_while_redis_is_away_no_more_is_decoded_than_is_promised(disk_server, step_ms, most, slack):
     """Sixty-four tokens, or those of two seconds; counted as the log has them in the end."""
     flags = ("--fake-step-ms", str(step_ms), "--lease-ttl-ms", "60000")
-    with Proxy(server.port) as proxy, WorkerProcess(proxy.url, "fake", *flags) as worker:
+    with Proxy(disk_server.port) as proxy, WorkerProcess(proxy.url, "fake", *flags) as worker:
         worker.ready()
 
         async def asks(client: QueueClient) -> None:
@@ -122,4 +122,4 @@ def test_while_redis_is_away_no_more_is_decoded_than_is_promised(server, step_ms
             print(f"{away} tokens were decoded while Redis was away")
             assert most / 4 < away <= most + slack
 
-        ask(server.url, asks)
+        ask(disk_server.url, asks)
