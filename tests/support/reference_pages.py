@@ -1,5 +1,6 @@
 """The pages that are made of the code, and a file of the chart; run as a program it writes them."""
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ COMMANDS: dict[str, type[Settings]] = {
     "housekeeping": housekeeping.HousekeepingSettings,
     "up": LocalSettings,
 }
+ROOMS = ("schemas", "worker", "gateway", "compose", "loadtest")
 WIDTH = 118
 INHERITED = list(Settings.model_fields)
 RELOADABLE = {
@@ -87,6 +89,39 @@ def _default(field: FieldInfo) -> str:
 
 def _told(field: FieldInfo) -> str:
     return (field.description or "").replace("|", "\\|")
+
+
+def every_setting() -> str:
+    """A module that a process reads without pydantic, and without the commands of the settings."""
+    names = fill(" ".join(sorted(_setting_names())), 100)
+    doc = "The names of all settings, made of the code by `tests/support/reference_pages.py`."
+    return f'"""{doc}"""\n\nSETTINGS = """\n{names}\n"""\n'
+
+
+def _setting_names() -> set[str]:
+    """The fields of each class that is made from `Settings`, and of what else it is made of."""
+    paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    bases = {name: {ast.unparse(base) for base in classes[name].bases} for name in classes}
+    of_commands = {"Settings"}
+    while below := {name for name in classes if bases[name] & of_commands} - of_commands:
+        of_commands |= below
+    while (
+        above := {base for name in of_commands for base in bases[name] & classes.keys()}
+        - of_commands
+    ):
+        of_commands |= above
+    return {name for each in of_commands for name in map(_setting_name, classes[each].body)} - {""}
+
+
+def _setting_name(node: ast.stmt) -> str:
+    """The name by which a setting is given; empty: it is none."""
+    if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
+        return ""
+    given = node.value.keywords if isinstance(node.value, ast.Call) else []
+    alias = [ast.literal_eval(each.value) for each in given if each.arg == "alias"]
+    return str(alias[0]) if alias else ast.unparse(node.target)
 
 
 def metrics_page() -> str:
@@ -176,6 +211,7 @@ def _engines_table() -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "docs/settings.md": settings_page,
+    "schemas/process/every_setting.py": every_setting,
     "docs/engines.md": engines_page,
     "docs/metrics.md": metrics_page,
     "compose/chart/files/users.acl": chart_users,

@@ -1,18 +1,14 @@
 """What a command is told, in whatever way: it has its effect, or is refused by name."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from paths import ROOT
 from penstock.compose.cli import main
 from penstock.gateway.commands.keys import ListKeys
-from penstock.schemas.process.setting_names import NAMES, unknown_variables
-
-ROOMS = ("schemas", "worker", "gateway", "compose", "loadtest")
+from penstock.schemas.process.setting_names import unknown_variables
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
@@ -22,31 +18,6 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     said = capsys.readouterr()
     assert (ended.value.code, said.out) == (2, "")
     return said.err.splitlines()
-
-
-def fields() -> set[str]:
-    """Of every class that is made from `Settings`, by what the code says."""
-    paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
-    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text()))]
-    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-    known, size = {"Settings"}, 0
-    while size < len(known):
-        size = len(known)
-        known |= {each.name for each in classes if known & {ast.unparse(b) for b in each.bases}}
-    return {name for each in classes if each.name in known for name in map(field, each.body)} - {""}
-
-
-def field(node: ast.stmt) -> str:
-    """The name by which a setting is given; empty: it is none."""
-    if not isinstance(node, ast.AnnAssign) or "ClassVar" in ast.unparse(node.annotation):
-        return ""
-    given = node.value.keywords if isinstance(node.value, ast.Call) else []
-    alias = [ast.literal_eval(each.value) for each in given if each.arg == "alias"]
-    return str(alias[0]) if alias else ast.unparse(node.target)
-
-
-def test_the_list_of_settings_is_that_of_all_commands() -> None:
-    assert fields() == NAMES, fields() ^ NAMES
 
 
 @pytest.mark.parametrize("command", ["gateway", "worker --model fake", "up", "keys list"])
