@@ -6,16 +6,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import prod
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BeforeValidator, ByteSize, Field, JsonValue
-from pydantic_settings import NoDecode
+from pydantic import ByteSize, Field, JsonValue
 from rich.console import Console
 from rich.table import Table
 
 from penstock.schemas.counted import counted
 from penstock.schemas.errors import InvalidJob, PenstockError
-from penstock.schemas.process.start import Settings, load_settings, object_of
+from penstock.schemas.process.start import FromJson, Settings, load_settings
+from penstock.worker.layers.choices import Dtype, KvCacheDtype, ModelImpl, Quantization
 
 PROGRAM = "penstock plan"
 GIB = 2**30
@@ -33,20 +33,12 @@ class PlanSettings(Settings):
     memory: ByteSize | None = Field(
         None, description="of it, as 80GiB; none: this machine's, and a GPU's must be given"
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and cache; auto: the checkpoint's own"
-    )
-    quantization: Literal["int8", "int4_g64", "int4_g128", "fp8"] | None = Field(
-        None, description="bits of the weights' numbers"
-    )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
-        "auto", description="as the worker's"
-    )
-    model_impl: Literal["auto", "native", "transformers"] = Field(
-        "auto", description="as the worker's"
-    )
+    dtype: Dtype = Field("auto", description="of weights and cache; auto: the checkpoint's own")
+    quantization: Quantization | None = Field(None, description="bits of the weights' numbers")
+    kv_cache_dtype: KvCacheDtype = Field("auto", description="as the worker's")
+    model_impl: ModelImpl = Field("auto", description="as the worker's")
     trust_remote_code: bool = Field(False, description="as the worker's")
-    hf_overrides: Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)] = Field(
+    hf_overrides: FromJson[dict[str, JsonValue]] = Field(
         default_factory=dict, description="JSON: fields of config.json that are to be others"
     )
     max_model_len: int | None = Field(None, ge=1, description="as the worker's")
@@ -158,7 +150,7 @@ def plan_of(settings: PlanSettings) -> MemoryPlan:
     if settings.device == "cuda" and settings.kv_cache_memory_bytes is None:
         budget = max(0, int(memory * settings.gpu_memory_utilization) - weight_bytes)
     config = EngineConfig(
-        folder,
+        model=folder,
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         kv_cache_memory_bytes=budget,

@@ -18,6 +18,7 @@ from penstock.schemas.process.exit_status import NEVER_STARTS
 from penstock.schemas.process.parent import end_with_parent
 from penstock.schemas.process.start import keep_what_is_loaded, write_log_to_stderr
 from penstock.schemas.process.time_awake import TimeAwake
+from penstock.worker.engine.io.config import KvEventsConfig
 from penstock.worker.engine.io.messages import AddSequence, Load, Output
 from penstock.worker.engine_loader import AnyEngine
 from penstock.worker.process.black_box import Recorder, leave_stacks
@@ -38,7 +39,7 @@ from penstock.worker.process.ipc import (
     receive_text,
 )
 from penstock.worker.process.log import log
-from penstock.worker.process.settings import KvEventsConfig, WorkerSettings, pulse_every_s
+from penstock.worker.process.settings import WorkerSettings, pulse_every_s
 from penstock.worker.sleeper import SleepingEngine, sleeping_engine
 
 _STATS_EVERY_S = 0.05  # counting blocks at each step would cost the loop

@@ -27,10 +27,10 @@ from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.layers.arithmetic import AS_IT_IS
+from penstock.worker.layers.choices import ModelImpl
 from penstock.worker.layers.experts import ExpertChoice, Experts, Router
 from penstock.worker.layers.linear import linear
 from penstock.worker.layers.mlp import MLP
-from penstock.worker.models.contract.spec import ModelImpl
 
 AT_ONCE = (64, 8, 1)
 EXPERTS = ((576, 192), (1024, 256), (2048, 768))  # hidden size, width of one
@@ -101,7 +101,7 @@ def _impls(family: str, shape: dict[str, Any]) -> Table:
 def _engine(folder: Path, impl: ModelImpl) -> Engine:
     return build_engine(
         EngineConfig(
-            folder,
+            model=folder,
             dtype="bfloat16",
             device="cpu",
             model_impl=impl,

@@ -29,8 +29,8 @@ from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.engine import Engine
 from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.engine.running.runner import ModelRunner
-from penstock.worker.layers.arithmetic import Quantization
 from penstock.worker.layers.batch import Batch
+from penstock.worker.layers.choices import Quantization
 from penstock.worker.models.native.decoder import Decoder
 from penstock.worker.process.model_folder import model_folder
 
@@ -151,7 +151,7 @@ def _measure(folder: Path, samples: Sequence[Sample]) -> dict[Quantization | Non
 def engine_of(folder: Path, quantization: Quantization | None) -> Engine:
     return build_engine(
         EngineConfig(
-            folder,
+            model=folder,
             dtype="bfloat16",
             device="cpu",
             quantization=quantization,

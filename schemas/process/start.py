@@ -13,14 +13,15 @@ from collections.abc import Container, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     CliApp,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -40,6 +41,7 @@ from penstock.schemas.redis.url import shown
 
 LOG_FIELDS = ("job", "trace_id")
 S = TypeVar("S", bound="Settings")
+T = TypeVar("T")
 _Failure = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -275,6 +277,9 @@ def object_of(given: object) -> object:
         return json.loads(given)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
+
+
+FromJson = Annotated[T, NoDecode, BeforeValidator(object_of)]
 
 
 def write_log_to_stderr(

@@ -210,7 +210,7 @@ class Played:
     def __init__(self, path: Path, **settings: Any) -> None:
         given = {"dtype": "float32", "max_num_batched_tokens": 13, "num_gpu_blocks_override": 9}
         self.engine: Engine = build_engine(
-            EngineConfig(path, **given | {"max_model_len": 128} | settings)
+            EngineConfig(model=path, **given | {"max_model_len": 128} | settings)
         )
         self.made: dict[str, list[Logprob]] = {}
         params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logprobs=20)

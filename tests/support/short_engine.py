@@ -14,4 +14,4 @@ def make_engine(folder: Path, **changes: object) -> Engine:
         "max_num_seqs": 24,
         "max_num_batched_tokens": 40,
     }
-    return build_engine(EngineConfig(folder, **(settings | changes)))
+    return build_engine(EngineConfig(model=folder, **(settings | changes)))

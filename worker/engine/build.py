@@ -115,6 +115,7 @@ def _captures(config: EngineConfig, model: Model, device: torch.device) -> bool:
 
 def spec_of(config: EngineConfig, device: torch.device) -> ModelSpec:
     """Return the model of an engine, on a device."""
+    assert config.load_format != "fake"
     return ModelSpec(
         config.model,
         config.model_impl,

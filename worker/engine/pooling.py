@@ -193,7 +193,7 @@ class PoolingEngine:
 def build_pooling_engine(config: EngineConfig) -> PoolingEngine:
     """Build the engine of a folder's model. Raises a PenstockError or a ModelError."""
     device = take_device(config)
-    model = load_pooling_model(spec_of(config, device), config.pooler)
+    model = load_pooling_model(spec_of(config, device), config.pooler_config)
     length = config.max_model_len or model.max_model_len
     refuse_longer(length, model.max_model_len)
     step_tokens = config.max_num_batched_tokens or _step_tokens(model, device)

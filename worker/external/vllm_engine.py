@@ -17,13 +17,15 @@ from penstock.schemas.errors import InvalidJob, PenstockError, StreamDiverged
 from penstock.schemas.event import FinishReason
 from penstock.schemas.params.sampling import SamplingParams
 from penstock.worker.engine.cache.block_changes import BlockChanges
+from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.engine.io.limits import EngineLimits
 from penstock.worker.engine.io.messages import AddSequence, Load, Logprob, Output, PlanRow, Stats
+from penstock.worker.engine.io.setting_facts import Obeyed, facts, unusual
 from penstock.worker.external.continuation import Continuation, Diverged
 from penstock.worker.external.shape import model_shape
 from penstock.worker.process.loading import loading
 from penstock.worker.process.log import log
-from penstock.worker.process.settings import OF_VLLM, WorkerSettings
+from penstock.worker.process.settings import WorkerSettings
 
 _SAME = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -42,8 +44,8 @@ UNSUPPORTED = frozenset(
 )  # fmt: skip
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 # Settings that are vLLM's arguments too, given where they are not as usual.
-_PASSED_ON = (*sorted(OF_VLLM), "max_model_len")
-_OF_SETTINGS = frozenset((*_PASSED_ON, "model", "tokenizer", "max_num_seqs"))
+PASSED_ON = frozenset(name for name, obeyed in facts(EngineConfig, Obeyed).items() if obeyed.vllm)
+_OF_SETTINGS = PASSED_ON | {"model", "tokenizer"}
 
 
 class ToldLogprob(Protocol):
@@ -350,18 +352,11 @@ def _arguments(settings: WorkerSettings, folder: str, known: frozenset[str]) -> 
             near = ", ".join(get_close_matches(name, known, 2)) or "nothing that is near"
             why = f"engine_args: {name!r} is no argument of vLLM's engine; it has {near}"
             raise InvalidJob(why, "engine_args")
-    fields = WorkerSettings.model_fields
-    given = {name: getattr(settings, name) for name in _PASSED_ON}
-    changed = {
-        name: value
-        for name, value in given.items()
-        if value != fields[name].get_default(call_default_factory=True)
-    }
     return {
         "model": folder,
         "max_num_seqs": settings.max_num_seqs,
         "scheduling_policy": "priority",
-        **changed,
+        **{name: value for name, value in unusual(settings).items() if name in PASSED_ON},
         **({"tokenizer": str(settings.tokenizer_folder())} if settings.tokenizer else {}),
         **settings.engine_args,
     }

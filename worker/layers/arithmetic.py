@@ -1,14 +1,12 @@
 """The arithmetic of a model's matrix products and of its attention."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from penstock.kernels.attention.backends import Backend, backends, told
 from penstock.kernels.linear.panel_linear import PACKINGS, Packing
+from penstock.worker.layers.choices import Quantization
 
-__all__ = ["AS_IT_IS", "Arithmetic", "Backend", "Quantization", "backends", "told"]
-
-Quantization = Literal["int8", "int4_g64", "int4_g128", "fp8"]
+__all__ = ["AS_IT_IS", "Arithmetic", "Backend", "backends", "told"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock.worker.engine.io.setting_facts import ChangesTokens, facts, unusual
 from penstock.worker.process.loading import loading
 from penstock.worker.process.model_folder import given_template
 from penstock.worker.process.sampling_defaults import load_generation
 from penstock.worker.process.settings import WorkerSettings
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
-_BLOCK_SIZE = 16  # the usual one, which leaves the digest as it is
+_NUM_ALWAYS = 4  # the first settings are in each digest, by their values alone
+GENERATION = 13  # the place of the defaults of sampling, which are of several settings and a file
 _NUM_PLACES = 64  # evenly spread over a file
 _PLACE_BYTES = 64 * 1024
 _TENSOR_BYTES = 4096  # from the middle of each tensor
@@ -55,43 +57,23 @@ def fingerprint(settings: WorkerSettings) -> str:
 def _computed(settings: WorkerSettings) -> tuple[object, ...]:
     """Return how the model is computed and drawn from.
 
-    A field of `others` counts only where it is not as usual: its usual value leaves the digest as
-    it is without the field.
+    Settings after the first few count only where they are not as usual: a usual value leaves the
+    digest as it is without the setting.
     """
-    usual = settings.load_format, settings.dtype, settings.deterministic, settings.quantization
-    others = {
-        "model_impl": settings.model_impl,
-        "engine": settings.engine,
-        "engine_model": settings.engine_model,
-        "engine_args": settings.engine_args,
-        "hf_overrides": settings.hf_overrides,
+    places = {fact.place: name for name, fact in facts(type(settings), ChangesTokens).items()}
+    forms = {
         "kv_cache_dtype": settings.kv_cache_dtype.removesuffix("_e4m3"),
-        "attention_backend": settings.attention_backend,
-        "runner": settings.runner,
         "pooler_config": settings.pooler_config.model_dump(exclude_defaults=True),
-        "generation": dict(load_generation(settings).defaults),
         "chat_template": given_template(settings.chat_template),
-        "chat_template_content_format": settings.chat_template_content_format,
-        # It groups the sums of attention, which counts where bits are promised.
-        "block_size": settings.block_size if settings.deterministic else _BLOCK_SIZE,
     }
-    known: dict[str, object] = {
-        "model_impl": "auto",
-        "engine": "native",
-        "engine_model": None,
-        "engine_args": {},
-        "hf_overrides": {},
-        "kv_cache_dtype": "auto",
-        "attention_backend": "auto",
-        "runner": "auto",
-        "pooler_config": {},
-        "generation": {},
-        "chat_template": None,
-        "chat_template_content_format": "auto",
-        "block_size": _BLOCK_SIZE,
-    }
-    told = {name: json.dumps(each, sort_keys=True) for name, each in others.items()}
-    return (*usual, *(item for item in told.items() if others[item[0]] != known[item[0]]))
+    values = {name: forms.get(name, value) for name, value in unusual(settings).items()}
+    if not settings.deterministic:  # blocks group the sums of attention, in their last bits
+        values.pop("block_size", None)
+    if defaults := dict(load_generation(settings).defaults):
+        places[GENERATION], values["generation"] = "generation", defaults
+    always = [getattr(settings, places.pop(place)) for place in range(_NUM_ALWAYS)]
+    others = [name for _, name in sorted(places.items()) if name in values]
+    return (*always, *((name, json.dumps(values[name], sort_keys=True)) for name in others))
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     JsonValue,
     ValidationInfo,
@@ -20,66 +18,19 @@ from pydantic_settings import CliSuppress, NoDecode
 from penstock.schemas.keys import Lane
 from penstock.schemas.network.event_stream import is_http_url
 from penstock.schemas.process.nearby import ANYWHERE
-from penstock.schemas.process.start import object_of, words_of
+from penstock.schemas.process.start import FromJson, words_of
 from penstock.schemas.process.tracing import TracingSettings
 from penstock.schemas.redis.url import RedisUrlSetting
-from penstock.worker.models.folder.sentence_folder import PoolerConfig, pools
+from penstock.worker.engine.io.config import ComputeSettings, KvEventsConfig, SchedulingSettings
+from penstock.worker.engine.io.setting_facts import ChangesTokens, Obeyed, facts, usual
+from penstock.worker.models.folder.sentence_folder import pools
 from penstock.worker.process.model_folder import model_folder
 
 FAKE = "fake"
-# Settings of how a model is computed: those that vLLM has too, and those that it has not.
-OF_VLLM = frozenset(
-    {
-        "dtype",
-        "load_format",
-        "model_impl",
-        "trust_remote_code",
-        "hf_overrides",
-        "block_size",
-        "num_gpu_blocks_override",
-        "gpu_memory_utilization",
-        "kv_cache_dtype",
-        "kv_cache_memory_bytes",
-        "max_num_batched_tokens",
-        "enable_prefix_caching",
-        "enforce_eager",
-        "async_scheduling",
-    }
-)
-NATIVE_ALONE = frozenset(
-    {
-        "runner",
-        "pooler_config",
-        "quantization",
-        "attention_backend",
-        "device",
-        "kv_events_config",
-        "sleep_idle_s",
-        "priority_preemption_threshold",
-        "max_step_ms",
-        "deterministic",
-    }
-)
-JsonObject = Annotated[dict[str, JsonValue], NoDecode, BeforeValidator(object_of)]
 
 
-class KvEventsConfig(BaseModel):
-    """The way in which a worker tells which blocks its prefix cache holds. Names are vLLM's.
-
-    buffer_steps  entries that the stream keeps for readers that fall behind
-    token_ids     tell the blocks' tokens too, for whoever may read the stream
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    enable_kv_cache_events: bool = False
-    publisher: Literal["redis"] = "redis"
-    buffer_steps: int = Field(1000, ge=1)
-    token_ids: bool = False
-
-
-class WorkerSettings(TracingSettings):
-    """The settings of a worker. Names and defaults are vLLM's where vLLM has them."""
+class ServedSettings(TracingSettings):
+    """The settings of what is served, by which kind of engine, and of its queue."""
 
     model: str = Field(
         description="a checkpoint's folder, a name on the Hugging Face hub, or penstock-5m"
@@ -90,7 +41,7 @@ class WorkerSettings(TracingSettings):
     revision: str | None = Field(
         None, description="of a model on the hub: a branch, a tag or a commit"
     )
-    engine: Literal["native", "vllm", "openai"] = Field(
+    engine: Annotated[Literal["native", "vllm", "openai"], ChangesTokens(5)] = Field(
         "native",
         description="what computes: Penstock itself; vLLM, where it is installed; or servers that "
         "speak /v1/completions",
@@ -106,61 +57,18 @@ class WorkerSettings(TracingSettings):
         1, ge=1, le=64, description="hash slots that the model's queue spreads over"
     )
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="of weights and cache; auto: the checkpoint's own"
-    )
-    quantization: Literal["int8", "int4_g64", "int4_g128", "fp8"] | None = Field(
-        None,
-        description="bits of the weights' numbers; of 4 bits, 64 or 128 share a scale; fp8: of "
-        "both sides of products, on a GPU",
-    )
-    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = Field(
-        "auto",
-        description="of keys and values, on a GPU: fp8 (e4m3, without scales) holds twice as many "
-        "as bf16; auto: as `dtype`",
-    )
-    attention_backend: Literal["auto", "triton", "compiled", "torch"] = Field(
-        "auto",
-        description="triton: kernels for a GPU; compiled: C for a CPU; torch: slow, to compare "
-        "with, without CUDA graphs; `penstock doctor` tells which there are",
-    )
-    device: str = Field(
-        "auto",
-        pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
-        description="auto: a GPU if there is one; cpu, cuda, or cuda:1 for the second GPU",
-    )
-    load_format: Literal["auto", "safetensors", "dummy", "fake"] = Field(
-        "auto", description="dummy: random weights, to measure; fake: no model, to try the queue"
-    )
-    model_impl: Literal["auto", "native", "transformers"] = Field(
-        "auto",
-        description="native: Penstock's own decoder; transformers: that library's module over "
-        "Penstock's paged attention; auto: the first that can compute the model",
-    )
-    runner: Literal["auto", "generate", "pooling"] = Field(
-        "auto",
-        description="generate: completions; pooling: embeddings, or classes and scores; auto: what "
-        "the model's folder is made for",
-    )
-    pooler_config: Annotated[PoolerConfig, NoDecode, BeforeValidator(object_of)] = Field(
-        default_factory=PoolerConfig,
-        description='JSON: {"pooling_type": "CLS", "LAST" or "MEAN", "use_activation": false} in '
-        "place of what the model's folder says of embeddings",
-    )
-    trust_remote_code: bool = Field(
-        False, description="run Python code that the model's folder brings, with all its rights"
-    )
-    hf_overrides: JsonObject = Field(
-        default_factory=dict, description="JSON: fields of config.json that are to be others"
-    )
+
+class ModelSettings(ComputeSettings, ServedSettings):
+    """The settings of a model: how it is computed, and of its texts and defaults of sampling."""
+
     generation_config: str = Field(
         "auto",
         description="where defaults of sampling are from: auto, the model's "
         "generation_config.json; vllm, nowhere; or a folder",
     )
-    override_generation_config: JsonObject = Field(
-        default_factory=dict, description="JSON: defaults of sampling that are to be others"
-    )
+    override_generation_config: Annotated[
+        FromJson[dict[str, JsonValue]], Obeyed(vectors=False, vllm=True, openai=True)
+    ] = Field(default_factory=dict, description="JSON: defaults of sampling that are to be others")
     tool_call_parser: Literal[
         "auto",
         "hermes",
@@ -176,10 +84,12 @@ class WorkerSettings(TracingSettings):
     reasoning_parser: Literal[
         "auto", "none", "deepseek_r1", "qwen3", "mistral", "openai_gptoss"
     ] = Field("auto", description="form of thinking; auto: as the model's template shows it")
-    chat_template: str | None = Field(
+    chat_template: Annotated[str | None, ChangesTokens(14)] = Field(
         None, description="a file, or the template itself, in place of the model's own"
     )
-    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+    chat_template_content_format: Annotated[
+        Literal["auto", "string", "openai"], ChangesTokens(15)
+    ] = Field(
         "auto",
         description="messages' contents as one text, or as OpenAI's lists of parts; auto: as the "
         "template reads them",
@@ -187,67 +97,25 @@ class WorkerSettings(TracingSettings):
     trust_request_chat_template: bool = Field(
         False, description="a chat may bring a template of its own, which can run for ever"
     )
-    max_model_len: int | None = Field(
-        None, ge=1, description="of prompt and completion; none: what the model is made for"
-    )
-    block_size: int = Field(16, ge=1, description="tokens of a block of the KV cache")
-    num_gpu_blocks_override: int | None = Field(
-        None, ge=2, description="blocks of the KV cache; none: as the memory allows"
-    )
-    gpu_memory_utilization: float = Field(
-        0.92, gt=0, le=1, description="share of a GPU's memory for weights and cache together"
-    )
-    kv_cache_memory_bytes: int | None = Field(
-        None,
-        ge=1,
-        description="taken at the start; none: on a CPU at most 1 GiB, taken as it is written",
-    )
-    max_num_seqs: int = Field(256, ge=1, description="sequences that run at once")
-    max_num_batched_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="of a step, and at most as many run at once; none: 2048, on a CPU 512, or "
-        "max_num_seqs if that is more",
-    )
-    max_step_ms: int | None = Field(
-        None,
-        ge=0,
-        description="prompts are read in slices that make no step longer, by what the last took; "
-        "none: 200 on a CPU, or twice a token's time, where max_num_batched_tokens is none too; "
-        "0: no bound",
-    )
-    enable_prefix_caching: bool = Field(True, description="keep blocks to find prompts' beginnings")
-    kv_events_config: Annotated[KvEventsConfig, NoDecode, BeforeValidator(object_of)] = Field(
-        default_factory=KvEventsConfig,
-        description='JSON: {"enable_kv_cache_events": true} tells routers which blocks are cached; '
-        '"buffer_steps": entries kept, 1000; "token_ids": true tells their tokens too',
-    )
-    priority_preemption_threshold: int | None = Field(
-        None,
-        ge=1,
-        le=2,
-        description="a job that has no room takes that of running ones so many classes lower; that "
-        "of the class batch it takes in any case",
-    )
-    deterministic: bool = Field(False, description="the same tokens whatever runs beside them")
-    async_scheduling: bool | None = Field(
-        None, description="launch a step before the tokens of the last are read; None: on a GPU"
-    )
-    enforce_eager: bool = Field(
-        False, description="make no CUDA graphs of decoding steps: a quicker start, slower tokens"
-    )
+
+
+class WorkerSettings(SchedulingSettings, ModelSettings):
+    """The settings of a worker. Names and defaults are vLLM's where vLLM has them."""
+
+    # --help and the page of settings begin with the fields of the last of its classes.
+
     engine_url: Annotated[list[str], NoDecode, BeforeValidator(words_of)] = Field(
         default_factory=list,
         validate_default=True,
         description="of --engine openai: the servers, each with room for max_num_seqs",
     )
-    engine_model: str | None = Field(
+    engine_model: Annotated[str | None, ChangesTokens(6)] = Field(
         None, description="the model's name at those servers; none: the only one that they serve"
     )
     engine_api_key: str | None = Field(
         None, repr=False, description="what those servers ask for, as a bearer token"
     )
-    engine_args: JsonObject = Field(
+    engine_args: Annotated[FromJson[dict[str, JsonValue]], ChangesTokens(7)] = Field(
         default_factory=dict, description="JSON: further arguments of vLLM's engine, by its names"
     )
     model_fingerprint: str | None = Field(
@@ -274,7 +142,7 @@ class WorkerSettings(TracingSettings):
         10_000, ge=100, description="a foreground job that nobody hears for this long is cancelled"
     )
     drain_s: float = Field(30.0, ge=0, description="decode on for this long after SIGTERM")
-    sleep_idle_s: float | None = Field(
+    sleep_idle_s: Annotated[float | None, Obeyed()] = Field(
         None,
         gt=0,
         description="after so long without work the model's memory is given back; a job wakes it",
@@ -295,16 +163,13 @@ class WorkerSettings(TracingSettings):
     )
     in_process: bool = Field(False, description="everything in one process, to debug it")
 
-    @field_validator(*sorted(OF_VLLM | NATIVE_ALONE))
+    @field_validator("*")
     @classmethod
     def means_something_to_the_engine(cls, given: object, others: ValidationInfo) -> object:
-        engine, field = (
-            others.data.get("engine", "native"),
-            cls.model_fields[others.field_name or ""],
-        )
-        usual = field.get_default(call_default_factory=True)
-        obeys = ("native", "vllm") if others.field_name in OF_VLLM else ("native",)
-        if engine not in obeys and given != usual:
+        name, engine = others.field_name or "", others.data.get("engine", "native")
+        obeyed = facts(cls, Obeyed).get(name)
+        obeys = engine == "native" or obeyed is None or obeyed.by(engine)
+        if not obeys and given != usual(cls, name):
             raise ValueError(f"--engine {engine} does not obey it; leave it out")
         return given
 

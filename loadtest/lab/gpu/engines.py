@@ -253,7 +253,7 @@ def _engine(folder: str, seqs: int, context: int, **options: Any) -> Engine:
     sizes: dict[str, Any] = {"kv_cache_memory_bytes": 2**24} if TOY else {}
     return build_engine(
         EngineConfig(
-            Path(folder),
+            model=Path(folder),
             dtype="float32" if TOY else "bfloat16",
             device=DEVICE.type,  # type: ignore[arg-type]
             load_format="dummy",

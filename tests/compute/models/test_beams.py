@@ -33,7 +33,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Judged:
 
 def engine_of(folder: Path, **settings: object) -> Engine:
     given = {"dtype": "float32", "max_model_len": 1024, "num_gpu_blocks_override": 400}
-    return build_engine(EngineConfig(folder, **{**given, "max_num_seqs": 16, **settings}))
+    return build_engine(EngineConfig(model=folder, **{**given, "max_num_seqs": 16, **settings}))
 
 
 def asked(prompts: list[list[int]], params: SamplingParams) -> list[AddSequence]:

@@ -47,7 +47,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedMod
 def test_a_cpu_gives_the_kv_cache_its_memory_at_once_where_a_size_was_asked_for(
     llama: tuple[Path, PreTrainedModel], asked: int | None, taken: bool
 ) -> None:
-    engine = build_engine(EngineConfig(llama[0], kv_cache_memory_bytes=asked))
+    engine = build_engine(EngineConfig(model=llama[0], kv_cache_memory_bytes=asked))
     assert isinstance(engine.runner, ModelRunner)
     caches = engine.runner.kv_caches
     assert sum(each.nbytes for each in caches) > 190_000_000
@@ -107,7 +107,7 @@ def test_as_many_run_at_once_as_were_asked_for_however_long_a_step_takes(
     ],
 )
 def test_a_gpu_is_named_by_its_number(asked: str, num_gpus: int, device: str) -> None:
-    assert device_of(EngineConfig(Path(), device=asked), num_gpus) == device
+    assert device_of(EngineConfig(model=Path(), device=asked), num_gpus) == device
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_gpu_is_named_by_its_number(asked: str, num_gpus: int, device: str) ->
 )
 def test_a_gpu_that_is_not_there_is_refused(asked: str, num_gpus: int, told: str) -> None:
     with pytest.raises(NoDevice, match=told):
-        device_of(EngineConfig(Path(), device=asked), num_gpus)
+        device_of(EngineConfig(model=Path(), device=asked), num_gpus)
 
 
 def test_no_more_run_at_once_than_a_step_has_tokens_for(

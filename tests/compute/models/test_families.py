@@ -17,8 +17,9 @@ from penstock.kernels.whole.panel_layers import PanelLayers
 from penstock.worker.engine.running.runner import ModelRunner
 from penstock.worker.layers import latent_attention
 from penstock.worker.layers.arithmetic import Arithmetic
+from penstock.worker.layers.choices import Dtype
 from penstock.worker.layers.latent_attention import LatentAttention
-from penstock.worker.models.contract.spec import Dtype, ModelSpec
+from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.families.table import FAMILIES
 from penstock.worker.models.folder.errors import BrokenModel, ModelError
 from penstock.worker.models.native.loading import load_decoder, plan_decoder

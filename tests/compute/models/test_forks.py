@@ -26,7 +26,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_of(folder: Path, **settings: object) -> Engine:
     given = {"dtype": "float32", "hf_overrides": {"max_position_embeddings": 1024}}
     given |= {"max_model_len": 1024, "num_gpu_blocks_override": 400}
-    return build_engine(EngineConfig(folder, **{**given, "max_num_seqs": 16, **settings}))
+    return build_engine(EngineConfig(model=folder, **{**given, "max_num_seqs": 16, **settings}))
 
 
 def answers(

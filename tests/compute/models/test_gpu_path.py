@@ -55,7 +55,7 @@ def make_engine(folder: Path, **options: object) -> Engine:
     """Short of blocks and of room in a step, so that slices and preemption happen."""
     return build_engine(
         EngineConfig(
-            folder,
+            model=folder,
             device="cpu",
             num_gpu_blocks_override=9,
             max_num_seqs=5,

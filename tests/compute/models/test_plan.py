@@ -12,7 +12,7 @@ from penstock.loadtest.lab.quantization import weight_bytes
 from penstock.worker.bundled.paths import BUNDLED_MODEL
 from penstock.worker.engine.build import build_engine
 from penstock.worker.engine.io.config import EngineConfig
-from penstock.worker.layers.arithmetic import Quantization
+from penstock.worker.layers.choices import Quantization
 
 CACHE = 3 * 2**20
 
@@ -51,7 +51,7 @@ def test_a_worker_takes_what_was_planned(
         shape |= {"hidden_size": 128, "intermediate_size": 128}
         families.save(family, folder := tmp_path, **shape | wide)
     config = EngineConfig(
-        folder,
+        model=folder,
         dtype="bfloat16",
         block_size=32,
         kv_cache_memory_bytes=CACHE,

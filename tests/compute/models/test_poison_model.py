@@ -47,7 +47,7 @@ def engine_of(folder: Path, **changes: object) -> Engine:
         "max_num_seqs": 16,
         "max_num_batched_tokens": 64,
     }
-    return build_engine(EngineConfig(folder, **(settings | changes)))
+    return build_engine(EngineConfig(model=folder, **(settings | changes)))
 
 
 def healthy() -> list[AddSequence]:

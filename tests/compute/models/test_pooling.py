@@ -50,7 +50,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Kind], Path
 
 def engine_of(folder: Path, **fields: object) -> PoolingEngine:
     # Two threads take turns where texts are timed; the tests are not about that.
-    return build_pooling_engine(EngineConfig(folder, max_num_batched_tokens=400, **fields))  # type: ignore[arg-type]
+    return build_pooling_engine(EngineConfig(model=folder, max_num_batched_tokens=400, **fields))  # type: ignore[arg-type]
 
 
 def vectors(
@@ -182,7 +182,7 @@ def test_texts_that_the_folder_names_go_before(
 def test_the_pooler_can_be_another(sentences: Callable[[Kind], Path]) -> None:
     path = sentences(EMBEDDERS["bert"])
     asked = PoolerConfig(pooling_type="CLS", use_activation=False)
-    found = vectors(engine_of(path, pooler=asked), ModelTokenizer(path), TEXTS[:3])
+    found = vectors(engine_of(path, pooler_config=asked), ModelTokenizer(path), TEXTS[:3])
     judge = SentenceTransformer(str(path), device="cpu")
     wanted = [each[0].numpy() for each in judge.encode(TEXTS[:3], output_value="token_embeddings")]
     assert np.abs(found - np.array(wanted)).max() < TOLERANCE
@@ -191,7 +191,7 @@ def test_the_pooler_can_be_another(sentences: Callable[[Kind], Path]) -> None:
 def test_a_job_may_ask_for_what_the_pooler_does_not_give(sentences: Callable[[Kind], Path]) -> None:
     path = sentences(CLASSIFIERS["bert"])
     text, texts = ModelTokenizer(path), TEXTS[:3]
-    raw = engine_of(path, pooler=PoolerConfig(use_activation=False))
+    raw = engine_of(path, pooler_config=PoolerConfig(use_activation=False))
     asked, logits = engine_of(path), logits_of(path, texts)
     assert np.abs(vectors(raw, text, texts) - logits).max() < TOLERANCE
     found = vectors(raw, text, texts, use_activation=True)

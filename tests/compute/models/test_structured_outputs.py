@@ -55,7 +55,7 @@ def test_every_finished_one_of_500_generations_validates(llm: LLM) -> None:
 
 
 def test_cancelling_while_the_grammar_compiles_disturbs_nobody(folder: Path) -> None:
-    engine = build_engine(EngineConfig(folder, kv_cache_memory_bytes=60_000_000))
+    engine = build_engine(EngineConfig(model=folder, kv_cache_memory_bytes=60_000_000))
     schema = StructuredOutputs(json_schema=FORMS["flat"])
     held = SamplingParams(max_tokens=5, structured_outputs=schema)
     engine.add(AddSequence("cancelled", [5, 6], held))

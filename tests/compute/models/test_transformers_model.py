@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,9 @@ from penstock.worker.engine.build import DoesNotFit, block_bytes, build_engine, 
 from penstock.worker.engine.io.config import EngineConfig
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
 from penstock.worker.layers.batch import HostSlices
+from penstock.worker.layers.choices import ModelImpl
 from penstock.worker.models.contract.served import Model
-from penstock.worker.models.contract.spec import ModelImpl, ModelSpec
+from penstock.worker.models.contract.spec import ModelSpec
 from penstock.worker.models.families.compared import COMPARED, DIFFERING
 from penstock.worker.models.folder.errors import BrokenModel, CannotQuantise, ModelError
 from penstock.worker.models.impl import chosen_impl, load_model, plan_model
@@ -79,7 +79,9 @@ def test_states_take_their_share_of_the_memory_of_the_cache(
 ) -> None:
     plan = plan_model(ModelSpec(folders("qwen3_next"), dtype="float32"))
     state = plan.facts.state_bytes
-    asked = EngineConfig(folders("qwen3_next"), "float32", kv_cache_memory_bytes=2 * 20 * state)
+    asked = EngineConfig(
+        model=folders("qwen3_next"), dtype="float32", kv_cache_memory_bytes=2 * 20 * state
+    )
     with caplog.at_level("INFO"):
         engine = build_engine(asked)
     assert f"15 sequences run at once: each has a state of {state} bytes" in caplog.text
@@ -88,8 +90,8 @@ def test_states_take_their_share_of_the_memory_of_the_cache(
         name: sizes_in(40 * state, asked, plan.facts, torch.float32)
         for name, asked in {
             "with": asked,
-            "without": replace(asked, enable_prefix_caching=False),
-            "few": replace(asked, max_num_seqs=3),
+            "without": asked.model_copy(update={"enable_prefix_caching": False}),
+            "few": asked.model_copy(update={"max_num_seqs": 3}),
         }.items()
     }
     assert {name: (each.num_seqs, each.num_kept_states) for name, each in kept.items()} == {
@@ -102,7 +104,7 @@ def test_states_take_their_share_of_the_memory_of_the_cache(
         left = 40 * state - blocks - (sizes.num_seqs + sizes.num_kept_states) * state
         assert 0 <= left < block_bytes(asked, plan.facts, torch.float32)
     with pytest.raises(DoesNotFit, match=f"has a state of {state} .* give at least {4 * state}"):
-        build_engine(replace(asked, kv_cache_memory_bytes=4 * state - 1))
+        build_engine(asked.model_copy(update={"kv_cache_memory_bytes": 4 * state - 1}))
 
 
 class Alone(nn.Module):

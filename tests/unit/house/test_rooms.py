@@ -53,6 +53,7 @@ MAY_IMPORT = {
     },
     "worker.engine": ENGINE,
     "worker.engine.io.config": ENGINE | {"pydantic"},
+    "worker.engine.io.setting_facts": {"pydantic"},
     "worker.engine.sampling.sampler": ENGINE | {"kernels"},
     "worker.engine.sampling.sampler_row": ENGINE | {"kernels.sampling.sample"},
     "schemas.params.output_types": {"outlines", "pydantic"},

@@ -9,9 +9,8 @@ import torch
 from pydantic import JsonValue
 
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
+from penstock.worker.layers.choices import Dtype, ModelImpl
 
-ModelImpl = Literal["auto", "native", "transformers"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 
 

@@ -7,9 +7,10 @@ import torch
 from pydantic import JsonValue
 
 from penstock.worker.layers.arithmetic import AS_IT_IS, Arithmetic
+from penstock.worker.layers.choices import Dtype
 from penstock.worker.layers.linear import unsupported
 from penstock.worker.models.contract.served import ModelPlan
-from penstock.worker.models.contract.spec import Dtype, LoadFormat, ModelSpec
+from penstock.worker.models.contract.spec import LoadFormat, ModelSpec
 from penstock.worker.models.families.architecture import (
     AttentionConfig,
     ExpertsConfig,
