@@ -16,7 +16,7 @@ from rich.console import Console
 
 from penstock.compose.local import LocalSettings, NotReady, Stack, running
 from penstock.compose.server import ServerFailed
-from penstock.gateway.http.listening import CannotListen
+from penstock.gateway.process.listening import CannotListen
 from penstock.schemas.event import EVENT, Delta, Usage
 from penstock.schemas.process.start import load_settings
 from penstock.schemas.wire.wire import Report

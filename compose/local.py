@@ -16,7 +16,7 @@ from rich.console import Console
 
 from penstock.compose.component import Component
 from penstock.compose.server import Server, ServerFailed
-from penstock.gateway.http.listening import CannotListen, ListenSettings, close, listen, url_of
+from penstock.gateway.process.listening import CannotListen, ListenSettings, close, listen, url_of
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.errors import QueueUnreachable

@@ -21,7 +21,7 @@ from penstock.compose.local import NotReady, running
 from penstock.compose.serve import ServeSettings, handed_on
 from penstock.compose.server import ServerFailed
 from penstock.gateway.batches.offline import BatchProgress, FileTaken, OfflineBatch, WrongLines
-from penstock.gateway.http.listening import CannotListen
+from penstock.gateway.process.listening import CannotListen
 from penstock.gateway.queue_client import QueueClient
 from penstock.schemas.errors import PenstockError
 from penstock.schemas.process.exit_status import BAD_USAGE

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pydantic import SecretStr
 
 from penstock.compose.local import LocalSettings, up
-from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.schemas.process.exit_status import BAD_USAGE
 from penstock.schemas.process.setting_names import PREFIX
 from penstock.schemas.process.start import load_settings

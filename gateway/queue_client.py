@@ -49,6 +49,7 @@ RETRY_S = 0.25
 IDEMPOTENCY_KEY = re.compile(r"[\x20-\x7e]{1,255}")
 REMEMBER_S = 86_400  # how long an idempotency key is remembered, even past its job's result
 ENDED = frozenset(get_args(EndState))
+EventBatches = AsyncGenerator[list[Event], None]
 PIECE = 64  # events of a page that a reader gets in one turn of the loop
 
 
@@ -310,7 +311,7 @@ class QueueClient:
 
     async def event_batches(
         self, job_id: str, starting_after: int | str = 0, tenant: str | None = None
-    ) -> AsyncGenerator[list[Event], None]:
+    ) -> EventBatches:
         """Yield the events of `stream` in lists: all that wait come together."""
         had = Had.parse(f"{starting_after}", "starting_after")
         tenant, queue = tenant or self.tenant, await self._lanes.queue(job_id)

@@ -7,12 +7,9 @@ import asyncio
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qs
-
-from starlette.datastructures import Headers
-from starlette.types import Scope as Asgi
 
 from penstock.gateway.auth.api_key import MAX_CHARS, ApiKey, Scope
 from penstock.gateway.auth.keyring import Keyring
@@ -82,6 +79,16 @@ NEEDED: tuple[tuple[str, Scope], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
+class RequestHead:
+    """The part of a request before its body. Headers are found by their names in lower case."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """The caller of a request.
 
@@ -141,38 +148,39 @@ class Access:
         self._digests = [_digest(key) for key in keys]
         self.demands_keys = self.demands_keys or bool(keys)
 
-    async def caller(self, asgi: Asgi, headers: Headers) -> Caller:
+    async def caller(self, head: RequestHead) -> Caller:
         """Return the caller of a request.
 
         Raises Unauthorized, OutOfScope, ForeignHost, ForeignPage, and QueueUnreachable when keys
         cannot be checked.
         """
+        headers, path = head.headers, head.path
         traceparent = headers.get("traceparent", "")
         trace = traceparent if re.fullmatch(TRACEPARENT, traceparent) else None
-        if asgi["path"] in self._open_paths:
+        if path in self._open_paths:
             return Caller(traceparent=trace)
         scheme, _, given = headers.get("authorization", "").partition(" ")
         bearer = given.strip() if scheme.lower() == "bearer" else ""
         text = bearer or headers.get("x-api-key", "")  # the latter is Anthropic's
         text = text if len(text) <= MAX_CHARS else ""
-        token = text if text.startswith(TOKEN_HEAD) else _shared(asgi)
+        token = text if text.startswith(TOKEN_HEAD) else _shared(head.query)
         if token:
-            tenant = await self._shares.tenant(token, asgi["method"], asgi["path"])
+            tenant = await self._shares.tenant(token, head.method, path)
             return Caller(tenant, trace, is_guest=True)
         if self._is_listed(text):
             return Caller(traceparent=trace)
         await self._keyring.refresh()
         key = await self._keyring.find(text)
         if key is not None:
-            _refuse_out_of_scope(asgi["path"], key)
+            _refuse_out_of_scope(path, key)
             over_limit = headers.get(OVER_LIMIT)
             return Caller(key.tenant, trace, key, over_limit, key_end=self._keyring.end(key.key_id))
         if self.demands_keys or self._keyring.has_keys:
             raise Unauthorized("give a valid API key as a bearer token")
-        if asgi["path"].startswith(ADMIN):
+        if path.startswith(ADMIN):
             sentence = "`penstock keys create --scopes admin` makes one"
             raise Unauthorized(f"{ADMIN} needs an API key, and none was made; {sentence}")
-        self.pages.check(asgi["method"], headers)
+        self.pages.check(head.method, headers)
         return Caller(traceparent=trace)
 
     def _is_listed(self, text: str) -> bool:
@@ -192,12 +200,11 @@ def _refuse_out_of_scope(path: str, key: ApiKey) -> None:
             raise OutOfScope(f"{path} needs a key with the scope {scope}; yours allows {allowed}")
 
 
-def _shared(asgi: Asgi) -> str:
-    """Return the share token in the URL's query, or "".
+def _shared(query: bytes) -> str:
+    """Return the share token in a URL's query, or "".
 
     It may stand there because a browser's EventSource cannot send headers of one's own.
     """
-    query = asgi["query_string"]
     return parse_qs(query.decode("latin-1")).get("share", [""])[0] if b"share=" in query else ""
 
 

@@ -6,12 +6,10 @@ address (DNS rebinding) is of the same origin for the browser, so that `Host` al
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Self
-
-from starlette.datastructures import Headers
 
 from penstock.schemas.errors import ForeignHost, ForeignPage
 
@@ -61,14 +59,14 @@ class WebPages:
         hosts = frozenset({own, *allowed_hosts})
         return cls(hosts, not is_loopback(own), is_socket or ANY in allowed_hosts, origins)
 
-    def check(self, method: str, headers: Headers) -> None:
+    def check(self, method: str, headers: Mapping[str, str]) -> None:
         """Raise ForeignHost, or ForeignPage where the request may change something."""
         if (field := headers.get("host")) is not None:  # HTTP/1.0, which no browser speaks
             self._check_host(host_in(field))
         if method not in SAFE_METHODS:
             self.check_page(headers)
 
-    def check_page(self, headers: Headers) -> None:
+    def check_page(self, headers: Mapping[str, str]) -> None:
         """Raise ForeignPage for a page that is neither the gateway's own nor one of `origins`.
 
         Another port is another page, though the browser calls it the same site.

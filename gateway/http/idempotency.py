@@ -12,8 +12,8 @@ import secrets
 from fastapi import Request
 from pydantic import BaseModel
 
-from penstock.gateway.http.context import IDEMPOTENCY_KEY, Gateway
-from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.admission.gateway import Gateway
+from penstock.gateway.http.context import ask_of
 from penstock.gateway.queue_client import REMEMBER_S, check_idempotency_key
 from penstock.schemas.errors import IdempotencyMismatch
 from penstock.schemas.keys import CHORES, short_digest
@@ -25,13 +25,14 @@ async def name_of(request: Request, gateway: Gateway, asked: BaseModel) -> str:
 
     Raises InvalidJob, IdempotencyMismatch.
     """
-    if IDEMPOTENCY_KEY not in request.headers:
+    ask = ask_of(request)
+    if ask.idempotency_key is None:
         return drawn_name()
     declared = request.headers.get("content-length", "")
     num_bytes = int(declared) if declared.isdecimal() else gateway.settings.max_body_bytes
-    tenant = tenant_of(request)
+    run = gateway.client.off_loop.run
     return await name_under(
-        request, gateway, await gateway.client.off_loop.run(tenant, num_bytes, _digest, asked)
+        request, gateway, await run(ask.caller.tenant, num_bytes, _digest, asked)
     )
 
 
@@ -40,11 +41,12 @@ async def name_under(request: Request, gateway: Gateway, digest: str) -> str:
 
     Raises InvalidJob, IdempotencyMismatch.
     """
-    key, name = request.headers.get(IDEMPOTENCY_KEY), drawn_name()
+    ask, name = ask_of(request), drawn_name()
+    key = ask.idempotency_key
     if key is None:
         return name
     check_idempotency_key(key)
-    tenant, path = tenant_of(request), request.scope["path"]
+    tenant, path = ask.caller.tenant, request.scope["path"]
     place = short_digest(f"{len(tenant)}:{tenant}{len(path)}:{path}{key}")
     reply = await Connection(gateway.client.redis).run(
         "keys/claim", CHORES, place, digest, name, REMEMBER_S

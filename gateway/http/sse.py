@@ -5,21 +5,17 @@ response, for a stream as well. A caller who hangs up is noticed at any moment.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from penstock.gateway.auth.access import Caller
+from penstock.gateway.admission.ask import Answering, stop
 from penstock.gateway.http.errors import error_response, response_to
-from penstock.gateway.http.middleware import CALLER
 from penstock.schemas.cursor import Had
-from penstock.schemas.errors import PenstockError, Unauthorized
+from penstock.schemas.errors import PenstockError
 from penstock.schemas.event import Delta, Done, Event, Failed
-
-Batches = AsyncGenerator[list[Event], None]
 
 MAX_SEND_BYTES = 1 << 16  # about what a socket takes: more would only wait in memory
 # An SSE comment without an empty line after it. That line would end an event that has no data: at
@@ -50,42 +46,28 @@ class Writer(Protocol):
 
 
 class Listened(Response):
-    """A response that ends early, and calls `hung_up`, when the caller hangs up.
+    """A response that ends early when the caller hangs up, or its key is revoked or expires."""
 
-    When the caller's key is revoked or expires, it says so and ends as if the caller had hung up.
-    When the gateway stops and cancels it, `hung_up` is not called: the job stays for a caller who
-    comes back.
-    """
-
-    def __init__(self, batches: Batches, hung_up: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, answering: Answering) -> None:
         super().__init__()
-        self.batches = batches
+        self.answering = answering
         self.has_begun = False  # a status was sent
-        self._hung_up = hung_up
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = asyncio.create_task(self._answer(scope, receive, send))
-        listening = asyncio.create_task(_until_hung_up(receive))
-        key_end = asyncio.create_task(_until_key_ends(scope))
-        try:
-            await asyncio.wait({answer, listening, key_end}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-        finally:
-            await _stop(answer, listening, key_end)
-        if not key_end.cancelled():
-            error = Unauthorized("the API key has expired, or was revoked")
-            await self.cut(scope, receive, send, error)
-        return await self._hung_up()
+        async def hung_up() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        await self.answering.attend(
+            lambda: self.answer(scope, receive, send),
+            hung_up,
+            lambda error: self.cut(scope, receive, send, error),
+        )
 
     async def cut(self, scope: Scope, receive: Receive, send: Send, error: PenstockError) -> None:
         """End with an error, in place of what was not sent yet."""
         if not self.has_begun:
             await response_to(error, scope["path"])(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.batches):
-            await self.answer(scope, receive, send)
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
@@ -96,17 +78,16 @@ class WholeAnswer(Listened):
 
     def __init__(
         self,
-        batches: Batches,
-        hung_up: Callable[[], Awaitable[None]],
+        answering: Answering,
         answered: Callable[[list[Delta], Done | Failed], Awaitable[Response]],
     ) -> None:
-        super().__init__(batches, hung_up)
+        super().__init__(answering)
         self._answered = answered
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         deltas: list[Delta] = []
         response = Response()
-        async for batch in self.batches:
+        async for batch in self.answering.events:
             for event in batch:
                 if isinstance(event, Delta):
                     deltas.append(event)
@@ -125,21 +106,15 @@ class EventStream(Listened):
     back with that id misses nothing and gets nothing twice.
     """
 
-    def __init__(
-        self,
-        batches: Batches,
-        hung_up: Callable[[], Awaitable[None]],
-        writer: Writer,
-        ping_s: float,
-    ) -> None:
-        super().__init__(batches, hung_up)
+    def __init__(self, answering: Answering, writer: Writer, ping_s: float) -> None:
+        super().__init__(answering)
         self._writer = writer
         self._ping_s = ping_s
         self._last: Event | None = None  # the last that was sent
         self._is_sending = False
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        first = await anext(self.batches)
+        first = await anext(self.answering.events)
         if isinstance(first[0], Failed):
             self.has_begun = True
             return await error_response(first[0].error, path=scope["path"])(scope, receive, send)
@@ -152,12 +127,12 @@ class EventStream(Listened):
         pinging = asyncio.create_task(self._ping(send))
         try:
             await self._send(send, first)
-            async for batch in self.batches:
+            async for batch in self.answering.events:
                 await self._send(send, batch)
         except PenstockError as error:  # the status was sent: the stream must tell the error
             await self._send_bytes(send, self._own(error))
         finally:
-            await _stop(pinging)
+            await stop(pinging)
         await send({"type": "http.response.body", "body": b""})
 
     async def cut(self, scope: Scope, receive: Receive, send: Send, error: PenstockError) -> None:
@@ -207,21 +182,3 @@ class OpenedStream(EventStream):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.relay(send, [])
-
-
-async def _until_hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _until_key_ends(scope: Scope) -> None:
-    """Return once the caller's key is revoked or expires; never where it has none."""
-    caller = scope.get(CALLER)
-    key_end = caller.key_end if isinstance(caller, Caller) else None
-    await (key_end or asyncio.Event()).wait()
-
-
-async def _stop(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)

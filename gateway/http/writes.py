@@ -2,9 +2,8 @@
 
 from fastapi import Depends, Request
 
-from penstock.gateway.http.context import Open
-from penstock.gateway.http.middleware import add_headers, caller_of
-from penstock.gateway.http.rate_headers import rate_headers
+from penstock.gateway.admission.rate_headers import rate_headers
+from penstock.gateway.http.context import Open, ask_of
 from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Rates
 from penstock.schemas.errors import RateLimited
@@ -17,14 +16,15 @@ async def count_write(request: Request, gateway: Open) -> None:
 
     The response's headers say what is left of the limit.
     """
-    account = caller_of(request).account
+    ask = ask_of(request)
+    account = ask.caller.account
     most = account.limits.requests_per_minute if account else None
     if account is None or most is None:
         return
     connection = Connection(gateway.client.redis)
     outcome, left, reset_ms = await connection.run("keys/count", CHORES, account.name, most)
     rates = Rates(int(left), None, int(reset_ms))
-    add_headers(request.scope, rate_headers(Quota(requests_per_minute=most), rates))
+    ask.headers.update(rate_headers(Quota(requests_per_minute=most), rates))
     if outcome == b"limited":
         name = "requests_per_minute"
         sentence = f"{name}: the {most} requests of this minute that write are used up"

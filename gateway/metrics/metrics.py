@@ -1,7 +1,7 @@
 """Prometheus metrics of the gateway, and the text that publishes them with the workers'."""
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,8 +19,9 @@ from prometheus_client.registry import Collector
 
 from penstock.gateway.metrics.lane_metrics import LaneMetrics, LaneReport
 from penstock.gateway.metrics.tenant_tokens import TenantTokens
+from penstock.gateway.queue_client import EventBatches
 from penstock.schemas.errors import PenstockError
-from penstock.schemas.event import Delta, Event
+from penstock.schemas.event import Delta
 from penstock.schemas.metrics import names
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 # With the client's usual escaping, the colons of our names would become underscores.
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; escaping=allow-utf-8"
-Batches = AsyncGenerator[list[Event], None]
 
 
 class Metrics:
@@ -149,10 +149,10 @@ class RequestTimer:
     """Follows one request's job: its span gets the first token, and its end is counted."""
 
     metrics: Metrics
-    span: "Span | None" = None
-    _began_s: float = field(default_factory=time.monotonic)
+    span: "Span | None"
+    began_s: float
 
-    async def follow(self, model: str, batches: Batches) -> Batches:
+    async def follow(self, model: str, batches: EventBatches) -> EventBatches:
         """Look at the batches and yield them unchanged.
 
         `model` must be a served one, so that there are few labels.
@@ -171,6 +171,6 @@ class RequestTimer:
 
     def _saw_first(self) -> None:
         if self.span:
-            seconds = time.monotonic() - self._began_s
+            seconds = time.monotonic() - self.began_s
             self.span.add_event("first token")
             self.span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)

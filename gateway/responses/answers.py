@@ -13,6 +13,7 @@ from penstock.schemas.event import (
     Done,
     EndState,
     ErrorBody,
+    Event,
     Failed,
     FinishReason,
     Result,
@@ -37,14 +38,11 @@ def response_answer(form: AnswerContext, result: Result) -> JsonObject:
     return ended | schema_error(choice.schema_error)
 
 
-class ResponseEvents(ResumableStream):
-    """Renders a response as the events of its items, numbered from 0."""
+class ResponseEvents:
+    """Makes the events of a response, numbered from 0."""
 
-    def __init__(
-        self, form: AnswerContext, seen: ReaderPosition = NOTHING, after: int = -1
-    ) -> None:
-        """Begin a stream, for a caller who has the events up to the number `after`."""
-        super().__init__(form.job.job_id, seen)
+    def __init__(self, form: AnswerContext, after: int = -1) -> None:
+        """Begin for a caller who has the events up to the number `after`."""
         self._form = form
         self._after = after
         self._items = Items(form)
@@ -54,51 +52,60 @@ class ResponseEvents(ResumableStream):
         self._is_begun = False
         self._num_events = 0
 
-    def chunks(self, event: Delta) -> list[bytes]:
-        chunks: list[bytes] = []
+    def steps(self, event: Event) -> Iterator[JsonObject]:
+        """Yield what a job's next event brings, but for what the caller has."""
+        for kind, fields in self._steps(event):
+            number, self._num_events = self._num_events, self._num_events + 1
+            if number > self._after:
+                yield {"type": kind, "sequence_number": number, **fields}
+
+    def _steps(self, event: Event) -> Iterator[Told]:
         if not self._is_begun:
-            self._reader = self._form.reading.reader(event.markup)
-            chunks += self._begun()
-        chunks += self._events(self._items.take(self._reader.feed(event.text), event.logprobs))
-        if event.finish_reason:
-            self._reason, self._schema_error = event.finish_reason, event.schema_error
-            chunks += self._events(self._items.take(self._reader.finish(), None))
-            chunks += self._events(self._items.closed(_item_status(event.finish_reason)))
-        return [*filter(None, chunks)]
+            self._is_begun = True
+            if isinstance(event, Delta):
+                self._reader = self._form.reading.reader(event.markup)
+            for name in ("created", "in_progress"):
+                yield f"response.{name}", {"response": _head(self._form, "in_progress")}
+        if isinstance(event, Delta):
+            yield from self._items.take(self._reader.feed(event.text), event.logprobs)
+            if event.finish_reason:
+                self._reason, self._schema_error = event.finish_reason, event.schema_error
+                yield from self._items.take(self._reader.finish(), None)
+                yield from self._items.closed(_item_status(event.finish_reason))
+            return
+        if isinstance(event, Done):
+            reason = self._reason or event.finish_reason
+            yield from self._items.closed(_item_status(reason))
+            whole = _ended_answer(self._form, self._items, reason, event.usage, event.timing)
+            whole |= schema_error(self._schema_error)
+        else:
+            yield from self._items.closed("incomplete")
+            whole = _head(self._form, "failed") | _failure(event.state, event.error)
+            whole |= {"output": [*self._items.items]}
+        status = "failed" if isinstance(event, Failed) else whole["status"]
+        yield f"response.{status}", {"response": whole}
+
+
+class ResponseStream(ResumableStream):
+    """Renders a response's events as server-sent ones."""
+
+    def __init__(
+        self, form: AnswerContext, seen: ReaderPosition = NOTHING, after: int = -1
+    ) -> None:
+        super().__init__(form.job.job_id, seen)
+        self._events = ResponseEvents(form, after)
+
+    def chunks(self, event: Event) -> list[bytes]:
+        return [
+            b"event: %b\ndata: %b\n\n" % (f"{step['type']}".encode(), to_json(step))
+            for step in self._events.steps(event)
+        ]
 
     def ending(self, event: Done) -> bytes:
-        chunks = [] if self._is_begun else [*self._begun()]
-        reason = self._reason or event.finish_reason
-        chunks += self._events(self._items.closed(_item_status(reason)))
-        whole = _ended_answer(self._form, self._items, reason, event.usage, event.timing)
-        whole |= schema_error(self._schema_error)
-        chunks.append(self._event(f"response.{whole['status']}", {"response": whole}))
-        return b"".join(chunks)
+        return b"".join(self.chunks(event))
 
     def render_error(self, error: Failed) -> bytes:
-        chunks = [] if self._is_begun else [*self._begun()]
-        chunks += self._events(self._items.closed("incomplete"))
-        whole = _head(self._form, "failed") | _failure(error.state, error.error)
-        whole |= {"output": [*self._items.items]}
-        chunks.append(self._event("response.failed", {"response": whole}))
-        return b"".join(chunks)
-
-    def _begun(self) -> Iterator[bytes]:
-        self._is_begun = True
-        for name in ("created", "in_progress"):
-            response = _head(self._form, "in_progress")
-            yield self._event(f"response.{name}", {"response": response})
-
-    def _events(self, told: Iterator[Told]) -> Iterator[bytes]:
-        for kind, fields in told:
-            yield self._event(kind, fields)
-
-    def _event(self, kind: str, fields: JsonObject) -> bytes:
-        number, self._num_events = self._num_events, self._num_events + 1
-        if number <= self._after:
-            return b""
-        numbered = {"type": kind, "sequence_number": number, **fields}
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), to_json(numbered))
+        return b"".join(self.chunks(error))
 
 
 def _ended_answer(

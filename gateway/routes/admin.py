@@ -1,20 +1,18 @@
 """The routes of operators: keys, queues, workers and dead letters, as the commands have them."""
 
 import logging
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import JsonValue
 from pydantic_core import to_json
 
+from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Gateway, Open
+from penstock.gateway.http.context import Open, caller_of
 from penstock.gateway.http.idempotency import name_of
-from penstock.gateway.http.middleware import caller_of
 from penstock.gateway.metrics.overview import look, workers
-from penstock.gateway.openai.validation import validate
 from penstock.gateway.tasks.dead_letters import DeadLetters
 from penstock.gateway.tasks.fleet import Fleet
 from penstock.schemas.api.openai import JsonObject
@@ -28,7 +26,7 @@ vllm_router = APIRouter(tags=["admin"])  # at vLLM's own paths
 @router.post("/keys")
 async def create_key(request: Request, gateway: Open) -> Response:
     """Make an API key. Its text, `key`, is shown this once."""
-    asked = await read(request, gateway, partial(validate, KeyRequest), may_be_empty=True)
+    asked = await read(request, gateway, KeyRequest, may_be_empty=True)
     text, key = await gateway.keys.make(asked, await name_of(request, gateway, asked))
     log.info("key %s was made by %s", key.key_id, _who(request))
     return _json({"key": text, **key.shown()})
@@ -43,7 +41,7 @@ async def list_keys(gateway: Open) -> Response:
 @router.post("/keys/{key_id}")
 async def change_key(key_id: str, request: Request, gateway: Open) -> Response:
     """Give a key other limits, or another name. What is left out stays."""
-    asked = await read(request, gateway, partial(validate, KeyChange))
+    asked = await read(request, gateway, KeyChange)
     key = await gateway.keys.change(key_id, asked)
     log.info("key %s was changed by %s", key_id, _who(request))
     return _json(key.shown())

@@ -1,18 +1,14 @@
 """OpenAI's batches API: many requests in one file, run when the queue has time for them."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open
+from penstock.gateway.http.context import Open, ask_of, caller_of, tenant_of
 from penstock.gateway.http.idempotency import name_of
-from penstock.gateway.http.middleware import caller_of, tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, cut, page
-from penstock.gateway.openai.validation import validate
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
 
@@ -21,14 +17,17 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 @router.post("", dependencies=COUNTED)
 async def create(request: Request, gateway: Open) -> Response:
-    asked = await read(request, gateway, partial(validate, BatchAsked))
+    asked = await read(request, gateway, BatchAsked)
     if asked.webhook is not None:
         gateway.outbound.check(asked.webhook, "webhook")
     tenant, account = tenant_of(request), caller_of(request).account
     if (await gateway.files.get(tenant, asked.input_file_id)).purpose != "batch":
         sentence = "the file's purpose is not batch"
         raise InvalidJob(f"input_file_id: {sentence}", "input_file_id")
-    most_bytes, letters = gateway.most_stored(request), await name_of(request, gateway, asked)
+    most_bytes, letters = (
+        gateway.most_stored(ask_of(request)),
+        await name_of(request, gateway, asked),
+    )
     made = await gateway.batches.create(tenant, asked, account, most_bytes, letters)
     return _json(made.shape())
 

@@ -1,17 +1,13 @@
 """OpenAI's routes for conversations, and for the items in them."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open
+from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_of
-from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_of
-from penstock.gateway.openai.validation import validate
 from penstock.gateway.responses.conversation import ItemNotFound
 from penstock.gateway.responses.requests import shown_item
 from penstock.schemas.api.openai import JsonObject, MetadataRequest
@@ -22,13 +18,13 @@ router = APIRouter(prefix="/v1/conversations", tags=["openai"])
 
 @router.post("", dependencies=COUNTED)
 async def create(request: Request, gateway: Open) -> Response:
-    asked = await read(request, gateway, partial(validate, ConversationRequest), may_be_empty=True)
+    asked = await read(request, gateway, ConversationRequest, may_be_empty=True)
     items = [shown_item(item) for item in asked.items]
     made = await gateway.conversations.create(
         tenant_of(request),
         asked.metadata,
         items,
-        gateway.most_stored(request),
+        gateway.most_stored(ask_of(request)),
         await name_of(request, gateway, asked),
     )
     return _json(made.shape())
@@ -42,8 +38,8 @@ async def retrieve(conversation_id: str, request: Request, gateway: Open) -> Res
 @router.post("/{conversation_id}", dependencies=COUNTED)
 async def update(conversation_id: str, request: Request, gateway: Open) -> Response:
     """Give a conversation other metadata."""
-    asked = await read(request, gateway, partial(validate, MetadataRequest))
-    tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
+    asked = await read(request, gateway, MetadataRequest)
+    tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
     await gateway.conversations.annotate(tenant, conversation_id, asked.metadata, most_bytes)
     return _json((await gateway.conversations.read(tenant, conversation_id)).shape())
 
@@ -57,9 +53,9 @@ async def delete(conversation_id: str, request: Request, gateway: Open) -> Respo
 @router.post("/{conversation_id}/items", dependencies=COUNTED)
 async def add_items(conversation_id: str, request: Request, gateway: Open) -> Response:
     """Add up to 20 items at the end."""
-    asked = await read(request, gateway, partial(validate, ItemsRequest))
+    asked = await read(request, gateway, ItemsRequest)
     items = [shown_item(item) for item in asked.items]
-    tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
+    tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
     letters = await name_of(request, gateway, asked)
     added = await gateway.conversations.add(tenant, conversation_id, items, most_bytes, letters)
     return _json(page(added, has_more=False))

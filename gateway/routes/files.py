@@ -14,9 +14,8 @@ from penstock.gateway.files.files import (
     Files,
 )
 from penstock.gateway.files.storage import discarded, folder_errors
-from penstock.gateway.http.context import Open
+from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_under
-from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import Upload, declared_bytes, receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, Order, cut, page
@@ -32,7 +31,7 @@ BYTES = "application/octet-stream"
 async def upload(request: Request, gateway: Open) -> Response:
     """Upload a file: multipart/form-data with `file` and with `purpose`."""
     files, tenant, settings = gateway.files, tenant_of(request), gateway.settings
-    part, most_bytes = files.new_part(), gateway.most_stored(request)
+    part, most_bytes = files.new_part(), gateway.most_stored(ask_of(request))
     declared = declared_bytes(request, settings.max_file_bytes)
     async with gateway.storage.room(tenant, part.name, declared, most_bytes):
         with folder_errors(), discarded(part):

@@ -6,8 +6,7 @@ from contextlib import suppress
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from penstock.gateway.http.context import Open
-from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.http.context import Open, caller_of
 from penstock.gateway.metrics.metrics import Seen
 from penstock.gateway.metrics.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature

@@ -9,13 +9,12 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import Field, JsonValue
 from pydantic_core import to_json
 
+from penstock.gateway.admission.forms import read_asked
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.auth.share_tokens import ShareRequest
-from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open
-from penstock.gateway.http.middleware import caller_of, tenant_of
+from penstock.gateway.http.body import HttpBody, read
+from penstock.gateway.http.context import Open, ask_of, caller_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
-from penstock.gateway.http.whole import read_asked
 from penstock.gateway.openai.forms import any_job
 from penstock.gateway.openai.ignored import ignored_params
 from penstock.gateway.openai.large_json import to_json_in_pieces
@@ -79,18 +78,19 @@ async def submit(request: Request, gateway: Open) -> Response:
 
     The body is a chat's or a completion's; `params` may hold SamplingParams as they are.
     """
-    job, own, ignored = await read_asked(request, gateway, partial(_asked, caller_of(request)))
-    gateway.tell_ignored(request, ignored)
+    ask, body = ask_of(request), HttpBody(request, gateway)
+    job, own, ignored = await read_asked(gateway, body, partial(_asked, ask.caller))
+    gateway.tell_ignored(ask, ignored)
     webhook, kept_s = own.webhook, gateway.client.result_ttl_s if own.keep_request else None
     if webhook is not None:
         gateway.outbound.check(webhook, "webhook")
     is_told = webhook is not None or await gateway.webhooks.has_endpoints(job.tenant)
     if is_told:  # what waits to be told counts as stored
-        await gateway.storage.check(job.tenant, gateway.most_stored(request))
+        await gateway.storage.check(job.tenant, gateway.most_stored(ask))
     note = Note(webhook=webhook or "").dump() if is_told else None
-    job, _ = await gateway.admit(request, job, note, kept_s)
+    job_id = (await gateway.admit(ask, job, note, kept_s)).job_id
     try:
-        return _json(_shape(await gateway.client.status(job.job_id, job.tenant)), 202)
+        return _json(_shape(await gateway.client.status(job_id, job.tenant)), 202)
     except JobNotFound:  # although it was taken a moment ago
         raise QueueUnreachable("Redis lost the job that it had taken; submit it again") from None
 
@@ -139,14 +139,14 @@ async def events(
     if had.position:
         gateway.metrics.reconnects.inc()
     following = gateway.client.event_batches(job_id, cursor, tenant)
-    stream = OpenedStream(following, _nothing, Lines(cursor), gateway.settings.ping_s)
-    return gateway.open_reads.bounded(request, stream)
+    answering = gateway.reading(ask_of(request), job_id, following)
+    return OpenedStream(answering, Lines(cursor), gateway.settings.ping_s)
 
 
 @router.post("/{job_id}/share")
 async def share(job_id: str, request: Request, gateway: Open) -> Response:
     """Make a token with which anybody may look at and follow this job for `expires_s` seconds."""
-    asked = await read(request, gateway, partial(validate, ShareRequest), may_be_empty=True)
+    asked = await read(request, gateway, ShareRequest, may_be_empty=True)
     tenant = tenant_of(request)
     await gateway.client.status(job_id, tenant)
     token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
@@ -178,13 +178,6 @@ def _asked(caller: Caller, body: JsonObject) -> tuple[Job, OfJobs, list[str]]:
     ignored = [name for name in others if name not in OF_JOBS]
     ignored += [name for name, usual in OF_ANSWERS.items() if flat.get(name, usual) != usual]
     return job, validate(OfJobs, flat), ignored + ignored_params(body)
-
-
-async def _nothing() -> None:
-    """Do nothing when a follower leaves.
-
-    The job is another's, or its reader comes back.
-    """
 
 
 def _shape(status: JobStatus, result: Result | None = None) -> dict[str, object]:

@@ -2,12 +2,12 @@
 
 from fastapi import APIRouter, Request, Response
 
+from penstock.gateway.admission.forms import read_form
 from penstock.gateway.anthropic.answers import MessageEvents, count_answer, message_answer
 from penstock.gateway.anthropic.requests import count_form, messages_form
-from penstock.gateway.http.context import Open
-from penstock.gateway.http.middleware import span_of
-from penstock.gateway.http.whole import answered, read_form, whole
-from penstock.gateway.metrics.metrics import RequestTimer
+from penstock.gateway.http.body import HttpBody
+from penstock.gateway.http.context import Open, ask_of
+from penstock.gateway.http.whole import answered, whole
 
 router = APIRouter(tags=["anthropic"])
 
@@ -19,6 +19,5 @@ async def messages(request: Request, gateway: Open) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, gateway: Open) -> Response:
-    watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read_form(request, gateway, count_form)
-    return await whole(request, gateway, watch, form, count_answer)
+    form = await read_form(gateway, ask_of(request), HttpBody(request, gateway), count_form)
+    return await whole(request, gateway, form, count_answer)

@@ -2,22 +2,18 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic_core import to_json
 
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open
-from penstock.gateway.http.middleware import caller_of, span_of, tenant_of
-from penstock.gateway.http.whole import answered, read_asked, streamed, whole
-from penstock.gateway.metrics.metrics import RequestTimer
+from penstock.gateway.http.context import Open, tenant_of
+from penstock.gateway.http.whole import answered
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form
 from penstock.gateway.openai.responses import chat_answer, model_shape, text_answer
 from penstock.gateway.openai.stream import ChatChunks, TextChunks
-from penstock.gateway.openai.validation import validate
 from penstock.schemas.api.openai import AbortRequest
 from penstock.schemas.errors import JobGone, JobNotFound, ModelNotFound
 from penstock.schemas.keys import JOB_ID
@@ -38,19 +34,14 @@ async def completions(request: Request, gateway: Open) -> Response:
 @router.post("/inference/v1/generate")
 async def generate(request: Request, gateway: Open) -> Response:
     """Answer tokens with tokens, as vLLM does."""
-    watch = RequestTimer(gateway.metrics, span_of(request.scope))
-    form = await read_asked(request, gateway, partial(generate_form, caller_of(request)))
-    gateway.tell_ignored(request, form.ignored)
-    if form.is_streamed:
-        return await streamed(request, gateway, watch, form, TokenChunks)
-    return await whole(request, gateway, watch, form, generate_answer)
+    return await answered(request, gateway, generate_form, TokenChunks, generate_answer)
 
 
 @router.post("/abort_requests")
 @router.post("/inference/v1/abort_requests")
 async def abort_requests(request: Request, gateway: Open) -> Response:
     """Cancel the jobs of answers, by the answers' ids. One that is not known or has ended stays."""
-    asked = await read(request, gateway, partial(validate, AbortRequest))
+    asked = await read(request, gateway, AbortRequest)
     found = [JOB_ID.search(each) for each in asked.request_ids]
     aborted = []
     for job_id in dict.fromkeys(match[0] for match in found if match):

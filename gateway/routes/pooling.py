@@ -2,20 +2,20 @@
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.gateway.http.context import Open
-from penstock.gateway.http.middleware import caller_of, span_of
-from penstock.gateway.http.whole import read_asked, whole
-from penstock.gateway.metrics.metrics import RequestTimer
+from penstock.gateway.admission.forms import read_asked
+from penstock.gateway.http.body import HttpBody
+from penstock.gateway.http.context import Open, caller_of
+from penstock.gateway.http.whole import whole
 from penstock.gateway.openai.endpoints import OF_VECTORS
 
 router = APIRouter(tags=["pooling"])
 
 
 async def pool(request: Request, gateway: Open) -> Response:
-    watch = RequestTimer(gateway.metrics, span_of(request.scope))
     endpoint, caller = OF_VECTORS[request.url.path], caller_of(request)
-    form = await read_asked(request, gateway, lambda body: endpoint.form(caller, body, ""))
-    return await whole(request, gateway, watch, form, endpoint.shape)
+    body = HttpBody(request, gateway)
+    form = await read_asked(gateway, body, lambda fields: endpoint.form(caller, fields, ""))
+    return await whole(request, gateway, form, endpoint.shape)
 
 
 for path in OF_VECTORS:

@@ -3,15 +3,14 @@
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 
 from fastapi import APIRouter, Request, Response
 from pydantic import JsonValue
 
+from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.follow.large_texts import TextLost
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Gateway, Open
-from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.http.context import Open, tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page, page_of
@@ -23,7 +22,6 @@ from penstock.gateway.openai.stored_chats import (
     stored_form,
     stored_messages,
 )
-from penstock.gateway.openai.validation import validate
 from penstock.schemas.api.openai import JsonObject, MetadataRequest
 from penstock.schemas.delivery import JobStatus
 from penstock.schemas.errors import JobGone, JobNotFound
@@ -74,7 +72,7 @@ async def update(completion_id: str, request: Request, gateway: Open) -> Respons
     """Give a stored chat other metadata."""
     job_id, tenant = chat_job_id(completion_id), tenant_of(request)
     await _stored(gateway, job_id, tenant)  # a job that is no chat is not found
-    asked = await read(request, gateway, partial(validate, MetadataRequest))
+    asked = await read(request, gateway, MetadataRequest)
     await gateway.client.annotate(job_id, asked.metadata, tenant)
     return _json(await _shown(gateway, job_id, tenant))
 

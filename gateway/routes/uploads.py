@@ -1,19 +1,15 @@
 """OpenAI's uploads: a file that comes in parts."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from penstock.gateway.files.storage import discarded, folder_errors
 from penstock.gateway.files.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open
+from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_of, name_under
-from penstock.gateway.http.middleware import tenant_of
 from penstock.gateway.http.upload import receive
 from penstock.gateway.http.writes import COUNTED
-from penstock.gateway.openai.validation import validate
 from penstock.schemas.api.openai import JsonObject
 
 router = APIRouter(prefix="/v1/uploads", tags=["files"])
@@ -21,8 +17,8 @@ router = APIRouter(prefix="/v1/uploads", tags=["files"])
 
 @router.post("", dependencies=COUNTED)
 async def create(request: Request, gateway: Open) -> Response:
-    asked = await read(request, gateway, partial(validate, UploadRequest))
-    tenant, most_bytes = tenant_of(request), gateway.most_stored(request)
+    asked = await read(request, gateway, UploadRequest)
+    tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
     letters = await name_of(request, gateway, asked)
     record = await gateway.uploads.create(tenant, asked, most_bytes, letters)
     return _json(record.shape(record.created_s))
@@ -46,11 +42,11 @@ async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
 @router.post("/{upload_id}/complete", dependencies=COUNTED)
 async def complete(upload_id: str, request: Request, gateway: Open) -> Response:
     """Join the parts in the order given, which makes the file."""
-    asked = await read(request, gateway, partial(validate, CompleteRequest))
+    asked = await read(request, gateway, CompleteRequest)
     await name_of(request, gateway, asked)  # a repeat asks the same
     record = await gateway.uploads.get(tenant_of(request), upload_id)
     with folder_errors():
-        file = await gateway.uploads.complete(record, asked, gateway.most_stored(request))
+        file = await gateway.uploads.complete(record, asked, gateway.most_stored(ask_of(request)))
     return _json(record.model_copy(update={"end": "completed"}).shape(0, file))
 
 

@@ -3,8 +3,7 @@
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from penstock.gateway.http.context import Open
-from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.schemas.api.openai import JsonObject
 
 router = APIRouter(tags=["jobs"])
@@ -18,7 +17,7 @@ async def usage(request: Request, gateway: Open) -> Response:
     shown: JsonObject = {
         "object": "usage",
         "tenant": tenant,
-        "storage": stored.shape(gateway.most_stored(request)),
+        "storage": stored.shape(gateway.most_stored(ask_of(request))),
         "accounts": [*await gateway.overview.accounts(tenant)],
     }
     return Response(to_json(shown), media_type="application/json")

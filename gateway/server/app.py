@@ -13,6 +13,9 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from penstock.gateway.admission.door import Door
+from penstock.gateway.admission.gateway import Gateway
+from penstock.gateway.admission.open_reads import OpenReads
 from penstock.gateway.auth.access import Access
 from penstock.gateway.auth.key_desk import KeyDesk
 from penstock.gateway.auth.keyring import Keyring, KeyStore
@@ -25,14 +28,12 @@ from penstock.gateway.files.storage import NoSuchStore
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http import errors
-from penstock.gateway.http.context import Gateway
 from penstock.gateway.http.head import PlainHead
 from penstock.gateway.http.middleware import Middleware
-from penstock.gateway.http.open_reads import OpenReads
-from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.metrics.metrics import Metrics
 from penstock.gateway.metrics.overview import Overview
 from penstock.gateway.openai.stored_chats import StoredChats
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.queue_client import QueueClient
 from penstock.gateway.responses.conversations import Conversations
 from penstock.gateway.routes import admin as admin_routes
@@ -101,11 +102,26 @@ def build(settings: GatewaySettings) -> FastAPI:
     check_secret(settings, secret)
     time_ms = partial(server_time_ms, Connection(client.redis))
     shares = Shares(secret, client.owner, time_ms)
+    access = Access(
+        Keyring(client.redis, secret),
+        shares,
+        settings.api_key,
+        settings.require_api_keys,
+        settings.open_metrics,
+        WebPages.at(
+            settings.host,
+            settings.uds is not None,
+            settings.allowed_hosts,
+            settings.allowed_origins,
+        ),
+    )
+    traces = tracing(settings, "penstock-gateway")
     metrics, number = Metrics(settings.metrics_max_tenants), version("penstock")
     files = Files(client.redis, settings)
     gateway = Gateway(
         settings,
         client,
+        Door(access, traces),
         shares,
         metrics,
         number,
@@ -120,21 +136,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         Overview(client, number),
         OpenReads(settings.max_open_reads),
         StorageAccounts(client.redis),
-        tracing(settings, "penstock-gateway"),
-    )
-
-    access = Access(
-        Keyring(client.redis, secret),
-        shares,
-        settings.api_key,
-        settings.require_api_keys,
-        settings.open_metrics,
-        WebPages.at(
-            settings.host,
-            settings.uds is not None,
-            settings.allowed_hosts,
-            settings.allowed_origins,
-        ),
+        traces,
     )
 
     def apply(new: GatewaySettings) -> None:
@@ -158,12 +160,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     app.state.apply = apply
     app.state.exit_status = 0
     app.state.is_stopping = lambda: False  # the server's own word, where one runs
-    app.add_middleware(
-        Middleware,
-        access=access,
-        metrics=gateway.metrics,
-        tracing=gateway.tracing,
-    )
+    app.add_middleware(Middleware, door=gateway.door, metrics=metrics)
     if settings.allowed_origins:  # before keys are looked at: a browser asks without one first
         app.add_middleware(
             CORSMiddleware,

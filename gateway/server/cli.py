@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import uvicorn
 from starlette.datastructures import State
 
-from penstock.gateway.http.listening import (
+from penstock.gateway.process.listening import (
     CannotListen,
     close,
     listen,
@@ -19,7 +19,7 @@ from penstock.gateway.http.listening import (
     tls_of,
     url_of,
 )
-from penstock.gateway.http.settings import RELOADABLE, GatewaySettings
+from penstock.gateway.process.settings import RELOADABLE, GatewaySettings
 from penstock.gateway.server.app import build
 from penstock.gateway.server.protocol import Timeouts, bounded
 from penstock.gateway.server.socket import EndingSocket

@@ -7,7 +7,7 @@ import logging
 
 from penstock.gateway.auth.keyring import KeyStore
 from penstock.gateway.auth.web_pages import is_loopback
-from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.schemas.process.secret import BadSecret, mark_of
 
 log = logging.getLogger(__name__)

@@ -3,9 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from pydantic_core import to_json
-
-from penstock.gateway.http.body import parsed
+from penstock.gateway.admission.bodies import parsed
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
 
 STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
@@ -19,7 +18,8 @@ class InvalidStreamId(InvalidJob):
 class ResponseCreate:
     """A message that asks for a response.
 
-    body        what a POST would have as its body
+    fields      of the body that a POST would have
+    num_bytes   of the message
     previous    the response that it goes on with, or ""
     is_stored   False: this connection alone knows the response
     stream_id   the lane; "" is the one without a name
@@ -27,7 +27,8 @@ class ResponseCreate:
     has_input   False: the prompt is what is said before any input
     """
 
-    body: bytes
+    fields: JsonObject
+    num_bytes: int
     previous: str
     is_stored: bool
     stream_id: str
@@ -60,4 +61,4 @@ def read_command(raw: bytes) -> ResponseCreate:
         body |= {"max_output_tokens": 1, "store": False}
         body["input"] = body["input"] if has_input else ""
     previous, is_stored = f"{body.get('previous_response_id', '')}", body.get("store") is not False
-    return ResponseCreate(to_json(body), previous, is_stored, stream_id, generates, has_input)
+    return ResponseCreate(body, len(raw), previous, is_stored, stream_id, generates, has_input)

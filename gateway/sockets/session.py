@@ -1,22 +1,24 @@
 """Responses over one websocket, as OpenAI has them: each message is a request of its own."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 from fastapi import WebSocket, WebSocketDisconnect
-from pydantic_core import from_json, to_json
-from starlette.types import ASGIApp
+from pydantic_core import to_json
 
-from penstock.gateway.http.context import Gateway
-from penstock.gateway.http.middleware import tenant_of
+from penstock.gateway.admission.gateway import Gateway
+from penstock.gateway.auth.access import RequestHead
 from penstock.gateway.openai.responses import error
 from penstock.gateway.responses.answers import as_called
 from penstock.gateway.responses.stored import going_on
 from penstock.gateway.sockets.commands import ResponseCreate, read_command
-from penstock.gateway.sockets.inner import post
-from penstock.gateway.sockets.turns import TURN, LocalResponses, ResponseTurn
+from penstock.gateway.sockets.exchange import Exchange
+from penstock.gateway.sockets.turns import LocalResponses
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import GatewayStopped, InvalidJob, PenstockError, Unavailable
+from penstock.schemas.event import ErrorBody
+from penstock.schemas.job import Job, Message
 
 ENDING = "penstock.ending"  # in a websocket's scope: the event that the gateway ends
 MAX_ACTIVE = 16  # responses of one connection that are made at once
@@ -40,26 +42,30 @@ class TooManyWait(Unavailable):
 class ResponsesSocket:
     """One connection. What is asked on a lane is answered in turn, and lanes beside each other.
 
-    app     takes each request, as if it had come alone
-    ending  is set when the gateway ends: what was asked is answered, and then the socket is closed
+    When the gateway ends, what was asked is answered, and then the socket is closed.
     """
 
-    def __init__(
-        self, websocket: WebSocket, gateway: Gateway, app: ASGIApp, ending: asyncio.Event
-    ) -> None:
+    def __init__(self, websocket: WebSocket, tenant: str) -> None:
+        scope = websocket.scope
         self._websocket = websocket
-        self._off_loop = gateway.client.off_loop
-        self._tenant = tenant_of(websocket)
-        self._app = app
-        self._ending = ending
+        self._head = RequestHead("POST", scope["path"], scope["query_string"], websocket.headers)
+        self._off_loop = self._gateway.client.off_loop
+        self._tenant = tenant
+        self._ending: asyncio.Event = scope[ENDING]
         self._left = asyncio.Event()
-        self._most_bytes = gateway.settings.max_body_bytes
+        self._most_bytes = self._gateway.settings.max_body_bytes
         self._turns = LocalResponses(self._most_bytes)
         self._lanes: dict[str, asyncio.Task[None]] = {}  # the last that was asked on each
         self._slots = asyncio.Semaphore(MAX_ACTIVE)
         self._num_open = self._open_bytes = 0  # asked, and not answered
         self._is_idle = asyncio.Event()
         self._is_idle.set()
+
+    @property
+    def _gateway(self) -> Gateway:
+        """The gateway with the settings that are in force now."""
+        gateway: Gateway = self._websocket.app.state.gateway
+        return gateway
 
     async def serve(self) -> None:
         """Answer until the caller leaves or the gateway ends."""
@@ -100,10 +106,10 @@ class ResponsesSocket:
                 )
                 raise TooManyWait(sentence)
         except PenstockError as refusal:
-            await self._send_error(refusal, stream_id)
+            await self._send_error(refusal.body(), stream_id)
             return
         self._num_open += 1
-        self._open_bytes += len(create.body)
+        self._open_bytes += create.num_bytes
         self._is_idle.clear()
         before = self._lanes.get(stream_id)
         self._lanes[stream_id] = parts.create_task(self._in_turn(create, before))
@@ -117,79 +123,76 @@ class ResponsesSocket:
                     await self._respond(create)
         finally:
             self._num_open -= 1
-            self._open_bytes -= len(create.body)
+            self._open_bytes -= create.num_bytes
             if not self._num_open:
                 self._is_idle.set()
 
     async def _respond(self, create: ResponseCreate) -> None:
         before, num_bytes = self._turns.find(create.previous)
-        turn, has_ended = ResponseTurn(before), False
+        has_ended = False
 
-        async def send_event(kind: str, data: bytes) -> None:
+        async def send_event(event: JsonObject) -> None:
             nonlocal has_ended
+            kind = event["type"]
             has_ended = has_ended or kind in _ENDS
-            if kind in _ANSWERS and not create.is_stored:
-                data = await self._kept(create, turn, num_bytes, data)
-            elif not create.generates and kind not in _SHOWN_OF_NOTHING:
+            if not create.generates and kind not in (*_ANSWERS, *_SHOWN_OF_NOTHING):
                 return
-            await self._send(data, create.stream_id)
+            if kind in _ANSWERS and not create.is_stored:
+                assert exchange.form is not None
+                await self._keep(create, exchange.form.job, before, num_bytes, event)
+            await self._send(event, create.stream_id)
 
-        status, refused = await post(
-            self._app, self._websocket.scope, create.body, {TURN: turn}, self._left, send_event
-        )
-        if status >= 400:
+        exchange = Exchange(self._gateway, self._head, self._left, send_event)
+        await exchange.run(create, before)
+        if exchange.refusal is not None:
             self._turns.drop(create.stream_id, create.previous)
-            told = {"type": "error", "status": status, **from_json(refused)}
-            await self._send(to_json(told), create.stream_id)
+            await self._send_error(exchange.refusal, create.stream_id)
         elif not (has_ended or self._left.is_set()):
             await self._websocket.close(_FAILED)
 
-    async def _kept(
-        self, create: ResponseCreate, turn: ResponseTurn, num_bytes: int, data: bytes
-    ) -> bytes:
-        """Keep a response that is not stored; return its last event, as it is to be shown."""
-        assert turn.form is not None
-        job = turn.form.job
-        response, data = await self._off_loop.run(
-            self._tenant, len(data), _ended, data, create.generates
-        )
-        num_bytes += len(create.body) + len(data)
-        said = turn.before or []
+    async def _keep(
+        self,
+        create: ResponseCreate,
+        job: Job,
+        before: Sequence[Message] | None,
+        num_bytes: int,
+        event: JsonObject,
+    ) -> None:
+        """Keep a response that is not stored. Its last event loses an answer that none asked for.
+
+        num_bytes  about how many `before` has, that it goes on with
+        """
+        response = event["response"]
+        assert isinstance(response, dict)
+        if not create.generates:
+            _leave_answer_out(event, response)
+        num_bytes += create.num_bytes + len(to_json(event))
+        said = before or []
         if create.has_input:
             said = await self._off_loop.run(
                 self._tenant, num_bytes, going_on, job, response["output"]
             )
         self._turns.keep(create.stream_id, f"{response['id']}", said, num_bytes)
-        return data
 
-    async def _send_error(self, refusal: PenstockError, stream_id: str) -> None:
-        body = refusal.body()
-        told: JsonObject = {"type": "error", "status": body.status, **error(as_called(body))}
-        await self._send(to_json(told), stream_id)
+    async def _send_error(self, body: ErrorBody, stream_id: str) -> None:
+        failure: JsonObject = {"type": "error", "status": body.status, **error(as_called(body))}
+        await self._send(failure, stream_id)
 
-    async def _send(self, event: bytes, stream_id: str) -> None:
-        """Send an event, which begins with `{`, under its lane's name; nobody may be there."""
+    async def _send(self, event: JsonObject, stream_id: str) -> None:
+        """Send an event under its lane's name; nobody may be there."""
         if self._left.is_set():
             return
-        text = event.decode()
         if stream_id:
-            text = f'{{"stream_id":"{stream_id}",{text[1:]}'
+            event = {"stream_id": stream_id, **event}
         try:
-            await self._websocket.send_text(text)
+            await self._websocket.send_text(to_json(event).decode())
         except (WebSocketDisconnect, RuntimeError):
             self._left.set()
 
 
-def _ended(data: bytes, has_answer: bool) -> tuple[JsonObject, bytes]:
-    """Return the response of a last event, and the event, without an answer that none asked for."""
-    event: JsonObject = from_json(data)
-    response = event["response"]
-    assert isinstance(response, dict)
-    if has_answer:
-        return response, data
+def _leave_answer_out(event: JsonObject, response: JsonObject) -> None:
     response |= {"status": "completed", "incomplete_details": None, "output": []}
     usage = response["usage"]
     assert isinstance(usage, dict)
     usage |= {"output_tokens": 0, "total_tokens": usage["input_tokens"]}
     event |= {"type": "response.completed", "sequence_number": 2}
-    return response, to_json(event)

@@ -4,22 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.gateway.openai.responses import AnswerContext
 from penstock.schemas.job import Message
-
-TURN = "penstock.turn"  # in the scope of a request
-
-
-@dataclass(slots=True)
-class ResponseTurn:
-    """A request as its connection knows it.
-
-    before  the messages of the response that it goes on with; None if the connection has none
-    form    how it was understood, once it was
-    """
-
-    before: Sequence[Message] | None
-    form: AnswerContext | None = None
 
 
 @dataclass(frozen=True, slots=True)

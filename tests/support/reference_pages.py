@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo  # noqa: E402
 from penstock.compose.acl import ROLES, line  # noqa: E402
 from penstock.compose.local import LocalSettings  # noqa: E402
 from penstock.gateway.housekeeping import main as housekeeping  # noqa: E402
-from penstock.gateway.http import settings as gateway  # noqa: E402
 from penstock.gateway.metrics.metrics import Metrics  # noqa: E402
+from penstock.gateway.process import settings as gateway  # noqa: E402
 from penstock.schemas.params.sampling import SamplingParams  # noqa: E402
 from penstock.schemas.process.start import Settings  # noqa: E402
 from penstock.worker.external.dialect import DIALECTS, UNKNOWN  # noqa: E402

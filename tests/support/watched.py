@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 
 from fastapi import FastAPI
 
-from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.server import cli
 from stage import GatewayProcess
 

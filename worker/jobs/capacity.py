@@ -21,7 +21,7 @@ _CLASSES: tuple[tuple[int, QueueClass], ...] = ((1, "normal"), (0, "high"))
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ReadRequest:
     """The number of jobs to read.
 
     With `down_to` there is no room: one job is read, of that priority class or a higher one, and
@@ -76,7 +76,7 @@ class Capacity:
         self._reader: object | None = None  # the only one that may read
         self._changed = asyncio.Event()
 
-    async def wait(self, reader: object) -> Ask:
+    async def wait(self, reader: object) -> ReadRequest:
         """Wait for room and return what to read, at least one job.
 
         The room is kept until `note_read`.
@@ -144,7 +144,9 @@ class Capacity:
             self._changed.clear()
             await self._changed.wait()
 
-    def note_read(self, reader: object, ask: Ask, num_read: int = 0, num_batch: int = 0) -> None:
+    def note_read(
+        self, reader: object, ask: ReadRequest, num_read: int = 0, num_batch: int = 0
+    ) -> None:
         """Note what a read brought.
 
         num_batch  how many of the jobs are known to be of the class `batch`
@@ -228,15 +230,15 @@ class Capacity:
         free = self._free_beside(len(self._sequences), self._load.num_held_blocks, self._unseen)
         return max(0, min(free, batch.most_seqs - self._num_batch - coming))
 
-    def _ask(self) -> Ask | None:
+    def _ask(self) -> ReadRequest | None:
         if count := self.free():
             share = (count + self._num_asked) // self._num_lanes
             count, batch = min(count, max(1, share)), self._free_for_batch()
-            return Ask(count, batch=None if batch is None else min(batch, count))
+            return ReadRequest(count, batch=None if batch is None else min(batch, count))
         if down_to := self._preempts_for():
-            return Ask(1, down_to, held_rows=self._held_rows())
+            return ReadRequest(1, down_to, held_rows=self._held_rows())
         if self._trial is None:
-            return Ask(_MOST_TEXTS, "text", held_rows=self._held_rows())
+            return ReadRequest(_MOST_TEXTS, "text", held_rows=self._held_rows())
         return None
 
     def _is_next(self, reader: object) -> bool:

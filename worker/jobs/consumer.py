@@ -27,7 +27,7 @@ from penstock.worker.engine.io.limits import EngineLimits
 from penstock.worker.engine.io.messages import NO_WORDS, AddSequence
 from penstock.worker.jobs.active_job import ActiveJob, Times
 from penstock.worker.jobs.best_of import BestOfJob
-from penstock.worker.jobs.capacity import Ask, Capacity
+from penstock.worker.jobs.capacity import Capacity, ReadRequest
 from penstock.worker.jobs.lease_clock import LeaseClock
 from penstock.worker.jobs.pooled import Pooled
 from penstock.worker.jobs.streamer import Streamer
@@ -285,7 +285,7 @@ class Consumer:
         except TimeoutError:
             return  # a job that was just being started is in work now; the next try hands it back
 
-    async def _read(self, ask: Ask) -> list[Entry] | None:
+    async def _read(self, ask: ReadRequest) -> list[Entry] | None:
         entries: list[Entry] = []
         await self._lease.holds()
         incarnation, is_alone = self._incarnation, not self._capacity.is_used

@@ -8,8 +8,8 @@ import pytest
 import redis
 from fastapi.testclient import TestClient
 
-from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai import unsupported
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.server.app import build
 from penstock.schemas.job import MAX_ANSWER_BYTES
 from penstock.schemas.keys import CHORES, MODELS

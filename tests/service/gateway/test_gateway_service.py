@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.compose.server import Server
-from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.metrics.lane_metrics import LaneReport
 from penstock.gateway.metrics.metrics import Metrics, Seen
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.server.cli import main
 from penstock.schemas.delivery import LaneStatus, WorkerStatus
 from penstock.schemas.metrics import names

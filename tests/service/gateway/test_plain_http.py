@@ -19,8 +19,8 @@ from penstock.compose.server import Server
 from penstock.gateway.auth.access import OPEN_PATHS
 from penstock.gateway.described.description import description_of
 from penstock.gateway.described.table import ROUTES
-from penstock.gateway.http.listening import CannotListen, ListenSettings, listen, tls_of
-from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.process.listening import CannotListen, ListenSettings, listen, tls_of
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.server.app import build
 from penstock.schemas.process.exit_status import NEVER_STARTS
 from stage import MODEL, Actor, GatewayProcess, Wait, eventually, spoken

@@ -13,7 +13,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from api_keys import bearer
-from penstock.gateway.http.listening import ListenSettings
+from penstock.gateway.process.listening import ListenSettings
 from stage import MODEL, Actor, GatewayProcess
 
 TEXT = {"model": MODEL, "prompt": "hi"}

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from starlette.types import Message, Send
 
+from penstock.gateway.admission.ask import Answering
+from penstock.gateway.auth.access import Caller
 from penstock.gateway.http.sse import EventStream
 from penstock.gateway.markup.reader import Reading
 from penstock.gateway.openai.responses import AnswerContext, chat_answer, text_answer
@@ -203,7 +205,7 @@ def relayed(batches: AsyncGenerator[list[Event], None], send: Send) -> None:
     async def left() -> None:
         raise AssertionError("nobody left")
 
-    stream = EventStream(batches, left, Plain(), ping_s=60)
+    stream = EventStream(Answering("", batches, Caller(), left), Plain(), ping_s=60)
     asyncio.run(stream({"type": "http"}, nobody_leaves, send))
 
 

@@ -6,8 +6,8 @@ from fastapi.routing import APIRoute
 
 from paths import ROOT
 from penstock.gateway.auth.access import NEEDED, OPEN_PATHS
-from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.http.writes import COUNTED
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.server.app import ROUTERS, build
 
 FOR_ANY_KEY = {"/v1/models", "/v1/models/{name}", "/version", "/v1/usage"}

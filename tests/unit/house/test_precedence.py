@@ -7,7 +7,7 @@ import yaml
 
 from paths import ROOT
 from penstock.gateway.housekeeping.main import HousekeepingSettings
-from penstock.gateway.http.settings import GatewaySettings
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.schemas.process.start import Settings, load_settings
 from penstock.worker.process.settings import WorkerSettings
 

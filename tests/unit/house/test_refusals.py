@@ -8,8 +8,8 @@ from annotated_types import MaxLen
 from pydantic import BaseModel
 
 from paths import ROOT
-from penstock.gateway.http.settings import GatewaySettings
 from penstock.gateway.openai import validation as shape
+from penstock.gateway.process.settings import GatewaySettings
 from penstock.gateway.server import protocol
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas import job

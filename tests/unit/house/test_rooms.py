@@ -94,6 +94,7 @@ MAY_IMPORT = {
         "gateway", "schemas", "arq", "pydantic", "pydantic_core", "pydantic_settings",
         "fastapi", "starlette", "uvicorn", "prometheus_client", "rich",
     },
+    "gateway.admission": {"gateway", "schemas", "pydantic", "pydantic_core"},
     "gateway.housekeeping.arq_loop": {"arq", "redis", "schemas"},
     "gateway.http.upload": {"gateway", "schemas", "fastapi", "starlette", "python_multipart"},
     "gateway.files.storage": {"schemas", "obstore"},
@@ -159,6 +160,8 @@ NEVER_AT_START = {
     | CALLS_OUT
     | {"asyncio", "pydantic", "msgspec"},
     "import penstock.gateway.server.cli": COMPUTES | {"arq", "redis", "openai"},
+    # What is asked, and its answer, whatever transport they come and go by.
+    "import penstock.gateway.admission.responses": COMPUTES | {"fastapi", "starlette", "uvicorn"},
     "import penstock.gateway.housekeeping.main": COMPUTES | SERVES,
     "import penstock.gateway.commands.keys": COMPUTES
     | SERVES

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 from penstock.gateway.files.files import FilesSettings
-from penstock.gateway.http.listening import ListenSettings
+from penstock.gateway.process.listening import ListenSettings
 from penstock.gateway.webhooks.outbound import OutboundSettings
 from penstock.schemas.process.nearby import ANYWHERE
 from penstock.schemas.process.start import SecretSettings, words_of

@@ -4,10 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fastapi import Request, Response
-from starlette.types import Receive, Scope, Send
-
-from penstock.gateway.http.middleware import caller_of
+from penstock.gateway.auth.access import Caller
 from penstock.schemas.errors import Unavailable
 
 RETRY_AFTER_MS = 1000
@@ -26,14 +23,10 @@ class OpenReads:
         self._most = most
         self._open: Counter[str] = Counter()
 
-    def bounded(self, request: Request, response: Response) -> Response:
-        """Return the response as one that counts while it is sent, or is refused."""
-        caller = caller_of(request)
-        return _Bounded(self, caller.key.key_id if caller.key else caller.tenant, response)
-
     @contextmanager
-    def another(self, name: str) -> Iterator[None]:
-        """Count a read for the block. Raises TooManyReads."""
+    def another(self, caller: Caller) -> Iterator[None]:
+        """Count a caller's read for the block. Raises TooManyReads."""
+        name = caller.key.key_id if caller.key else caller.tenant
         if self._open[name] >= self._most:
             sentence = (
                 f"{self._most} reads of jobs are open with this key on this gateway, which is the"
@@ -47,15 +40,3 @@ class OpenReads:
             self._open[name] -= 1
             if not self._open[name]:
                 del self._open[name]
-
-
-class _Bounded(Response):
-    def __init__(self, reads: OpenReads, name: str, response: Response) -> None:
-        super().__init__()
-        self._reads = reads
-        self._name = name
-        self._response = response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._reads.another(self._name):
-            await self._response(scope, receive, send)
