@@ -27,7 +27,7 @@ from penstock.gateway.follow.subscription import MAX_UNREAD, SILENCE_S, Subscrip
 from penstock.gateway.off_loop import OffLoop
 from penstock.schemas.account import Account
 from penstock.schemas.cursor import Cursor, Had, Missed, Straddled
-from penstock.schemas.delivery import JobStatus, Page, Rates, Submission
+from penstock.schemas.delivery import JobStatus, Rates, Submission
 from penstock.schemas.errors import InvalidJob, JobNotFound, QueueUnreachable, StreamDiverged
 from penstock.schemas.event import Delta, EndState, Event, Result
 from penstock.schemas.job import DEFAULT_TENANT, Chat, Job, Message, PriorityClass, Prompt
@@ -325,7 +325,9 @@ class QueueClient:
                     )
                     is_behind = page.more
                     kept = _snapshot(cursor, mark)
-                    if _is_much(page) or self._subscription.is_crowded(job_id):
+                    # One of many that are read, or large: not of a stream that begins.
+                    is_much = page.state in ENDED or len(page.events) > PIECE
+                    if is_much or self._subscription.is_crowded(job_id):
                         await self._turns.turn(tenant)
                     batch, is_whole = _logged(cursor, page.events)
                     self.num_replayed += len(batch)
@@ -333,7 +335,7 @@ class QueueClient:
                         if batch and not await self._is_kept(mark):
                             cursor = kept
                             break
-                        is_ended = _ends(batch)
+                        is_ended = bool(batch) and not isinstance(batch[-1], Delta)
                         for at in range(0, len(batch), PIECE):
                             if at:
                                 await self._turns.turn(tenant)
@@ -579,15 +581,6 @@ def _take(cursor: Cursor, events: list[Event], batch: list[Event]) -> bool:
         cursor.begin_again()
         return False
     return True
-
-
-def _is_much(page: Page) -> bool:
-    """Return whether a page is one of many that are read, or large: not of a stream that begins."""
-    return page.state in ENDED or len(page.events) > PIECE
-
-
-def _ends(batch: list[Event]) -> bool:
-    return bool(batch) and not isinstance(batch[-1], Delta)
 
 
 def _one_of(count: int, text: str) -> int:

@@ -199,7 +199,8 @@ class Job(Wire):
 
         num_scored  tokens of prompts whose log probabilities are in it
         """
-        return self.answer_bytes_a_token() * num_tokens + self._score_bytes() * num_scored
+        size = _logprob_bytes(self.params.prompt_logprobs)
+        return self.answer_bytes_a_token() * num_tokens + size * num_scored
 
     def answer_bytes_a_token(self) -> int:
         """Return about how many bytes each token of the answer takes in memory."""
@@ -207,13 +208,9 @@ class Job(Wire):
             return TOKEN_BYTES + VECTOR_BYTES
         return TOKEN_BYTES + _logprob_bytes(self.params.num_told)
 
-    def _score_bytes(self) -> int:
-        """Return about how many bytes a prompt's token takes in the answer."""
-        return _logprob_bytes(self.params.prompt_logprobs)
-
     def refuse_large_scores(self, prompts: Iterable[Sequence[int]]) -> None:
         """Raise AnswerTooLarge where log probabilities of prompts may take more than they can."""
-        size = self._score_bytes()
+        size = _logprob_bytes(self.params.prompt_logprobs)
         if not size:
             return
         lengths = [len(prompt) for prompt in prompts]

@@ -59,14 +59,6 @@ class Gateway:
     storage: StorageAccounts
     tracing: "Tracing | None" = None
 
-    async def name(self, ask: Ask, model: str, affinity: str | None = None) -> str:
-        """Return an id for a request's job; the same for the same idempotency key.
-
-        Raises ModelNotFound, InvalidJob.
-        """
-        key, caller = ask.idempotency_key, ask.caller
-        return await self.client.name_job(model, key, caller.tenant, caller.account, affinity)
-
     async def admit(
         self, ask: Ask, job: Job, note: str | None = None, kept_s: int | None = None
     ) -> Answering:
@@ -99,8 +91,11 @@ class Gateway:
             _, near = await self.client.off_loop.run(
                 job.tenant, job.guess_bytes(), job.dump_and_digest
             )
+        key, account = ask.idempotency_key, ask.caller.account
         try:
-            job_id = job.job_id or await self.name(ask, job.model, near)
+            job_id = job.job_id or await self.client.name_job(
+                job.model, key, job.tenant, account, near
+            )
         except PenstockError as error:
             self.metrics.reject("", error)
             raise

@@ -107,8 +107,11 @@ async def _in_conversation(
 
     A request that is repeated under its idempotency key is noted already.
     """
-    job_id = await gateway.name(ask, f"{fields['model']}")
-    found = await gateway.conversations.read(ask.caller.tenant, name)
+    caller, model = ask.caller, f"{fields['model']}"
+    job_id = await gateway.client.name_job(
+        model, ask.idempotency_key, caller.tenant, caller.account
+    )
+    found = await gateway.conversations.read(caller.tenant, name)
     ids = [entry.job_id for entry in found.entries]
     is_noted = job_id in ids
     if found.is_open and not is_noted:
@@ -116,11 +119,11 @@ async def _in_conversation(
     before = found.entries[: ids.index(job_id)] if is_noted else found.entries
 
     def made() -> AnswerContext:
-        return responses_form(ask.caller, fields, job_id, messages_of(before), name)
+        return responses_form(caller, fields, job_id, messages_of(before), name)
 
     # As much as the two may have.
     num_bytes = gateway.settings.max_body_bytes
-    form = await gateway.client.off_loop.run(ask.caller.tenant, num_bytes, made)
+    form = await gateway.client.off_loop.run(caller.tenant, num_bytes, made)
     if is_noted:
         return form, None
     await gateway.conversations.begin(found, job_id, items, gateway.most_stored(ask))

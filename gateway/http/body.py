@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from penstock.gateway.admission.bodies import T, parsed
 from penstock.gateway.admission.gateway import Gateway
-from penstock.gateway.http.context import tenant_of
+from penstock.gateway.http.context import ask_of
 from penstock.gateway.openai.validation import Shape, validate
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, UnreadableBody
@@ -43,7 +43,7 @@ class HttpBody:
 
         num_bytes = len(raw) if encoding == "identity" else limit_bytes
         run = self.gateway.client.off_loop.run
-        return await run(tenant_of(self.request), num_bytes, understand)
+        return await run(ask_of(self.request).caller.tenant, num_bytes, understand)
 
 
 async def read(
@@ -78,15 +78,15 @@ def _unpacked(raw: bytes, limit_bytes: int) -> bytes:
 
 async def _received(request: Request, limit_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "0")
-    too_large = BodyTooLarge(f"the body is larger than {limit_bytes} bytes")
+    sentence = f"the body is larger than {limit_bytes} bytes"
     if declared.isdecimal() and int(declared) > limit_bytes:
-        raise too_large
+        raise BodyTooLarge(sentence)
     received = bytearray()
     try:
         async for piece in request.stream():  # a chunked body declares no length
             received += piece
             if len(received) > limit_bytes:
-                raise too_large
+                raise BodyTooLarge(sentence)
     except ClientDisconnect:
         raise Cancelled("the caller hung up before the end of the body") from None
     return bytes(received)

@@ -2,7 +2,7 @@
 
 Who stores something under a name that is there already returns what is there. So a request that is
 repeated, also at the same time or after a crash, makes one thing. Jobs have names of their own
-(`Gateway.name`).
+(`QueueClient.name_job`).
 """
 
 import base64

@@ -199,6 +199,9 @@ class TextChunks(StreamRenderer):
         return _text_choice(event.index, "", "null", finish_json(*end, event.schema_error))
 
 
+# A text as a JSON string in ASCII: all else is escaped, because some readers of SSE break lines at
+# every Unicode line end.
+_quoted = encode_basestring_ascii
 NO_FINISH = '"finish_reason":null'
 
 
@@ -226,11 +229,3 @@ def finish_json(
 
 def _usage_tail(count: Usage) -> bytes:
     return b'],"usage":' + to_json(usage(count)) + b"}\n\n"
-
-
-def _quoted(text: str) -> str:
-    """Return the text as a JSON string in ASCII.
-
-    All else is escaped, because some readers of SSE break lines at every Unicode line end.
-    """
-    return encode_basestring_ascii(text)

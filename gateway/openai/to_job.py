@@ -224,7 +224,9 @@ def made_job(
         "model": asked.model,
         "tenant": caller.tenant,
         "traceparent": caller.traceparent,
-        "priority_class": caller.bounded(_priority_class(asked)),
+        "priority_class": caller.bounded(
+            asked.priority_class or TIERS.get(asked.service_tier, "normal")
+        ),
         "priority": asked.priority,
     }
     if caller.over_limit is not None:
@@ -263,10 +265,6 @@ def _unix_ms(given: JsonValue) -> int:
         return int(given * 1000)
     forms = "unix seconds, or a time with its zone such as 2030-01-31T12:00:00Z"
     raise InvalidJob(f"not_before: give {forms}", "not_before")
-
-
-def _priority_class(asked: AskedOfModel) -> PriorityClass:
-    return asked.priority_class or TIERS.get(asked.service_tier, "normal")
 
 
 def _sampling(asked: Asked, body: JsonObject) -> JsonObject:

@@ -28,8 +28,7 @@ from penstock.gateway.files.storage import NoSuchStore
 from penstock.gateway.files.storage_accounts import StorageAccounts
 from penstock.gateway.files.uploads import Uploads
 from penstock.gateway.http import errors
-from penstock.gateway.http.head import PlainHead
-from penstock.gateway.http.middleware import Middleware
+from penstock.gateway.http.middleware import Middleware, PlainHead
 from penstock.gateway.metrics.metrics import Metrics
 from penstock.gateway.metrics.overview import Overview
 from penstock.gateway.openai.stored_chats import StoredChats

@@ -83,7 +83,10 @@ class Capacity:
         """
         self._line.append(reader)
         try:
-            while not (self._is_next(reader) and (ask := self._ask())):
+            while not (
+                reader is (self._line[0] if self._reader is None else self._reader)
+                and (ask := self._ask())
+            ):
                 self._changed.clear()
                 await self._changed.wait()
         finally:
@@ -240,9 +243,6 @@ class Capacity:
         if self._trial is None:
             return ReadRequest(_MOST_TEXTS, "text", held_rows=self._held_rows())
         return None
-
-    def _is_next(self, reader: object) -> bool:
-        return reader is (self._line[0] if self._reader is None else self._reader)
 
     def _preempts_for(self) -> QueueClass | None:
         """Return the lowest class of job to which running sequences would give way, or None.

@@ -79,8 +79,9 @@ class Intake:
         prompts = self._read(job) if is_short else await asyncio.to_thread(self._read, job)
         job.refuse_large_scores(prompts)
         job.refuse_many_ids(prompts)
-        self._check_budget(started, sum(map(len, prompts)))
-        self._check_unshown(started, prompts)
+        if started.budget_left is not None:
+            self._check_budget(started, sum(map(len, prompts)), started.budget_left)
+            self._check_unshown(started, prompts, started.budget_left)
         enders = self.limits.eos_token_ids
         form = (
             await asyncio.to_thread(self._form, job, prompts) if job.chat else self._form(job, [])
@@ -127,7 +128,8 @@ class Intake:
         assert job.pooling is not None
         given = self.text, job.prompts, job.pooling, self.limits
         inputs = read_inputs(*given) if is_short else await asyncio.to_thread(read_inputs, *given)
-        self._check_budget(started, sum(len(each.ids) for each in inputs))
+        if started.budget_left is not None:
+            self._check_budget(started, sum(len(each.ids) for each in inputs), started.budget_left)
         assert self.limits.pooling is not None, "the inputs were read for it"
         is_class = self.limits.pooling.task_of(job.pooling) == "classify"
         labels = self.limits.pooling.labels if is_class else ()
@@ -140,20 +142,19 @@ class Intake:
         job = active.job
         return active.additions(self.settings.cache_salt(job.tenant, job.cache_salt))
 
-    def _check_budget(self, started: Started, num_prompt: int) -> None:
-        left = started.budget_left
-        if left is not None and not started.log and num_prompt >= left:
+    def _check_budget(self, started: Started, num_prompt: int, left: int) -> None:
+        if not started.log and num_prompt >= left:
             has = counted(num_prompt, "token")
             sentence = f"prompt: {has}; the account's budget has {left} left"
             raise BudgetExceeded(sentence, "prompt", reset_at=started.budget_reset_at)
 
-    def _check_unshown(self, started: Started, prompts: list[list[int]]) -> None:
+    def _check_unshown(self, started: Started, prompts: list[list[int]], left: int) -> None:
         """Raise BudgetExceeded where answers that are drawn and not shown may be more than is left.
 
         A budget that ends meanwhile cannot end them: none is shown before all are drawn.
         """
-        left, params = started.budget_left, started.job.params
-        if left is None or (params.num_drawn == params.n and not params.use_beam_search):
+        params = started.job.params
+        if params.num_drawn == params.n and not params.use_beam_search:
             return
         num_prompt = [len(prompt) for prompt in prompts]
         most = sum(self.limits.max_tokens(each, params) for each in num_prompt)

@@ -166,18 +166,14 @@ class Streamer:
         async with self._settling:
             await self.lease.holds()
             dirty = [active for active in among if active in self._dirty]
-            await self._settle_now(dirty)
-
-    async def _settle_now(self, dirty: list[ActiveJob]) -> None:
-        ending = [active for active in dirty if active.is_over]
-        going = [active for active in dirty if not active.is_over]
-        if going:
-            await self._commit(going)
-        for at in range(0, len(ending), _END_TOGETHER):
-            some = ending[at : at + _END_TOGETHER]
-            for failure in await asyncio.gather(*map(self._finish, some), return_exceptions=True):
-                if failure is not None:
-                    raise failure
+            ending = [active for active in dirty if active.is_over]
+            if going := [active for active in dirty if not active.is_over]:
+                await self._commit(going)
+            for at in range(0, len(ending), _END_TOGETHER):
+                finishes = map(self._finish, ending[at : at + _END_TOGETHER])
+                for failure in await asyncio.gather(*finishes, return_exceptions=True):
+                    if failure is not None:
+                        raise failure
 
     async def _commit(self, going: list[ActiveJob]) -> None:
         commits = [active.commit() for active in going]

@@ -151,22 +151,22 @@ class EngineLimits:
 
     def _check_length(self, addition: AddSequence) -> PenstockError | None:
         num_prompt, asked = len(addition.prompt), addition.params.max_tokens
-        given = counted(num_prompt, "prompt token")
         if not num_prompt:
             return InvalidJob("prompt: it has no tokens; give at least one", "prompt")
         if num_prompt >= self.max_model_len:
             return PromptTooLong(num_prompt, self.max_model_len)
         if asked is not None and num_prompt + asked > self.max_model_len:
             return InvalidJob(
-                f"max_tokens: {given} and {asked} to come are more than the "
-                f"{self.max_model_len} that this model takes; ask for at most "
+                f"max_tokens: {counted(num_prompt, 'prompt token')} and {asked} to come are more"
+                f" than the {self.max_model_len} that this model takes; ask for at most "
                 f"{self.max_model_len - num_prompt}",
                 "max_tokens",
             )
         if addition.params.min_tokens > self.max_model_len - num_prompt:
             return InvalidJob(
                 f"min_tokens: {addition.params.min_tokens} are more than the"
-                f" {self.max_model_len - num_prompt} that fit after {given}",
+                f" {self.max_model_len - num_prompt} that fit after"
+                f" {counted(num_prompt, 'prompt token')}",
                 "min_tokens",
             )
         return None
