@@ -5,15 +5,17 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.queue_client import EventBatches
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import PenstockError, Unauthorized
 
 if TYPE_CHECKING:
     from penstock.schemas.process.spans import Span
 
+T = TypeVar("T")
 STOPPED = "the gateway ended before it could answer; ask again"
 
 
@@ -32,6 +34,15 @@ class Ask:
     span: "Span | None" = None
     headers: dict[str, str] = field(default_factory=dict)
     began_s: float = field(default_factory=time.monotonic)
+
+
+class Body(Protocol):
+    async def read(self, understood: Callable[[JsonObject], T]) -> T:
+        """Return what `understood` makes of the fields, once.
+
+        A null field at the top counts as absent. Where a name is given twice the last value counts,
+        for everything that reads the body.
+        """
 
 
 async def stay() -> None:

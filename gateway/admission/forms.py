@@ -5,8 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from penstock.gateway.admission.ask import Answering, Ask
-from penstock.gateway.admission.bodies import Body, T
+from penstock.gateway.admission.ask import Answering, Ask, Body, T
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.follow.lanes import only

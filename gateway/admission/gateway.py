@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from penstock.gateway.admission.ask import Answering, Ask, stay
 from penstock.gateway.admission.door import Door
@@ -29,9 +28,6 @@ from penstock.gateway.webhooks.webhooks import Webhooks
 from penstock.schemas.delivery import Outcome, Submission
 from penstock.schemas.errors import JobGone, JobNotFound, PenstockError, QueueUnreachable
 from penstock.schemas.job import Job
-
-if TYPE_CHECKING:
-    from penstock.schemas.process.spans import Tracing
 
 SHOWN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_SHOWN = 16  # names in a header
@@ -57,7 +53,6 @@ class Gateway:
     overview: Overview
     open_reads: OpenReads
     storage: StorageAccounts
-    tracing: "Tracing | None" = None
 
     async def admit(
         self, ask: Ask, job: Job, note: str | None = None, kept_s: int | None = None
@@ -116,8 +111,8 @@ class Gateway:
             self.metrics.reject(job.model, error)
             raise
         finally:
-            if span and self.tracing:
-                self.tracing.record("enqueue", span, began_ns, time.time_ns())
+            if span and self.door.tracing:
+                self.door.tracing.record("enqueue", span, began_ns, time.time_ns())
             if account is not None and account.limits.has_rates:
                 rates = await self.client.rates(job.job_id, account)
                 ask.headers.update(rate_headers(account.limits, rates))

@@ -3,8 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
-from penstock.gateway.admission.ask import Ask
-from penstock.gateway.admission.bodies import Body, T
+from penstock.gateway.admission.ask import Ask, Body, T
 from penstock.gateway.admission.forms import read_asked
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of

@@ -8,10 +8,10 @@ from functools import partial
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from penstock.gateway.admission.bodies import T, parsed
+from penstock.gateway.admission.ask import T
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.http.context import ask_of
-from penstock.gateway.openai.validation import Shape, validate
+from penstock.gateway.openai.validation import Shape, parsed, validate
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, UnreadableBody
 

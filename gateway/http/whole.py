@@ -13,9 +13,9 @@ from penstock.gateway.follow.resumable import NOTHING, ReaderPosition
 from penstock.gateway.http.body import HttpBody
 from penstock.gateway.http.context import LAST_EVENT_ID, ask_of
 from penstock.gateway.http.errors import error_response
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.sse import EventStream, WholeAnswer, Writer
 from penstock.gateway.openai.endpoints import Form
-from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import AnswerContext
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
@@ -78,8 +78,7 @@ async def whole(
     def made(deltas: list[Delta], end: Done | Failed) -> Response:
         result = fold(job.job_id, job.model, job.num_choices, deltas, end)
         if isinstance(end, Done):
-            body = to_json_in_pieces(shape(form, result))
-            return Response(body, media_type="application/json")
+            return json_response(shape(form, result))
         so_far: JsonObject = {"partial": shape(form, result)} if deltas else {}
         told = {"job_id": job.job_id, **so_far}
         return error_response(end.error, more=told, path=request.url.path)

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
-from pydantic_core import ErrorDetails, to_json
+from pydantic_core import ErrorDetails, from_json, to_json
 
-from penstock.schemas.api.json_size import MAX_GROUPS, MAX_VALUES
+from penstock.schemas.api.json_size import MAX_GROUPS, MAX_VALUES, too_much
+from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import BodyTooLarge, InvalidJob
 
 # Deeper than any real schema; far from the 200 levels at which JSON parsers down the line give up.
@@ -32,6 +33,29 @@ def validate(
         return shape.model_validate_json(to_json(fields), strict=True)
     except ValidationError as refusal:
         raise _invalid(refusal.errors(include_url=False), fields, called or {}) from None
+
+
+def parsed(raw: bytes) -> JsonObject:
+    """Parse a JSON object, and leave out the null fields at its top.
+
+    A field at the top that is a whole number counts as an integer: some languages write 16 as 16.0.
+    Raises BodyTooLarge, InvalidJob.
+    """
+    if excess := too_much(raw):
+        raise BodyTooLarge(f"the body holds {excess}")
+    try:
+        value: JsonValue = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidJob(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidJob("the body must be a JSON object")
+    refuse_extremes(value)
+    return {name: _whole(field) for name, field in value.items() if field is not None}
+
+
+def _whole(field: JsonValue) -> JsonValue:
+    is_whole = isinstance(field, float) and field.is_integer() and abs(field) < 2**53
+    return int(field) if is_whole else field  # type: ignore[arg-type]
 
 
 def refuse_extremes(value: JsonValue) -> None:

@@ -4,18 +4,16 @@ import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import JsonValue
-from pydantic_core import to_json
 
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open, caller_of
 from penstock.gateway.http.idempotency import name_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.metrics.overview import look, workers
 from penstock.gateway.tasks.dead_letters import DeadLetters
 from penstock.gateway.tasks.fleet import Fleet
-from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.model import WorkerOrder
 
 log = logging.getLogger(__name__)
@@ -29,13 +27,14 @@ async def create_key(request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, KeyRequest, may_be_empty=True)
     text, key = await gateway.keys.make(asked, await name_of(request, gateway, asked))
     log.info("key %s was made by %s", key.key_id, _who(request))
-    return _json({"key": text, **key.shown()})
+    return json_response({"key": text, **key.shown()})
 
 
 @router.get("/keys")
 async def list_keys(gateway: Open) -> Response:
     """List all keys ever made, without what is secret of them."""
-    return _json({"object": "list", "data": [key.shown() for key in await gateway.keys.all()]})
+    keys = [key.shown() for key in await gateway.keys.all()]
+    return json_response({"object": "list", "data": keys})
 
 
 @router.post("/keys/{key_id}")
@@ -44,7 +43,7 @@ async def change_key(key_id: str, request: Request, gateway: Open) -> Response:
     asked = await read(request, gateway, KeyChange)
     key = await gateway.keys.change(key_id, asked)
     log.info("key %s was changed by %s", key_id, _who(request))
-    return _json(key.shown())
+    return json_response(key.shown())
 
 
 @router.delete("/keys/{key_id}")
@@ -52,7 +51,7 @@ async def revoke_key(key_id: str, request: Request, gateway: Open) -> Response:
     """Revoke a key. Gateways learn of it within seconds."""
     key = await gateway.keys.revoke(key_id)
     log.info("key %s was revoked by %s", key_id, _who(request))
-    return _json(key.shown())
+    return json_response(key.shown())
 
 
 @router.get("/dead_letters")
@@ -63,14 +62,14 @@ async def list_dead(
     """List jobs that were given up, the newest first: what is known of them but their texts."""
     letters, num_dropped = await DeadLetters(gateway.client).newest(limit)
     shown = [letter.model_dump(mode="json", by_alias=True) for letter in letters]
-    return _json({"object": "list", "data": list[JsonValue](shown), "num_dropped": num_dropped})
+    return json_response({"object": "list", "data": shown, "num_dropped": num_dropped})
 
 
 @router.get("/dead_letters/{job_id}")
 async def show_dead(job_id: str, gateway: Open) -> Response:
     letter, job = await DeadLetters(gateway.client).get(job_id)
     shown = letter.model_dump(mode="json", by_alias=True)
-    return _json({**shown, "can_be_requeued": job is not None})
+    return json_response({**shown, "can_be_requeued": job is not None})
 
 
 @router.post("/dead_letters/{job_id}/requeue")
@@ -78,19 +77,19 @@ async def requeue_dead(job_id: str, request: Request, gateway: Open) -> Response
     """Submit a job again, in the background, under an id that follows from its own."""
     again = await DeadLetters(gateway.client).requeue(job_id)
     log.info("job %s was submitted again by %s", job_id, _who(request))
-    return _json({"job": job_id, "requeued_as": again})
+    return json_response({"job": job_id, "requeued_as": again})
 
 
 @router.delete("/dead_letters/{job_id}")
 async def drop_dead(job_id: str, request: Request, gateway: Open) -> Response:
     await DeadLetters(gateway.client).drop(job_id)
     log.info("dead letter %s was dropped by %s", job_id, _who(request))
-    return _json({"id": job_id, "object": "dead_letter", "deleted": True})
+    return json_response({"id": job_id, "object": "dead_letter", "deleted": True})
 
 
 @router.get("/queues")
 async def list_queues(gateway: Open) -> Response:
-    return _json({"object": "list", "data": [*await Fleet(gateway.client).queues()]})
+    return json_response({"object": "list", "data": [*await Fleet(gateway.client).queues()]})
 
 
 @router.post("/queues/{model:path}/pause")
@@ -98,7 +97,7 @@ async def pause_queue(model: str, request: Request, gateway: Open) -> Response:
     """Let no job of a model begin. Jobs are accepted, and wait; what runs, runs to its end."""
     shown = await Fleet(gateway.client).set_paused(model, True)
     log.info("the queue of %s was paused by %s", model, _who(request))
-    return _json(shown)
+    return json_response(shown)
 
 
 @router.post("/queues/{model:path}/resume")
@@ -106,12 +105,12 @@ async def resume_queue(model: str, request: Request, gateway: Open) -> Response:
     """Let the jobs of a model begin again."""
     shown = await Fleet(gateway.client).set_paused(model, False)
     log.info("the queue of %s was resumed by %s", model, _who(request))
-    return _json(shown)
+    return json_response(shown)
 
 
 @router.get("/workers")
 async def list_workers(gateway: Open) -> Response:
-    return _json({"object": "list", "data": [*workers(await look(gateway.client))]})
+    return json_response({"object": "list", "data": [*workers(await look(gateway.client))]})
 
 
 @router.post("/workers/{worker}/drain")
@@ -137,19 +136,15 @@ async def reset_prefix_cache(request: Request, gateway: Open) -> Response:
     """Let all workers forget what they have computed, which each does within seconds."""
     told = await Fleet(gateway.client).reset_prefix_caches()
     log.info("%d prefix caches were reset by %s", len(told), _who(request))
-    return _json({"workers": list[JsonValue](told)})
+    return json_response({"workers": told})
 
 
 async def _told(worker: str, order: WorkerOrder, request: Request, gateway: Gateway) -> Response:
     await Fleet(gateway.client).tell(worker, order)
     log.info("worker %s was told to %s by %s", worker, order, _who(request))
-    return _json({"worker": worker, "told": order})
+    return json_response({"worker": worker, "told": order})
 
 
 def _who(request: Request) -> str:
     key = caller_of(request).key
     return f"key {key.key_id}" if key else "a listed key"
-
-
-def _json(shape: JsonObject) -> Response:
-    return Response(to_json(shape), media_type="application/json")

@@ -1,15 +1,14 @@
 """OpenAI's batches API: many requests in one file, run when the queue has time for them."""
 
 from fastapi import APIRouter, Request, Response
-from pydantic_core import to_json
 
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open, ask_of, caller_of, tenant_of
 from penstock.gateway.http.idempotency import name_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, cut, page
-from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
@@ -29,7 +28,7 @@ async def create(request: Request, gateway: Open) -> Response:
         await name_of(request, gateway, asked),
     )
     made = await gateway.batches.create(tenant, asked, account, most_bytes, letters)
-    return _json(made.shape())
+    return json_response(made.shape())
 
 
 @router.get("")
@@ -39,18 +38,14 @@ async def listed(
     tenant = tenant_of(request)
     shown, has_more = cut(await gateway.batches.ids(tenant), after, limit)
     found = [await gateway.batches.get(tenant, batch_id) for batch_id in shown]
-    return _json(page([batch.shape() for batch in found], has_more))
+    return json_response(page([batch.shape() for batch in found], has_more))
 
 
 @router.get("/{batch_id}")
 async def retrieve(batch_id: str, request: Request, gateway: Open) -> Response:
-    return _json((await gateway.batches.get(tenant_of(request), batch_id)).shape())
+    return json_response((await gateway.batches.get(tenant_of(request), batch_id)).shape())
 
 
 @router.post("/{batch_id}/cancel")
 async def cancel(batch_id: str, request: Request, gateway: Open) -> Response:
-    return _json((await gateway.batches.cancel(tenant_of(request), batch_id)).shape())
-
-
-def _json(shape: JsonObject) -> Response:
-    return Response(to_json(shape), media_type="application/json")
+    return json_response((await gateway.batches.cancel(tenant_of(request), batch_id)).shape())

@@ -5,12 +5,12 @@ from fastapi import APIRouter, Request, Response
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.writes import COUNTED
-from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_of
 from penstock.gateway.responses.conversation import ItemNotFound
 from penstock.gateway.responses.requests import shown_item
-from penstock.schemas.api.openai import JsonObject, MetadataRequest
+from penstock.schemas.api.openai import MetadataRequest
 from penstock.schemas.api.responses import ConversationRequest, ItemsRequest
 
 router = APIRouter(prefix="/v1/conversations", tags=["openai"])
@@ -27,12 +27,13 @@ async def create(request: Request, gateway: Open) -> Response:
         gateway.most_stored(ask_of(request)),
         await name_of(request, gateway, asked),
     )
-    return _json(made.shape())
+    return json_response(made.shape())
 
 
 @router.get("/{conversation_id}")
 async def retrieve(conversation_id: str, request: Request, gateway: Open) -> Response:
-    return _json((await gateway.conversations.read(tenant_of(request), conversation_id)).shape())
+    found = await gateway.conversations.read(tenant_of(request), conversation_id)
+    return json_response(found.shape())
 
 
 @router.post("/{conversation_id}", dependencies=COUNTED)
@@ -41,13 +42,13 @@ async def update(conversation_id: str, request: Request, gateway: Open) -> Respo
     asked = await read(request, gateway, MetadataRequest)
     tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
     await gateway.conversations.annotate(tenant, conversation_id, asked.metadata, most_bytes)
-    return _json((await gateway.conversations.read(tenant, conversation_id)).shape())
+    return json_response((await gateway.conversations.read(tenant, conversation_id)).shape())
 
 
 @router.delete("/{conversation_id}")
 async def delete(conversation_id: str, request: Request, gateway: Open) -> Response:
     await gateway.conversations.delete(tenant_of(request), conversation_id)
-    return _json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+    return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
 @router.post("/{conversation_id}/items", dependencies=COUNTED)
@@ -58,7 +59,7 @@ async def add_items(conversation_id: str, request: Request, gateway: Open) -> Re
     tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
     letters = await name_of(request, gateway, asked)
     added = await gateway.conversations.add(tenant, conversation_id, items, most_bytes, letters)
-    return _json(page(added, has_more=False))
+    return json_response(page(added, has_more=False))
 
 
 @router.get("/{conversation_id}/items")
@@ -74,7 +75,7 @@ async def list_items(
     found = await gateway.conversations.read(tenant_of(request), conversation_id)
 
     def made() -> Response:
-        return _json(page_of(found.items, after, limit, order))
+        return json_response(page_of(found.items, after, limit, order))
 
     return await gateway.client.off_loop.run(found.tenant, found.num_bytes, made)
 
@@ -86,7 +87,9 @@ async def retrieve_item(
     found = await gateway.conversations.read(tenant_of(request), conversation_id)
     for item in found.items:
         if item["id"] == item_id:
-            return await gateway.client.off_loop.run(found.tenant, found.num_bytes, _json, item)
+            return await gateway.client.off_loop.run(
+                found.tenant, found.num_bytes, json_response, item
+            )
     raise ItemNotFound(item_id)
 
 
@@ -96,8 +99,4 @@ async def delete_item(
 ) -> Response:
     tenant = tenant_of(request)
     changed = await gateway.conversations.delete_item(tenant, conversation_id, item_id)
-    return _json(changed.shape())
-
-
-def _json(shape: JsonObject) -> Response:
-    return Response(to_json_in_pieces(shape), media_type="application/json")
+    return json_response(changed.shape())

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
-from pydantic_core import to_json
 
 from penstock.gateway.files.files import (
     PURPOSES,
@@ -16,11 +15,11 @@ from penstock.gateway.files.files import (
 from penstock.gateway.files.storage import discarded, folder_errors
 from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_under
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.upload import Upload, declared_bytes, receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, Order, cut, page
 from penstock.gateway.openai.validation import validate
-from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
@@ -40,7 +39,7 @@ async def upload(request: Request, gateway: Open) -> Response:
             letters = await name_under(request, gateway, received.digest())
             record = record.model_copy(update={"id": f"file-{letters[:26]}"})
             await files.add(part, record, most_bytes, part.name)
-    return _json((await files.get(tenant, record.id)).shape())
+    return json_response((await files.get(tenant, record.id)).shape())
 
 
 @router.get("")
@@ -56,12 +55,12 @@ async def listed(
     records = {record.id: record for record in found if purpose in (None, record.purpose)}
     ids = list(records) if order == "desc" else list(records)[::-1]
     shown, has_more = cut(ids, after, limit)
-    return _json(page([records[file_id].shape() for file_id in shown], has_more))
+    return json_response(page([records[file_id].shape() for file_id in shown], has_more))
 
 
 @router.get("/{file_id}")
 async def retrieve(file_id: str, request: Request, gateway: Open) -> Response:
-    return _json((await gateway.files.get(tenant_of(request), file_id)).shape())
+    return json_response((await gateway.files.get(tenant_of(request), file_id)).shape())
 
 
 @router.get("/{file_id}/content")
@@ -79,7 +78,7 @@ async def content(file_id: str, request: Request, gateway: Open) -> Response:
 @router.delete("/{file_id}")
 async def delete(file_id: str, request: Request, gateway: Open) -> Response:
     await gateway.files.delete(await gateway.files.get(tenant_of(request), file_id))
-    return _json({"id": file_id, "object": "file", "deleted": True})
+    return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
 async def _record(files: Files, tenant: str, received: Upload) -> FileRecord:
@@ -113,7 +112,3 @@ def _kept_s(fields: dict[str, str]) -> int | None:
     seconds = given.get("seconds", "")
     asked = given | {"seconds": int(seconds) if seconds.isdecimal() else seconds}
     return validate(ExpiresAfter, asked).seconds
-
-
-def _json(shape: JsonObject) -> Response:
-    return Response(to_json(shape), media_type="application/json")

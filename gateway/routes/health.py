@@ -4,13 +4,12 @@ import asyncio
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open, caller_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.metrics.metrics import Seen
 from penstock.gateway.metrics.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature
-from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import NoWorker, QueueUnreachable
 
 LOOK_S = 1.0  # who asks for metrics waits a few seconds, also where Redis hangs
@@ -23,7 +22,7 @@ router = APIRouter(tags=["health"])
 @router.get("/ping")
 async def live() -> Response:
     """Answer 200 while the gateway's process serves. This says nothing of the queue."""
-    return _json({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 @router.get("/health/ready")
@@ -31,26 +30,26 @@ async def ready(gateway: Open) -> Response:
     """Answer 200 where a job would start now: some worker lives and does not drain."""
     if not any(lane.staff for lane in await look(gateway.client)):
         raise NoWorker("no worker serves any model at present", retry_after_ms=1000)
-    return _json({"status": "ready"})
+    return json_response({"status": "ready"})
 
 
 @router.get("/health/queue")
 async def queue(gateway: Open) -> Response:
     """Answer 200 where the queue is reached, so that jobs are taken, be there a worker or none."""
     await gateway.client.models()
-    return _json({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 @router.get("/version")
 async def version(gateway: Open) -> Response:
-    return _json({"version": gateway.version})
+    return json_response({"version": gateway.version})
 
 
 @router.get("/load")
 async def load(gateway: Open) -> Response:
     """Return how many jobs of all models wait or run, under vLLM's name."""
     lanes = await look(gateway.client)
-    return _json({"server_load": sum(lane.status.num_unended for lane in lanes)})
+    return json_response({"server_load": sum(lane.status.num_unended for lane in lanes)})
 
 
 @router.get("/server_info")
@@ -58,7 +57,7 @@ async def server_info(gateway: Open) -> Response:
     """Return the version, the models' cards, and this gateway's settings that are numbers."""
     settings = gateway.settings.model_dump(mode="json")
     cards = await gateway.client.models()
-    return _json(
+    return json_response(
         {
             "version": gateway.version,
             "models": [card.model_dump(mode="json") for card in cards.values()],
@@ -91,7 +90,3 @@ async def metrics(request: Request, gateway: Open) -> Response:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
-
-
-def _json(shape: JsonObject) -> Response:
-    return Response(to_json(shape), media_type="application/json")

@@ -1,6 +1,5 @@
 """The jobs API: submit a job, look at it, follow it from any point, cancel it, erase it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -14,10 +13,10 @@ from penstock.gateway.auth.access import Caller
 from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.http.body import HttpBody, read
 from penstock.gateway.http.context import Open, ask_of, caller_of, tenant_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.openai.forms import any_job
 from penstock.gateway.openai.ignored import ignored_params
-from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.to_job import flattened
 from penstock.gateway.openai.validation import validate
@@ -90,7 +89,7 @@ async def submit(request: Request, gateway: Open) -> Response:
     note = Note(webhook=webhook or "").dump() if is_told else None
     job_id = (await gateway.admit(ask, job, note, kept_s)).job_id
     try:
-        return _json(_shape(await gateway.client.status(job_id, job.tenant)), 202)
+        return json_response(_shape(await gateway.client.status(job_id, job.tenant)), 202)
     except JobNotFound:  # although it was taken a moment ago
         raise QueueUnreachable("Redis lost the job that it had taken; submit it again") from None
 
@@ -103,7 +102,7 @@ async def recent(
 ) -> Response:
     """List the jobs of the caller's tenant that something befell last, the latest first."""
     jobs = await gateway.client.recent(limit, tenant_of(request))
-    return _json({"object": "list", "data": [_shape(job) for job in jobs]})
+    return json_response({"object": "list", "data": [_shape(job) for job in jobs]})
 
 
 @router.get("/{job_id}")
@@ -117,8 +116,7 @@ async def status(job_id: str, request: Request, gateway: Open) -> Response:
     if caller_of(request).is_guest:
         shape = {name: field for name, field in shape.items() if name not in NOT_FOR_GUESTS}
     num_bytes = 0 if result is None else num_bytes_of(result)
-    content = await gateway.client.off_loop.run(tenant, num_bytes, to_json_in_pieces, shape)
-    return Response(content, media_type="application/json")
+    return await gateway.client.off_loop.run(tenant, num_bytes, json_response, shape)
 
 
 @router.get("/{job_id}/events")
@@ -152,18 +150,18 @@ async def share(job_id: str, request: Request, gateway: Open) -> Response:
     token, expires_s = await gateway.shares.issue(job_id, tenant, asked.expires_s)
     url = f"{gateway.settings.root_path}/v1/jobs/{job_id}/events?share={token}"
     shown: JsonObject = {"object": "job.share", "token": token, "expires_at": expires_s, "url": url}
-    return _json(shown)
+    return json_response(shown)
 
 
 @router.post("/{job_id}/cancel")
 async def cancel(job_id: str, request: Request, gateway: Open) -> Response:
-    return _json(_shape(await gateway.client.cancel(job_id, tenant_of(request))))
+    return json_response(_shape(await gateway.client.cancel(job_id, tenant_of(request))))
 
 
 @router.delete("/{job_id}")
 async def delete(job_id: str, request: Request, gateway: Open) -> Response:
     await gateway.delete(job_id, tenant_of(request))
-    return _json({"id": job_id, "object": "job", "deleted": True})
+    return json_response({"id": job_id, "object": "job", "deleted": True})
 
 
 def _asked(caller: Caller, body: JsonObject) -> tuple[Job, OfJobs, list[str]]:
@@ -188,7 +186,3 @@ def _shape(status: JobStatus, result: Result | None = None) -> dict[str, object]
         usage = result.usage.model_dump()
         shown["result"] = {name: value for name, value in result if name in Result.model_fields}
     return shown | {"usage": usage}
-
-
-def _json(shape: Mapping[str, object], status: int = 200) -> Response:
-    return Response(to_json(shape), status, media_type="application/json")

@@ -1,14 +1,13 @@
 """OpenAI's routes: chat, completions, models."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic_core import to_json
 
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open, tenant_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.whole import answered
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form
@@ -48,7 +47,7 @@ async def abort_requests(request: Request, gateway: Open) -> Response:
         with suppress(JobNotFound, JobGone):
             status = await gateway.client.cancel(job_id, tenant_of(request))
             aborted += [job_id] if status.ended_ms is None or status.state == "cancelled" else []
-    return _json({"aborted": aborted})
+    return json_response({"aborted": aborted})
 
 
 @router.get("/v1/models")
@@ -61,7 +60,7 @@ async def models(
     listed = [card for card in cards.values() if all or served.get(card.name)]
     listed.sort(key=lambda card: (card.task != "generate", card.name))
     shapes = [model_shape(card, served.get(card.name, 0)) for card in listed]
-    return _json({"object": "list", "data": shapes})
+    return json_response({"object": "list", "data": shapes})
 
 
 @router.get("/v1/models/{name:path}")
@@ -69,8 +68,4 @@ async def model(name: str, gateway: Open) -> Response:
     cards, served = await gateway.client.models(), await gateway.overview.num_workers()
     if name not in cards:
         raise ModelNotFound(name, list(cards))
-    return _json(model_shape(cards[name], served.get(name, 0)))
-
-
-def _json(shape: Mapping[str, object]) -> Response:
-    return Response(to_json(shape), media_type="application/json")
+    return json_response(model_shape(cards[name], served.get(name, 0)))

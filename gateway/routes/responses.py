@@ -19,9 +19,9 @@ from penstock.gateway.admission.responses import (
 from penstock.gateway.follow.resumable import NOTHING
 from penstock.gateway.http.body import HttpBody
 from penstock.gateway.http.context import Open, ask_of, tenant_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.http.whole import streamed, whole
-from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import ItemLimit, Order
 from penstock.gateway.openai.responses import num_bytes_of
 from penstock.gateway.openai.texts import TextContext
@@ -46,7 +46,7 @@ async def responses(request: Request, gateway: Open) -> Response:
         if not form.job.background:
             return await whole(request, gateway, form, response_answer)
         form, _ = await submit(gateway, ask, form)
-        return _json(running_answer(form, "queued"))
+        return json_response(running_answer(form, "queued"))
 
 
 @router.websocket("/v1/responses")
@@ -105,7 +105,7 @@ async def delete(response_id: str, request: Request, gateway: Open) -> Response:
         with suppress(ConversationNotFound):  # it writes down what the response said
             await gateway.conversations.read(tenant, f"{conversation['id']}")
     await gateway.delete(job_id, tenant)
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
 @router.get("/v1/responses/{response_id}/input_items")
@@ -126,7 +126,7 @@ async def items(
         ids = [each["id"] for each in ordered]
         begin = ids.index(after) + 1 if after in ids else 0
         page = ordered[begin : begin + limit]
-        return _json(
+        return json_response(
             {
                 "object": "list",
                 "data": list[JsonValue](page),
@@ -144,11 +144,7 @@ async def _shown(gateway: Gateway, job_id: str, tenant: str) -> Response:
     result = await result_of(gateway, status, tenant)
 
     def made() -> Response:
-        return _json(shown(form, status, result))
+        return json_response(shown(form, status, result))
 
     num_bytes = 0 if result is None else num_bytes_of(result)
     return await gateway.client.off_loop.run(tenant, num_bytes, made)
-
-
-def _json(shape: JsonValue) -> Response:
-    return Response(to_json_in_pieces(shape), media_type="application/json")

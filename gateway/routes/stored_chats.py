@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
-from pydantic import JsonValue
 
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.follow.large_texts import TextLost
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open, tenant_of
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.writes import COUNTED
-from penstock.gateway.openai.large_json import to_json_in_pieces
 from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page, page_of
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of
 from penstock.gateway.openai.stored_chats import (
@@ -59,12 +58,12 @@ async def listed(
             continue
         with suppress(JobNotFound, JobGone, TextLost):
             shown.append(await _shown(gateway, job_id, tenant))
-    return _json(page(shown[:limit], len(shown) > limit))
+    return json_response(page(shown[:limit], len(shown) > limit))
 
 
 @router.get("/{completion_id}")
 async def retrieve(completion_id: str, request: Request, gateway: Open) -> Response:
-    return _json(await _shown(gateway, chat_job_id(completion_id), tenant_of(request)))
+    return json_response(await _shown(gateway, chat_job_id(completion_id), tenant_of(request)))
 
 
 @router.post("/{completion_id}", dependencies=COUNTED)
@@ -74,7 +73,7 @@ async def update(completion_id: str, request: Request, gateway: Open) -> Respons
     await _stored(gateway, job_id, tenant)  # a job that is no chat is not found
     asked = await read(request, gateway, MetadataRequest)
     await gateway.client.annotate(job_id, asked.metadata, tenant)
-    return _json(await _shown(gateway, job_id, tenant))
+    return json_response(await _shown(gateway, job_id, tenant))
 
 
 @router.delete("/{completion_id}")
@@ -83,7 +82,8 @@ async def delete(completion_id: str, request: Request, gateway: Open) -> Respons
     await _stored(gateway, job_id, tenant)
     await gateway.delete(job_id, tenant)
     await gateway.stored_chats.forget(tenant, job_id)
-    return _json({"id": completion_id, "object": "chat.completion.deleted", "deleted": True})
+    deleted = {"id": completion_id, "object": "chat.completion.deleted", "deleted": True}
+    return json_response(deleted)
 
 
 @router.get("/{completion_id}/messages")
@@ -99,7 +99,7 @@ async def messages(
     form, _ = await _stored(gateway, chat_job_id(completion_id), tenant_of(request))
 
     def made() -> Response:
-        return _json(page_of(stored_messages(form.job), after, limit, order))
+        return json_response(page_of(stored_messages(form.job), after, limit, order))
 
     return await gateway.client.off_loop.run(form.job.tenant, form.job.guess_bytes(), made)
 
@@ -142,7 +142,3 @@ async def _shown(gateway: Gateway, job_id: str, tenant: str) -> JsonObject:
         raise JobNotFound(job_id)
     size = num_bytes_of(result)
     return await gateway.client.off_loop.run(tenant, size, shown_chat, form, status, result)
-
-
-def _json(shape: JsonValue) -> Response:
-    return Response(to_json_in_pieces(shape), media_type="application/json")

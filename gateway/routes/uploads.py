@@ -1,13 +1,13 @@
 """OpenAI's uploads: a file that comes in parts."""
 
 from fastapi import APIRouter, Request, Response
-from pydantic_core import to_json
 
 from penstock.gateway.files.storage import discarded, folder_errors
 from penstock.gateway.files.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
 from penstock.gateway.http.body import read
 from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_of, name_under
+from penstock.gateway.http.json_response import json_response
 from penstock.gateway.http.upload import receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.schemas.api.openai import JsonObject
@@ -21,7 +21,7 @@ async def create(request: Request, gateway: Open) -> Response:
     tenant, most_bytes = tenant_of(request), gateway.most_stored(ask_of(request))
     letters = await name_of(request, gateway, asked)
     record = await gateway.uploads.create(tenant, asked, most_bytes, letters)
-    return _json(record.shape(record.created_s))
+    return json_response(record.shape(record.created_s))
 
 
 @router.post("/{upload_id}/parts", dependencies=COUNTED)
@@ -36,7 +36,7 @@ async def add_part(upload_id: str, request: Request, gateway: Open) -> Response:
         letters = await name_under(request, gateway, received.digest())
         part_id = await uploads.add(record, part, received.num_bytes, letters)
     told: JsonObject = {"id": part_id, "object": "upload.part", "upload_id": upload_id}
-    return _json(told | {"created_at": await gateway.files.now_s()})
+    return json_response(told | {"created_at": await gateway.files.now_s()})
 
 
 @router.post("/{upload_id}/complete", dependencies=COUNTED)
@@ -47,14 +47,10 @@ async def complete(upload_id: str, request: Request, gateway: Open) -> Response:
     record = await gateway.uploads.get(tenant_of(request), upload_id)
     with folder_errors():
         file = await gateway.uploads.complete(record, asked, gateway.most_stored(ask_of(request)))
-    return _json(record.model_copy(update={"end": "completed"}).shape(0, file))
+    return json_response(record.model_copy(update={"end": "completed"}).shape(0, file))
 
 
 @router.post("/{upload_id}/cancel")
 async def cancel(upload_id: str, request: Request, gateway: Open) -> Response:
     record = await gateway.uploads.get(tenant_of(request), upload_id)
-    return _json((await gateway.uploads.cancel(record)).shape(0))
-
-
-def _json(shape: JsonObject) -> Response:
-    return Response(to_json(shape), media_type="application/json")
+    return json_response((await gateway.uploads.cancel(record)).shape(0))

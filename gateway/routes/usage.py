@@ -1,9 +1,9 @@
 """Tells what the caller's tenant has stored and used, of what it may."""
 
 from fastapi import APIRouter, Request, Response
-from pydantic_core import to_json
 
 from penstock.gateway.http.context import Open, ask_of, tenant_of
+from penstock.gateway.http.json_response import json_response
 from penstock.schemas.api.openai import JsonObject
 
 router = APIRouter(tags=["jobs"])
@@ -20,4 +20,4 @@ async def usage(request: Request, gateway: Open) -> Response:
         "storage": stored.shape(gateway.most_stored(ask_of(request))),
         "accounts": [*await gateway.overview.accounts(tenant)],
     }
-    return Response(to_json(shown), media_type="application/json")
+    return json_response(shown)

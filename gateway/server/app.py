@@ -114,13 +114,12 @@ def build(settings: GatewaySettings) -> FastAPI:
             settings.allowed_origins,
         ),
     )
-    traces = tracing(settings, "penstock-gateway")
     metrics, number = Metrics(settings.metrics_max_tenants), version("penstock")
     files = Files(client.redis, settings)
     gateway = Gateway(
         settings,
         client,
-        Door(access, traces),
+        Door(access, tracing(settings, "penstock-gateway")),
         shares,
         metrics,
         number,
@@ -135,7 +134,6 @@ def build(settings: GatewaySettings) -> FastAPI:
         Overview(client, number),
         OpenReads(settings.max_open_reads),
         StorageAccounts(client.redis),
-        traces,
     )
 
     def apply(new: GatewaySettings) -> None:
@@ -151,8 +149,8 @@ def build(settings: GatewaySettings) -> FastAPI:
             check = parts.create_task(_end_if_unfit(app, gateway, secret))
             yield
             check.cancel()
-            if gateway.tracing:
-                await asyncio.to_thread(gateway.tracing.close)
+            if gateway.door.tracing:
+                await asyncio.to_thread(gateway.door.tracing.close)
 
     app = FastAPI(title="Penstock", version=gateway.version, lifespan=open_client, openapi_url=None)
     app.state.gateway = gateway

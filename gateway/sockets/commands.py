@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from penstock.gateway.admission.bodies import parsed
+from penstock.gateway.openai.validation import parsed
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import InvalidJob
 

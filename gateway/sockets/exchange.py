@@ -6,8 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.gateway.admission.ask import STOPPED, Ask
-from penstock.gateway.admission.bodies import T
+from penstock.gateway.admission.ask import STOPPED, Ask, T
 from penstock.gateway.admission.door import end_span, new_request_id
 from penstock.gateway.admission.forms import submit
 from penstock.gateway.admission.gateway import Gateway
