@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from penstock.gateway.admission.ask import T
 from penstock.gateway.admission.gateway import Gateway
-from penstock.gateway.http.context import ask_of
+from penstock.gateway.http.middleware import ask_of
 from penstock.gateway.openai.validation import Shape, parsed, validate
 from penstock.schemas.api.openai import JsonObject
 from penstock.schemas.errors import BodyTooLarge, Cancelled, InvalidJob, UnreadableBody

@@ -13,7 +13,7 @@ from fastapi import Request
 from pydantic import BaseModel
 
 from penstock.gateway.admission.gateway import Gateway
-from penstock.gateway.http.context import ask_of
+from penstock.gateway.http.middleware import ask_of
 from penstock.gateway.queue_client import REMEMBER_S, check_idempotency_key
 from penstock.schemas.errors import IdempotencyMismatch
 from penstock.schemas.keys import CHORES, short_digest

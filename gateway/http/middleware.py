@@ -1,20 +1,29 @@
-"""The middleware that every request passes: its head is made plain, and it is let in or refused."""
+"""The middleware that every request passes, and what the routes have of it: who asks.
+
+It gives each request an id, makes its head plain, and lets it in or refuses it.
+"""
 
 import asyncio
 import re
 import time
+from typing import Annotated
 
+from fastapi import Depends, Request
+from fastapi.requests import HTTPConnection
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.gateway.admission.ask import STOPPED, Ask
 from penstock.gateway.admission.door import Door, end_span, new_request_id
-from penstock.gateway.auth.access import RequestHead
-from penstock.gateway.http.context import ASK, IDEMPOTENCY_KEY
+from penstock.gateway.admission.gateway import Gateway
+from penstock.gateway.auth.access import Caller, RequestHead
 from penstock.gateway.http.errors import response_to
 from penstock.gateway.metrics.metrics import Metrics
 from penstock.schemas.errors import GatewayStopped, PenstockError
 
+ASK = "penstock.ask"  # the request that was let in, in a request's scope
+IDEMPOTENCY_KEY = "idempotency-key"
+LAST_EVENT_ID = "last-event-id"
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -118,3 +127,25 @@ class PlainHead:
                 await send({"type": "http.response.body", "body": b""})
 
         await self._app({**scope, "method": "GET"}, receive, send_head)
+
+
+async def gateway_of(request: Request) -> Gateway:
+    gateway: Gateway = request.app.state.gateway
+    return gateway
+
+
+Open = Annotated[Gateway, Depends(gateway_of)]
+
+
+def ask_of(request: HTTPConnection) -> Ask:
+    ask: Ask = request.scope[ASK]
+    return ask
+
+
+def caller_of(request: HTTPConnection) -> Caller:
+    return ask_of(request).caller
+
+
+def tenant_of(request: HTTPConnection) -> str:
+    """Return the tenant that the caller's jobs belong to."""
+    return ask_of(request).caller.tenant

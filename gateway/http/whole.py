@@ -11,9 +11,9 @@ from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.follow.resumable import NOTHING, ReaderPosition
 from penstock.gateway.http.body import HttpBody
-from penstock.gateway.http.context import LAST_EVENT_ID, ask_of
 from penstock.gateway.http.errors import error_response
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import LAST_EVENT_ID, ask_of
 from penstock.gateway.http.sse import EventStream, WholeAnswer, Writer
 from penstock.gateway.openai.endpoints import Form
 from penstock.gateway.openai.responses import AnswerContext

@@ -3,7 +3,7 @@
 from fastapi import Depends, Request
 
 from penstock.gateway.admission.rate_headers import rate_headers
-from penstock.gateway.http.context import Open, ask_of
+from penstock.gateway.http.middleware import Open, ask_of
 from penstock.schemas.account import Quota
 from penstock.schemas.delivery import Rates
 from penstock.schemas.errors import RateLimited

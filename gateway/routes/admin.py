@@ -8,9 +8,9 @@ from fastapi import APIRouter, Query, Request, Response
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.auth.key_desk import KeyChange, KeyRequest
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open, caller_of
 from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, caller_of
 from penstock.gateway.metrics.overview import look, workers
 from penstock.gateway.tasks.dead_letters import DeadLetters
 from penstock.gateway.tasks.fleet import Fleet

@@ -4,9 +4,9 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.batches.batches import BatchAsked
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open, ask_of, caller_of, tenant_of
 from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, ask_of, caller_of, tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, cut, page
 from penstock.schemas.errors import InvalidJob

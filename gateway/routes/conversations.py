@@ -3,9 +3,9 @@
 from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, ask_of, tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, ItemLimit, Order, page, page_of
 from penstock.gateway.responses.conversation import ItemNotFound

@@ -6,7 +6,7 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from penstock.gateway.http.context import Open
+from penstock.gateway.http.middleware import Open
 from penstock.gateway.routes.page import PAGE, file_of
 
 # Swagger UI writes styles into its elements, and draws its signs as data: URLs.

@@ -13,9 +13,9 @@ from penstock.gateway.files.files import (
     Files,
 )
 from penstock.gateway.files.storage import discarded, folder_errors
-from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_under
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, ask_of, tenant_of
 from penstock.gateway.http.upload import Upload, declared_bytes, receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, Limit, Order, cut, page

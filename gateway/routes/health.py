@@ -5,8 +5,8 @@ from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.gateway.http.context import Open, caller_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, caller_of
 from penstock.gateway.metrics.metrics import Seen
 from penstock.gateway.metrics.overview import look
 from penstock.gateway.tasks.signature import HousekeepingSignature

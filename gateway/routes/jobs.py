@@ -12,8 +12,8 @@ from penstock.gateway.admission.forms import read_asked
 from penstock.gateway.auth.access import Caller
 from penstock.gateway.auth.share_tokens import ShareRequest
 from penstock.gateway.http.body import HttpBody, read
-from penstock.gateway.http.context import Open, ask_of, caller_of, tenant_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, ask_of, caller_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.openai.forms import any_job
 from penstock.gateway.openai.ignored import ignored_params

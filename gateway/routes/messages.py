@@ -6,7 +6,7 @@ from penstock.gateway.admission.forms import read_form
 from penstock.gateway.anthropic.answers import MessageEvents, count_answer, message_answer
 from penstock.gateway.anthropic.requests import count_form, messages_form
 from penstock.gateway.http.body import HttpBody
-from penstock.gateway.http.context import Open, ask_of
+from penstock.gateway.http.middleware import Open, ask_of
 from penstock.gateway.http.whole import answered, whole
 
 router = APIRouter(tags=["anthropic"])

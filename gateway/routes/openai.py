@@ -6,8 +6,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open, tenant_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, tenant_of
 from penstock.gateway.http.whole import answered
 from penstock.gateway.openai.forms import chat_form, text_form
 from penstock.gateway.openai.generate import TokenChunks, generate_answer, generate_form

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic_core import to_json
 
-from penstock.gateway.http.context import Open, caller_of
+from penstock.gateway.http.middleware import Open, caller_of
 from penstock.gateway.http.sse import HEADERS
 from penstock.schemas.errors import QueueUnreachable
 

@@ -4,7 +4,7 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.admission.forms import read_asked
 from penstock.gateway.http.body import HttpBody
-from penstock.gateway.http.context import Open, caller_of
+from penstock.gateway.http.middleware import Open, caller_of
 from penstock.gateway.http.whole import whole
 from penstock.gateway.openai.endpoints import OF_VECTORS
 

@@ -18,8 +18,8 @@ from penstock.gateway.admission.responses import (
 )
 from penstock.gateway.follow.resumable import NOTHING
 from penstock.gateway.http.body import HttpBody
-from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, ask_of, tenant_of
 from penstock.gateway.http.sse import OpenedStream
 from penstock.gateway.http.whole import streamed, whole
 from penstock.gateway.openai.paging import ItemLimit, Order

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from penstock.gateway.admission.gateway import Gateway
 from penstock.gateway.follow.large_texts import TextLost
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open, tenant_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, tenant_of
 from penstock.gateway.http.writes import COUNTED
 from penstock.gateway.openai.paging import After, ItemLimit, Limit, Order, cut, page, page_of
 from penstock.gateway.openai.responses import AnswerContext, num_bytes_of

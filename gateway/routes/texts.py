@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.gateway.admission.forms import read_form
 from penstock.gateway.http.body import HttpBody
-from penstock.gateway.http.context import Open, ask_of, caller_of
+from penstock.gateway.http.middleware import Open, ask_of, caller_of
 from penstock.gateway.http.whole import whole
 from penstock.gateway.openai import texts
 from penstock.gateway.openai.endpoints import RequestKind

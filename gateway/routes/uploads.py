@@ -5,9 +5,9 @@ from fastapi import APIRouter, Request, Response
 from penstock.gateway.files.storage import discarded, folder_errors
 from penstock.gateway.files.uploads import MAX_PART_BYTES, CompleteRequest, UploadRequest
 from penstock.gateway.http.body import read
-from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.idempotency import name_of, name_under
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, ask_of, tenant_of
 from penstock.gateway.http.upload import receive
 from penstock.gateway.http.writes import COUNTED
 from penstock.schemas.api.openai import JsonObject

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.gateway.http.context import Open, ask_of, tenant_of
 from penstock.gateway.http.json_response import json_response
+from penstock.gateway.http.middleware import Open, ask_of, tenant_of
 from penstock.schemas.api.openai import JsonObject
 
 router = APIRouter(tags=["jobs"])

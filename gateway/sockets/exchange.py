@@ -22,7 +22,7 @@ from penstock.schemas.event import ErrorBody, Event, Failed
 from penstock.schemas.job import Message
 
 log = logging.getLogger(__name__)
-Sender = Callable[[JsonObject], Awaitable[None]]  # of an event
+Sender = Callable[[JsonObject], Awaitable[None]]  # sends an event
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Exchange:
         self._left = left
         self._send_event = send_event
         self._events: ResponseEvents | None = None
-        self._status = 0  # that HTTP would have; 0: nothing was answered yet
+        self._status = 0  # the status that HTTP would have; 0: nothing was answered yet
 
     async def run(self, create: ResponseCreate, before: Sequence[Message] | None) -> None:
         """Answer the request. `before` is what was said, where the connection alone knows it."""
