@@ -16,19 +16,19 @@ def backends(device: torch.device, dtype: torch.dtype) -> dict[Backend, str | No
 
     What cannot be compiled for a CPU's heads (latents, odd sizes) torch computes.
     """
-    compiled = None
+    why_not = None
     if device.type != "cpu":
-        compiled = "it is for a CPU"
+        why_not = "it is for a CPU"
     elif dtype != torch.bfloat16:
-        compiled = f"it computes in bfloat16, not in {str(dtype).removeprefix('torch.')}"
+        why_not = f"it computes in bfloat16, not in {str(dtype).removeprefix('torch.')}"
     elif compiled_ops() is None:
-        compiled = "the C code could not be compiled"
+        why_not = "the C code could not be compiled"
     triton = None if runs_triton(device) else "no GPU computes here"
-    return {"triton": triton, "compiled": compiled, "torch": None}
+    return {"triton": triton, "compiled": why_not, "torch": None}
 
 
-def told(found: dict[Backend, str | None]) -> str:
+def told(reasons: dict[Backend, str | None]) -> str:
     """Say in one line which there are, and why the others are not."""
-    there = [name for name, why in found.items() if why is None]
-    lacking = [f"not {name}: {why}" for name, why in found.items() if why is not None]
-    return "; ".join([f"there are {' and '.join(there)}", *lacking])
+    there = [name for name, why in reasons.items() if why is None]
+    refusals = [f"not {name}: {why}" for name, why in reasons.items() if why is not None]
+    return "; ".join([f"there are {' and '.join(there)}", *refusals])

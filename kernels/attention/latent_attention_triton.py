@@ -90,7 +90,7 @@ def latent_attention_triton(
         COLUMNS=columns,
         REST=rest,
         SPLITS=splits,
-        INTERPRETED=INTERPRETED,
+        IS_INTERPRETED=INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -103,7 +103,7 @@ def fitting_latent_tile(heads: int, row_bytes: int, shared_bytes: int) -> Tile:
     It depends on no length, so that a row's bits do not either. The smallest is returned where none
     fits.
     """
-    tiles = [each for each in _TILES if heads > _FEW_HEADS or each[0].rows <= _FEW_HEADS]
+    tiles = [pair for pair in _TILES if heads > _FEW_HEADS or pair[0].rows <= _FEW_HEADS]
     for tile, kib in tiles:
         if kib * 1024 * row_bytes <= shared_bytes * _ROW_BYTES:
             return tile
@@ -133,7 +133,7 @@ def _latent_attention(
     COLUMNS: tl.constexpr,
     REST: tl.constexpr,
     SPLITS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     # The last tiles see the most keys, so they come first.
     tile = (tl.num_programs(0) // SPLITS - 1) - tl.program_id(0) // SPLITS
@@ -164,43 +164,43 @@ def _latent_attention(
             return
 
     column = tl.arange(0, COLUMNS)
-    turned = tl.arange(0, REST)
-    inside, in_rest = column < LATENT, turned < SIZE - LATENT
+    rest_column = tl.arange(0, REST)
+    inside, in_rest = column < LATENT, rest_column < SIZE - LATENT
     queries = query_ptr + query_row[:, None] * SIZE
     mask = live[:, None]
     if COLUMNS != LATENT:
         mask = mask & inside[None, :]
     query = tl.load(queries + column[None, :], mask=mask, other=0.0)
     rest_mask = live[:, None] & in_rest[None, :]
-    query_rest = tl.load(queries + LATENT + turned[None, :], mask=rest_mask, other=0.0)
-    if INTERPRETED:
+    query_rest = tl.load(queries + LATENT + rest_column[None, :], mask=rest_mask, other=0.0)
+    if IS_INTERPRETED:
         query, query_rest = query.to(tl.float32), query_rest.to(tl.float32)
 
     top = tl.full([ROWS], NO_KEYS, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    mixed = tl.zeros([ROWS, COLUMNS], tl.float32)
+    mix = tl.zeros([ROWS, COLUMNS], tl.float32)
     table = tables_ptr + seq.to(tl.int64) * tables_row
     position = before + row // HEADS
     # Keys that all queries of the tile see need no mask.
     seen_by_all = tl.minimum(end, before + tile * ROWS // HEADS + 1)
     masked_from = first + tl.maximum(0, seen_by_all - first) // KEYS * KEYS
     for key_start in range(first, masked_from, KEYS):
-        top, total, mixed = _attend_keys(
-            query, query_rest, top, total, mixed, key_start, end, position, table, tables_column,
+        top, total, mix = _attend_keys(
+            query, query_rest, top, total, mix, key_start, end, position, table, tables_column,
             cache_ptr, cache_block, scale,
-            KEYS, BLOCK_SIZE, SIZE, LATENT, COLUMNS, REST, False, INTERPRETED,
+            KEYS, BLOCK_SIZE, SIZE, LATENT, COLUMNS, REST, False, IS_INTERPRETED,
         )  # fmt: skip
     for key_start in range(masked_from, end, KEYS):
-        top, total, mixed = _attend_keys(
-            query, query_rest, top, total, mixed, key_start, end, position, table, tables_column,
+        top, total, mix = _attend_keys(
+            query, query_rest, top, total, mix, key_start, end, position, table, tables_column,
             cache_ptr, cache_block, scale,
-            KEYS, BLOCK_SIZE, SIZE, LATENT, COLUMNS, REST, True, INTERPRETED,
+            KEYS, BLOCK_SIZE, SIZE, LATENT, COLUMNS, REST, True, IS_INTERPRETED,
         )  # fmt: skip
 
-    mixed, lse = settle(top, total, mixed)
+    mix, lse = settle(top, total, mix)
     tl.store(
         out_ptr + place[:, None] * LATENT + column[None, :],
-        mixed.to(out_ptr.dtype.element_ty),
+        mix.to(out_ptr.dtype.element_ty),
         mask=mask,
     )
     if SPLITS > 1:
@@ -213,7 +213,7 @@ def _attend_keys(
     query_rest,
     top,
     total,
-    mixed,
+    mix,
     key_start,
     end,
     position,
@@ -228,39 +228,39 @@ def _attend_keys(
     LATENT: tl.constexpr,
     COLUMNS: tl.constexpr,
     REST: tl.constexpr,
-    MASKED: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     """Add one tile of keys to a running softmax: its maximum, its sum, and the mixed latents."""
     LOG2_E: tl.constexpr = 1.4426950408889634  # exp2 is the instruction that the hardware has
     key = key_start + tl.arange(0, KEYS)
-    column, turned = tl.arange(0, COLUMNS), tl.arange(0, REST)
+    column, rest_column = tl.arange(0, COLUMNS), tl.arange(0, REST)
     there = key < end
-    if MASKED:
+    if IS_MASKED:
         block = tl.load(table + key // BLOCK_SIZE * tables_column, mask=there, other=0)
     else:
         block = tl.load(table + key // BLOCK_SIZE * tables_column)
     cells = cache_ptr + (block.to(tl.int64) * cache_block + key % BLOCK_SIZE * SIZE)[:, None]
-    of_rest = cells + LATENT + turned[None, :]
-    if MASKED or COLUMNS != LATENT or REST != SIZE - LATENT:
+    of_rest = cells + LATENT + rest_column[None, :]
+    if IS_MASKED or COLUMNS != LATENT or REST != SIZE - LATENT:
         inside = there[:, None] & (column < LATENT)[None, :]
         keys = tl.load(cells + column[None, :], mask=inside, other=0.0)
-        inside = there[:, None] & (turned < SIZE - LATENT)[None, :]
+        inside = there[:, None] & (rest_column < SIZE - LATENT)[None, :]
         keys_rest = tl.load(of_rest, mask=inside, other=0.0)
     else:
         keys = tl.load(cells + column[None, :])
         keys_rest = tl.load(of_rest)
-    if INTERPRETED:
+    if IS_INTERPRETED:
         keys, keys_rest = keys.to(tl.float32), keys_rest.to(tl.float32)
     elif keys.dtype != query.dtype:
         keys, keys_rest = keys.to(query.dtype), keys_rest.to(query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     scores = tl.dot(query_rest, tl.trans(keys_rest), scores, input_precision="ieee")
-    if MASKED:
-        seen = there[None, :] & (key[None, :] <= position[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
+    if IS_MASKED:
+        visible = there[None, :] & (key[None, :] <= position[:, None])
+        scores = tl.where(visible, scores, -float("inf"))
     factor = scale * LOG2_E
     top, total, fade, weight = weigh(scores, top, total, factor)
-    mixed = mixed * fade[:, None]
-    mixed = tl.dot(weight.to(keys.dtype), keys, mixed, input_precision="ieee")
-    return top, total, mixed
+    mix = mix * fade[:, None]
+    mix = tl.dot(weight.to(keys.dtype), keys, mix, input_precision="ieee")
+    return top, total, mix

@@ -75,7 +75,7 @@ def paged_attention_panels(
     _, heads, head_dim = query.shape
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     tables = spans.block_tables.contiguous()
-    failed = ops.paged_attention(
+    status = ops.paged_attention(
         query.data_ptr(),
         kv_cache.data_ptr(),
         spans.query_start.data_ptr(),
@@ -90,6 +90,6 @@ def paged_attention_panels(
         ctypes.byref(packed_scoring(scoring)),
         out.data_ptr(),
     )
-    if failed:
+    if status:
         raise MemoryError("paged attention found no memory for what its threads work with")
     return out

@@ -88,10 +88,10 @@ def plan_gathers(
 ) -> GatherPlan:
     """Plan the gathers of a step. kv_cache, of any layer, gives block size, type and device."""
     tables = _Tables(spans.block_tables, shape, kv_cache.shape[3], kv_cache.dtype)
-    found = read_spans(spans, window)
-    singles = [span for span in found if span.stop - span.start == 1]
+    span_list = read_spans(spans, window)
+    singles = [span for span in span_list if span.stop - span.start == 1]
     decodes = [_decodes(group, tables) for group in _alike(singles, tables)]
-    prefills = [_prefill(span, tables, window) for span in found if span.stop - span.start > 1]
+    prefills = [_prefill(span, tables, window) for span in span_list if span.stop - span.start > 1]
     gathers = [part.tiles for part in decodes] + [part.tiles for part in prefills]
     longest = max((tiles.numel() for tiles in gathers), default=0)
     scratch = kv_cache.new_empty(longest, tables.block_size * shape.head_dim)
@@ -102,20 +102,20 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) 
     """Compute the attention: query [tokens, heads, head_dim] -> [tokens, heads, value_dim]."""
     shape = plan.shape
     flat = kv_cache.view(-1, plan.scratch.shape[1])
-    grouped = query.view(-1, shape.num_kv_heads, shape.group, shape.head_dim)
-    out = grouped.new_empty(*grouped.shape[:3], shape.value_dim)
+    queries = query.view(-1, shape.num_kv_heads, shape.group, shape.head_dim)
+    out = queries.new_empty(*queries.shape[:3], shape.value_dim)
     for decodes in plan.decodes:
         key, value = _gather(flat, decodes.tiles, plan, decodes.mask.shape[0])
-        rows = grouped.index_select(0, decodes.rows).view(-1, shape.group, shape.head_dim)
+        rows = queries.index_select(0, decodes.rows).view(-1, shape.group, shape.head_dim)
         scores = _scores(rows, key, scoring, decodes.mask)
-        attended = torch.bmm(_weights(scores, scoring, shape), value)
-        out.index_copy_(0, decodes.rows, attended.view(-1, *out.shape[1:]))
+        mix = torch.bmm(_weights(scores, scoring, shape), value)
+        out.index_copy_(0, decodes.rows, mix.view(-1, *out.shape[1:]))
     for prefill in plan.prefills:
         key, value = _gather(flat, prefill.tiles, plan, shape.num_kv_heads)
-        rows = grouped[prefill.start : prefill.stop].transpose(0, 1)
+        rows = queries[prefill.start : prefill.stop].transpose(0, 1)
         for product in prefill.products:
             keys = slice(product.first, product.last)
-            attended = _attend_product(
+            mix = _attend_product(
                 rows[:, product.start : product.stop].flatten(1, 2),
                 key[:, keys],
                 value[:, keys],
@@ -124,7 +124,7 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) 
                 shape,
             )
             first = prefill.start + product.start
-            out[first : first + product.stop - product.start] = attended.view(
+            out[first : first + product.stop - product.start] = mix.view(
                 shape.num_kv_heads, -1, shape.group, shape.value_dim
             ).transpose(0, 1)
     return out.view(len(query), shape.num_heads, -1)
@@ -132,9 +132,9 @@ def attend(query: Tensor, kv_cache: Tensor, plan: GatherPlan, scoring: Scoring) 
 
 def _gather(flat: Tensor, tiles: Tensor, plan: GatherPlan, pairs: int) -> tuple[Tensor, Tensor]:
     """Return keys and values [pairs, keys, .. dim]; a pair is a sequence and a key head."""
-    picked = plan.scratch[: tiles.numel()]
-    torch.index_select(flat, 0, tiles, out=picked)
-    parts = picked.view(plan.shape.parts, pairs, -1, plan.shape.head_dim)
+    blocks = plan.scratch[: tiles.numel()]
+    torch.index_select(flat, 0, tiles, out=blocks)
+    parts = blocks.view(plan.shape.parts, pairs, -1, plan.shape.head_dim)
     return parts[0], parts[-1][..., : plan.shape.value_dim]
 
 
@@ -204,10 +204,10 @@ class _Tables:
 
 def _alike(singles: list[Span], tables: _Tables) -> list[list[Span]]:
     """Group sequences so that padding to the longest of a group wastes little; longest first."""
-    sized = [(stop - first, span) for span in singles for first, stop in [_blocks(span, tables)]]
+    pairs = [(stop - first, span) for span in singles for first, stop in [_blocks(span, tables)]]
     groups: list[list[Span]] = []
     longest = 0
-    for num_blocks, span in sorted(sized, key=lambda pair: pair[0], reverse=True):
+    for num_blocks, span in sorted(pairs, key=lambda pair: pair[0], reverse=True):
         fits = groups and (len(groups[-1]) + 1) * longest * tables.block_bytes <= _GATHER_BYTES
         if fits and (num_blocks >= longest * _CLOSE or longest <= _FEW_BLOCKS):
             groups[-1].append(span)
@@ -265,8 +265,8 @@ def _product(span: Span, start: int, stop: int, tables: _Tables, window: int | N
     )[:, None]
     column = torch.arange(stop - start, device=tables.blocks.device)
     head = None
-    if window is not None and (leaving := last - window - first) > 0:
+    if window is not None and (num_leaving := last - window - first) > 0:
         # Row r sees keys from position + r - window + 1 on.
-        hidden = first + column[:leaving] <= position + row - window
+        hidden = first + column[:num_leaving] <= position + row - window
         head = tables.mask(hidden)
     return _Product(start, stop, first - offset, last - offset, tables.mask(column > row), head)

@@ -41,11 +41,11 @@ class _Together:
     """Query tiles that advance together; those that see the most key tiles come first.
 
     rows      [tiles * rows a tile]  rows of the query tensor; the last of a tile may repeat
-    kept      [queries]              the places in `rows` that are not repeats
+    places    [queries]              the places in `rows` that are not repeats
     """
 
     rows: Tensor
-    kept: Tensor
+    places: Tensor
     advances: list[_Advance]
 
 
@@ -88,8 +88,8 @@ def attend_tiles(query: Tensor, kv_cache: Tensor, plan: TilePlan, scoring: Scori
     out = query.new_empty(*query.shape[:2], plan.shape.value_dim)
     for together in plan.together:
         rows = query.index_select(0, together.rows)
-        attended = _attend_together(rows, flat, together, plan.shape, scoring)
-        out.index_copy_(0, together.rows[together.kept], attended.to(query.dtype)[together.kept])
+        mix = _attend_together(rows, flat, together, plan.shape, scoring)
+        out.index_copy_(0, together.rows[together.places], mix.to(query.dtype)[together.places])
     return out
 
 
@@ -100,20 +100,20 @@ def _attend_together(
     kv_heads, group, head_dim = shape.num_kv_heads, shape.group, shape.head_dim
     num_tiles = together.advances[0].num_tiles
     # [tiles * kv_heads, rows * group, head_dim]
-    stacked = rows.view(num_tiles, -1, kv_heads, group, head_dim).transpose(1, 2)
-    stacked = stacked.reshape(num_tiles * kv_heads, -1, head_dim)
-    top = torch.full(stacked.shape[:2], _LOWEST, dtype=torch.float32, device=rows.device)
-    total, mixed = torch.zeros_like(top), top.new_zeros(*top.shape, shape.value_dim)
+    queries = rows.view(num_tiles, -1, kv_heads, group, head_dim).transpose(1, 2)
+    queries = queries.reshape(num_tiles * kv_heads, -1, head_dim)
+    top = torch.full(queries.shape[:2], _LOWEST, dtype=torch.float32, device=rows.device)
+    total, mix = torch.zeros_like(top), top.new_zeros(*top.shape, shape.value_dim)
     if scoring.sinks is not None:
         by_head = scoring.sinks.view(kv_heads, group)
         top = by_head.repeat(num_tiles, top.shape[1] // group)
         total += 1
     for advance in together.advances:
         pairs = advance.num_tiles * kv_heads
-        picked = flat.index_select(0, advance.tiles)
-        parts = picked.view(shape.parts, pairs, -1, head_dim)
+        blocks = flat.index_select(0, advance.tiles)
+        parts = blocks.view(shape.parts, pairs, -1, head_dim)
         key, value = parts[0], parts[-1][..., : shape.value_dim]
-        scores = torch.bmm(stacked[:pairs], key.transpose(1, 2)).float().mul_(scoring.scale)
+        scores = torch.bmm(queries[:pairs], key.transpose(1, 2)).float().mul_(scoring.scale)
         if scoring.softcap is not None:
             scores.div_(scoring.softcap).tanh_().mul_(scoring.softcap)
         if advance.hidden is not None:
@@ -124,11 +124,11 @@ def _attend_together(
         fade = (before - now).exp_()
         weight = scores.sub_(now[..., None]).exp_()
         total[:pairs] = total[:pairs] * fade + weight.sum(-1)
-        mixed[:pairs] = mixed[:pairs] * fade[..., None] + torch.bmm(weight.to(value.dtype), value)
+        mix[:pairs] = mix[:pairs] * fade[..., None] + torch.bmm(weight.to(value.dtype), value)
         top[:pairs] = now
-    mixed /= total[..., None]
-    unstacked = mixed.view(num_tiles, kv_heads, -1, group, shape.value_dim).transpose(1, 2)
-    return unstacked.reshape(*rows.shape[:2], -1)
+    mix /= total[..., None]
+    by_row = mix.view(num_tiles, kv_heads, -1, group, shape.value_dim).transpose(1, 2)
+    return by_row.reshape(*rows.shape[:2], -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +198,8 @@ def _together(tiles: list[_Tile], rows: int, blocks: _Blocks, window: int | None
         hidden = keys[:, None] > positions[:count, :, None]
         if window is not None:
             hidden |= keys[:, None] <= positions[:count, :, None] - window
-        stacked = hidden.repeat_interleave(blocks.shape.group, 1)[:, None]
-        picked = blocks.tiles(seqs[:count], key_tile * blocks.per_tile, ends[:count])
-        advances.append(_Advance(count, picked, stacked if bool(stacked.any()) else None))
-    kept = (row < length[:, None]).view(-1).nonzero()[:, 0]
-    return _Together((start[:, None] + ahead).view(-1), kept, advances)
+        mask = hidden.repeat_interleave(blocks.shape.group, 1)[:, None]
+        cache_rows = blocks.tiles(seqs[:count], key_tile * blocks.per_tile, ends[:count])
+        advances.append(_Advance(count, cache_rows, mask if bool(mask.any()) else None))
+    places = (row < length[:, None]).view(-1).nonzero()[:, 0]
+    return _Together((start[:, None] + ahead).view(-1), places, advances)

@@ -92,10 +92,10 @@ def paged_attention_triton(
         HEAD_DIM=head_dim,
         COLUMNS=columns,
         SPLITS=splits,
-        WINDOWED=window is not None,
-        CAPPED=scoring.softcap is not None,
+        HAS_WINDOW=window is not None,
+        HAS_CAP=scoring.softcap is not None,
         HAS_SINKS=scoring.sinks is not None,
-        INTERPRETED=INTERPRETED,
+        IS_INTERPRETED=INTERPRETED,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
@@ -153,10 +153,10 @@ def _paged_attention(
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     QUERIES: tl.constexpr = ROWS // GROUP
     LOG2_E: tl.constexpr = 1.4426950408889634  # exp2 is the instruction that the hardware has
@@ -182,7 +182,7 @@ def _paged_attention(
     before = context - query_len  # tokens before the slice
     end = tl.minimum(context, before + (tile + 1) * QUERIES)
     first = 0
-    if WINDOWED:
+    if HAS_WINDOW:
         first = tl.maximum(0, before + tile * QUERIES - window + 1) // KEYS * KEYS
     if SPLITS > 1:
         share = tl.cdiv(tl.cdiv(end - first, SPLITS), KEYS) * KEYS
@@ -201,7 +201,7 @@ def _paged_attention(
         mask=live_columns,
         other=0.0,
     )
-    if INTERPRETED:
+    if IS_INTERPRETED:
         query = query.to(tl.float32)
 
     top = tl.full([ROWS], NO_KEYS, tl.float32)
@@ -209,32 +209,32 @@ def _paged_attention(
     if HAS_SINKS and split == 0:
         top = tl.load(sinks_ptr + head, mask=live, other=0.0) * LOG2_E
         total += 1.0
-    mixed = tl.zeros([ROWS, COLUMNS], tl.float32)
+    mix = tl.zeros([ROWS, COLUMNS], tl.float32)
     table = tables_ptr + seq.to(tl.int64) * tables_row
     cache = cache_ptr + kv_head.to(tl.int64) * cache_head
     position = before + token
     # Keys that all queries of the tile see need no mask.
     seen_by_all = tl.minimum(end, before + tile * QUERIES + 1)
     masked_from = first
-    if not WINDOWED:
+    if not HAS_WINDOW:
         masked_from = first + tl.maximum(0, seen_by_all - first) // KEYS * KEYS
         for key_start in range(first, masked_from, KEYS):
-            top, total, mixed = _attend_tile(
-                query, top, total, mixed, key_start, end, position, table, tables_column,
+            top, total, mix = _attend_tile(
+                query, top, total, mix, key_start, end, position, table, tables_column,
                 cache, cache_block, cache_value, scale, window, softcap,
-                KEYS, BLOCK_SIZE, HEAD_DIM, COLUMNS, False, WINDOWED, CAPPED, INTERPRETED,
+                KEYS, BLOCK_SIZE, HEAD_DIM, COLUMNS, False, HAS_WINDOW, HAS_CAP, IS_INTERPRETED,
             )  # fmt: skip
     for key_start in range(masked_from, end, KEYS):
-        top, total, mixed = _attend_tile(
-            query, top, total, mixed, key_start, end, position, table, tables_column,
+        top, total, mix = _attend_tile(
+            query, top, total, mix, key_start, end, position, table, tables_column,
             cache, cache_block, cache_value, scale, window, softcap,
-            KEYS, BLOCK_SIZE, HEAD_DIM, COLUMNS, True, WINDOWED, CAPPED, INTERPRETED,
+            KEYS, BLOCK_SIZE, HEAD_DIM, COLUMNS, True, HAS_WINDOW, HAS_CAP, IS_INTERPRETED,
         )  # fmt: skip
 
-    mixed, lse = settle(top, total, mixed)
+    mix, lse = settle(top, total, mix)
     tl.store(
         out_ptr + place[:, None] * HEAD_DIM + column[None, :],
-        mixed.to(out_ptr.dtype.element_ty),
+        mix.to(out_ptr.dtype.element_ty),
         mask=live_columns,
     )
     if SPLITS > 1:
@@ -246,7 +246,7 @@ def _attend_tile(
     query,
     top,
     total,
-    mixed,
+    mix,
     key_start,
     end,
     position,
@@ -262,44 +262,44 @@ def _attend_tile(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     COLUMNS: tl.constexpr,
-    MASKED: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     """Add one tile of keys to a running softmax: its maximum, its sum, and the mixed values."""
     LOG2_E: tl.constexpr = 1.4426950408889634
     key = key_start + tl.arange(0, KEYS)
     column = tl.arange(0, COLUMNS)
     there = key < end
-    if MASKED:
+    if IS_MASKED:
         block = tl.load(table + (key // BLOCK_SIZE) * tables_column, mask=there, other=0)
     else:
         block = tl.load(table + (key // BLOCK_SIZE) * tables_column)
     slot = block.to(tl.int64) * cache_block + (key % BLOCK_SIZE) * HEAD_DIM
     slots = cache + slot[:, None] + column[None, :]
-    if MASKED or COLUMNS != HEAD_DIM:
+    if IS_MASKED or COLUMNS != HEAD_DIM:
         inside = there[:, None] & (column < HEAD_DIM)[None, :]
         keys = tl.load(slots, mask=inside, other=0.0)
         values = tl.load(slots + cache_value, mask=inside, other=0.0)
     else:
         keys = tl.load(slots)
         values = tl.load(slots + cache_value)
-    if INTERPRETED:
+    if IS_INTERPRETED:
         keys, values = keys.to(tl.float32), values.to(tl.float32)
     elif keys.dtype != query.dtype:
         keys, values = keys.to(query.dtype), values.to(query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
     factor = scale * LOG2_E
-    if CAPPED:
+    if HAS_CAP:
         scores = 2 * tl.sigmoid(2 * scale / softcap * scores) - 1
         factor = softcap * LOG2_E
-    if MASKED:
-        seen = there[None, :] & (key[None, :] <= position[:, None])
-        if WINDOWED:
-            seen = seen & (key[None, :] > position[:, None] - window)
-        scores = tl.where(seen, scores, -float("inf"))
+    if IS_MASKED:
+        visible = there[None, :] & (key[None, :] <= position[:, None])
+        if HAS_WINDOW:
+            visible = visible & (key[None, :] > position[:, None] - window)
+        scores = tl.where(visible, scores, -float("inf"))
     top, total, fade, weight = weigh(scores, top, total, factor)
-    mixed = mixed * fade[:, None]
-    mixed = tl.dot(weight.to(values.dtype), values, mixed, input_precision="ieee")
-    return top, total, mixed
+    mix = mix * fade[:, None]
+    mix = tl.dot(weight.to(values.dtype), values, mix, input_precision="ieee")
+    return top, total, mix

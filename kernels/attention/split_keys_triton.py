@@ -22,7 +22,7 @@ _SPLIT_KEYS = 256
 _PROGRAMS = 4
 _MOST_SPLITS = 64
 _MOST_COLUMNS = 256  # columns that a program merges
-_PROCESSORS, _SHARED = 132, 227 * 2**10  # where there is no device to ask
+_PROCESSORS, _SHARED_BYTES = 132, 227 * 2**10  # where there is no device to ask
 NO_KEYS = tl.constexpr(-1.0e30)  # stands for the logarithm of 0
 
 
@@ -42,19 +42,19 @@ def num_splits(spans: Spans, window: int | None, programs: int, device: torch.de
     """
     if spans.max_query_len > 1:
         return 1
-    seen = min(spans.max_context_len, window or spans.max_context_len)
+    num_visible = min(spans.max_context_len, window or spans.max_context_len)
     room = max(1, _PROGRAMS * _num_processors(device) // programs)
-    wanted = min(room, triton.cdiv(seen, _SPLIT_KEYS), _MOST_SPLITS)
-    return int(triton.next_power_of_2(wanted))
+    splits = min(room, triton.cdiv(num_visible, _SPLIT_KEYS), _MOST_SPLITS)
+    return int(triton.next_power_of_2(splits))
 
 
 @cache
 def shared_bytes(device: torch.device) -> int:
     if device.type != "cuda":
-        return _SHARED
+        return _SHARED_BYTES
     index = torch.cuda.current_device() if device.index is None else device.index
-    known = triton.runtime.driver.active.utils.get_device_properties(index)
-    return int(known["max_shared_mem"])  # what triton itself refuses to go beyond
+    properties = triton.runtime.driver.active.utils.get_device_properties(index)
+    return int(properties["max_shared_mem"])  # what triton itself refuses to go beyond
 
 
 @cache
@@ -70,12 +70,12 @@ def merge(parts: Tensor, lse: Tensor, dtype: torch.dtype) -> Tensor:
     lse  [splits, tokens, heads] float32, the logarithm to base 2 of each part's total
     """
     splits, tokens, heads, size = parts.shape
-    merged = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
+    out = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     columns = min(_MOST_COLUMNS, max(16, triton.next_power_of_2(size)))
     _merge[(tokens, heads, triton.cdiv(size, columns))](
         parts,
         lse,
-        merged,
+        out,
         tokens,
         heads,
         SPLITS=splits,
@@ -83,7 +83,7 @@ def merge(parts: Tensor, lse: Tensor, dtype: torch.dtype) -> Tensor:
         COLUMNS=columns,
         num_warps=1 if splits * columns <= 2048 else 4,
     )
-    return merged
+    return out
 
 
 @triton.jit
@@ -99,14 +99,14 @@ def weigh(scores, top, total, factor):
 
 
 @triton.jit
-def settle(top, total, mixed):
+def settle(top, total, mix):
     """Return what was mixed divided by its sum, and the sum's logarithm.
 
     A row may see no key of a split, which then has no weight in the merge.
     """
-    seen_some = total > 0
-    total = tl.where(seen_some, total, 1.0)
-    return mixed / total[:, None], tl.where(seen_some, top + tl.log2(total), NO_KEYS)
+    has_keys = total > 0
+    total = tl.where(has_keys, total, 1.0)
+    return mix / total[:, None], tl.where(has_keys, top + tl.log2(total), NO_KEYS)
 
 
 @triton.jit
@@ -131,8 +131,8 @@ def _merge(
     lse = tl.load(lse_ptr + split)
     weight = tl.exp2(lse - tl.max(lse, 0))
     places = parts_ptr + split[:, None] * SIZE + column[None, :]
-    written = (lse > NO_KEYS)[:, None] & inside[None, :]
-    parts = tl.load(places, mask=written, other=0.0)
-    merged = tl.sum(parts * weight[:, None], 0) / tl.sum(weight, 0)
-    kept = merged.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + place * SIZE + column, kept, mask=inside)
+    mask = (lse > NO_KEYS)[:, None] & inside[None, :]
+    parts = tl.load(places, mask=mask, other=0.0)
+    mean = tl.sum(parts * weight[:, None], 0) / tl.sum(weight, 0)
+    out = mean.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + place * SIZE + column, out, mask=inside)

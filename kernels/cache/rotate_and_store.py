@@ -99,15 +99,15 @@ def rotate_and_store_ref(
     """Rotate and store in torch. `rows` are those of `key_rows`."""
     num_heads, num_kv_heads = shape.num_heads, shape.num_kv_heads
     heads = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, shape.head_dim)
-    turning, value = heads.tensor_split((num_heads + num_kv_heads,), 1)
+    qk, value = heads.tensor_split((num_heads + num_kv_heads,), 1)
     if norms:
-        query, key = turning.tensor_split((num_heads,), 1)
-        turning = torch.cat(
+        query, key = qk.tensor_split((num_heads,), 1)
+        qk = torch.cat(
             [_normalised(query, norms, norms.query), _normalised(key, norms, norms.key)], 1
         )
     if places.rotation:
-        turning = rotary(turning, places.rotation.cos, places.rotation.sin)
-    query, key = turning.tensor_split((num_heads,), 1)
+        qk = rotary(qk, places.rotation.cos, places.rotation.sin)
+    query, key = qk.tensor_split((num_heads,), 1)
     store_rows(key, value, kv_cache, rows)
     return query
 

@@ -62,7 +62,7 @@ def rotate_and_store_triton(
         COLUMNS=columns,
         NORMALISES=norms is not None,
         ROTATES=rotation is not None,
-        INTERPRETED=INTERPRETED,
+        IS_INTERPRETED=INTERPRETED,
         num_warps=max(1, min(4, rows * columns // 128)),
     )
     return query
@@ -90,7 +90,7 @@ def _rotate_and_store(
     COLUMNS: tl.constexpr,
     NORMALISES: tl.constexpr,
     ROTATES: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     HEAD_DIM: tl.constexpr = 2 * HALF
     token = tl.program_id(0).to(tl.int64)
@@ -124,11 +124,11 @@ def _rotate_and_store(
         turn = token * HEAD_DIM + column
         cos = tl.load(cos_ptr + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(sin_ptr + turn, mask=inside, other=0.0).to(tl.float32)[None, :]
-        turned = first * cos + second * sin
+        new_first = first * cos + second * sin
         cos = tl.load(cos_ptr + turn + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(sin_ptr + turn + HALF, mask=inside, other=0.0).to(tl.float32)[None, :]
         second = second * cos + first * sin
-        first = turned
+        first = new_first
 
     queries = query_ptr + (token * HEADS + head)[:, None] * HEAD_DIM + column[None, :]
     to_query = is_query[:, None] & inside[None, :]
@@ -144,18 +144,18 @@ def _rotate_and_store(
         + slot % BLOCK_SIZE * HEAD_DIM
     )
     cells = cache_ptr + place[:, None] + column[None, :]
-    stored = tl.where(slot >= 0, head, 0)
-    to_cache = live & (stored >= HEADS)[:, None]
+    stored_head = tl.where(slot >= 0, head, 0)
+    to_cache = live & (stored_head >= HEADS)[:, None]
     kind: tl.constexpr = cache_ptr.dtype.element_ty
     first = tl.where(is_value[:, None], kept_first.to(tl.float32), first)
     second = tl.where(is_value[:, None], kept_second.to(tl.float32), second)
-    tl.store(cells, as_kept(first, kind, INTERPRETED), mask=to_cache)
-    tl.store(cells + HALF, as_kept(second, kind, INTERPRETED), mask=to_cache)
+    tl.store(cells, as_kept(first, kind, IS_INTERPRETED), mask=to_cache)
+    tl.store(cells + HALF, as_kept(second, kind, IS_INTERPRETED), mask=to_cache)
 
 
 @triton.jit
-def as_kept(x, kind: tl.constexpr, INTERPRETED: tl.constexpr):
+def as_kept(x, kind: tl.constexpr, IS_INTERPRETED: tl.constexpr):
     """Return the float32 numbers as a cache of this kind has them (`kernels.cache.store_kv`)."""
     if kind == tl.float8e4nv:
-        return to_fp8(x, INTERPRETED)
+        return to_fp8(x, IS_INTERPRETED)
     return x.to(kind)

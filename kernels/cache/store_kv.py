@@ -38,7 +38,7 @@ def store_rows(key: Tensor, value: Tensor, kv_cache: Tensor, rows: Tensor) -> No
     flat = kv_cache.view(-1, head_dim)
     if flat.dtype == FP8:  # no type of torch's `index_copy_`
         flat = flat.view(torch.uint8)
-        key, value = (as_fp8(each).view(torch.uint8) for each in (key, value))
+        key, value = (as_fp8(x).view(torch.uint8) for x in (key, value))
     flat.index_copy_(0, rows, key.reshape(-1, head_dim))
     if kv_cache.shape[2] > 1:
         flat[block_size:].index_copy_(0, rows, value.reshape(-1, head_dim))

@@ -3,10 +3,10 @@
 Latents are normalised, and the numbers of queries and keys that are turned are rotated. Latent and
 turned key go into their slot of the paged cache, one after the other.
 
-    turning   [tokens, heads, turned]   from the queries; its last dimension has no gaps
-    latents   [tokens, latent + turned] likewise
-    kv_cache  [num_blocks, 1, 1, block_size, latent + turned]; gains the keys
-    returns   [tokens, heads, turned]   the rotated part of the queries
+    query_rest  [tokens, heads, rest]   from the queries; its last dimension has no gaps
+    latents     [tokens, latent + rest] likewise
+    kv_cache    [num_blocks, 1, 1, block_size, latent + rest]; gains the keys
+    returns     [tokens, heads, rest]   the rotated part of the queries
 
 `plan_latent_store` does once the work that the layers of a step share; each layer calls what it
 returns. A token whose slot is -1 is not stored on a GPU.
@@ -23,7 +23,7 @@ from penstock.kernels.numbers.device import on_gpu
 from penstock.kernels.rows.norm import NormWeights, normalise
 from penstock.kernels.rows.rotary import rotary
 
-# (turning, latents, norm, kv_cache) -> turned
+# (query_rest, latents, norm, kv_cache) -> the rotated query_rest
 StoreLatents = Callable[[Tensor, Tensor, NormWeights, Tensor], Tensor]
 
 
@@ -36,17 +36,17 @@ def plan_latent_store(rotation: Rotation, slot_mapping: Tensor, kv_cache: Tensor
         # Imported here: not every platform without a GPU has triton.
         from penstock.kernels.cache.store_latents_triton import store_latents_triton
 
-        return lambda turning, latents, norm, kv_cache: store_latents_triton(
-            turning, latents, norm, rotation, slot_mapping, kv_cache
+        return lambda query_rest, latents, norm, kv_cache: store_latents_triton(
+            query_rest, latents, norm, rotation, slot_mapping, kv_cache
         )
     rows = key_rows(slot_mapping, kv_cache)
-    return lambda turning, latents, norm, kv_cache: store_latents_ref(
-        turning, latents, norm, rotation, kv_cache, rows
+    return lambda query_rest, latents, norm, kv_cache: store_latents_ref(
+        query_rest, latents, norm, rotation, kv_cache, rows
     )
 
 
 def store_latents_ref(
-    turning: Tensor,
+    query_rest: Tensor,
     latents: Tensor,
     norm: NormWeights,
     rotation: Rotation,
@@ -55,8 +55,8 @@ def store_latents_ref(
 ) -> Tensor:
     """Rotate and store in torch. `rows` are those of `key_rows`."""
     latent, key = latents.tensor_split((len(norm.weight),), 1)
-    turned = rotary(torch.cat((turning, key[:, None]), 1), rotation.cos, rotation.sin)
+    heads = rotary(torch.cat((query_rest, key[:, None]), 1), rotation.cos, rotation.sin)
     latent = normalise(latent.contiguous(), norm)
-    stored = torch.cat((latent, turned[:, -1]), 1)[:, None]
-    store_rows(stored, stored, kv_cache, rows)
-    return turned[:, :-1]
+    entry = torch.cat((latent, heads[:, -1]), 1)[:, None]
+    store_rows(entry, entry, kv_cache, rows)
+    return heads[:, :-1]

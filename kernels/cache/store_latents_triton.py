@@ -19,7 +19,7 @@ from penstock.kernels.rows.norm import NormWeights
 
 
 def store_latents_triton(
-    turning: Tensor,
+    query_rest: Tensor,
     latents: Tensor,
     norm: NormWeights,
     rotation: Rotation,
@@ -27,12 +27,12 @@ def store_latents_triton(
     kv_cache: Tensor,
 ) -> Tensor:
     """Compute what `cache.store_latents` says; the norm is by the root of the mean square."""
-    tokens, heads, size = turning.shape
-    out = torch.empty(turning.shape, dtype=turning.dtype, device=turning.device)
+    tokens, heads, size = query_rest.shape
+    out = torch.empty(query_rest.shape, dtype=query_rest.dtype, device=query_rest.device)
     latent = len(norm.weight)
     rows, half, columns = (triton.next_power_of_2(n) for n in (heads, size // 2, latent))
     _store_latents[(tokens,)](
-        turning,
+        query_rest,
         latents,
         norm.weight,
         rotation.cos,
@@ -41,8 +41,8 @@ def store_latents_triton(
         out,
         kv_cache,
         norm.eps,
-        turning.stride(0),
-        turning.stride(1),
+        query_rest.stride(0),
+        query_rest.stride(1),
         latents.stride(0),
         kv_cache.stride(0),
         HEADS=heads,
@@ -52,7 +52,7 @@ def store_latents_triton(
         ROWS=rows,
         HALF_COLUMNS=half,
         COLUMNS=columns,
-        INTERPRETED=INTERPRETED,
+        IS_INTERPRETED=INTERPRETED,
         num_warps=4,
     )
     return out
@@ -60,7 +60,7 @@ def store_latents_triton(
 
 @triton.jit
 def _store_latents(
-    turning_ptr,
+    query_ptr,
     latents_ptr,
     weight_ptr,
     cos_ptr,
@@ -69,8 +69,8 @@ def _store_latents(
     out_ptr,
     cache_ptr,
     eps,
-    turning_row,
-    turning_head,
+    query_row,
+    query_head,
     latents_row,
     cache_block,
     HEADS: tl.constexpr,
@@ -80,13 +80,13 @@ def _store_latents(
     ROWS: tl.constexpr,
     HALF_COLUMNS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
-    TURNED: tl.constexpr = 2 * HALF
+    REST: tl.constexpr = 2 * HALF
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, HALF_COLUMNS)
     inside = column < HALF
-    turn = token * TURNED + column
+    turn = token * REST + column
     cos = tl.load(cos_ptr + turn, mask=inside, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + turn, mask=inside, other=0.0).to(tl.float32)
     second_cos = tl.load(cos_ptr + turn + HALF, mask=inside, other=0.0).to(tl.float32)
@@ -94,28 +94,34 @@ def _store_latents(
 
     head = tl.arange(0, ROWS)
     live = (head < HEADS)[:, None] & inside[None, :]
-    queries = turning_ptr + token * turning_row + head[:, None] * turning_head + column[None, :]
+    queries = query_ptr + token * query_row + head[:, None] * query_head + column[None, :]
     first = tl.load(queries, mask=live, other=0.0).to(tl.float32)
     second = tl.load(queries + HALF, mask=live, other=0.0).to(tl.float32)
-    turned = out_ptr + (token * HEADS + head)[:, None] * TURNED + column[None, :]
+    targets = out_ptr + (token * HEADS + head)[:, None] * REST + column[None, :]
     kind = out_ptr.dtype.element_ty
-    tl.store(turned, (first * cos + second * sin).to(kind), mask=live)
-    tl.store(turned + HALF, (second * second_cos + first * second_sin).to(kind), mask=live)
+    tl.store(targets, (first * cos + second * sin).to(kind), mask=live)
+    tl.store(targets + HALF, (second * second_cos + first * second_sin).to(kind), mask=live)
 
     slot = tl.load(slots_ptr + token)
     if slot >= 0:
         row = latents_ptr + token * latents_row
-        cell = cache_ptr + slot // BLOCK_SIZE * cache_block + slot % BLOCK_SIZE * (LATENT + TURNED)
-        kept: tl.constexpr = cache_ptr.dtype.element_ty
+        cell = cache_ptr + slot // BLOCK_SIZE * cache_block + slot % BLOCK_SIZE * (LATENT + REST)
+        cache_kind: tl.constexpr = cache_ptr.dtype.element_ty
         key = tl.load(row + LATENT + column, mask=inside, other=0.0).to(tl.float32)
         key_second = tl.load(row + LATENT + HALF + column, mask=inside, other=0.0).to(tl.float32)
         turned_key = key * cos + key_second * sin
-        tl.store(cell + LATENT + column, as_kept(turned_key, kept, INTERPRETED), mask=inside)
+        tl.store(
+            cell + LATENT + column, as_kept(turned_key, cache_kind, IS_INTERPRETED), mask=inside
+        )
         turned_key = key_second * second_cos + key * second_sin
-        tl.store(cell + LATENT + HALF + column, as_kept(turned_key, kept, INTERPRETED), mask=inside)
+        tl.store(
+            cell + LATENT + HALF + column,
+            as_kept(turned_key, cache_kind, IS_INTERPRETED),
+            mask=inside,
+        )
         place = tl.arange(0, COLUMNS)
         within = place < LATENT
         latent = tl.load(row + place, mask=within, other=0.0).to(tl.float32)
         latent *= tl.rsqrt(tl.sum(latent * latent, 0) / LATENT + eps)
         latent *= tl.load(weight_ptr + place, mask=within, other=0.0).to(tl.float32)
-        tl.store(cell + place, as_kept(latent, kept, INTERPRETED), mask=within)
+        tl.store(cell + place, as_kept(latent, cache_kind, IS_INTERPRETED), mask=within)

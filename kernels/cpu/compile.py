@@ -35,21 +35,21 @@ def build(flags: Sequence[str], cache: Path | None = None, source: Path = _OPS) 
     compiler = find_compiler()
     folder = _own_folder(cache or _cache())
     try:
-        built = folder / f"{source.stem}-{_digest(compiler, flags, source)}.so"
-        with built.with_suffix(".lock").open("w") as lock:
+        library = folder / f"{source.stem}-{_digest(compiler, flags, source)}.so"
+        with library.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not is_whole(built):
-                compile_ops(compiler, flags, built, source)
+            if not is_whole(library):
+                compile_ops(compiler, flags, library, source)
     except (OSError, subprocess.SubprocessError) as error:
         raise Unusable(f"{compiler}, {folder}: {error}") from error
-    return built
+    return library
 
 
 def find_compiler() -> str:
     """Return a C compiler's absolute path; $CC goes first. Raises Unusable if there is none."""
     for name in (os.environ.get("CC", ""), *_COMPILERS):
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (path := shutil.which(name)):
+            return path
     raise Unusable(f"no C compiler; install one ({', '.join(_COMPILERS)}) or name it in CC")
 
 
@@ -85,12 +85,12 @@ def _folder_of_this_process() -> Path:
     return Path(folder)
 
 
-def digest_of(flags: Sequence[str], *others: bytes) -> str:
+def digest_of(flags: Sequence[str], *extra: bytes) -> str:
     """Return the digest of all that decides what is compiled.
 
-    That is the sources, the flags, the kind of machine, and `others`.
+    That is the sources, the flags, the kind of machine, and `extra`.
     """
-    parts = [" ".join(flags).encode(), platform.machine().encode(), *others]
+    parts = [" ".join(flags).encode(), platform.machine().encode(), *extra]
     parts += [file.read_bytes() for file in sorted(_SOURCES.glob("*.[ch]"))]
     digest = hashlib.blake2b(digest_size=12)
     for part in parts:
@@ -110,17 +110,17 @@ def _processor() -> bytes:
         lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"\n")
     except OSError:
         return platform.processor().encode()
-    telling = (b"model", b"cpu family", b"flags", b"Features", b"CPU ")
-    return b"\n".join(line for line in lines if line.startswith(telling))
+    prefixes = (b"model", b"cpu family", b"flags", b"Features", b"CPU ")
+    return b"\n".join(line for line in lines if line.startswith(prefixes))
 
 
-def is_whole(built: Path) -> bool:
+def is_whole(library: Path) -> bool:
     """Return whether the file is as it was compiled.
 
     A truncated file kills the process that loads it.
     """
     try:
-        return built.with_suffix(".sum").read_text() == _checksum(built)
+        return library.with_suffix(".sum").read_text() == _checksum(library)
     except OSError:
         return False
 
@@ -129,18 +129,18 @@ def _checksum(path: Path) -> str:
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
-def compile_ops(compiler: str, flags: Sequence[str], built: Path, source: Path = _OPS) -> None:
-    """Compile the library to `built`, and write its checksum beside it.
+def compile_ops(compiler: str, flags: Sequence[str], library: Path, source: Path = _OPS) -> None:
+    """Compile to `library`, and write its checksum beside it.
 
     Raises Unusable, OSError or SubprocessError.
     """
-    fresh = built.with_suffix(f".{os.getpid()}")
+    fresh = library.with_suffix(f".{os.getpid()}")
     command = [compiler, *flags, str(source), "-o", str(fresh), *_FLAGS]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
-        if ran.returncode:
-            raise Unusable(f"{' '.join(command)}: {ran.stderr.strip()[-500:]}")
-        built.with_suffix(".sum").write_text(_checksum(fresh))
-        fresh.replace(built)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_S)
+        if result.returncode:
+            raise Unusable(f"{' '.join(command)}: {result.stderr.strip()[-500:]}")
+        library.with_suffix(".sum").write_text(_checksum(fresh))
+        fresh.replace(library)
     finally:
         fresh.unlink(missing_ok=True)

@@ -68,9 +68,9 @@ def load(path: Path) -> ctypes.CDLL:
     way = library.prepare()
     if way is None:
         raise TilesRefused("the system does not give AMX tiles to processes")
-    for name, (returned, arguments) in _SIGNATURES.items():
+    for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = returned, [_TYPES[letter] for letter in arguments]
+        function.restype, function.argtypes = result, [_TYPES[letter] for letter in arguments]
     _log.info("CPU operations multiply by %s", way.decode())
     library.gather_team(torch.get_num_threads())
     return library

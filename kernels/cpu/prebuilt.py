@@ -55,7 +55,7 @@ def levels() -> list[Level]:
     return [level for level in LEVELS if platform.machine() in level.machines]
 
 
-def prebuild(chosen: Sequence[Level], folder: Path = FOLDER) -> Iterator[Path]:
+def prebuild(choice: Sequence[Level], folder: Path = FOLDER) -> Iterator[Path]:
     """Compile the chosen levels into the folder, and yield each file.
 
     Older files there are removed first. Raises Unusable when a level cannot be compiled.
@@ -65,7 +65,7 @@ def prebuild(chosen: Sequence[Level], folder: Path = FOLDER) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("ops-*"):
             old.unlink()
-        for level in chosen:
+        for level in choice:
             compile_ops(compiler, level.flags, level.file(folder))
             yield level.file(folder)
     except (OSError, subprocess.SubprocessError) as error:

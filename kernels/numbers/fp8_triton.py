@@ -24,7 +24,7 @@ def quantise_rows_triton(x: Tensor) -> tuple[Tensor, Tensor]:
             scales,
             WIDTH=width,
             BLOCK=block,
-            INTERPRETED=INTERPRETED,
+            IS_INTERPRETED=INTERPRETED,
             num_warps=min(16, max(1, block // 512)),
         )
     return out, scales
@@ -37,7 +37,7 @@ def _quantise_rows(
     scales_ptr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -46,14 +46,14 @@ def _quantise_rows(
     most = tl.max(tl.abs(x), 0)
     scale = tl.where(most == 0, 1.0, most / 448.0)
     tl.store(scales_ptr + row, scale)
-    tl.store(out_ptr + row * WIDTH + column, to_fp8(x / scale, INTERPRETED), mask=inside)
+    tl.store(out_ptr + row * WIDTH + column, to_fp8(x / scale, IS_INTERPRETED), mask=inside)
 
 
 @triton.jit
-def to_fp8(x, INTERPRETED: tl.constexpr):
+def to_fp8(x, IS_INTERPRETED: tl.constexpr):
     """Return float32 numbers in fp8, rounded to the nearest, and to even between two."""
     x = tl.where(x > 448, 448.0, tl.where(x < -448, -448.0, x))  # and no number stays none
-    if INTERPRETED:
+    if IS_INTERPRETED:
         # It loses a carry into the exponent, so what it converts is rounded beforehand.
         size = tl.maximum(tl.abs(x), 0.015625)  # below it all have the exponent of 2**-6
         step = tl.exp2(tl.floor(tl.log2(size)) - 3)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_ALIGNED = 16  # bytes
+_ALIGNMENT = 16  # bytes
 
 
 def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
@@ -17,14 +17,16 @@ def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
     On a CPU the tensors are the arrays' own memory.
     """
     if device.type == "cpu":
-        return [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
-    ends = np.cumsum([-(-each.nbytes // _ALIGNED) * _ALIGNED for each in arrays])
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+    ends = np.cumsum([-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays])
     host = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=True)
     starts = [0, *ends[:-1].tolist()]
-    for start, each in zip(starts, arrays, strict=True):
-        host.numpy()[start : start + each.nbytes].view(each.dtype)[:] = each.ravel()
+    for start, array in zip(starts, arrays, strict=True):
+        host.numpy()[start : start + array.nbytes].view(array.dtype)[:] = array.ravel()
     there = host.to(device, non_blocking=True)
     return [
-        there[start : start + each.nbytes].view(torch.from_numpy(each[:0]).dtype).view(each.shape)
-        for start, each in zip(starts, arrays, strict=True)
+        there[start : start + array.nbytes]
+        .view(torch.from_numpy(array[:0]).dtype)
+        .view(array.shape)
+        for start, array in zip(starts, arrays, strict=True)
     ]

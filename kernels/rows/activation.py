@@ -43,8 +43,8 @@ def activate_ref(x: Tensor, activation: Activation) -> Tensor:
     if activation == "gelu":
         return F.gelu(x, approximate="tanh")
     gate, up = x.chunk(2, -1)
-    gated = F.silu(gate) if activation == "silu_mul" else F.gelu(gate, approximate="tanh")
-    return gated.mul_(up)
+    out = F.silu(gate) if activation == "silu_mul" else F.gelu(gate, approximate="tanh")
+    return out.mul_(up)
 
 
 def activate_rowwise(x: Tensor, activation: Activation) -> Tensor:

@@ -16,5 +16,5 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotary_ref(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    turned = torch.roll(x, half, -1).mul_(sin[:, None])
-    return (x * cos[:, None]).add_(turned)
+    sin_part = torch.roll(x, half, -1).mul_(sin[:, None])
+    return (x * cos[:, None]).add_(sin_part)

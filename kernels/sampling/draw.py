@@ -74,8 +74,8 @@ def draw_cut(logits: Tensor, temperature: Tensor, cut: Cut, uniforms: Tensor) ->
     Each row looks at its likeliest few, and at more only where these do not decide.
     """
     tokens = torch.empty_like(cut.top_k)
-    for rows, few, weights in _cut_rows(logits, temperature, cut):
-        ids, order = few.ids.sort(-1)
+    for rows, candidates, weights in _cut_rows(logits, temperature, cut):
+        ids, order = candidates.ids.sort(-1)
         places = _pick(weights.gather(1, order), uniforms[rows])
         tokens[rows] = ids.gather(1, places[:, None])[:, 0]
     return tokens
@@ -84,8 +84,8 @@ def draw_cut(logits: Tensor, temperature: Tensor, cut: Cut, uniforms: Tensor) ->
 def least_kept(logits: Tensor, temperature: Tensor, cut: Cut) -> Tensor:
     """Return the smallest logit of each row that `cut` keeps [rows]."""
     least = torch.empty_like(temperature)
-    for rows, few, weights in _cut_rows(logits, temperature, cut):
-        least[rows] = few.logits.masked_fill(weights == 0, torch.inf).amin(-1)
+    for rows, candidates, weights in _cut_rows(logits, temperature, cut):
+        least[rows] = candidates.logits.masked_fill(weights == 0, torch.inf).amin(-1)
     return least
 
 
@@ -100,13 +100,13 @@ def _cut_rows(
     nucleus = ((cut.top_k >= vocab) & (cut.min_p == 0)).nonzero()[:, 0]
     masses = torch.zeros_like(cut.top_k)
     masses[nucleus] = mass(_rows(logits, nucleus), temperature[nucleus])
-    left = torch.arange(len(logits), device=logits.device)
+    rows = torch.arange(len(logits), device=logits.device)
     for width in [*(width for width in WIDTHS if width < vocab), vocab]:
-        few = _likeliest_few(_rows(logits, left), width)
-        weights, decided = _cut_few(few, temperature[left], cut.rows(left), masses[left])
-        yield left, few, weights
-        left = left[~decided]
-        if width == vocab or not len(left):
+        candidates = _likeliest_few(_rows(logits, rows), width)
+        weights, is_final = _cut_few(candidates, temperature[rows], cut.rows(rows), masses[rows])
+        yield rows, candidates, weights
+        rows = rows[~is_final]
+        if width == vocab or not len(rows):
             return
 
 
@@ -136,25 +136,27 @@ def _likeliest_few(logits: Tensor, width: int) -> _Few:
     return _Few(values, ids, width == logits.shape[1])
 
 
-def _cut_few(few: _Few, temperature: Tensor, cut: Cut, masses: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights of `few` [rows, width], 0 where they are excluded, and which are final.
+def _cut_few(
+    candidates: _Few, temperature: Tensor, cut: Cut, masses: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the weights of `candidates` [rows, width], 0 where excluded, and which rows are final.
 
-    A row is final where `cut` keeps no token outside `few`.
+    A row is final where `cut` keeps no token outside `candidates`.
 
     masses  [rows]  the mass of the whole vocabulary where top_p alone cuts, else 0
     """
-    width = few.ids.shape[1]
-    powers = powers_of(few.logits, temperature)
+    width = candidates.ids.shape[1]
+    powers = powers_of(candidates.logits, temperature)
     weights = _exponentials(powers)
-    kth = few.logits.gather(1, (cut.top_k.clamp(max=width) - 1)[:, None])
-    weights *= (few.logits >= kth) & (powers >= cut.min_p.log2().float()[:, None])
-    total_known = (weights[:, -1] == 0) | (masses > 0)
+    kth = candidates.logits.gather(1, (cut.top_k.clamp(max=width) - 1)[:, None])
+    weights *= (candidates.logits >= kth) & (powers >= cut.min_p.log2().float()[:, None])
+    is_total_known = (weights[:, -1] == 0) | (masses > 0)
     total = torch.where(masses > 0, masses, weights.sum(-1))
     likelier = weights.cumsum(-1) - weights
     inside = likelier < (cut.top_p * total)[:, None]
-    last = few.logits.masked_fill(~inside, torch.inf).amin(-1, keepdim=True)
-    weights *= few.logits >= last
-    return weights, (total_known & (weights[:, -1] == 0)) | few.is_all
+    last = candidates.logits.masked_fill(~inside, torch.inf).amin(-1, keepdim=True)
+    weights *= candidates.logits >= last
+    return weights, (is_total_known & (weights[:, -1] == 0)) | candidates.is_all
 
 
 def _draw_block(logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def sample_compiled(
 ) -> Tensor:
     assert logits.is_contiguous()
     tokens = torch.empty(len(ways), dtype=torch.int64)
-    failed = ops.sample(
+    status = ops.sample(
         logits.data_ptr(),
         ways.ctypes.data,
         positions.ctypes.data,
@@ -80,7 +80,7 @@ def sample_compiled(
         tokens.data_ptr(),
         *logits.shape,
     )
-    if failed:
+    if status:
         raise MemoryError(f"{len(ways)} rows found no memory for what they keep")
     return tokens
 
@@ -94,7 +94,7 @@ class SampleOnGpu:
 
         self._kernel = sample_triton
         self._device = device
-        self._masked = ways["is_masked"].nonzero()[0]
+        self._masked_rows = ways["is_masked"].nonzero()[0]
         top_k = np.where(ways["top_k"] > 0, ways["top_k"], vocab).clip(max=vocab)
         with np.errstate(divide="ignore", over="ignore"):
             scales = (np.float32(LOG2_E) / ways["temperature"]).clip(max=np.float32(STEEPEST))
@@ -109,11 +109,11 @@ class SampleOnGpu:
     def __call__(
         self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
     ) -> Tensor:
-        forbid(logits, masks, self._masked)
+        forbid(logits, masks, self._masked_rows)
         numbers = self._zeros
         if self._draws:
-            drawn = uniforms(self._keys, self._choices, positions.tolist())
-            (numbers,) = send([drawn], self._device)
+            host_numbers = uniforms(self._keys, self._choices, positions.tolist())
+            (numbers,) = send([host_numbers], self._device)
         scales, top_ks, top_ps, least_powers = self._columns
         return self._kernel(logits, scales, top_ks, top_ps, least_powers, numbers)
 
@@ -126,12 +126,12 @@ class SampleRef:
         is_cut = (ways["top_k"] > 0) | (ways["top_p"] < 1) | (ways["min_p"] > 0)
         self._free = _group(ways, draws & ~is_cut, vocab, device)
         self._cut = _group(ways, draws & is_cut, vocab, device)
-        self._masked = ways["is_masked"].nonzero()[0]
+        self._masked_rows = ways["is_masked"].nonzero()[0]
 
     def __call__(
         self, logits: Tensor, positions: NDArray[np.int64], masks: Tensor | None
     ) -> Tensor:
-        forbid(logits, masks, self._masked)
+        forbid(logits, masks, self._masked_rows)
         top, tokens = likeliest(logits)
         if (group := self._free) is not None:
             tokens[group.index] = draw(
@@ -144,18 +144,18 @@ class SampleRef:
         return tokens.masked_fill_(~top.isfinite(), NO_TOKEN)
 
 
-def forbid(logits: Tensor, masks: Tensor | None, masked: NDArray[np.int64]) -> None:
-    """Apply the masks of some rows, `masked`, to their logits, in place."""
-    if masks is None or not len(masked):
+def forbid(logits: Tensor, masks: Tensor | None, rows: NDArray[np.int64]) -> None:
+    """Apply the masks of `rows` to their logits, in place."""
+    if masks is None or not len(rows):
         return
     penalties, words = _byte_penalties(logits.device), masks.numpy()
-    if len(masked) == len(logits):
+    if len(rows) == len(logits):
         apply_token_mask(logits, send([words], logits.device)[0], penalties)
         return
-    index, of_some = send([masked, words[masked]], logits.device)
-    some = logits[index]
-    apply_token_mask(some, of_some, penalties)
-    logits[index] = some
+    index, row_masks = send([rows, words[rows]], logits.device)
+    row_logits = logits[index]
+    apply_token_mask(row_logits, row_masks, penalties)
+    logits[index] = row_logits
 
 
 def log_total(logits: Tensor) -> Tensor:
@@ -191,32 +191,30 @@ class _Group:
     choices: list[int]
 
     def uniforms(self, positions: NDArray[np.int64]) -> Tensor:
-        drawn = uniforms(self.keys, self.choices, positions[self.places].tolist())
-        return send([drawn], self.index.device)[0]
+        numbers = uniforms(self.keys, self.choices, positions[self.places].tolist())
+        return send([numbers], self.index.device)[0]
 
     def of(self, logits: Tensor) -> Tensor:
         return logits if self.is_all else logits[self.index]
 
 
-def _group(
-    ways: Ways, chosen: NDArray[np.bool_], vocab: int, device: torch.device
-) -> _Group | None:
-    if not chosen.any():
+def _group(ways: Ways, mask: NDArray[np.bool_], vocab: int, device: torch.device) -> _Group | None:
+    if not mask.any():
         return None
-    some = ways[chosen]
-    top_k = np.where(some["top_k"] > 0, some["top_k"], vocab).clip(max=vocab)
+    rows = ways[mask]
+    top_k = np.where(rows["top_k"] > 0, rows["top_k"], vocab).clip(max=vocab)
 
-    places = chosen.nonzero()[0]
-    columns = [places, some["temperature"], top_k.astype(np.int64), some["top_p"], some["min_p"]]
+    places = mask.nonzero()[0]
+    columns = [places, rows["temperature"], top_k.astype(np.int64), rows["top_p"], rows["min_p"]]
     index, temperature, top_ks, top_ps, min_ps = send(columns, device)
     return _Group(
         places,
         index,
-        len(some) == len(ways),
+        len(rows) == len(ways),
         temperature,
         Cut(top_ks, top_ps, min_ps),
-        key_schedule(some["seed"].tolist()),
-        some["choice"].tolist(),
+        key_schedule(rows["seed"].tolist()),
+        rows["choice"].tolist(),
     )
 
 

@@ -83,12 +83,12 @@ def _sample(
             least = _kth(logits, vocab, top_k, _key(top), BLOCK)
         total = _mass(logits, vocab, top, scale, least_power, least, least - 1, BLOCK)
         if top_p < 1.0:
-            wanted = top_p * total.to(tl.float64)
+            nucleus_mass = top_p * total.to(tl.float64)
             low, high = least, _key(top)
-            while low < high:  # the smallest key above which less than `wanted` weighs
+            while low < high:  # the smallest key above which less than `nucleus_mass` weighs
                 middle = _between(low, high)
                 above = _mass(logits, vocab, top, scale, least_power, least, middle, BLOCK)
-                if above.to(tl.float64) < wanted:
+                if above.to(tl.float64) < nucleus_mass:
                     high = middle
                 else:
                     low = middle + 1
@@ -155,7 +155,7 @@ def _weights(x, inside, top, scale, least_power, least, above):
     """Return the weights, int64, of logits that are kept and whose key is larger than `above`."""
     power = (x - top) * scale
     key = _key(x)
-    kept = inside & (power >= least_power) & (key >= least) & (key > above)
+    is_kept = inside & (power >= least_power) & (key >= least) & (key > above)
     power = tl.maximum(power, -60.0)
     whole = (power + _ROUNDER) - _ROUNDER
     rest = power - whole
@@ -165,7 +165,7 @@ def _weights(x, inside, top, scale, least_power, least, above):
     sums = sums * rest + 6.93147004e-1
     sums = sums * rest + 1.0
     units = (sums * 1073741824.0).to(tl.int64) << 10
-    return tl.where(kept, units >> (-whole).to(tl.int64), 0)
+    return tl.where(is_kept, units >> (-whole).to(tl.int64), 0)
 
 
 @triton.jit

@@ -13,8 +13,8 @@ from torch.nn.functional import embedding
 def apply_token_mask(logits: Tensor, bitmask: Tensor, penalties: Tensor) -> None:
     """Set the logits of forbidden tokens to minus infinity; `penalties` is `byte_penalties`'s."""
     rows, vocab = logits.shape
-    spread = embedding(bitmask.view(torch.uint8).int(), penalties)  # [rows, bytes, 8]
-    logits.add_(spread.view(rows, -1)[:, :vocab])
+    bias = embedding(bitmask.view(torch.uint8).int(), penalties)  # [rows, bytes, 8]
+    logits.add_(bias.view(rows, -1)[:, :vocab])
 
 
 def byte_penalties(device: torch.device) -> Tensor:

@@ -107,8 +107,8 @@ def rows() -> Iterator[tuple[Any, ...]]:
                 constants = {
                     "tables_column": 1, "GROUP": group, "ROWS": tile.rows, "KEYS": tile.keys,
                     "BLOCK_SIZE": 16, "HEAD_DIM": head_dim, "COLUMNS": head_dim, "SPLITS": splits,
-                    "WINDOWED": has_all, "CAPPED": has_all, "HAS_SINKS": has_all,
-                    "INTERPRETED": False,
+                    "HAS_WINDOW": has_all, "HAS_CAP": has_all, "HAS_SINKS": has_all,
+                    "IS_INTERPRETED": False,
                 }  # fmt: skip
                 types = _ATTENTION | ({"out_ptr": "*fp32"} if splits > 1 else {})
                 found = compiled(
@@ -168,7 +168,7 @@ def _norm(hidden: int, made_for: GPUTarget) -> tuple[Any, ...]:
 def _fp8_rows(hidden: int, made_for: GPUTarget) -> tuple[Any, ...]:
     block = triton.next_power_of_2(hidden)
     types = {"x_ptr": "*bf16", "out_ptr": "*fp8e4nv", "scales_ptr": "*fp32"}
-    constants = {"WIDTH": hidden, "BLOCK": block, "INTERPRETED": False}
+    constants = {"WIDTH": hidden, "BLOCK": block, "IS_INTERPRETED": False}
     return compiled(_quantise_rows, types, constants, made_for, block // 512)
 
 
@@ -188,7 +188,7 @@ def _store(
     constants = {
         "HEADS": heads, "KV_HEADS": kv_heads, "HALF": head_dim // 2, "BLOCK_SIZE": 16,
         "ROWS": 2048 // head_dim, "COLUMNS": head_dim // 2, "NORMALISES": has_norms,
-        "ROTATES": True, "INTERPRETED": False,
+        "ROTATES": True, "IS_INTERPRETED": False,
     }  # fmt: skip
     return compiled(_rotate_and_store, types, constants, made_for)
 
@@ -219,7 +219,7 @@ def _latents(heads: int, splits: int, made_for: GPUTarget, shared: int) -> tuple
     constants = {
         "tables_column": 1, "HEADS": heads, "ROWS": tile.rows, "KEYS": tile.keys, "BLOCK_SIZE": 16,
         "SIZE": 576, "LATENT": 512, "COLUMNS": 512, "REST": 64, "SPLITS": splits,
-        "INTERPRETED": False,
+        "IS_INTERPRETED": False,
     }  # fmt: skip
     types = {name: _ATTENTION[name] for name in _latent_attention.arg_names if name in _ATTENTION}
     types |= {"out_ptr": "*fp32"} if splits > 1 else {}
@@ -228,13 +228,13 @@ def _latents(heads: int, splits: int, made_for: GPUTarget, shared: int) -> tuple
 
 
 def _stored_latents(heads: int, made_for: GPUTarget) -> tuple[Any, ...]:
-    names = ("turning_ptr", "latents_ptr", "cos_ptr", "sin_ptr", "out_ptr", "cache_ptr")
+    names = ("query_ptr", "latents_ptr", "cos_ptr", "sin_ptr", "out_ptr", "cache_ptr")
     types = dict.fromkeys(names, "*bf16") | {"weight_ptr": "*fp32", "slots_ptr": "*i64"}
-    strides = ("turning_row", "turning_head", "latents_row", "cache_block")
+    strides = ("query_row", "query_head", "latents_row", "cache_block")
     types |= dict.fromkeys(strides, "i32") | {"eps": "fp32"}
     constants = {
         "HEADS": heads, "HALF": 32, "LATENT": 512, "BLOCK_SIZE": 16, "ROWS": heads,
-        "HALF_COLUMNS": 32, "COLUMNS": 512, "INTERPRETED": False,
+        "HALF_COLUMNS": 32, "COLUMNS": 512, "IS_INTERPRETED": False,
     }  # fmt: skip
     return compiled(_store_latents, types, constants, made_for)
 
